@@ -1,0 +1,147 @@
+"""Communication: one module per machine, in which a stage receives what it needs, computes, and sends what others need.
+
+Requires: a module that `relay_passes.partition.PartitionStages` made.
+Ensures: for each machine a module with its stages as impure functions without parameters or results, that read like
+what the machine does: ``R.call_packed("tvm_split.receive", name, source)`` for every tensor from elsewhere, the
+operations, and ``R.call_packed("tvm_split.send", tensor, name, destination)`` once per destination machine. A source or
+destination is a machine's name or ``client``; a machine that sends to itself hands a tensor from one of its stages to
+another, in memory.
+
+These modules are the form in which the split is shown, kept and compiled: `computation` gives back the pure function
+between receiving and sending.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+from tvm.ir import StringImm
+
+from relay_passes.contract import bindings_of, is_transfer, main_function, returned_fields
+from relay_passes.errors import ContractError
+from relay_passes.partition import stage_functions
+from relay_passes.substitute import substitute, without_device
+
+RECEIVE = "tvm_split.receive"
+SEND = "tvm_split.send"
+CLIENT = "client"
+
+
+@dataclass(frozen=True)
+class Computation:
+    """The pure part of a stage.
+
+    ``function`` takes the received tensors, in the order of ``received``, and returns a tuple of the sent ones, in the
+    order of ``sent``; both hold the tensors' names.
+    """
+
+    name: str
+    function: relax.Function
+    received: tuple[str, ...]
+    sent: tuple[str, ...]
+
+
+def machine_modules(module: tvm.IRModule) -> dict[str, tvm.IRModule]:
+    """The communicating module of every machine, by the machine's name, in the order of their first stages."""
+    sources = _sources(module)
+    destinations = _destinations(module)
+    functions: dict[str, dict[str, relax.Function]] = {}
+    for stage in stage_functions(module):
+        machine = str(stage.attrs["machine"])
+        name = str(stage.attrs["global_symbol"])
+        functions.setdefault(machine, {})[name] = _communicating(stage, name, sources, destinations)
+    modules = {}
+    for machine, stages in functions.items():
+        modules[machine] = tvm.IRModule(stages)
+        # All devices, since a device's number in the printed types is its place in this list.
+        modules[machine].update_global_info("vdevice", list(module.global_infos["vdevice"]))
+    return modules
+
+
+def computation(stage: relax.Function) -> Computation:
+    """The pure function between receiving and sending of a communicating stage, on no device in particular."""
+    name = str(stage.attrs["global_symbol"])
+    parameters: dict[str, relax.Var] = {}
+    values: dict[str, relax.Expr] = {}
+    operations: list[relax.VarBinding] = []
+    sent: dict[str, relax.Expr] = {}
+    for binding in bindings_of(stage):
+        packed = _packed_name(binding.value)
+        if packed == RECEIVE:
+            tensor = str(binding.value.args[0].value)
+            parameters[tensor] = relax.Var(tensor, without_device(binding.var.ty))
+            values[binding.var.name] = parameters[tensor]
+        elif packed == SEND:
+            sent.setdefault(str(binding.value.args[1].value), binding.value.args[0])
+        else:
+            operations.append(binding)
+    builder = relax.BlockBuilder()
+    with builder.function(name, list(parameters.values())):
+        with builder.dataflow():
+            for binding in operations:
+                values[binding.var.name] = builder.emit(substitute(binding.value, values), name_hint=binding.var.name)
+            results = [substitute(value, values) for value in sent.values()]
+            outputs = builder.emit_output(relax.Tuple(results), name_hint="outputs")
+        builder.emit_func_output(outputs)
+    return Computation(name, builder.get()[name], tuple(parameters), tuple(sent))
+
+
+def _communicating(
+    stage: relax.Function, name: str, sources: dict[str, str], destinations: dict[str, tuple[str, ...]]
+) -> relax.Function:
+    builder = relax.BlockBuilder()
+    values: dict[str, relax.Expr] = {}
+    with builder.function(name, [], attrs={"machine": stage.attrs["machine"]}, pure=False):
+        for parameter in stage.params:
+            receive = relax.Call(
+                relax.ExternFunc(RECEIVE),
+                [StringImm(parameter.name), StringImm(sources[parameter.name])],
+                ty_args=[parameter.ty],
+            )
+            values[parameter.name] = builder.emit(receive, name_hint=parameter.name)
+        result_name = stage.body.body.name
+        for binding in bindings_of(stage):
+            if binding.var.name != result_name:
+                values[binding.var.name] = builder.emit(substitute(binding.value, values), name_hint=binding.var.name)
+        for field in returned_fields(stage):
+            for destination in destinations[field.name]:
+                send = relax.Call(
+                    relax.ExternFunc(SEND),
+                    [values[field.name], StringImm(field.name), StringImm(destination)],
+                    ty_args=[relax.TupleType([])],
+                )
+                builder.emit(send, name_hint="sent")
+        builder.emit_func_output(relax.Tuple([]))
+    return builder.get()[name]
+
+
+def _sources(module: tvm.IRModule) -> dict[str, str]:
+    """Tensor name to the machine that makes it, or `CLIENT`."""
+    sources = {parameter.name: CLIENT for parameter in main_function(module).params}
+    for stage in stage_functions(module):
+        for field in returned_fields(stage):
+            sources[field.name] = str(stage.attrs["machine"])
+    return sources
+
+
+def _destinations(module: tvm.IRModule) -> dict[str, tuple[str, ...]]:
+    """Tensor name to the machines it is sent to, each once, then `CLIENT` where the model returns it."""
+    found: dict[str, dict[str, None]] = {}
+    for stage in stage_functions(module):
+        for parameter in stage.params:
+            found.setdefault(parameter.name, {}).setdefault(str(stage.attrs["machine"]))
+    main = main_function(module)
+    values = {binding.var.name: binding.value for binding in bindings_of(main)}
+    for field in returned_fields(main):
+        if field.name in values and is_transfer(values[field.name]):
+            raise ContractError(f"the model returns {field.name!r}, a transfer")
+        found.setdefault(field.name, {}).setdefault(CLIENT)
+    return {name: tuple(machines) for name, machines in found.items()}
+
+
+def _packed_name(expression: relax.Expr) -> str | None:
+    if isinstance(expression, relax.Call) and isinstance(expression.op, relax.ExternFunc):
+        return str(expression.op.global_symbol)
+    return None

@@ -1,0 +1,72 @@
+"""The form that every module has between the passes, and small readers of that form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import tvm
+from tvm import relax
+
+from relay_passes.errors import ContractError
+
+
+def main_function(module: tvm.IRModule) -> relax.Function:
+    """The function ``main`` of a module, or a `ContractError`."""
+    if "main" not in {variable.name_hint for variable in module.get_global_vars()}:
+        raise ContractError("the module has no function 'main'")
+    return module["main"]
+
+
+def bindings_of(function: relax.Function) -> Iterator[relax.VarBinding]:
+    """All bindings of a function's blocks, in order."""
+    if not isinstance(function.body, relax.SeqExpr):
+        raise ContractError("the function's body is not normalised to a sequence of bindings")
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            if not isinstance(binding, relax.VarBinding):
+                raise ContractError(f"the binding of {binding.var.name!r} is a {type(binding).__name__}")
+            yield binding
+
+
+def require_whole_graph(module: tvm.IRModule) -> None:
+    """Check the form in which a model enters the passes.
+
+    One function ``main`` that binds each variable once under a name of its own and returns a tuple of variables (its
+    parameters among them). Raises `ContractError` that names the first variable which does not fit.
+    """
+    function = main_function(module)
+    names: set[str] = set()
+    for variable in [*function.params, *(binding.var for binding in bindings_of(function))]:
+        if variable.name in names:
+            raise ContractError(f"two variables are named {variable.name!r}")
+        names.add(variable.name)
+    returned_fields(function)
+
+
+def returned_fields(function: relax.Function) -> tuple[relax.Expr, ...]:
+    """The expressions that a function returns as a tuple, looked up through the variable that holds the tuple."""
+    result = function.body.body
+    if isinstance(result, relax.Var):
+        for binding in bindings_of(function):
+            if binding.var.same_as(result):
+                result = binding.value
+    if not isinstance(result, relax.Tuple):
+        raise ContractError(f"the function returns {result}, not a tuple")
+    return tuple(result.fields)
+
+
+def is_transfer(expression: relax.Expr) -> bool:
+    """Whether an expression is a call of ``R.to_vdevice``."""
+    return isinstance(expression, relax.Call) and expression.op == tvm.ir.Op.get("relax.to_vdevice")
+
+
+def used_variables(expression: relax.Expr) -> tuple[relax.Var, ...]:
+    """The variables that an expression reads, each once, in the order of their first use."""
+    found: dict[str, relax.Var] = {}
+
+    def visit(node: relax.Expr) -> None:
+        if isinstance(node, relax.Var):
+            found.setdefault(node.name, node)
+
+    relax.analysis.post_order_visit(expression, visit)
+    return tuple(found.values())

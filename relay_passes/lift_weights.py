@@ -1,0 +1,61 @@
+"""Lift weights: turn the constants of a stage into parameters, so that code and weights travel apart.
+
+Requires: a module whose ``main`` holds the stage, after all folding, so that weights are prepacked.
+Ensures: every constant of more than `LARGEST_EMBEDDED_BYTES` bytes is a parameter behind the stage's inputs, each
+distinct tensor once; smaller ones stay in the code, since a transfer of their own would cost more than they do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from relay_passes.contract import main_function
+
+LARGEST_EMBEDDED_BYTES = 64
+
+
+@dataclass(frozen=True)
+class LiftedWeights:
+    """A module whose ``main`` takes weights, and the weights, in the order of these parameters."""
+
+    module: tvm.IRModule
+    weights: tuple[tvm.runtime.Tensor, ...]
+
+
+def lift_weights(module: tvm.IRModule) -> LiftedWeights:
+    function = main_function(module)
+    lifter = _Lifter()
+    body = lifter.visit_expr(function.body)
+    parameters = [*function.params, *lifter.parameters]
+    lifted = relax.Function(parameters, body, function.ret_ty, function.is_pure, function.attrs)
+    functions = {variable: value for variable, value in module.functions_items() if variable.name_hint != "main"}
+    functions[module.get_global_var("main")] = lifted
+    return LiftedWeights(tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos), tuple(lifter.weights))
+
+
+@mutator
+class _Lifter(PyExprMutator):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.parameters: list[relax.Var] = []
+        self.weights: list[tvm.runtime.Tensor] = []
+        self._lifted: dict[int, relax.Var] = {}
+
+    def visit_generic_const_(self, constant: tvm.ir.GenericConst) -> relax.Expr:
+        tensor = constant.value
+        if not isinstance(tensor, tvm.runtime.Tensor):
+            return constant
+        if tensor.numel() * np.dtype(str(tensor.dtype)).itemsize <= LARGEST_EMBEDDED_BYTES:
+            return constant
+        if tensor.data_ptr() not in self._lifted:
+            variable = relax.Var(f"weight_{len(self.weights)}", constant.ty)
+            self._lifted[tensor.data_ptr()] = variable
+            self.parameters.append(variable)
+            self.weights.append(tensor)
+        return self._lifted[tensor.data_ptr()]

@@ -1,0 +1,97 @@
+"""The phases from a whole graph to stages that can be built: the table of contents of this room.
+
+Relay left TVM; Relax is the IR here. The room keeps the name its first user gave it.
+
+    whole graph ──▶ annotate ──▶ partition ──▶ verify ──▶ one communicating module per machine
+    each stage  ──▶ simplify ──▶ layout ──▶ lower ──▶ fuse ──▶ schedule ──▶ lift weights ──▶ build
+
+Between the phases a module is plain Relax that can be printed; `run_phases` shows each to an observer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from relay_passes.annotate import AnnotateDevices
+from relay_passes.partition import PartitionStages
+from relay_passes.placement import Placement
+from relay_passes.verify_partition import VerifyPartition
+
+ModulePass = Callable[[tvm.IRModule], tvm.IRModule]
+Observer = Callable[[str, tvm.IRModule], None]
+"""Called with a phase's name and the module after it."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Passes that together bring a module into the next form."""
+
+    name: str
+    passes: tuple[ModulePass, ...]
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """What the phases of a stage take from outside: decisions that depend on the target.
+
+    ``convert_layouts`` and ``schedule`` are whole passes, before lowering and after fusion; ``legalizations`` maps
+    operator names (``relax.nn.conv2d``) to functions that lower them, as ``relax.transform.LegalizeOps`` takes them.
+    """
+
+    convert_layouts: ModulePass
+    legalizations: Mapping[str, Callable[..., Any]]
+    schedule: ModulePass
+
+
+def partition_phases(whole: tvm.IRModule, placement: Placement) -> tuple[Phase, ...]:
+    """From a whole graph to a module with one function per stage; ``whole`` is what the result is verified against."""
+    return (
+        Phase("annotate", (AnnotateDevices(placement),)),
+        Phase("partition", (PartitionStages(),)),
+        Phase("verify", (VerifyPartition(whole),)),
+    )
+
+
+def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
+    """From one stage's pure function, as ``main`` of a module, to scheduled kernels, with its weights still bound."""
+    transform = relax.transform
+    return (
+        Phase(
+            "simplify",
+            (
+                transform.DecomposeOpsForInference(),
+                transform.FoldBatchnormToConv2D(),
+                transform.CanonicalizeBindings(),
+                transform.EliminateCommonSubexpr(),
+                transform.FoldConstant(),
+                transform.DeadCodeElimination(["main"]),
+            ),
+        ),
+        Phase("layout", (schedules.convert_layouts, transform.FoldConstant())),
+        Phase(
+            "lower",
+            (
+                transform.LegalizeOps(dict(schedules.legalizations)),
+                transform.AnnotateTIROpPattern(),
+                # Layout changes of weights are plain kernels by now: computing them here is the prepacking.
+                transform.FoldConstant(),
+            ),
+        ),
+        Phase("fuse", (transform.FuseOps(), transform.FuseTIR(), transform.DeadCodeElimination(["main"]))),
+        Phase("schedule", (schedules.schedule,)),
+    )
+
+
+def run_phases(module: tvm.IRModule, phases: Sequence[Phase], observe: Observer | None = None) -> tvm.IRModule:
+    """Run phases in order; ``observe`` sees the module after each."""
+    for phase in phases:
+        for each in phase.passes:
+            module = each(module)
+        if observe is not None:
+            observe(phase.name, module)
+    return module

@@ -1,0 +1,29 @@
+"""Errors of the front door; those of the running system are in ``rpc_runtime.errors`` and have the same base."""
+
+from __future__ import annotations
+
+from rpc_runtime.errors import TvmSplitError
+
+
+class ModelImportError(TvmSplitError):
+    """A model cannot be imported; the message names the operator and the layer."""
+
+
+class PlanError(TvmSplitError, ValueError):
+    """A split or plan does not fit the model or the cluster."""
+
+
+class ClusterError(TvmSplitError, ValueError):
+    """A cluster is described wrongly, or a machine of it is not what the plan needs."""
+
+
+class CompileError(TvmSplitError):
+    """A stage cannot be compiled for its machine's target."""
+
+
+class VerificationError(TvmSplitError):
+    """The compiled stages and the source disagree; the message names the first layer whose values part."""
+
+
+class BundleError(TvmSplitError):
+    """A bundle folder is incomplete, changed, or written by another version."""

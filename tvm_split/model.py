@@ -1,0 +1,51 @@
+"""A trained network as every later step sees it, whatever framework it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import tvm
+
+from rpc_runtime.program import TensorSpec
+
+
+class Reference(Protocol):
+    """The source framework, at hand to say what the right answer is."""
+
+    def outputs(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """The model's outputs for these inputs, computed by the source framework."""
+
+    def values(self, inputs: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+        """Pairs of a variable's name in ``Model.module`` and its value in the source framework, in execution order.
+
+        Only variables that stand for one tensor of the source are in it.
+        """
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network as one Relax module.
+
+    ``module`` has one function, ``main``: a single dataflow block over static shapes, whose parameters are the
+    model's inputs (weights are bound as constants) and which returns a tuple with one tensor per model output.
+
+    ``layers`` gives, for every variable that ``main`` binds, the name of the layer it came from, in the source's own
+    words (torch module path, ONNX node name). Its keys are the variables' name hints, which are unique.
+    """
+
+    name: str
+    framework: str
+    module: tvm.IRModule
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    layers: Mapping[str, str]
+    reference: Reference | None = field(default=None, compare=False)
+    example_inputs: tuple[np.ndarray, ...] | None = field(default=None, compare=False)
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Every layer once, in the order of execution."""
+        return tuple(dict.fromkeys(self.layers.values()))
