@@ -1,8 +1,8 @@
 """Errors of the passes.
 
 The room may not know the others, so these have bases of their own; the front door turns `SelfWaitError` into an error
-in the user's words, and a `ContractError` is a message to the author of a pass. They are registered, so that they keep their class when they
-pass through TVM's pass manager; for the same reason a message is all they carry.
+in the user's words, and a `ContractError` is a message to the author of a pass. They are registered, so that they keep
+their class when they pass through TVM's pass manager; for the same reason a message is all they carry.
 """
 
 from __future__ import annotations

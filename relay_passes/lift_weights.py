@@ -36,7 +36,9 @@ def lift_weights(module: tvm.IRModule) -> LiftedWeights:
     lifted = relax.Function(parameters, body, function.ret_ty, function.is_pure, function.attrs)
     functions = {variable: value for variable, value in module.functions_items() if variable.name_hint != "main"}
     functions[module.get_global_var("main")] = lifted
-    return LiftedWeights(tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos), tuple(lifter.weights))
+    return LiftedWeights(
+        tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos), tuple(lifter.weights)
+    )
 
 
 @mutator

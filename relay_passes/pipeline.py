@@ -18,6 +18,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.annotate import AnnotateDevices
+from relay_passes.fold_affine import FoldAffine
 from relay_passes.partition import PartitionStages
 from relay_passes.placement import Placement
 from relay_passes.verify_partition import VerifyPartition
@@ -65,10 +66,10 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
             "simplify",
             (
                 transform.DecomposeOpsForInference(),
-                transform.FoldBatchnormToConv2D(),
                 transform.CanonicalizeBindings(),
                 transform.EliminateCommonSubexpr(),
                 transform.FoldConstant(),
+                FoldAffine(),
                 transform.DeadCodeElimination(["main"]),
             ),
         ),

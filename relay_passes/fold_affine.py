@@ -1,0 +1,182 @@
+"""Fold affine: draw per-channel scales and shifts behind a convolution or matrix product into its weights.
+
+    conv(x, W) + b, then batch norm  ──▶  conv(x, W·s) + t
+
+Requires: batch norm decomposed into arithmetic, constants folded.
+Ensures: behind a convolution or matrix product with constant weights, a chain of add, subtract, multiply and divide by
+constants of one value per output channel is one product with scaled weights and one addition.
+
+TVM's own `FoldBatchnormToConv2D` knows only a batch norm that follows a convolution directly, but importers write a
+convolution's bias as an addition of its own, between the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir.transform import PassContext
+
+from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
+from relay_passes.substitute import substitute
+
+# Operator → (axis of the output's channels from the end, axis of the weight's output channels)
+_PRODUCTS = {"relax.nn.conv1d": (2, 0), "relax.nn.conv2d": (3, 0), "relax.nn.conv3d": (4, 0), "relax.matmul": (1, -1)}
+_LAYOUTS = {
+    "relax.nn.conv1d": ("NCW", "OIW"),
+    "relax.nn.conv2d": ("NCHW", "OIHW"),
+    "relax.nn.conv3d": ("NCDHW", "OIDHW"),
+}
+_FOLDED_TYPES = ("float32", "float64")
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldAffine")
+class FoldAffine:
+    """Fold scales and shifts into the weights before them, in the function ``main``."""
+
+    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
+        function = main_function(module)
+        chains = _find_chains(function)
+        if not chains:
+            return module
+        updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
+        updated["main"] = _rewritten(function, chains)
+        return updated
+
+
+@dataclass
+class _Chain:
+    """A product and the arithmetic behind it: the value is ``scale · product + shift``, both per output channel."""
+
+    product: relax.VarBinding
+    operator: str
+    scale: np.ndarray
+    shift: np.ndarray
+    members: list[str] = field(default_factory=list)
+
+
+def _find_chains(function: relax.Function) -> dict[str, _Chain]:
+    """Chains by the name of their last variable; only those that save something."""
+    uses = _use_counts(function)
+    ends: dict[str, _Chain] = {}
+    for binding in bindings_of(function):
+        value = binding.value
+        operator = _operator(value)
+        if operator in _PRODUCTS and _is_foldable(value, operator):
+            channels = int(binding.var.ty.shape.values[-_PRODUCTS[operator][0]])
+            ends[binding.var.name] = _Chain(
+                binding, operator, np.ones(channels), np.zeros(channels), [binding.var.name]
+            )
+            continue
+        step = _affine_step(value, ends, uses)
+        if step is not None:
+            chain, scale, shift = step
+            del ends[chain.members[-1]]
+            chain.scale, chain.shift = chain.scale * scale, chain.shift * scale + shift
+            chain.members.append(binding.var.name)
+            ends[binding.var.name] = chain
+    return {name: chain for name, chain in ends.items() if len(chain.members) > 2 or (chain.scale != 1).any()}
+
+
+def _is_foldable(call: relax.Call, operator: str) -> bool:
+    if str(call.ty.dtype) not in _FOLDED_TYPES or not _is_constant(call.args[1]):
+        return False
+    if operator == "relax.matmul":
+        return len(call.args[1].ty.shape.values) == 2
+    data, kernel = _LAYOUTS[operator]
+    return (str(call.attrs.data_layout), str(call.attrs.kernel_layout)) == (data, kernel) and str(
+        call.attrs.out_layout
+    ) in ("", data)
+
+
+def _affine_step(
+    value: relax.Expr, ends: dict[str, _Chain], uses: dict[str, int]
+) -> tuple[_Chain, np.ndarray, np.ndarray] | None:
+    """The chain that a call continues, and the scale and shift it applies to it."""
+    operator = _operator(value)
+    if operator not in ("relax.add", "relax.subtract", "relax.multiply", "relax.divide"):
+        return None
+    left, right = value.args
+    swapped = _is_constant(left)
+    variable, constant = (right, left) if swapped else (left, right)
+    if not isinstance(variable, relax.Var) or not _is_constant(constant):
+        return None
+    chain = ends.get(variable.name)
+    if chain is None or uses[variable.name] != 1 or (operator == "relax.divide" and swapped):
+        return None
+    if [int(n) for n in value.ty.shape.values] != [int(n) for n in variable.ty.shape.values]:
+        return None
+    channel_axis = _PRODUCTS[chain.operator][0]
+    numbers = _per_channel(constant.value.numpy(), len(chain.scale), channel_axis)
+    if numbers is None:
+        return None
+    one, none = np.ones_like(numbers), np.zeros_like(numbers)
+    if operator == "relax.add":
+        return chain, one, numbers
+    if operator == "relax.subtract":
+        return (chain, -one, numbers) if swapped else (chain, one, -numbers)
+    return (chain, numbers, none) if operator == "relax.multiply" else (chain, 1.0 / numbers, none)
+
+
+def _per_channel(array: np.ndarray, channels: int, axis_from_end: int) -> np.ndarray | None:
+    """The array as one float64 per channel, or None if it varies along another axis."""
+    if array.size == 1:
+        return np.full(channels, float(array.reshape(-1)[0]))
+    if array.size != channels or array.ndim < axis_from_end or array.shape[-axis_from_end] != channels:
+        return None
+    return array.reshape(-1).astype(np.float64)
+
+
+def _rewritten(function: relax.Function, chains: dict[str, _Chain]) -> relax.Function:
+    dropped = {member for chain in chains.values() for member in chain.members}
+    result_name = getattr(function.body.body, "name", "")
+    builder = relax.BlockBuilder()
+    values: dict[str, relax.Expr] = {}
+    with builder.function("main", list(function.params)):
+        with builder.dataflow():
+            for binding in bindings_of(function):
+                name = binding.var.name
+                if name in chains:
+                    values[name] = _emit_chain(builder, chains[name], values, name)
+                elif name not in dropped and name != result_name:
+                    values[name] = builder.emit(substitute(binding.value, values), name_hint=name)
+            fields = [substitute(each, values) for each in returned_fields(function)]
+            outputs = builder.emit_output(relax.Tuple(fields), name_hint=result_name or "outputs")
+        builder.emit_func_output(outputs)
+    return builder.get()["main"].with_attrs(function.attrs)
+
+
+def _emit_chain(builder: relax.BlockBuilder, chain: _Chain, values: dict[str, relax.Expr], name: str) -> relax.Var:
+    call = chain.product.value
+    weight = call.args[1].value.numpy()
+    channel_axis, weight_axis = _PRODUCTS[chain.operator]
+    along = [1] * weight.ndim
+    along[weight_axis] = -1
+    scaled = relax.const((weight.astype(np.float64) * chain.scale.reshape(along)).astype(weight.dtype))
+    product = relax.Call(call.op, [substitute(call.args[0], values), scaled], call.attrs, call.ty_args)
+    variable = builder.emit(product, name_hint=chain.product.var.name)
+    if not chain.shift.any():
+        return variable
+    shift = chain.shift.astype(weight.dtype).reshape([-1] + [1] * (channel_axis - 1))
+    return builder.emit(relax.op.add(variable, relax.const(shift)), name_hint=name)
+
+
+def _use_counts(function: relax.Function) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for binding in bindings_of(function):
+        for used in used_variables(binding.value):
+            counts[used.name] = counts.get(used.name, 0) + 1
+    for returned in returned_fields(function):
+        if isinstance(returned, relax.Var):
+            counts[returned.name] = counts.get(returned.name, 0) + 1
+    return counts
+
+
+def _operator(value: relax.Expr) -> str:
+    return str(value.op.name) if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) else ""
+
+
+def _is_constant(value: relax.Expr) -> bool:
+    return isinstance(value, tvm.ir.GenericConst) and isinstance(value.value, tvm.runtime.Tensor)

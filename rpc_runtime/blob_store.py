@@ -1,0 +1,200 @@
+"""A folder of files known by the SHA-256 of their content, shared safely by several processes.
+
+``blobs/ab/abcd…`` are the files, ``temporary/`` what is being written, ``pins/`` one file per open store with the
+digests it uses, kept alive by a lock on it; ``lock`` orders the changes of all processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from rpc_runtime.errors import BlobError
+from rpc_runtime.framing import Bytes
+from rpc_runtime.program import BlobSpec
+
+
+class BlobStore:
+    """Blobs in ``folder``, of at most ``limit_bytes`` together (None: no limit). Thread-safe.
+
+    When a new blob does not fit, those used least recently go first, but never one that an open store has pinned.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        for name in ("blobs", "temporary", "pins"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        self._mutex = threading.Lock()
+        self._pins: dict[str, set[str]] = {}
+        self._pin_path = folder / "pins" / uuid.uuid4().hex
+        with self._exclusively():
+            self._pin_file: IO[str] = open(self._pin_path, "w", encoding="ascii")  # noqa: SIM115
+            fcntl.flock(self._pin_file, fcntl.LOCK_EX)
+        self._closed = False
+
+    @property
+    def scratch(self) -> Path:
+        """A folder on the same file system for short-lived files."""
+        return self._folder / "temporary"
+
+    def path(self, blob: BlobSpec) -> Path:
+        return self._path(blob.sha256)
+
+    def pin(self, owner: str, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
+        """Keeps blobs, present or to come, until ``unpin(owner)``. Returns those that are missing, each once."""
+        wanted = {blob.sha256: blob for blob in blobs}
+        with self._exclusively():
+            self._pins.setdefault(owner, set()).update(wanted)
+            self._write_pins()
+            return tuple(blob for blob in wanted.values() if not self._present(blob))
+
+    def unpin(self, owner: str) -> None:
+        with self._exclusively():
+            if self._pins.pop(owner, None) is not None and not self._closed:
+                self._write_pins()
+
+    def write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
+        """Takes a blob in; it appears only when it is complete and its digest is right.
+
+        Raises:
+            BlobError: the content has another size or digest, or there is no room for it.
+        """
+        digest, size = hashlib.sha256(), 0
+        self._reserve(blob)
+        descriptor, name = tempfile.mkstemp(dir=self.scratch)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                for chunk in chunks:
+                    size += len(chunk)
+                    if size > blob.size_bytes:
+                        raise BlobError(f"blob {blob.sha256[:12]} is longer than the announced {blob.size_bytes} bytes")
+                    digest.update(chunk)
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            _check(blob, size, digest.hexdigest())
+            with self._exclusively():
+                self._evict(blob)
+                path = self._path(blob.sha256)
+                path.parent.mkdir(exist_ok=True)
+                os.replace(name, path)
+        except OSError as error:
+            raise BlobError(f"blob {blob.sha256[:12]} cannot be written to {self._folder}: {error}") from error
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+
+    def read(self, blob: BlobSpec) -> Bytes:
+        """The content.
+
+        Raises:
+            BlobError: the blob is missing, or its content has changed; it is then removed, so it will be sent anew.
+        """
+        path = self._path(blob.sha256)
+        try:
+            content: Bytes = np.fromfile(path, np.uint8)
+            os.utime(path)
+        except OSError as error:
+            raise BlobError(f"blob {blob.sha256[:12]} is not in {self._folder}: {error}") from error
+        try:
+            _check(blob, content.size, hashlib.sha256(memoryview(content)).hexdigest())
+        except BlobError:
+            path.unlink(missing_ok=True)
+            raise
+        return content
+
+    def close(self) -> None:
+        """Lets go of all pins; the blobs stay for the next time."""
+        with self._exclusively():
+            if not self._closed:
+                self._closed = True
+                self._pins.clear()
+                self._pin_path.unlink(missing_ok=True)
+                self._pin_file.close()
+
+    def _path(self, sha256: str) -> Path:
+        return self._folder / "blobs" / sha256[:2] / sha256
+
+    def _present(self, blob: BlobSpec) -> bool:
+        """Whether the file is there in full; a file of another size is damaged and makes way."""
+        path = self._path(blob.sha256)
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            return False
+        if size != blob.size_bytes:
+            path.unlink(missing_ok=True)
+            return False
+        os.utime(path)
+        return True
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        with self._mutex, open(self._folder / "lock", "w", encoding="ascii") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _write_pins(self) -> None:
+        self._pin_file.seek(0)
+        self._pin_file.truncate()
+        self._pin_file.write("\n".join(sorted(set().union(*self._pins.values()))))
+        self._pin_file.flush()
+
+    def _reserve(self, blob: BlobSpec) -> None:
+        if self._limit_bytes is not None and blob.size_bytes > self._limit_bytes:
+            raise BlobError(
+                f"blob {blob.sha256[:12]} has {blob.size_bytes} bytes, and the cache {self._folder} may hold "
+                f"{self._limit_bytes}: raise its limit"
+            )
+
+    def _evict(self, blob: BlobSpec) -> None:
+        """Makes room for a blob. Called with the lock of all processes held."""
+        if self._limit_bytes is None:
+            return
+        entries = [(path, path.stat()) for path in (self._folder / "blobs").glob("*/*") if path.name != blob.sha256]
+        total = sum(status.st_size for _, status in entries) + blob.size_bytes
+        if total <= self._limit_bytes:
+            return
+        pinned = self._all_pins()
+        for path, status in sorted(entries, key=lambda entry: entry[1].st_mtime_ns):
+            if path.name not in pinned:
+                path.unlink(missing_ok=True)
+                total -= status.st_size
+                if total <= self._limit_bytes:
+                    return
+        raise BlobError(
+            f"the cache {self._folder} may hold {self._limit_bytes} bytes, and what is in use needs {total}: "
+            "raise its limit, or close deployments"
+        )
+
+    def _all_pins(self) -> set[str]:
+        pins = set().union(*self._pins.values())
+        for path in (self._folder / "pins").iterdir():
+            if path == self._pin_path:
+                continue
+            with open(path, encoding="ascii") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    pins.update(file.read().split())
+                else:
+                    path.unlink(missing_ok=True)  # its process is gone
+        return pins
+
+
+def _check(blob: BlobSpec, size: int, sha256: str) -> None:
+    if size != blob.size_bytes:
+        raise BlobError(f"blob {blob.sha256[:12]} should have {blob.size_bytes} bytes, it has {size}")
+    if sha256 != blob.sha256:
+        raise BlobError(f"the content of blob {blob.sha256[:12]} has the digest {sha256[:12]}: it was changed")

@@ -1,0 +1,184 @@
+"""Computes the stages of one machine: one thread, queues before it, links and local queues behind it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rpc_runtime.links import OutgoingLink
+from rpc_runtime.machine_plan import MachinePlan
+from rpc_runtime.measurements import COMPUTE, WAIT, Recorder, now
+from rpc_runtime.program import StageSpec
+from rpc_runtime.stage_order import UNBOUNDED, StageState, Wait, next_action
+
+
+class RunnableStage(Protocol):
+    """A stage that is loaded."""
+
+    @property
+    def stage(self) -> StageSpec: ...
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The stage's outputs, in memory that no later call changes."""
+        ...
+
+
+class _Held:
+    """A tensor that several stages of the machine may still need."""
+
+    __slots__ = ("_release", "_uses", "value")
+
+    def __init__(self, value: Any, uses: int, release: Callable[[], None] | None) -> None:
+        self.value = value
+        self._uses = uses
+        self._release = release
+
+    def done_locked(self) -> None:
+        self._uses -= 1
+        if self._uses == 0 and self._release is not None:
+            self._release()
+
+
+@dataclass
+class _Queue:
+    """Waiting micro-batches of one input of one stage; ``capacity`` counts only for tensors made on this machine."""
+
+    held: deque[_Held]
+    capacity: int
+
+
+class StageExecutor:
+    """Runs stages as soon as their inputs are there and their outputs have room.
+
+    ``on_failure(stage, error)`` is called once, from the computing thread, when a stage raises; nothing runs after.
+    """
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        plan: MachinePlan,
+        stages: Sequence[RunnableStage],
+        links: Mapping[str, OutgoingLink],
+        recorder: Recorder,
+        on_failure: Callable[[StageSpec, Exception], None],
+    ) -> None:
+        self._lock = lock
+        self._changed = threading.Condition(lock)
+        self._stages = tuple(stages)
+        self._recorder = recorder
+        self._on_failure = on_failure
+        self._finished = [0] * len(stages)
+        self._stopped = False
+        local = {route.tensor.name: route.queue_depth for route in plan.local}
+        self._queues = [
+            [_Queue(deque(), local.get(tensor.name, UNBOUNDED)) for tensor in loaded.stage.inputs] for loaded in stages
+        ]
+        self._takers = {
+            tensor.name: [self._queues[position][place] for position, place in plan.consumers(tensor.name)]
+            for tensor in {route.tensor for route in (*plan.incoming, *plan.local)}
+        }
+        self._links = {
+            tensor.name: [link for link in links.values() if tensor.name in link.tensors]
+            for loaded in stages
+            for tensor in loaded.stage.outputs
+        }
+        self._thread = threading.Thread(target=self._run, name=f"compute-{plan.machine}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def deliver(self, tensor: str, value: Any, release: Callable[[], None] | None) -> None:
+        """Hands in a tensor that came from another machine; each tensor's micro-batches come in order."""
+        with self._lock:
+            if not self._stopped:
+                self._give_locked(tensor, value, release)
+
+    def wake_locked(self) -> None:
+        """Says that an outgoing link has room again."""
+        self._changed.notify()
+
+    def progress(self) -> dict[str, int]:
+        """Stage name to finished micro-batches."""
+        return {loaded.stage.name: count for loaded, count in zip(self._stages, self._finished, strict=True)}
+
+    def stop_locked(self) -> None:
+        self._stopped = True
+        for queue in (queue for queues in self._queues for queue in queues):
+            queue.held.clear()
+        self._changed.notify_all()
+
+    def join(self, timeout_seconds: float) -> bool:
+        """Whether the computing thread has ended; a kernel that runs cannot be interrupted."""
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _give_locked(self, tensor: str, value: Any, release: Callable[[], None] | None) -> None:
+        takers = self._takers.get(tensor, ())
+        held = _Held(value, len(takers), release)
+        for queue in takers:
+            queue.held.append(held)
+        self._changed.notify()
+
+    def _state_locked(self, position: int) -> StageState:
+        finished = self._finished[position]
+        arrived = min((finished + len(queue.held) for queue in self._queues[position]), default=UNBOUNDED)
+        room = UNBOUNDED
+        for tensor in self._stages[position].stage.outputs:
+            for link in self._links[tensor.name]:
+                room = min(room, link.room_locked(tensor.name))
+            for queue in self._takers.get(tensor.name, ()):
+                room = min(room, max(0, queue.capacity - len(queue.held)))
+        return StageState(finished, arrived, room)
+
+    def _run(self) -> None:
+        idle_since: int | None = None
+        while True:
+            with self._lock:
+                while True:
+                    if self._stopped:
+                        self._release_stages()
+                        return
+                    action = next_action([self._state_locked(position) for position in range(len(self._stages))])
+                    if not isinstance(action, Wait):
+                        break
+                    if action.for_inputs and idle_since is None:
+                        idle_since = now()
+                    self._changed.wait()
+                # Inputs keep their places until the stage is done: credits bound the memory, not the queues.
+                held = [queue.held[0] for queue in self._queues[action.stage]]
+            stage = self._stages[action.stage].stage
+            start = now()
+            if idle_since is not None:
+                self._recorder.record(WAIT, stage.name, action.sequence, idle_since, start)
+                idle_since = None
+            try:
+                outputs = self._stages[action.stage].run([each.value for each in held])
+            except Exception as error:
+                self._on_failure(stage, error)
+                with self._lock:
+                    self._release_stages()
+                return
+            self._recorder.record(COMPUTE, stage.name, action.sequence, start, now())
+            self._hand_on(action.stage, action.sequence, outputs)
+            del held, outputs
+
+    def _hand_on(self, position: int, sequence: int, outputs: Sequence[Any]) -> None:
+        with self._lock:
+            if self._stopped:
+                return
+            self._finished[position] += 1
+            for queue in self._queues[position]:
+                queue.held.popleft().done_locked()
+            for tensor, value in zip(self._stages[position].stage.outputs, outputs, strict=True):
+                for link in self._links[tensor.name]:
+                    link.put_locked(tensor.name, sequence, value)
+                self._give_locked(tensor.name, value, None)
+
+    def _release_stages(self) -> None:
+        """Lets go of libraries and weights, which belong to the thread that used them."""
+        self._stages = ()
+        self._finished = []

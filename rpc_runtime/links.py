@@ -1,0 +1,271 @@
+"""The two ends of a link, without any network: queues, credits, and the frames that go out and come in.
+
+A link carries all tensors that go from one machine to another. Each tensor has its own queue and its own credits: the
+receiver grants one per micro-batch it has consumed, and the sender starts a tensor only if the receiver has room for
+it. So a receiver never blocks, and a tensor that must wait never holds up another one on the same link.
+
+Locks: everything of one deployment on one machine shares one lock; methods named ``*_locked`` expect it to be held.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.framing import Bytes, Frame, FrameKind, control_frame, tensor_frames
+from rpc_runtime.machine_plan import PlannedRoute
+from rpc_runtime.measurements import now
+
+OUTBOX = 2
+"""Micro-batches of a tensor that wait at the sender: one on its way to the wire, one behind it."""
+
+Moved = Callable[[PlannedRoute, int, int, int], None]
+"""Called once per transferred tensor: route, sequence, start and end in nanoseconds."""
+
+
+def _ignore_move(route: PlannedRoute, sequence: int, start: int, end: int) -> None:
+    pass
+
+
+def _ignore() -> None:
+    pass
+
+
+@dataclass
+class _Sending:
+    route: PlannedRoute
+    queue: deque[tuple[int, Any]] = field(default_factory=deque)
+    started: int = 0
+    credited: int = 0
+
+    @property
+    def may_start(self) -> bool:
+        return bool(self.queue) and self.started - self.credited < self.route.queue_depth
+
+
+class OutgoingLink:
+    """The sending end. ``as_bytes`` gives a value's content as a flat array of bytes."""
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        routes: Sequence[PlannedRoute],
+        as_bytes: Callable[[Any], Bytes],
+        *,
+        on_room: Callable[[], None] = _ignore,
+        on_moved: Moved = _ignore_move,
+        on_activity: Callable[[], None] = _ignore,
+    ) -> None:
+        self._lock = lock
+        self._wake = threading.Condition(lock)
+        self._by_name = {route.tensor.name: _Sending(route) for route in routes}
+        self._by_index = {sending.route.tensor_index: sending for sending in self._by_name.values()}
+        self._as_bytes = as_bytes
+        self._on_room_locked = on_room
+        self._on_moved = on_moved
+        self._on_activity = on_activity
+        self._closed = False
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return tuple(self._by_name)
+
+    def room_locked(self, tensor: str) -> int:
+        """For how many more micro-batches of a tensor ``put_locked`` has a place."""
+        return max(0, OUTBOX - len(self._by_name[tensor].queue))
+
+    def put_locked(self, tensor: str, sequence: int, value: Any) -> None:
+        """Queues a tensor, whose content must not change any more. There must be room."""
+        self._by_name[tensor].queue.append((sequence, value))
+        self._wake.notify()
+
+    def frames(self) -> Iterator[bytes]:
+        """Frames as queues and credits allow, until the link is closed. For one thread."""
+        while True:
+            with self._lock:
+                while (sending := self._next_locked()) is None and not self._closed:
+                    self._wake.wait()
+                if self._closed or sending is None:
+                    return
+                sequence, value = sending.queue[0]
+                sending.started += 1
+            data = self._as_bytes(value)
+            start = now()
+            for frame in tensor_frames(sending.route.tensor_index, sequence, data):
+                yield frame  # gRPC asks for the next frame when the network has taken this one
+                self._on_activity()
+            self._on_moved(sending.route, sequence, start, now())
+            del value, data
+            with self._lock:
+                sending.queue.popleft()
+                self._on_room_locked()
+
+    def _next_locked(self) -> _Sending | None:
+        """The oldest micro-batch that may go: what lags behind is what somebody waits for."""
+        ready = [sending for sending in self._by_name.values() if sending.may_start]
+        return min(ready, key=lambda sending: sending.queue[0][0], default=None)
+
+    def receive(self, frame: Frame) -> None:
+        """Takes a credit.
+
+        Raises:
+            ProtocolError: it is no credit, or it credits what was never sent.
+        """
+        if frame.kind is not FrameKind.CREDIT:
+            raise ProtocolError(f"expected a credit, got a frame of kind {frame.kind.name}")
+        with self._lock:
+            sending = self._by_index.get(frame.tensor)
+            if sending is None:
+                raise ProtocolError(f"a credit for tensor number {frame.tensor}, which this link does not carry")
+            if not sending.credited <= frame.sequence <= sending.started:
+                raise ProtocolError(
+                    f"a credit for {frame.sequence} micro-batches of tensor {sending.route.tensor.name!r}, of which "
+                    f"{sending.started} were sent and {sending.credited} credited before"
+                )
+            sending.credited = frame.sequence
+            self._wake.notify()
+
+    def close_locked(self) -> None:
+        self._closed = True
+        for sending in self._by_name.values():
+            sending.queue.clear()
+        self._wake.notify_all()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._wake.notify_all()
+
+
+class Slot(Protocol):
+    """Memory for one tensor: ``data`` to write it to, ``value`` to hand on."""
+
+    @property
+    def data(self) -> Bytes: ...
+
+    @property
+    def value(self) -> Any: ...
+
+
+@dataclass
+class _Receiving:
+    route: PlannedRoute
+    free: list[Slot] = field(default_factory=list)
+    arrived: int = 0
+    consumed: int = 0
+    announced: int = 0
+
+
+class IncomingLink:
+    """The receiving end.
+
+    ``deliver(route, sequence, value, release)`` gets each complete tensor, in order; ``release()``, called once with
+    the lock held when the tensor is consumed, grants the credit and, with ``reuse``, takes the memory back.
+    """
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        routes: Sequence[PlannedRoute],
+        allocate: Callable[[PlannedRoute], Slot],
+        deliver: Callable[[PlannedRoute, int, Any, Callable[[], None]], None],
+        *,
+        reuse: bool,
+        on_moved: Moved = _ignore_move,
+        on_activity: Callable[[], None] = _ignore,
+    ) -> None:
+        self._lock = lock
+        self._wake = threading.Condition(lock)
+        self._receiving = {route.tensor_index: _Receiving(route) for route in routes}
+        self._allocate = allocate
+        self._deliver = deliver
+        self._reuse = reuse
+        self._on_moved = on_moved
+        self._on_activity = on_activity
+        self._current: tuple[_Receiving, Slot, int] | None = None
+        self._position = 0
+        self._closed = False
+
+    def receive(self, frame: Frame) -> None:
+        """Takes a frame with a tensor or a part of one. For one thread.
+
+        Raises:
+            ProtocolError: the frame is not what may come next.
+        """
+        if frame.kind is not FrameKind.TENSOR:
+            raise ProtocolError(f"expected a tensor, got a frame of kind {frame.kind.name}")
+        if self._current is None:
+            self._current = self._begin(frame)
+            self._position = 0
+        receiving, slot, start = self._current
+        name, total = receiving.route.tensor.name, receiving.route.tensor.size_bytes
+        expected = (receiving.route.tensor_index, receiving.arrived, self._position, total)
+        got = (frame.tensor, frame.sequence, frame.offset, frame.total)
+        if got != expected:
+            raise ProtocolError(
+                f"tensor {name!r}: (index, sequence, offset, size in bytes) should be {expected}, they are {got}"
+            )
+        end = self._position + len(frame.payload)
+        slot.data[self._position : end] = memoryview(frame.payload)
+        self._position = end
+        self._on_activity()
+        if end < total:
+            return
+        self._current = None
+        sequence = receiving.arrived
+        receiving.arrived += 1
+        self._on_moved(receiving.route, sequence, start, now())
+        self._deliver(receiving.route, sequence, slot.value, lambda: self._release_locked(receiving, slot))
+
+    def _begin(self, frame: Frame) -> tuple[_Receiving, Slot, int]:
+        start = now()
+        receiving = self._receiving.get(frame.tensor)
+        if receiving is None:
+            raise ProtocolError(f"tensor number {frame.tensor} does not travel on this link")
+        with self._lock:
+            if receiving.arrived - receiving.consumed >= receiving.route.queue_depth:
+                raise ProtocolError(
+                    f"micro-batch {frame.sequence} of tensor {receiving.route.tensor.name!r} came without a credit: "
+                    f"{receiving.route.queue_depth} are waiting already"
+                )
+            free = receiving.free.pop() if receiving.free else None
+        return receiving, self._allocate(receiving.route) if free is None else free, start
+
+    def _release_locked(self, receiving: _Receiving, slot: Slot) -> None:
+        receiving.consumed += 1
+        if self._reuse and not self._closed:
+            receiving.free.append(slot)
+        self._wake.notify()
+
+    def credit_frames(self) -> Iterator[bytes]:
+        """Credits as tensors are consumed, until the link is closed. For one thread."""
+        while True:
+            with self._lock:
+                while not (changed := self._uncredited_locked()) and not self._closed:
+                    self._wake.wait()
+                if self._closed:
+                    return
+                for receiving in changed:
+                    receiving.announced = receiving.consumed
+                frames = [
+                    control_frame(FrameKind.CREDIT, tensor=receiving.route.tensor_index, sequence=receiving.announced)
+                    for receiving in changed
+                ]
+            yield from frames
+
+    def _uncredited_locked(self) -> list[_Receiving]:
+        return [receiving for receiving in self._receiving.values() if receiving.announced < receiving.consumed]
+
+    def close_locked(self) -> None:
+        self._closed = True
+        for receiving in self._receiving.values():
+            receiving.free.clear()
+        self._wake.notify_all()
+
+    def close(self) -> None:
+        with self._lock:
+            self.close_locked()

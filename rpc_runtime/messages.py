@@ -1,0 +1,170 @@
+"""Between the protobuf messages of ``worker.proto`` and the dataclasses that the room works with."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from rpc_runtime import worker_pb2 as pb
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.machine_plan import MachinePlan, PlannedRoute
+from rpc_runtime.measurements import StageStatistics, TraceEvent
+from rpc_runtime.program import BlobSpec, StageSpec, TensorSpec, WeightSpec
+
+MAXIMUM_TENSOR_BYTES = 1 << 36
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def blob_message(blob: BlobSpec) -> pb.Blob:
+    return pb.Blob(sha256=blob.sha256, size_bytes=blob.size_bytes)
+
+
+def blob_spec(message: pb.Blob) -> BlobSpec:
+    if not _SHA256.fullmatch(message.sha256):
+        raise ProtocolError(f"a blob's name is 64 lowercase hexadecimal digits, got {message.sha256[:80]!r}")
+    return BlobSpec(message.sha256, message.size_bytes)
+
+
+def tensor_message(tensor: TensorSpec) -> pb.Tensor:
+    return pb.Tensor(name=tensor.name, shape=tensor.shape, dtype=tensor.dtype)
+
+
+def tensor_spec(message: pb.Tensor) -> TensorSpec:
+    spec = TensorSpec(message.name, tuple(message.shape), message.dtype)
+    try:
+        np.dtype(spec.dtype)
+    except TypeError:
+        raise ProtocolError(f"tensor {spec.name!r} has the unknown dtype {spec.dtype!r}") from None
+    if spec.size_bytes > MAXIMUM_TENSOR_BYTES:
+        raise ProtocolError(f"tensor {spec} has {spec.size_bytes} bytes, at most {MAXIMUM_TENSOR_BYTES} are allowed")
+    return spec
+
+
+def stage_message(stage: StageSpec) -> pb.Stage:
+    return pb.Stage(
+        index=stage.index,
+        name=stage.name,
+        machine=stage.machine,
+        layers=stage.layers,
+        device=stage.device,
+        library=blob_message(stage.library),
+        weights=[pb.Weight(tensor=tensor_message(w.tensor), blob=blob_message(w.blob)) for w in stage.weights],
+        inputs=[tensor_message(t) for t in stage.inputs],
+        outputs=[tensor_message(t) for t in stage.outputs],
+    )
+
+
+def stage_spec(message: pb.Stage) -> StageSpec:
+    return StageSpec(
+        index=message.index,
+        name=message.name,
+        machine=message.machine,
+        layers=tuple(message.layers),
+        device=message.device,
+        library=blob_spec(message.library),
+        weights=tuple(WeightSpec(tensor_spec(w.tensor), blob_spec(w.blob)) for w in message.weights),
+        inputs=tuple(tensor_spec(t) for t in message.inputs),
+        outputs=tuple(tensor_spec(t) for t in message.outputs),
+    )
+
+
+def load_request(deployment: str, plan: MachinePlan) -> pb.LoadStagesRequest:
+    return pb.LoadStagesRequest(
+        deployment=deployment,
+        machine=plan.machine,
+        stages=[stage_message(stage) for stage in plan.stages],
+        routes=[
+            pb.Route(
+                tensor_index=route.tensor_index,
+                tensor=tensor_message(route.tensor),
+                source=route.source,
+                destination=route.destination,
+                queue_depth=route.queue_depth,
+            )
+            for route in plan.routes
+        ],
+    )
+
+
+def plan_from_request(message: pb.LoadStagesRequest) -> MachinePlan:
+    """The plan in a request.
+
+    Raises:
+        ProtocolError: a stage lacks an input, a route touches another machine, or numbers do not fit.
+    """
+    machine = message.machine
+    stages = tuple(stage_spec(stage) for stage in message.stages)
+    routes = tuple(
+        PlannedRoute(r.tensor_index, tensor_spec(r.tensor), r.source, r.destination, r.queue_depth)
+        for r in message.routes
+    )
+    for route in routes:
+        if machine not in (route.source, route.destination):
+            raise ProtocolError(f"route of tensor {route.tensor.name!r} does not touch machine {machine!r}")
+        if not 1 <= route.queue_depth <= 100_000:
+            raise ProtocolError(f"route of tensor {route.tensor.name!r} has the queue depth {route.queue_depth}")
+    plan = MachinePlan(
+        machine=machine,
+        stages=stages,
+        incoming=tuple(r for r in routes if r.destination == machine != r.source),
+        outgoing=tuple(r for r in routes if r.source == machine != r.destination),
+        local=tuple(r for r in routes if r.source == r.destination == machine),
+    )
+    made = {tensor.name: tensor for stage in stages for tensor in stage.outputs}
+    supplied = {r.tensor.name: r.tensor for r in (*plan.incoming, *plan.local)}
+    for stage in stages:
+        if stage.machine != machine:
+            raise ProtocolError(f"stage {stage.name!r} is for machine {stage.machine!r}, not {machine!r}")
+        for tensor in stage.inputs:
+            if supplied.get(tensor.name) != tensor:
+                raise ProtocolError(f"stage {stage.name!r} takes {tensor}, and no route supplies it")
+    for route in (*plan.outgoing, *plan.local):
+        if made.get(route.tensor.name) != route.tensor:
+            raise ProtocolError(f"a route takes {route.tensor}, and no stage of machine {machine!r} makes it")
+    return plan
+
+
+def statistics_message(statistics: StageStatistics) -> pb.StageStatistics:
+    return pb.StageStatistics(
+        stage=statistics.name,
+        micro_batches=statistics.micro_batches,
+        compute_seconds=statistics.compute_seconds,
+        median_compute_seconds=statistics.median_compute_seconds,
+        wait_seconds=statistics.wait_seconds,
+        receive_seconds=statistics.receive_seconds,
+        send_seconds=statistics.send_seconds,
+        bytes_received=statistics.bytes_received,
+        bytes_sent=statistics.bytes_sent,
+    )
+
+
+def stage_statistics(message: pb.StageStatistics, machine: str) -> StageStatistics:
+    return StageStatistics(
+        name=message.stage,
+        machine=machine,
+        micro_batches=message.micro_batches,
+        compute_seconds=message.compute_seconds,
+        median_compute_seconds=message.median_compute_seconds,
+        wait_seconds=message.wait_seconds,
+        receive_seconds=message.receive_seconds,
+        send_seconds=message.send_seconds,
+        bytes_received=message.bytes_received,
+        bytes_sent=message.bytes_sent,
+    )
+
+
+def trace_message(event: TraceEvent) -> pb.TraceEvent:
+    return pb.TraceEvent(
+        stage=event.stage,
+        sequence=event.sequence,
+        kind=event.kind,
+        start_nanoseconds=event.start_nanoseconds,
+        end_nanoseconds=event.end_nanoseconds,
+    )
+
+
+def trace_event(message: pb.TraceEvent, machine: str) -> TraceEvent:
+    return TraceEvent(
+        machine, message.stage, message.sequence, message.kind, message.start_nanoseconds, message.end_nanoseconds
+    )

@@ -1,0 +1,218 @@
+"""Loads a stage's library and weights into TVM's runtime and runs it. The only module that computes; it imports tvm."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm.runtime.vm import VirtualMachine
+
+from rpc_runtime.errors import BlobError, StageError, WorkerError
+from rpc_runtime.framing import Bytes
+from rpc_runtime.program import StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.safetensors_file import single_tensor
+
+ALIGNMENT_BYTES = 64
+ELF_MACHINES = {3: "i686", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64"}
+
+Tensor = Any
+"""A ``tvm.runtime.Tensor``; TVM carries no types."""
+
+
+@dataclass(frozen=True)
+class TensorSlot:
+    """Aligned host memory for one tensor, seen as bytes and as a tensor of TVM."""
+
+    data: Bytes
+    value: Tensor
+
+
+def new_slot(spec: TensorSpec) -> TensorSlot:
+    """Fresh memory; TVM takes host memory of others without a copy only at addresses that are multiples of 64."""
+    block = np.empty(spec.size_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT_BYTES
+    data = block[start : start + spec.size_bytes]
+    return TensorSlot(data, tvm.runtime.from_dlpack(data)._create_view(spec.shape, spec.dtype))
+
+
+def tensor_bytes(tensor: Tensor) -> Bytes:
+    """A tensor's content as a flat array of bytes; without a copy when it lies in host memory."""
+    if not _on_host(tensor):
+        tensor = tensor.copyto(tvm.cpu())
+    spec_bytes = int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(str(tensor.dtype)).itemsize
+    flat: Bytes = np.from_dlpack(tensor._create_view((spec_bytes,), "uint8"))
+    return flat
+
+
+def tensor_from_array(array: np.ndarray[Any, Any]) -> Tensor:
+    """A copy of an array in TVM's memory, whatever its dtype."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return tvm.runtime.tensor(flat)._create_view(array.shape, array.dtype.name)
+
+
+def array_from_tensor(tensor: Tensor, spec: TensorSpec) -> np.ndarray[Any, Any]:
+    """A copy of a tensor as a numpy array of its own."""
+    return tensor_bytes(tensor).copy().view(np.dtype(spec.dtype)).reshape(spec.shape)
+
+
+class WeightCache:
+    """Weights that several stages of one deployment share are loaded once."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[tuple[WeightSpec, str], Tensor] = {}
+
+
+class StageExecutable:
+    """A stage that is ready to run.
+
+    Raises:
+        WorkerError: this machine cannot run the stage: no such device, another architecture, too little memory.
+        BlobError: the library or a weight is damaged.
+    """
+
+    def __init__(
+        self, stage: StageSpec, library: Bytes, weights: Sequence[Bytes], scratch: Path, cache: WeightCache
+    ) -> None:
+        self.stage = stage
+        where = f"stage {stage.name!r} on machine {stage.machine!r}"
+        self._device = _device(stage, where)
+        self._on_cpu = stage.device == "cpu"
+        try:
+            self._machine = VirtualMachine(_load_library(library, scratch, where), self._device)
+            self._main = self._machine["main"]
+        except WorkerError:
+            raise
+        except Exception as error:
+            raise WorkerError(f"{where}: TVM cannot load the library: {_first_line(error)}") from error
+        self._weights = [
+            _weight(spec, content, self._device, stage.device, cache, where)
+            for spec, content in zip(stage.weights, weights, strict=True)
+        ]
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs for one micro-batch, in memory that neither an input shares nor a later call changes.
+
+        Raises:
+            StageError: the library raised, or returned something other than what the stage announces.
+        """
+        stage = self.stage
+        if not self._on_cpu:
+            inputs = [tensor.copyto(self._device) if _on_host(tensor) else tensor for tensor in inputs]
+        else:
+            inputs = [tensor if _on_host(tensor) else tensor.copyto(self._device) for tensor in inputs]
+        try:
+            result = self._main(*inputs, *self._weights)
+            if not self._on_cpu:
+                self._device.sync()
+        except Exception as error:
+            raise StageError(
+                f"stage {stage.name!r} on machine {stage.machine!r} failed: {_first_line(error)}"
+            ) from error
+        if not isinstance(result, tvm_ffi.Array) or len(result) != len(stage.outputs):
+            raise StageError(
+                f"stage {stage.name!r} on machine {stage.machine!r} should return a tuple of {len(stage.outputs)} "
+                f"tensors, and returned {type(result).__name__}"
+                + (f" of {len(result)}" if isinstance(result, tvm_ffi.Array) else "")
+            )
+        return [self._checked(tensor, spec, inputs) for tensor, spec in zip(result, stage.outputs, strict=True)]
+
+    def _checked(self, tensor: Tensor, spec: TensorSpec, inputs: Sequence[Tensor]) -> Tensor:
+        shape = tuple(tensor.shape)
+        if shape != spec.shape or str(tensor.dtype) != spec.dtype:
+            raise StageError(
+                f"stage {self.stage.name!r} on machine {self.stage.machine!r} should return {spec}, "
+                f"and returned {tensor.dtype}[{', '.join(map(str, shape))}]"
+            )
+        if self._on_cpu and _shares_memory(tensor, spec, inputs, self.stage.inputs):
+            copy = new_slot(spec)
+            copy.data[:] = tensor_bytes(tensor)
+            return copy.value
+        return tensor
+
+
+def _shares_memory(
+    tensor: Tensor, spec: TensorSpec, inputs: Sequence[Tensor], input_specs: Sequence[TensorSpec]
+) -> bool:
+    """Whether an output is (a view of) an input, whose memory the next micro-batch will overwrite."""
+    begin = tensor.data_ptr()
+    for other, other_spec in zip(inputs, input_specs, strict=True):
+        start = other.data_ptr()
+        if begin < start + other_spec.size_bytes and start < begin + spec.size_bytes:
+            return True
+    return False
+
+
+def _on_host(tensor: Tensor) -> bool:
+    return bool(tensor.device.dlpack_device_type() == 1)
+
+
+def _device(stage: StageSpec, where: str) -> Any:
+    if stage.device == "cpu":
+        return tvm.cpu()
+    if stage.device != "cuda":
+        raise WorkerError(f"{where} wants the device {stage.device!r}; workers know 'cpu' and 'cuda'")
+    device = tvm.cuda(0)
+    try:
+        present = bool(device.exist)
+    except Exception:
+        present = False
+    if not present:
+        raise WorkerError(
+            f"{where} was compiled for the device 'cuda', and this machine has only 'cpu' (no CUDA device that TVM can "
+            "use). Place the stage on a machine with a GPU, or compile it for 'cpu'"
+        )
+    return device
+
+
+def _load_library(content: Bytes, scratch: Path, where: str) -> Any:
+    """Loads a private copy: TVM keeps one context per loaded file, so two stages must never share one."""
+    _check_architecture(content, where)
+    descriptor, name = tempfile.mkstemp(suffix=".so", dir=scratch)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(memoryview(content))
+        return tvm.runtime.load_module(name)
+    finally:
+        os.unlink(name)
+
+
+def _check_architecture(content: Bytes, where: str) -> None:
+    head = content[:20].tobytes()
+    if len(head) < 20 or head[:4] != b"\x7fELF":
+        if platform.system() == "Linux":
+            raise WorkerError(f"{where}: the library is no ELF shared object, and this machine runs Linux")
+        return
+    number = int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")
+    architecture, here = ELF_MACHINES.get(number, f"ELF machine {number}"), platform.machine()
+    if architecture != here:
+        raise WorkerError(
+            f"{where}: the library was compiled for {architecture}, and this machine is {here}. Give the machine its "
+            "right target in the cluster's description and compile again"
+        )
+
+
+def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: WeightCache, where: str) -> Tensor:
+    found = cache.loaded.get((spec, kind))
+    if found is not None:
+        return found
+    try:
+        data = single_tensor(content, spec.tensor)
+    except BlobError as error:
+        raise BlobError(f"{where}: weight {spec.tensor.name!r} (blob {spec.blob.sha256[:12]}): {error}") from error
+    tensor = tvm.runtime.tensor(data, device)._create_view(spec.tensor.shape, spec.tensor.dtype)
+    cache.loaded[spec, kind] = tensor
+    return tensor
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:1000]

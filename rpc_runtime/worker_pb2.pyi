@@ -1,0 +1,326 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CudaDevice(_message.Message):
+    __slots__ = ("index", "arch", "memory_bytes")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ARCH_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    arch: str
+    memory_bytes: int
+    def __init__(self, index: _Optional[int] = ..., arch: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("protocol_version", "machine", "hostname", "architecture", "mcpu", "cpu_features", "cores", "threads", "memory_total_bytes", "memory_free_bytes", "tvm_version", "tvm_ffi_version", "numpy_version", "cuda_devices", "secure", "deployments", "clock_nanoseconds", "process_id")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    HOSTNAME_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    MCPU_FIELD_NUMBER: _ClassVar[int]
+    CPU_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TVM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TVM_FFI_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUMPY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CUDA_DEVICES_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENTS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    machine: str
+    hostname: str
+    architecture: str
+    mcpu: str
+    cpu_features: _containers.RepeatedScalarFieldContainer[str]
+    cores: int
+    threads: int
+    memory_total_bytes: int
+    memory_free_bytes: int
+    tvm_version: str
+    tvm_ffi_version: str
+    numpy_version: str
+    cuda_devices: _containers.RepeatedCompositeFieldContainer[CudaDevice]
+    secure: bool
+    deployments: _containers.RepeatedScalarFieldContainer[str]
+    clock_nanoseconds: int
+    process_id: int
+    def __init__(self, protocol_version: _Optional[int] = ..., machine: _Optional[str] = ..., hostname: _Optional[str] = ..., architecture: _Optional[str] = ..., mcpu: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., tvm_version: _Optional[str] = ..., tvm_ffi_version: _Optional[str] = ..., numpy_version: _Optional[str] = ..., cuda_devices: _Optional[_Iterable[_Union[CudaDevice, _Mapping]]] = ..., secure: _Optional[bool] = ..., deployments: _Optional[_Iterable[str]] = ..., clock_nanoseconds: _Optional[int] = ..., process_id: _Optional[int] = ...) -> None: ...
+
+class Blob(_message.Message):
+    __slots__ = ("sha256", "size_bytes")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    size_bytes: int
+    def __init__(self, sha256: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class MissingBlobsRequest(_message.Message):
+    __slots__ = ("deployment", "blobs")
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    BLOBS_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    blobs: _containers.RepeatedCompositeFieldContainer[Blob]
+    def __init__(self, deployment: _Optional[str] = ..., blobs: _Optional[_Iterable[_Union[Blob, _Mapping]]] = ...) -> None: ...
+
+class MissingBlobsReply(_message.Message):
+    __slots__ = ("sha256",)
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    sha256: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sha256: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PutBlobRequest(_message.Message):
+    __slots__ = ("blob", "chunk")
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    blob: Blob
+    chunk: bytes
+    def __init__(self, blob: _Optional[_Union[Blob, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class PutBlobReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("name", "shape", "dtype")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
+
+class Weight(_message.Message):
+    __slots__ = ("tensor", "blob")
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    tensor: Tensor
+    blob: Blob
+    def __init__(self, tensor: _Optional[_Union[Tensor, _Mapping]] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ...) -> None: ...
+
+class Stage(_message.Message):
+    __slots__ = ("index", "name", "machine", "layers", "device", "library", "weights", "inputs", "outputs")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    LIBRARY_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    name: str
+    machine: str
+    layers: _containers.RepeatedScalarFieldContainer[str]
+    device: str
+    library: Blob
+    weights: _containers.RepeatedCompositeFieldContainer[Weight]
+    inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
+    outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
+    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., machine: _Optional[str] = ..., layers: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., library: _Optional[_Union[Blob, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[Weight, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("tensor_index", "tensor", "source", "destination", "queue_depth")
+    TENSOR_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    tensor_index: int
+    tensor: Tensor
+    source: str
+    destination: str
+    queue_depth: int
+    def __init__(self, tensor_index: _Optional[int] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., queue_depth: _Optional[int] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("machine", "address", "token", "tls")
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TLS_FIELD_NUMBER: _ClassVar[int]
+    machine: str
+    address: str
+    token: str
+    tls: bool
+    def __init__(self, machine: _Optional[str] = ..., address: _Optional[str] = ..., token: _Optional[str] = ..., tls: _Optional[bool] = ...) -> None: ...
+
+class LoadStagesRequest(_message.Message):
+    __slots__ = ("deployment", "machine", "stages", "routes")
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    machine: str
+    stages: _containers.RepeatedCompositeFieldContainer[Stage]
+    routes: _containers.RepeatedCompositeFieldContainer[Route]
+    def __init__(self, deployment: _Optional[str] = ..., machine: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ...) -> None: ...
+
+class LoadStagesReply(_message.Message):
+    __slots__ = ("weight_bytes",)
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    weight_bytes: int
+    def __init__(self, weight_bytes: _Optional[int] = ...) -> None: ...
+
+class ConnectRequest(_message.Message):
+    __slots__ = ("deployment", "peers", "timeout_seconds")
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    timeout_seconds: float
+    def __init__(self, deployment: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class ConnectReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UnloadRequest(_message.Message):
+    __slots__ = ("deployment",)
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    def __init__(self, deployment: _Optional[str] = ...) -> None: ...
+
+class UnloadReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("deployment",)
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    def __init__(self, deployment: _Optional[str] = ...) -> None: ...
+
+class StageProgress(_message.Message):
+    __slots__ = ("stage", "finished")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    finished: int
+    def __init__(self, stage: _Optional[str] = ..., finished: _Optional[int] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("kind", "machine", "stage", "peer", "message")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNKNOWN: _ClassVar[Failure.Kind]
+        STAGE: _ClassVar[Failure.Kind]
+        LINK: _ClassVar[Failure.Kind]
+        PROTOCOL: _ClassVar[Failure.Kind]
+        INTERNAL: _ClassVar[Failure.Kind]
+    UNKNOWN: Failure.Kind
+    STAGE: Failure.Kind
+    LINK: Failure.Kind
+    PROTOCOL: Failure.Kind
+    INTERNAL: Failure.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    kind: Failure.Kind
+    machine: str
+    stage: str
+    peer: str
+    message: str
+    def __init__(self, kind: _Optional[_Union[Failure.Kind, str]] = ..., machine: _Optional[str] = ..., stage: _Optional[str] = ..., peer: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class WatchEvent(_message.Message):
+    __slots__ = ("stages", "activity", "failure")
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    stages: _containers.RepeatedCompositeFieldContainer[StageProgress]
+    activity: int
+    failure: Failure
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageProgress, _Mapping]]] = ..., activity: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class StatisticsRequest(_message.Message):
+    __slots__ = ("deployment",)
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    def __init__(self, deployment: _Optional[str] = ...) -> None: ...
+
+class StageStatistics(_message.Message):
+    __slots__ = ("stage", "micro_batches", "compute_seconds", "median_compute_seconds", "wait_seconds", "receive_seconds", "send_seconds", "bytes_received", "bytes_sent")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SEND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    micro_batches: int
+    compute_seconds: float
+    median_compute_seconds: float
+    wait_seconds: float
+    receive_seconds: float
+    send_seconds: float
+    bytes_received: int
+    bytes_sent: int
+    def __init__(self, stage: _Optional[str] = ..., micro_batches: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., median_compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., receive_seconds: _Optional[float] = ..., send_seconds: _Optional[float] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ...) -> None: ...
+
+class StatisticsReply(_message.Message):
+    __slots__ = ("stages",)
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    stages: _containers.RepeatedCompositeFieldContainer[StageStatistics]
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageStatistics, _Mapping]]] = ...) -> None: ...
+
+class TraceRequest(_message.Message):
+    __slots__ = ("deployment",)
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    def __init__(self, deployment: _Optional[str] = ...) -> None: ...
+
+class TraceEvent(_message.Message):
+    __slots__ = ("stage", "sequence", "kind", "start_nanoseconds", "end_nanoseconds")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    START_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    END_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    sequence: int
+    kind: str
+    start_nanoseconds: int
+    end_nanoseconds: int
+    def __init__(self, stage: _Optional[str] = ..., sequence: _Optional[int] = ..., kind: _Optional[str] = ..., start_nanoseconds: _Optional[int] = ..., end_nanoseconds: _Optional[int] = ...) -> None: ...
+
+class TraceReply(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[TraceEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "deployment", "source", "destination")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    deployment: str
+    source: str
+    destination: str
+    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ...) -> None: ...

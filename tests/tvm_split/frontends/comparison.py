@@ -1,0 +1,45 @@
+"""Compiles an imported model with TVM's default pipeline and compares it with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_split.model import Model
+
+TOLERANCES = {"float64": 1e-5, "float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-2}
+"""Largest difference, relative to the largest right value of the output."""
+
+
+def run(model: Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The outputs of the model as TVM computes them on the CPU."""
+    executable = tvm.compile(model.module, target="llvm")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    results = machine["main"](*[tvm.runtime.tensor(array) for array in inputs])
+    return [result.numpy() for result in results]
+
+
+def assert_equal_to_source(model: Model, inputs: Sequence[np.ndarray], tolerance: float | None = None) -> None:
+    """The compiled module has the source's outputs: same number, shapes, dtypes, and values within the tolerance."""
+    assert model.reference is not None
+    right = model.reference.outputs(inputs)
+    assert len(right) == len(model.outputs)
+    for position, (output, wanted, spec) in enumerate(zip(run(model, inputs), right, model.outputs, strict=True)):
+        assert (str(output.dtype), output.shape) == (str(wanted.dtype), wanted.shape), f"output {position}"
+        assert (spec.dtype, spec.shape) == (str(wanted.dtype), wanted.shape), f"output {position}"
+        assert_close(output, wanted, tolerance)
+
+
+def assert_close(found: np.ndarray, wanted: np.ndarray, tolerance: float | None = None) -> None:
+    """Equal for integers and booleans; for floats within a tolerance for the dtype, NaN and infinities in place."""
+    if str(wanted.dtype) not in TOLERANCES:
+        np.testing.assert_array_equal(found, wanted)
+        return
+    allowed = TOLERANCES[str(wanted.dtype)] if tolerance is None else tolerance
+    exact, approximate = wanted.astype("float64"), found.astype("float64")
+    finite = np.isfinite(exact)
+    scale = max(1.0, float(np.abs(exact[finite]).max(initial=0.0)))
+    np.testing.assert_allclose(approximate, exact, rtol=allowed, atol=allowed * scale, equal_nan=True)

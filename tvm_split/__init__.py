@@ -1,0 +1,104 @@
+"""Split a neural network over unequal machines, compile each part for its machine, and run them as one pipeline.
+
+    import tvm_split
+
+    with tvm_split.compile_and_deploy(network, (x,), tvm_split.Cluster.local(workers=2)) as deployment:
+        (y,) = deployment.run(x)
+
+Names are loaded when they are first used, so that a worker, which needs none of the compiler, starts without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rpc_runtime.errors import (
+        BlobError,
+        DeadlineError,
+        InputError,
+        ProtocolError,
+        StageError,
+        TvmSplitError,
+        WorkerError,
+        WorkerUnavailableError,
+    )
+    from tvm_split.api import compile_and_deploy
+    from tvm_split.bundle import Bundle
+    from tvm_split.cluster import Cluster, Link, Machine
+    from tvm_split.compiling import compile
+    from tvm_split.deployment import Deployment, deploy
+    from tvm_split.errors import (
+        BundleError,
+        ClusterError,
+        CompileError,
+        ModelImportError,
+        PlanError,
+        VerificationError,
+    )
+    from tvm_split.frontends import load_model
+    from tvm_split.model import Model
+    from tvm_split.planner import Plan, plan
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "rpc_runtime.errors": (
+        "BlobError", "DeadlineError", "InputError", "ProtocolError", "StageError", "TvmSplitError", "WorkerError",
+        "WorkerUnavailableError",
+    ),
+    "tvm_split.api": ("compile_and_deploy",),
+    "tvm_split.bundle": ("Bundle",),
+    "tvm_split.cluster": ("Cluster", "Link", "Machine"),
+    "tvm_split.compiling": ("compile",),
+    "tvm_split.deployment": ("Deployment", "deploy"),
+    "tvm_split.errors": (
+        "BundleError", "ClusterError", "CompileError", "ModelImportError", "PlanError", "VerificationError",
+    ),
+    "tvm_split.frontends": ("load_model",),
+    "tvm_split.model": ("Model",),
+    "tvm_split.planner": ("Plan", "plan"),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BlobError",
+    "Bundle",
+    "BundleError",
+    "Cluster",
+    "ClusterError",
+    "CompileError",
+    "DeadlineError",
+    "Deployment",
+    "InputError",
+    "Link",
+    "Machine",
+    "Model",
+    "ModelImportError",
+    "Plan",
+    "PlanError",
+    "ProtocolError",
+    "StageError",
+    "TvmSplitError",
+    "VerificationError",
+    "WorkerError",
+    "WorkerUnavailableError",
+    "compile",
+    "compile_and_deploy",
+    "deploy",
+    "load_model",
+    "plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'tvm_split' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,50 @@
+"""The one call from a trained network to a running pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm_split.cluster import Cluster
+from tvm_split.compiling import compile
+from tvm_split.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy
+from tvm_split.frontends import load_model
+from tvm_split.planner.by_hand import Split
+from tvm_split.planner.planning import Objective, plan
+
+
+def compile_and_deploy(
+    source: Any,
+    example_inputs: Any = None,
+    cluster: Cluster | None = None,
+    split: Split | None = None,
+    stages: int | None = None,
+    objective: Objective = "throughput",
+    *,
+    batch: int | None = None,
+    verify: bool = True,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> Deployment:
+    """Import, plan, compile, verify and deploy a network.
+
+    Args:
+        source: a torch module or exported program, an ONNX model or path, or a `Model`.
+        example_inputs: a tuple of inputs, as the model takes them; needed for a torch module.
+        cluster: where to run; by default two worker processes on this host.
+        split: layers by machine, in the source's own names; without it the layers are balanced automatically.
+        stages: exactly so many stages.
+        objective: ``"throughput"`` or ``"latency"``.
+        batch: the size of a dynamic batch dimension.
+        verify: compare the compiled stages with the source before anything is deployed.
+        timeout_seconds: the longest wait for a worker's answer or the next result.
+        on_progress: called with what is being done, the steps done and all steps.
+
+    Returns:
+        A running `Deployment`; use it as a context manager, or close it.
+    """
+    cluster = cluster if cluster is not None else Cluster.local()
+    model = load_model(source, example_inputs, batch=batch)
+    planned = plan(model, cluster, objective=objective, stages=stages, split=split)
+    bundle = compile(model, planned, verify=verify, on_progress=on_progress)
+    return deploy(bundle, cluster, timeout_seconds=timeout_seconds)

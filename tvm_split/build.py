@@ -1,0 +1,96 @@
+"""Build one stage: from its pure function to a shared library and prepacked weights."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.support import cc
+
+import schedules
+from relay_passes.communication import Computation
+from relay_passes.lift_weights import lift_weights
+from relay_passes.pipeline import Observer, Schedules, run_phases, stage_phases
+from tvm_split.errors import CompileError
+from tvm_split.planner.planning import tvm_target
+
+
+@dataclass(frozen=True)
+class BuiltStage:
+    """A stage's library file, its weights in the order of the function's last parameters, and its kernels' names."""
+
+    library: Path
+    weights: tuple[tvm.runtime.Tensor, ...]
+    kernels: tuple[str, ...]
+
+
+def build_stage(
+    computation: Computation, target: Mapping[str, Any], library: Path, observe: Observer | None = None
+) -> BuiltStage:
+    """Optimise, compile and link one stage for a target.
+
+    Raises:
+        CompileError: the target cannot be compiled for, or there is no linker for it.
+    """
+    built_for = tvm_target(target)
+    with built_for:
+        module = tvm.IRModule({"main": computation.function.with_attr("global_symbol", "main")})
+        module = run_phases(module, stage_phases(_schedules(built_for)), observe)
+        lifted = lift_weights(module)
+        try:
+            executable = relax.build(lifted.module, built_for)
+            executable.export_library(str(library), **_linker(target, computation.name))
+        except CompileError:
+            raise
+        except Exception as error:
+            raise CompileError(f"{computation.name} cannot be compiled for {dict(target)}: {error}") from error
+    return BuiltStage(library, lifted.weights, _kernel_names(lifted.module))
+
+
+def _schedules(target: tvm.target.Target) -> Schedules:
+    return Schedules(
+        convert_layouts=lambda module: schedules.convert_layouts(module, target),
+        legalizations=schedules.legalizations(target),
+        schedule=lambda module: schedules.apply(module, target),
+    )
+
+
+def _kernel_names(module: tvm.IRModule) -> tuple[str, ...]:
+    return tuple(
+        sorted(
+            variable.name_hint
+            for variable, function in module.functions_items()
+            if isinstance(function, tvm.tirx.PrimFunc)
+        )
+    )
+
+
+def _linker(target: Mapping[str, Any], stage: str) -> dict[str, Callable[..., None]]:
+    """What ``export_library`` needs to link for another architecture; nothing for this host's."""
+    host = target.get("host") if target["kind"] != "llvm" else target
+    triple = str(host.get("mtriple", "")) if isinstance(host, Mapping) else ""
+    architecture = triple.partition("-")[0]
+    if not architecture or architecture == _own_architecture():
+        return {}
+    compiler = shutil.which(f"{architecture}-linux-gnu-gcc")
+    if compiler is not None:
+        return {"fcompile": cc.cross_compiler(compiler, options=["-shared", "-fPIC"])}
+    try:
+        import ziglang  # noqa: F401
+    except ImportError:
+        raise CompileError(
+            f"{stage} is for {architecture}, and no linker for it is here; install the extra tvm-split[cross], or "
+            f"a compiler named {architecture}-linux-gnu-gcc"
+        ) from None
+    options = ["-m", "ziglang", "cc", "-target", f"{architecture}-linux-gnu", "-shared", "-fPIC"]
+    return {"fcompile": cc.cross_compiler(sys.executable, options=options)}
+
+
+def _own_architecture() -> str:
+    return str(tvm.target.codegen.llvm_get_system_triple()).partition("-")[0]

@@ -1,0 +1,171 @@
+"""A bundle: everything that compiling made, as one object and as a folder.
+
+manifest.json       what is in the bundle and how it fits together; names every other file by its SHA-256
+manifest.sha256     the digest of manifest.json, so that a change in it is noticed too
+blobs/<sha256>      libraries, and weights in safetensors format
+ir/<name>.py        the readable IR: the annotated whole, and what each machine does
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rpc_runtime.program import BlobSpec, Program
+from tvm_split.blobs import BlobFolder, sha256_of
+from tvm_split.errors import BundleError, PlanError
+from tvm_split.model import Model
+from tvm_split.planner.plan import Plan
+
+FORMAT = "tvm-split bundle"
+VERSION = 1
+_PROGRAM = TypeAdapter(Program)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A compiled program, the plan it follows, its blobs and its readable IR.
+
+    ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives the names of every stage's kernels, which
+    show what was fused. ``versions`` are those of TVM and its FFI, which a worker must have too.
+    """
+
+    model: str
+    plan: Plan
+    program: Program
+    ir: Mapping[str, str]
+    kernels: Mapping[str, tuple[str, ...]]
+    versions: Mapping[str, str]
+    blobs: BlobFolder = field(compare=False)
+
+    @classmethod
+    def create(
+        cls,
+        model: Model,
+        plan: Plan,
+        program: Program,
+        blobs: BlobFolder,
+        ir: Mapping[str, str],
+        kernels: Mapping[str, tuple[str, ...]],
+    ) -> Bundle:
+        versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
+        return cls(model.name, plan, program, dict(ir), dict(kernels), versions, blobs)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the manifest, which names the content of everything else."""
+        return hashlib.sha256(self._manifest()).hexdigest()
+
+    def blob_path(self, sha256: str) -> Path:
+        return self.blobs.path(sha256)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the bundle to a folder, which may hold an older bundle but nothing else."""
+        folder = Path(folder)
+        if folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
+            raise BundleError(f"{folder} holds other files; give a new folder, or one with a bundle")
+        (folder / "blobs").mkdir(parents=True, exist_ok=True)
+        (folder / "ir").mkdir(exist_ok=True)
+        kept = {blob.sha256 for blob in self._blob_specs()}
+        for path in (folder / "blobs").iterdir():
+            if path.name not in kept:
+                path.unlink()
+        for path in (folder / "ir").iterdir():
+            path.unlink()
+        for blob in self._blob_specs():
+            self.blobs.copy_to(folder / "blobs", blob)
+        for name, text in self.ir.items():
+            (folder / "ir" / f"{name}.py").write_text(text)
+        (folder / "manifest.json").write_bytes(self._manifest())
+        (folder / "manifest.sha256").write_text(self.digest + "\n")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Bundle:
+        """Read a bundle, checking version, structure and every file's digest.
+
+        Raises:
+            BundleError: names the file, and for a changed one both digests.
+        """
+        folder = Path(folder)
+        manifest = _read_manifest(folder)
+        try:
+            program = _PROGRAM.validate_python(manifest["program"])
+            plan = Plan.from_dict(manifest["plan"], source=f"{folder}/manifest.json: plan")
+            kernels = {stage: tuple(names) for stage, names in manifest["kernels"].items()}
+            ir_digests = dict(manifest["ir"])
+            model, versions = str(manifest["model"]), dict(manifest["versions"])
+        except (KeyError, ValidationError, PlanError, AttributeError, TypeError) as error:
+            raise BundleError(f"{folder}/manifest.json does not describe a bundle: {error}") from error
+        ir = {name: _checked_text(folder / "ir" / f"{name}.py", digest) for name, digest in ir_digests.items()}
+        bundle = cls(model, plan, program, ir, kernels, versions, BlobFolder(folder / "blobs"))
+        for blob in bundle._blob_specs():
+            _check_blob(bundle.blob_path(blob.sha256), blob)
+        return bundle
+
+    def _blob_specs(self) -> tuple[BlobSpec, ...]:
+        return tuple({blob.sha256: blob for stage in self.program.stages for blob in stage.blobs}.values())
+
+    def _manifest(self) -> bytes:
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "versions": dict(self.versions),
+            "model": self.model,
+            "plan": self.plan.to_dict(),
+            "program": dataclasses.asdict(self.program),
+            "kernels": self.kernels,
+            "ir": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.ir.items()},
+        }
+        return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    try:
+        content = path.read_bytes()
+        recorded = (folder / "manifest.sha256").read_text().strip()
+    except OSError as error:
+        raise BundleError(f"{folder} is no bundle: cannot read {error.filename}: {error.strerror}") from error
+    actual = hashlib.sha256(content).hexdigest()
+    if actual != recorded:
+        raise BundleError(f"{path} was changed: its SHA-256 is {actual}, manifest.sha256 says {recorded}")
+    try:
+        manifest = json.loads(content)
+    except ValueError as error:
+        raise BundleError(f"{path} is not JSON: {error}") from error
+    found = (manifest.get("format"), manifest.get("version")) if isinstance(manifest, dict) else (None, None)
+    if found != (FORMAT, VERSION):
+        raise BundleError(
+            f"{path} is a {found[0]!r} of version {found[1]}; this version of tvm-split reads {FORMAT!r} of version "
+            f"{VERSION}. Compile the model again"
+        )
+    return dict(manifest)
+
+
+def _checked_text(path: Path, digest: str) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"the bundle lacks {path}: {error.strerror}") from error
+    actual = hashlib.sha256(content).hexdigest()
+    if actual != digest:
+        raise BundleError(f"{path} was changed: its SHA-256 is {actual}, the manifest says {digest}")
+    return content.decode()
+
+
+def _check_blob(path: Path, blob: BlobSpec) -> None:
+    if not path.is_file():
+        raise BundleError(f"the bundle lacks the blob {path}")
+    if path.stat().st_size != blob.size_bytes:
+        raise BundleError(f"{path} has {path.stat().st_size} bytes, the manifest says {blob.size_bytes}")
+    actual = sha256_of(path)
+    if actual != blob.sha256:
+        raise BundleError(f"{path} was changed: its SHA-256 is {actual}, its name and the manifest say {blob.sha256}")

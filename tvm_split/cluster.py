@@ -1,0 +1,160 @@
+"""Machines and the links between them: what a model is split over."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from rpc_runtime.client import WorkerEndpoint
+from rpc_runtime.local_workers import LocalWorkers
+from rpc_runtime.program import CLIENT
+from tvm_split.errors import ClusterError
+
+ClusterKind = Literal["local", "remote", "in_process"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine.
+
+    ``target`` is a TVM target as a dictionary (``{"kind": "llvm", "mcpu": "znver4"}``), or None for the machine's own:
+    what the worker on it says it is. ``memory_bytes`` limits what weights may take; None is no limit.
+    ``endpoint`` is where its worker listens, None as long as no worker runs.
+    """
+
+    name: str
+    threads: int = 1
+    target: Mapping[str, Any] | None = None
+    memory_bytes: int | None = None
+    endpoint: WorkerEndpoint | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name == CLIENT:
+            raise ClusterError(f"a machine cannot be named {self.name!r}")
+        if self.threads < 1:
+            raise ClusterError(f"machine {self.name!r} has {self.threads} threads; give at least 1")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A one-way link: tensors of ``b`` bytes take ``latency_seconds + b / bytes_per_second``."""
+
+    source: str
+    destination: str
+    bytes_per_second: float
+    latency_seconds: float = 0.0
+
+
+@dataclass
+class Cluster:
+    """The machines that a model may be split over.
+
+    Make one with `local`, `in_process` or `from_yaml`. A local cluster starts its worker processes when they are first
+    needed; used as a context manager it keeps them between deployments, otherwise the deployment that started them
+    ends them.
+    """
+
+    kind: ClusterKind
+    machines: tuple[Machine, ...]
+    links: tuple[Link, ...] = ()
+    _workers: LocalWorkers | None = field(default=None, repr=False)
+    _keep_workers: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.machines:
+            raise ClusterError("a cluster needs at least one machine")
+        names = [machine.name for machine in self.machines]
+        for name in names:
+            if names.count(name) > 1:
+                raise ClusterError(f"{names.count(name)} machines are named {name!r}; names must differ")
+        for link in self.links:
+            for end in (link.source, link.destination):
+                if end not in names:
+                    raise ClusterError(f"a link names machine {end!r}; the cluster has {', '.join(names)}")
+
+    @classmethod
+    def local(cls, workers: int = 2, threads: int = 1) -> Cluster:
+        """Worker processes on this host: ``machine-a``, ``machine-b``, …, each with ``threads`` cores of its own."""
+        return cls("local", _lettered_machines(workers, threads))
+
+    @classmethod
+    def in_process(cls, machines: int = 1, threads: int | None = None) -> Cluster:
+        """No processes and no RPC: the stages are called in turn, in this process.
+
+        ``threads`` is for the whole process: TVM's thread pool has one size, set by the first deployment.
+        """
+        return cls("in_process", _lettered_machines(machines, threads or usable_cores()))
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Cluster:
+        """Machines with workers that run already, described in a file; see `tvm_split.cluster_file`."""
+        from tvm_split.cluster_file import read_cluster_file
+
+        return read_cluster_file(Path(path))
+
+    @property
+    def machine_names(self) -> tuple[str, ...]:
+        return tuple(machine.name for machine in self.machines)
+
+    def machine(self, name: str) -> Machine:
+        for machine in self.machines:
+            if machine.name == name:
+                return machine
+        raise ClusterError(f"no machine is named {name!r}; the cluster has {', '.join(self.machine_names)}")
+
+    def endpoints(self) -> dict[str, WorkerEndpoint]:
+        """Where the workers listen; starts those of a local cluster."""
+        if self.kind == "in_process":
+            raise ClusterError("an in-process cluster has no workers")
+        if self.kind == "local":
+            if self._workers is None:
+                self._workers = LocalWorkers(self.machine_names, threads=self.machines[0].threads)
+            return dict(self._workers.start())
+        return {machine.name: _require_endpoint(machine) for machine in self.machines}
+
+    def release(self) -> None:
+        """A deployment has ended: end the workers that were started for it, unless they are kept."""
+        if self._workers is not None and not self._keep_workers:
+            self._workers.stop()
+
+    def close(self) -> None:
+        """End this cluster's own worker processes and remove what they cached; workers started elsewhere stay."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def __enter__(self) -> Cluster:
+        self._keep_workers = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._keep_workers = False
+        self.close()
+
+    def with_machines(self, machines: tuple[Machine, ...]) -> Cluster:
+        """The same cluster with other particulars of its machines."""
+        return dataclasses.replace(self, machines=machines)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def _lettered_machines(count: int, threads: int) -> tuple[Machine, ...]:
+    if not 1 <= count <= 26:
+        raise ClusterError(f"a cluster on this host can have 1 to 26 machines, not {count}")
+    return tuple(Machine(f"machine-{chr(ord('a') + index)}", threads) for index in range(count))
+
+
+def _require_endpoint(machine: Machine) -> WorkerEndpoint:
+    if machine.endpoint is None:
+        raise ClusterError(f"machine {machine.name!r} has no address; give the HOST:PORT on which its worker listens")
+    return machine.endpoint

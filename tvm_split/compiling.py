@@ -1,0 +1,158 @@
+"""From a model and a plan to a bundle."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from relay_passes.communication import Computation, computation, machine_modules
+from relay_passes.contract import main_function, returned_fields
+from relay_passes.pipeline import Observer, partition_phases, run_phases
+from rpc_runtime.program import Program, StageSpec, TensorSpec
+from tvm_split.blobs import BlobFolder
+from tvm_split.build import BuiltStage, build_stage
+from tvm_split.bundle import Bundle
+from tvm_split.errors import PlanError
+from tvm_split.model import Model
+from tvm_split.planner.plan import Plan, PlannedStage
+from tvm_split.planner.planning import placement_of
+from tvm_split.verification import verify_bundle
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, the steps done and all steps."""
+
+
+@dataclass(frozen=True)
+class CutModel:
+    """A model cut by a plan, before any code is made.
+
+    ``annotated`` is the whole graph with a device on every value and ``R.to_vdevice`` at every crossing,
+    ``machine_modules`` what each machine does, with receive and send. ``computations`` are the stages' pure functions.
+    """
+
+    annotated: tvm.IRModule
+    machine_modules: Mapping[str, tvm.IRModule]
+    computations: tuple[Computation, ...]
+    output_names: tuple[str, ...]
+
+
+def compile(
+    model: Model,
+    plan: Plan,
+    *,
+    verify: bool = True,
+    dump_folder: str | Path | None = None,
+    on_progress: Progress | None = None,
+) -> Bundle:
+    """Compile every stage of a plan for its machine's target.
+
+    With ``verify`` the compiled stages are run in this process on the model's example inputs and compared with the
+    source framework, where both are at hand. ``dump_folder`` receives the IR after every phase.
+
+    Raises:
+        PlanError: the plan does not fit the model.
+        CompileError: a stage cannot be compiled for its target.
+        VerificationError: the compiled stages and the source disagree; names the first layer whose values part.
+    """
+    if plan.model != model.name:
+        raise PlanError(f"the plan is for model {plan.model!r}, the model is {model.name!r}")
+    dump = Path(dump_folder) if dump_folder is not None else None
+    steps = len(plan.stages) + 1 + verify
+    report = on_progress or (lambda what, done, steps: None)
+    report("cutting the graph", 0, steps)
+    cut = cut_model(model, plan, dump)
+    blobs = BlobFolder.temporary()
+    stages: list[StageSpec] = []
+    kernels: dict[str, tuple[str, ...]] = {}
+    with tempfile.TemporaryDirectory(prefix="tvm-split-build-") as build_folder:
+        for index, (stage, part) in enumerate(zip(plan.stages, cut.computations, strict=True)):
+            report(f"compiling {stage.name} for {stage.machine}", index + 1, steps)
+            target = plan.machine(stage.machine).target
+            observe = _dump_to(dump, stage.name) if dump is not None else None
+            built = build_stage(part, target, Path(build_folder) / f"{stage.name}.so", observe)
+            stages.append(_stage_spec(index, stage, part, built, target, blobs))
+            kernels[stage.name] = built.kernels
+    made = {tensor.name: tensor for spec in stages for tensor in spec.outputs}
+    made.update({tensor.name: tensor for tensor in model.inputs})
+    program = Program(model.inputs, tuple(made[name] for name in cut.output_names), tuple(stages))
+    bundle = Bundle.create(model, plan, program, blobs, _readable(cut), kernels)
+    if verify:
+        report("comparing with the source", steps - 1, steps)
+        verify_bundle(model, plan, bundle, cut.computations)
+    report("done", steps, steps)
+    return bundle
+
+
+def cut_model(model: Model, plan: Plan, dump_folder: Path | None = None) -> CutModel:
+    """Annotate, partition, verify the partition, and make the machines' communicating modules; no code yet."""
+    placement = placement_of(model, plan)
+    seen: dict[str, tvm.IRModule] = {}
+    partitioned = run_phases(model.module, partition_phases(model.module, placement), seen.__setitem__)
+    if dump_folder is not None:
+        write = _dump_to(dump_folder, "whole")
+        for name, module in seen.items():
+            write(name, module)
+    modules = machine_modules(partitioned)
+    parts = {
+        variable.name_hint: computation(function)
+        for module in modules.values()
+        for variable, function in module.functions_items()
+    }
+    return CutModel(
+        annotated=seen["annotate"],
+        machine_modules=modules,
+        computations=tuple(parts[stage.name] for stage in plan.stages),
+        output_names=tuple(field.name for field in returned_fields(main_function(partitioned))),
+    )
+
+
+def tensor_spec(name: str, tensor_type: Any) -> TensorSpec:
+    """Name, shape and dtype of a Relax tensor type with a static shape."""
+    return TensorSpec(name, tuple(int(length) for length in tensor_type.shape.values), str(tensor_type.dtype))
+
+
+def _stage_spec(
+    index: int,
+    stage: PlannedStage,
+    part: Computation,
+    built: BuiltStage,
+    target: Mapping[str, Any],
+    blobs: BlobFolder,
+) -> StageSpec:
+    results = part.function.ret_ty.fields
+    return StageSpec(
+        index=index,
+        name=stage.name,
+        machine=stage.machine,
+        layers=stage.layers,
+        device="cuda" if target["kind"] == "cuda" else "cpu",
+        library=blobs.add_file(built.library),
+        weights=tuple(blobs.add_weight(f"{stage.name}.weight_{i}", each) for i, each in enumerate(built.weights)),
+        inputs=tuple(tensor_spec(parameter.name, parameter.ty) for parameter in part.function.params),
+        outputs=tuple(tensor_spec(name, each) for name, each in zip(part.sent, results, strict=True)),
+    )
+
+
+def _readable(cut: CutModel) -> dict[str, str]:
+    """The IR that goes into a bundle for people: the annotated whole, and every machine's part."""
+    texts = {"annotated": cut.annotated.script(show_meta=False)}
+    texts.update({machine: module.script(show_meta=False) for machine, module in cut.machine_modules.items()})
+    return texts
+
+
+def _dump_to(folder: Path, stage: str) -> Observer:
+    """An observer that writes the IR after every phase into a folder of the stage's name."""
+    numbers = itertools.count(1)
+
+    def write(phase: str, module: tvm.IRModule) -> None:
+        target = folder / stage
+        target.mkdir(parents=True, exist_ok=True)
+        (target / f"{next(numbers)}-{phase}.py").write_text(module.script(show_meta=False))
+
+    return write

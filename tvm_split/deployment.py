@@ -1,0 +1,217 @@
+"""A bundle that runs: inputs in, outputs out, in order."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, cast
+
+import numpy as np
+
+from rpc_runtime.client import Pipeline, WorkerEndpoint, describe
+from rpc_runtime.errors import InputError
+from rpc_runtime.in_process import InProcessPipeline
+from rpc_runtime.measurements import StageStatistics, TraceEvent
+from rpc_runtime.program import Program, StageSpec, TensorSpec
+from tvm_split.bundle import Bundle
+from tvm_split.cluster import Cluster
+from tvm_split.errors import BundleError, ClusterError
+
+DEFAULT_TIMEOUT_SECONDS = 60.0
+TransferProgress = Callable[[str, int, int], None]
+"""Called with a machine's name, the bytes sent to it so far and all bytes it lacks."""
+
+
+@dataclass(frozen=True)
+class DeploymentStatistics:
+    """What a deployment has done since it was opened, per stage; ``blob_bytes_sent`` is what opening it sent."""
+
+    stages: tuple[StageStatistics, ...]
+    blob_bytes_sent: int
+
+
+class Deployment:
+    """A model that is loaded on its machines and waits for inputs. Made by `deploy`."""
+
+    def __init__(self, bundle: Bundle, cluster: Cluster, pipeline: Pipeline | InProcessPipeline) -> None:
+        self.bundle = bundle
+        self._cluster = cluster
+        self._pipeline = pipeline
+        self._closed = False
+
+    @property
+    def stages(self) -> tuple[StageSpec, ...]:
+        """The stages in topological order: ``.name``, ``.machine``, ``.layers``, ``.inputs``, ``.outputs`` …"""
+        return self.bundle.program.stages
+
+    @property
+    def program(self) -> Program:
+        return self.bundle.program
+
+    def run(self, *inputs: Any) -> tuple[np.ndarray, ...]:
+        """One micro-batch through the pipeline.
+
+        Args:
+            inputs: one array (numpy, torch, or whatever numpy can take without a change of dtype) per model input.
+
+        Returns:
+            The model's outputs, in its order.
+
+        Raises:
+            InputError: wrong number, shape or dtype of inputs.
+            WorkerUnavailableError, StageError, DeadlineError: something failed on the way; names machine and stage.
+        """
+        return self._pipeline.run(checked_inputs(self.program.inputs, inputs))
+
+    def stream(self, batches: Iterable[Any]) -> Iterator[tuple[np.ndarray, ...]]:
+        """Many micro-batches, pipelined; results in the order of the inputs.
+
+        Args:
+            batches: any iterable of tuples of inputs (or bare arrays for a model of one input). It is read lazily, on a
+                thread of its own, only as far ahead as the pipeline has room, so it may be endless.
+
+        Raises: as `run`, at the result that failed; what ``batches`` raises comes out here too.
+        """
+        return self._pipeline.stream(self._checked(batches))
+
+    def stats(self) -> DeploymentStatistics:
+        """Counts and seconds per stage since the deployment was opened."""
+        sent = getattr(self._pipeline, "blob_bytes_sent", 0)
+        return DeploymentStatistics(self._pipeline.statistics(), sent)
+
+    def trace(self) -> tuple[TraceEvent, ...]:
+        """When each stage received, computed and sent its latest micro-batches, on this process's monotonic clock."""
+        return self._pipeline.trace()
+
+    def close(self) -> None:
+        """Unload the stages; end the worker processes that were started for this deployment."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._pipeline.close()
+            finally:
+                self._cluster.release()
+
+    def __enter__(self) -> Deployment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _checked(self, batches: Iterable[Any]) -> Iterator[tuple[np.ndarray, ...]]:
+        for batch in batches:
+            yield checked_inputs(self.program.inputs, batch if isinstance(batch, tuple | list) else (batch,))
+
+
+def deploy(
+    bundle: Bundle,
+    cluster: Cluster,
+    *,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    on_transfer: TransferProgress | None = None,
+) -> Deployment:
+    """Bring a bundle's stages to the machines of a cluster and connect them.
+
+    ``timeout_seconds`` limits every wait: for a worker to answer, and for the next result to come.
+
+    Raises:
+        ClusterError: the bundle needs a machine that the cluster does not have, or one that cannot run its stages.
+        WorkerUnavailableError: a worker cannot be reached; names machine, address and stages.
+    """
+    for machine in bundle.program.machines:
+        if machine not in cluster.machine_names:
+            raise ClusterError(
+                f"the bundle has stages for machine {machine!r}; the cluster has {', '.join(cluster.machine_names)}"
+            )
+    if cluster.kind == "in_process":
+        _require_cpu(bundle)
+        threads = max(machine.threads for machine in cluster.machines)
+        return Deployment(bundle, cluster, InProcessPipeline.open(bundle.program, bundle.blob_path, threads=threads))
+    with contextlib.ExitStack() as undo:
+        undo.callback(cluster.release)
+        endpoints = {name: cluster.endpoints()[name] for name in bundle.program.machines}
+        _check_workers(bundle, cluster, endpoints, timeout_seconds)
+        pipeline = Pipeline.open(
+            bundle.program, endpoints, bundle.blob_path, timeout_seconds=timeout_seconds, on_progress=on_transfer
+        )
+        undo.pop_all()
+    return Deployment(bundle, cluster, pipeline)
+
+
+def checked_inputs(expected: Sequence[TensorSpec], given: Sequence[Any]) -> tuple[np.ndarray, ...]:
+    """The given inputs as C-contiguous arrays, or an `InputError` with both sides of what does not fit."""
+    if len(given) != len(expected):
+        wanted = ", ".join(map(str, expected))
+        raise InputError(f"the model takes {len(expected)} inputs ({wanted}), {len(given)} were given")
+    return tuple(
+        _checked(position, spec, value) for position, (spec, value) in enumerate(zip(expected, given, strict=True))
+    )
+
+
+def _checked(position: int, spec: TensorSpec, value: Any) -> np.ndarray:
+    try:
+        array = _as_array(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"input {position} ({spec}) cannot be read as an array: {error}") from error
+    if array.dtype != np.dtype(spec.dtype):
+        raise InputError(
+            f"input {position} must be {spec}, but its dtype is {array.dtype}; convert it: array.astype({spec.dtype!r})"
+        )
+    if array.shape != spec.shape:
+        raise InputError(f"input {position} must be {spec}, but its shape is {list(array.shape)}")
+    return np.ascontiguousarray(array)
+
+
+def _as_array(value: Any) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        import ml_dtypes
+        import torch
+
+        return cast(np.ndarray, value.detach().cpu().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+    if hasattr(value, "detach"):
+        return cast(np.ndarray, value.detach().cpu().numpy())
+    return np.asarray(value)
+
+
+def _require_cpu(bundle: Bundle) -> None:
+    for stage in bundle.program.stages:
+        target = bundle.plan.machine(stage.machine).target
+        if target["kind"] != "llvm":
+            raise ClusterError(
+                f"{stage.name} is compiled for {dict(target)}; an in-process cluster runs CPU stages only"
+            )
+
+
+def _check_workers(
+    bundle: Bundle, cluster: Cluster, endpoints: Mapping[str, WorkerEndpoint], timeout_seconds: float
+) -> None:
+    """Compare what each worker says of itself with what the bundle needs, before anything is sent."""
+    for name, endpoint in endpoints.items():
+        worker = describe(endpoint, timeout_seconds=timeout_seconds)
+        stages = bundle.program.stages_on(name)
+        named = ", ".join(stage.name for stage in stages)
+        for package, wanted in bundle.versions.items():
+            found = worker.versions.get(package, "unknown")
+            if found != wanted:
+                raise BundleError(
+                    f"the bundle was compiled with {package} {wanted}, the worker of {name!r} at {endpoint.address} "
+                    f"has {found}; install the same version on both, or compile again"
+                )
+        if any(stage.device == "cuda" for stage in stages) and not worker.cuda_architectures:
+            raise ClusterError(
+                f"{named} on {name!r} is compiled for CUDA, but the worker at {endpoint.address} has no CUDA device; "
+                "plan the stage for another machine, or give this one an llvm target"
+            )
+        limit = cluster.machine(name).memory_bytes
+        needed = sum({w.blob.sha256: w.blob.size_bytes for stage in stages for w in stage.weights}.values())
+        if limit is not None and needed > limit:
+            raise ClusterError(
+                f"{name!r} needs {needed / 1e9:.3f} GB for the weights of {named}, but has {limit / 1e9:.3f} GB; "
+                "move layers to another machine"
+            )

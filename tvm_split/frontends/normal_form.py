@@ -1,0 +1,177 @@
+"""Brings an imported function into the form that ``tvm_split.model.Model`` promises.
+
+One binding is one operator call, nothing is bound that nobody uses, every variable is named after its layer, and the
+function returns a tuple.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+from tvm_split.errors import ModelImportError
+
+_WORDS_OF_TVMSCRIPT = frozenset({"R", "T", "I", "tir", "relax", "cls", "main"})
+
+
+def identifier(layer: str) -> str:
+    """A valid Python and TVMScript identifier that reads like ``layer``: ``layer1.0.conv1`` → ``layer1_0_conv1``."""
+    name = re.sub(r"\W+", "_", layer, flags=re.ASCII).strip("_") or "value"
+    if name[0].isdigit():
+        name = f"layer_{name}"
+    if keyword.iskeyword(name) or name in _WORDS_OF_TVMSCRIPT:
+        name = f"{name}_"
+    return name
+
+
+class UniqueNames:
+    """Gives every name once: the second ``conv`` becomes ``conv_1``."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._counts: dict[str, int] = {}
+
+    def take(self, wanted: str) -> str:
+        name = wanted
+        while name in self._taken:
+            self._counts[wanted] = self._counts.get(wanted, 0) + 1
+            name = f"{wanted}_{self._counts[wanted]}"
+        self._taken.add(name)
+        return name
+
+
+@dataclass(frozen=True)
+class NormalForm:
+    """``module`` as Model promises it, its variables' ``layers``, and where the importer's variables went.
+
+    ``renamed`` maps the importer's variable names to the names of the variables that hold the same value now; a
+    variable that became an input, a constant, or nothing is not in it.
+    """
+
+    module: tvm.IRModule
+    layers: dict[str, str]
+    renamed: dict[str, str]
+
+
+def normal_form(function: relax.Function, layers: Mapping[str, str], input_names: Sequence[str]) -> NormalForm:
+    """Rewrite ``function`` (one block of straight-line code).
+
+    ``layers`` names the layer of the variables that the importer emitted itself; the builder puts the calls nested
+    in such a call right before it, so an unnamed variable belongs to the next named one. ``input_names`` are the
+    wanted names of the parameters, in order.
+    """
+    return _Rewriter(function, layers, input_names).run()
+
+
+class _Rewriter:
+    def __init__(self, function: relax.Function, layers: Mapping[str, str], input_names: Sequence[str]) -> None:
+        self.function = function
+        self.names = UniqueNames()
+        self.builder = relax.BlockBuilder()
+        self.parameters = [
+            relax.Var(self.names.take(identifier(name)), parameter.ty)
+            for name, parameter in zip(input_names, function.params, strict=True)
+        ]
+        self.values: dict[relax.Var, relax.Expr] = dict(zip(function.params, self.parameters, strict=True))
+        self.bindings = [binding for block in function.body.blocks for binding in block.bindings]
+        self.layer_of = _layers_of_all(self.bindings, layers)
+        self.layers: dict[str, str] = {}
+        self.layer = ""
+
+    def run(self) -> NormalForm:
+        needed = _needed(self.bindings, self.function.body.body)
+        with self.builder.function("main", self.parameters):
+            with self.builder.dataflow():
+                for binding in self.bindings:
+                    if binding.var in needed:
+                        self.layer = self.layer_of[binding.var]
+                        self.values[binding.var] = self._bound(binding)
+                outputs = [self._substituted(value) for value in self._fields(self.function.body.body)]
+            self.builder.emit_func_output(relax.Tuple(outputs))
+        # Every variable was emitted as an output of the block; those that are none become dataflow variables here.
+        module = relax.transform.CanonicalizeBindings()(self.builder.get())
+        module = relax.transform.DeadCodeElimination()(module)
+        kept = {binding.var.name for block in module["main"].body.blocks for binding in block.bindings}
+        layers = {name: layer for name, layer in self.layers.items() if name in kept}
+        renamed = {
+            old.name: new.name for old, new in self.values.items() if isinstance(new, relax.Var) and new.name in kept
+        }
+        return NormalForm(module, layers, renamed)
+
+    def _bound(self, binding: relax.Binding) -> relax.Expr:
+        if isinstance(binding, relax.MatchCast):
+            value = self._substituted(binding.value)
+            if not tvm.ir.structural_equal(value.ty, binding.ty):
+                raise ModelImportError(
+                    f"layer {self.layer!r} has a shape that depends on the values of its input; "
+                    "a split network needs shapes that are known beforehand"
+                )
+            return value
+        value = binding.value
+        if isinstance(value, relax.If | relax.Function):
+            raise ModelImportError(
+                f"layer {self.layer!r} chooses what to compute while it runs (if or loop); "
+                "only straight-line networks can be split"
+            )
+        return self._atom(self._substituted(value))
+
+    def _fields(self, result: relax.Expr) -> list[relax.Expr]:
+        resolved = self.values.get(result, result) if isinstance(result, relax.Var) else result
+        if isinstance(resolved, relax.Tuple):
+            return list(resolved.fields)
+        if isinstance(resolved.ty, relax.TupleType):
+            return [
+                self._atom(self.builder.normalize(relax.TupleGetItem(resolved, index)))
+                for index in range(len(resolved.ty.fields))
+            ]
+        return [result]
+
+    def _substituted(self, value: relax.Expr) -> relax.Expr:
+        """``value`` over the new variables, its nested calls bound."""
+        if isinstance(value, relax.Var):
+            return self.values.get(value, value)
+        if isinstance(value, relax.Tuple):
+            return relax.Tuple([self._atom(self._substituted(field)) for field in value.fields])
+        if isinstance(value, relax.TupleGetItem):
+            source = self._atom(self._substituted(value.tuple_value))
+            return source.fields[value.index] if isinstance(source, relax.Tuple) else relax.TupleGetItem(source, value.index)
+        if isinstance(value, relax.Call):
+            arguments = [self._atom(self._substituted(argument)) for argument in value.args]
+            return relax.Call(value.op, arguments, value.attrs, value.ty_args, value.span)
+        return value
+
+    def _atom(self, value: relax.Expr) -> relax.Expr:
+        """``value`` itself if it needs no binding, else the variable it is bound to."""
+        if not isinstance(value, relax.Call | relax.TupleGetItem) or _is_null(value):
+            return value
+        name = self.names.take(identifier(self.layer))
+        variable = self.builder.emit_output(value, name)
+        self.layers[variable.name] = self.layer
+        return variable
+
+
+def _is_null(value: relax.Expr) -> bool:
+    return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == "relax.null_value"
+
+
+def _layers_of_all(bindings: Sequence[relax.Binding], layers: Mapping[str, str]) -> dict[relax.Var, str]:
+    found: dict[relax.Var, str] = {}
+    layer = "output"
+    for binding in reversed(bindings):
+        layer = layers.get(binding.var.name, layer)
+        found[binding.var] = layer
+    return found
+
+
+def _needed(bindings: Sequence[relax.Binding], result: relax.Expr) -> set[relax.Var]:
+    needed = set(relax.analysis.free_vars(result))
+    for binding in reversed(bindings):
+        if binding.var in needed:
+            needed.update(relax.analysis.free_vars(binding.value))
+    return needed
+

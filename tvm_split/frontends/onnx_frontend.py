@@ -1,0 +1,108 @@
+"""ONNX to Model: files (with external data next to them), bytes, and ModelProto."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from rpc_runtime.program import TensorSpec
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.normal_form import identifier, normal_form
+from tvm_split.frontends.onnx_dimensions import bind_sizes
+from tvm_split.frontends.onnx_graph import model_inputs, numpy_name, static_graph
+from tvm_split.frontends.onnx_importer import import_onnx
+from tvm_split.frontends.onnx_reference import OnnxReference
+from tvm_split.model import Model
+
+Array = np.ndarray[Any, Any]
+
+
+def load_onnx(
+    source: onnx.ModelProto | bytes | str | Path,
+    example_inputs: Any = None,
+    *,
+    batch: int | None = None,
+    dimensions: Mapping[str, int] | None = None,
+    name: str | None = None,
+) -> Model:
+    """A Model of an ONNX model; ``example_inputs`` (a sequence, a dict by input name, or one array) may be left out.
+
+    Layers are the names of the nodes; nameless or repeated ones are called by operator and position (``Conv_3``).
+    Raises ModelImportError.
+    """
+    model = _read(source)
+    examples = None if example_inputs is None else _examples(model, example_inputs)
+    model = bind_sizes(model, examples, batch, dimensions or {})
+    graph = static_graph(model)
+    imported = import_onnx(graph)
+    form = normal_form(imported.function, imported.layers, graph.inputs)
+    function = form.module["main"]
+    inputs = tuple(_spec(parameter.name, parameter.ty) for parameter in function.params)
+    fields = function.body.body.ty.fields
+    outputs = tuple(_spec(output, field) for output, field in zip(graph.outputs, fields, strict=True))
+    variables = {
+        tensor: form.renamed[old] for old, tensor in reversed(imported.tensors.items()) if old in form.renamed
+    }
+    if name is None:
+        name = Path(source).stem if isinstance(source, str | Path) else model.graph.name
+    reference = OnnxReference(model, graph.inputs, variables)
+    return Model(identifier(name), "onnx", form.module, inputs, outputs, form.layers, reference, examples)
+
+
+def _spec(name: str, kind: Any) -> TensorSpec:
+    return TensorSpec(name, tuple(int(size) for size in kind.shape), str(kind.dtype))
+
+
+def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:
+    if isinstance(source, onnx.ModelProto):
+        model = onnx.ModelProto()
+        model.CopyFrom(source)
+        shown = "the ModelProto"
+    elif isinstance(source, str | Path):
+        shown = repr(str(source))
+        if not Path(source).is_file():
+            raise ModelImportError(f"there is no file {shown}")
+        try:
+            model = onnx.load(str(source))
+        except FileNotFoundError as error:
+            raise ModelImportError(f"{shown} keeps weights in a file that is not next to it: {error}") from error
+        except Exception as error:
+            raise ModelImportError(f"{shown} cannot be read as an ONNX model: {error}") from error
+    else:
+        shown = f"a model of {len(source)} bytes"
+        try:
+            model = onnx.load_from_string(bytes(source))
+        except Exception as error:
+            raise ModelImportError(f"{shown} cannot be read as an ONNX model: {error}") from error
+    if not model.graph.output:
+        raise ModelImportError(f"{shown} is no ONNX model: it has no graph with outputs")
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise ModelImportError(
+                f"weight {tensor.name!r} of {shown} is in another file, which bytes and ModelProto do not know the place "
+                "of: give the model's path, or load it with onnx.load(path)"
+            )
+    return model
+
+
+def _examples(model: onnx.ModelProto, given: Any) -> tuple[Array, ...]:
+    wanted = model_inputs(model)
+    names = [value.name for value in wanted]
+    if isinstance(given, Mapping):
+        if set(given) != set(names):
+            raise ModelImportError(f"the model's inputs are {names}, example_inputs has {sorted(given)}")
+        values: Sequence[Any] = [given[name] for name in names]
+    else:
+        values = list(given) if isinstance(given, list | tuple) else [given]
+    if len(values) != len(names):
+        raise ModelImportError(f"the model takes {len(names)} inputs ({', '.join(names)}), example_inputs has {len(values)}")
+    arrays = tuple(np.ascontiguousarray(np.asarray(value)).reshape(np.shape(value)) for value in values)
+    for value, array in zip(wanted, arrays, strict=True):
+        dtype = numpy_name(value.type.tensor_type.elem_type)
+        if str(array.dtype) != dtype:
+            raise ModelImportError(f"input {value.name!r} is {dtype}, example_inputs has {array.dtype}")
+    return arrays

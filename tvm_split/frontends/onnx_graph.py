@@ -1,0 +1,211 @@
+"""An ONNX model as a flat, static graph: sizes bound, functions inlined, constants computed, every node named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from tvm_split.errors import ModelImportError
+
+Array = np.ndarray[Any, Any]
+
+_FOLDED = frozenset(
+    "Add And Cast CastLike Ceil Concat Constant ConstantOfShape DequantizeLinear Div Equal Expand Floor Flatten Gather "
+    "GatherElements GatherND Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Pad Pow Range "
+    "ReduceMax ReduceMin ReduceProd ReduceSum Reshape Round ScatterElements ScatterND Shape Size Slice Split Sqrt "
+    "Squeeze Sub Tile Transpose Trilu Unsqueeze Where".split()
+)
+"""Operators that are computed here when all their inputs are constants: mostly arithmetic on shapes."""
+
+_LARGEST_IN_SKELETON = 1024
+"""Elements; larger weights are left out of the model that shapes are inferred on (a protobuf holds at most 2 GiB)."""
+
+
+@dataclass(frozen=True)
+class TensorKind:
+    """A tensor's numpy dtype name and shape; None where ONNX's shape inference does not know the shape."""
+
+    dtype: str
+    shape: tuple[int, ...] | None
+
+
+@dataclass
+class OnnxGraph:
+    """Nodes in execution order (each with a unique name), constants by tensor name, and the kinds of known tensors."""
+
+    nodes: list[onnx.NodeProto]
+    constants: dict[str, Array]
+    inputs: list[str]
+    outputs: list[str]
+    kinds: dict[str, TensorKind]
+    opset: int
+
+
+def numpy_name(element_type: int) -> str:
+    """numpy's name of an ONNX element type."""
+    return str(np.dtype(helper.tensor_dtype_to_np_dtype(element_type)).name)
+
+
+def model_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """The inputs that the user gives (old models list their weights as inputs too)."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in weights]
+
+
+def static_graph(model: onnx.ModelProto) -> OnnxGraph:
+    """Flatten ``model``, whose inputs have fixed sizes; ``model`` is not changed."""
+    skeleton, constants = _without_weights(model)
+    skeleton = onnx.inliner.inline_local_functions(skeleton) if model.functions else skeleton
+    _name_nodes(skeleton.graph.node)
+    nodes = list(skeleton.graph.node)
+    kinds: dict[str, TensorKind] = {}
+    while True:
+        kinds = _kinds(skeleton, nodes, constants)
+        kept = _fold(nodes, constants, kinds, skeleton)
+        if len(kept) == len(nodes):
+            break
+        nodes = kept
+    nodes = _needed(nodes, [value.name for value in skeleton.graph.output])
+    return OnnxGraph(
+        nodes,
+        constants,
+        [value.name for value in model_inputs(model)],
+        [value.name for value in skeleton.graph.output],
+        kinds,
+        opset_of(model),
+    )
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+
+
+def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for sparse in model.graph.sparse_initializer:
+        raise ModelImportError(f"weight {sparse.values.name!r} is sparse; only dense weights can be imported")
+    skeleton = onnx.ModelProto()
+    skeleton.CopyFrom(_shallow(model))
+    return skeleton, constants
+
+
+def _shallow(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy without weights."""
+    graph = onnx.GraphProto(name=model.graph.name)
+    graph.node.extend(model.graph.node)
+    graph.input.extend(model_inputs(model))
+    graph.output.extend(model.graph.output)
+    copy = onnx.ModelProto(ir_version=max(model.ir_version, 4), graph=graph)
+    copy.opset_import.extend(model.opset_import)
+    copy.functions.extend(model.functions)
+    return copy
+
+
+def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
+    """Give every node a unique name: nameless and repeated ones are called by operator and position (``Conv_3``)."""
+    counts = Counter(node.name for node in nodes)
+    taken = {name for name, count in counts.items() if name and count == 1}
+    for position, node in enumerate(nodes):
+        if node.name and counts[node.name] == 1:
+            continue
+        name = f"{node.op_type}_{position}"
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        node.name = name
+
+
+def _kinds(
+    skeleton: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]
+) -> dict[str, TensorKind]:
+    """Infer dtypes and shapes; small constants take part with their values, large ones with their shapes."""
+    model = onnx.ModelProto()
+    model.CopyFrom(skeleton)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    used = {name for node in nodes for name in node.input} | {value.name for value in model.graph.output}
+    for name, value in constants.items():
+        if name not in used:
+            continue
+        if value.size <= _LARGEST_IN_SKELETON:
+            model.graph.initializer.append(numpy_helper.from_array(value, name))
+        else:
+            element_type = helper.np_dtype_to_tensor_dtype(value.dtype)
+            model.graph.input.append(helper.make_tensor_value_info(name, element_type, value.shape))
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:
+        raise ModelImportError(f"the ONNX model is inconsistent: {error}") from error
+    kinds = {name: TensorKind(str(value.dtype), value.shape) for name, value in constants.items()}
+    for value in [*inferred.graph.value_info, *inferred.graph.output, *inferred.graph.input]:
+        if value.name not in kinds and value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
+            kinds[value.name] = TensorKind(numpy_name(value.type.tensor_type.elem_type), _shape(value))
+    return kinds
+
+
+def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    dimensions = value.type.tensor_type.shape.dim
+    if not all(dimension.HasField("dim_value") for dimension in dimensions):
+        return None
+    return tuple(int(dimension.dim_value) for dimension in dimensions)
+
+
+def _fold(
+    nodes: Iterable[onnx.NodeProto], constants: dict[str, Array], kinds: dict[str, TensorKind], skeleton: onnx.ModelProto
+) -> list[onnx.NodeProto]:
+    """Compute the nodes that depend on constants only (into ``constants``) and return the others."""
+    kept = []
+    for node in nodes:
+        if node.domain not in ("", "ai.onnx") or node.op_type not in _FOLDED:
+            kept.append(node)
+            continue
+        source = kinds.get(node.input[0]) if node.op_type in ("Shape", "Size") and node.input else None
+        if source is not None and source.shape is not None:
+            constants[node.output[0]] = _shape_value(node, source.shape)
+        elif all(not name or name in constants for name in node.input):
+            constants.update(_computed(node, constants, skeleton))
+        else:
+            kept.append(node)
+    return kept
+
+
+def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> Array:
+    if node.op_type == "Size":
+        return np.array(int(np.prod(shape, dtype=np.int64)), dtype=np.int64)
+    bounds = {attribute.name: attribute.i for attribute in node.attribute}
+    return np.array(shape[bounds.get("start", 0) : bounds.get("end", len(shape))], dtype=np.int64)
+
+
+def _computed(node: onnx.NodeProto, constants: dict[str, Array], skeleton: onnx.ModelProto) -> dict[str, Array]:
+    names = list(dict.fromkeys(name for name in node.input if name))
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(constants[name].dtype), constants[name].shape)
+        for name in names
+    ]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    graph = helper.make_graph([node], "constant", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=skeleton.opset_import, ir_version=skeleton.ir_version)
+    try:
+        results = ReferenceEvaluator(model).run(None, {name: constants[name] for name in names})
+    except Exception as error:
+        raise ModelImportError(f"node {node.name!r} ({node.op_type}) of constants cannot be computed: {error}") from error
+    return {output.name: np.asarray(result) for output, result in zip(outputs, results, strict=True)}
+
+
+def _needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
+    needed = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            kept.append(node)
+    return kept[::-1]

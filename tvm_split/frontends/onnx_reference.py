@@ -1,0 +1,73 @@
+"""The right answers for an ONNX model: onnxruntime if it is installed and takes the model, else ONNX's own evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from tvm_split.errors import ModelImportError
+
+Array = np.ndarray[Any, Any]
+
+_TENSORS_AT_A_TIME = 64
+"""Intermediate values asked of the reference in one run; all values of a large network need not be in memory at once."""
+
+
+class OnnxReference:
+    """Runs ``model`` as it was given (sizes bound)."""
+
+    def __init__(self, model: onnx.ModelProto, input_names: Sequence[str], variables: Mapping[str, str]) -> None:
+        """``variables`` gives the variable of a tensor's name, in execution order."""
+        self._model = model
+        self._input_names = tuple(input_names)
+        self._variables = dict(variables)
+        self._output_names = [value.name for value in model.graph.output]
+
+    def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        """The model's outputs in the model's order."""
+        return tuple(self._run(self._output_names, inputs))
+
+    def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
+        """Variable name and value of every tensor that a node makes, in execution order."""
+        made = {name for node in self._model.graph.node for name in node.output}
+        tensors = [name for name in self._variables if name in made]
+        for start in range(0, len(tensors), _TENSORS_AT_A_TIME):
+            names = tensors[start : start + _TENSORS_AT_A_TIME]
+            for name, value in zip(names, self._run(names, inputs), strict=True):
+                yield self._variables[name], value
+
+    def _run(self, names: Sequence[str], inputs: Sequence[Array]) -> list[Array]:
+        if len(inputs) != len(self._input_names):
+            raise ModelImportError(f"the model takes {len(self._input_names)} inputs, given are {len(inputs)}")
+        feed = dict(zip(self._input_names, inputs, strict=True))
+        model = self._model if list(names) == self._output_names else _with_outputs(self._model, names)
+        session = _onnxruntime_session(model)
+        if session is not None and all(value.dtype.kind != "V" and value.dtype.isbuiltin == 1 for value in feed.values()):
+            return [np.asarray(value) for value in session.run(list(names), feed)]
+        return [np.asarray(value) for value in ReferenceEvaluator(model).run(list(names), feed)]
+
+
+def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.output[:]
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return copy
+
+
+def _onnxruntime_session(model: onnx.ModelProto) -> Any | None:
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:
+        return None  # onnxruntime lacks some operators and dtypes that ONNX's evaluator has

@@ -1,0 +1,200 @@
+"""PyTorch to Model: modules with example inputs, exported programs, and ``.pt2`` files."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from rpc_runtime.program import TensorSpec
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends import torch_dimensions
+from tvm_split.frontends.normal_form import identifier, normal_form
+from tvm_split.frontends.torch_graph import check_no_state, decomposed, fixed
+from tvm_split.frontends.torch_importer import import_graph
+from tvm_split.frontends.torch_layers import LayerNames
+from tvm_split.frontends.torch_reference import TorchReference
+from tvm_split.frontends.torch_tensors import to_numpy, to_torch
+from tvm_split.model import Model
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def load_torch(
+    source: nn.Module | ExportedProgram | str | Path,
+    example_inputs: Any = None,
+    *,
+    batch: int | None = None,
+    dimensions: Mapping[str, int] | None = None,
+    name: str | None = None,
+) -> Model:
+    """A Model of a torch module (with example inputs), an exported program, or a ``.pt2`` file of one.
+
+    ``example_inputs`` is a tuple of positional arguments, a dict of keyword arguments, or one tensor. Arguments may
+    be nested in dicts, lists and tuples; ``Model.inputs`` and ``Model.outputs`` are flat, in torch's pytree order.
+    Raises ModelImportError.
+    """
+    if isinstance(source, nn.Module) and not isinstance(source, torch.fx.GraphModule | ExportedProgram):
+        _check_evaluation_mode(source)
+    if isinstance(source, str | Path):
+        name = name or Path(source).stem
+        source = _read(Path(source))
+    given = None if example_inputs is None else _as_arguments(example_inputs)
+    if isinstance(source, nn.Module):
+        if given is None:
+            raise ModelImportError(
+                f"{type(source).__name__} is a torch module: give example_inputs, a tuple of tensors with the shapes and "
+                "dtypes the network will be run with"
+            )
+        if batch is not None:
+            given = torch_dimensions.with_batch(given, batch)
+        if dimensions:
+            raise ModelImportError(
+                "dimensions are for exported programs and ONNX files; the sizes of a torch module are those of its "
+                f"example_inputs, so give inputs of the wanted sizes instead of dimensions={dict(dimensions)}"
+            )
+        name = name or type(source).__name__
+        program, run = _export(source, given), source
+    else:
+        name = name or "model"
+        program, run = source, source.module()
+    return _model(program, run, given, batch, dimensions or {}, name)
+
+
+def _model(
+    program: ExportedProgram,
+    run: Callable[..., Any],
+    given: Arguments | None,
+    batch: int | None,
+    dimensions: Mapping[str, int],
+    name: str,
+) -> Model:
+    if given is None and program.example_inputs is not None:
+        given_by_program: Arguments = program.example_inputs
+        examples: list[Any] | None = pytree.tree_leaves(given_by_program)
+    else:
+        examples = None if given is None else torch_dimensions.checked_leaves(program, given)
+    sizes = torch_dimensions.sizes(program, None if given is None else examples, batch, dimensions)
+    lowered = decomposed(program)
+    fixed(lowered, sizes)
+    names = LayerNames(lowered)
+    check_no_state(lowered, names)
+    graph = import_graph(lowered, names)
+    user_inputs = torch_dimensions.user_inputs(lowered)
+    form = normal_form(graph.function, graph.layers, [node.name for node in user_inputs])
+    function = form.module["main"]
+    inputs = tuple(_spec(parameter.name, parameter.ty) for parameter in function.params)
+    outputs = tuple(_spec(f"output_{index}", field) for index, field in enumerate(function.body.body.ty.fields))
+    variables = {node: form.renamed[old] for node, old in graph.values.items() if old in form.renamed}
+    reference = TorchReference(run, _structure(program, len(inputs)), lowered, _first_of_each(variables))
+    arrays = _arrays(examples, inputs)
+    return Model(identifier(name), "torch", form.module, inputs, outputs, form.layers, reference, arrays)
+
+
+def _first_of_each(variables: Mapping[torch.fx.Node, str]) -> dict[torch.fx.Node, str]:
+    """Several nodes may end in one variable (a clone, a detach): keep the one that computed it."""
+    kept: dict[str, torch.fx.Node] = {}
+    for node, variable in variables.items():
+        kept.setdefault(variable, node)
+    return {node: variable for variable, node in kept.items()}
+
+
+def _spec(name: str, kind: Any) -> TensorSpec:
+    return TensorSpec(name, tuple(int(size) for size in kind.shape), str(kind.dtype))
+
+
+def _arrays(examples: list[Any] | None, inputs: Sequence[TensorSpec]) -> tuple[Any, ...] | None:
+    if examples is None:
+        return None
+    arrays = tuple(to_numpy(leaf) for leaf in examples if isinstance(leaf, torch.Tensor))
+    fits = len(arrays) == len(inputs) and all(a.shape == spec.shape for a, spec in zip(arrays, inputs, strict=True))
+    return arrays if fits else None
+
+
+def _as_arguments(example_inputs: Any) -> Arguments:
+    if isinstance(example_inputs, Mapping):
+        return (), {key: _as_tensors(value) for key, value in example_inputs.items()}
+    if isinstance(example_inputs, list | tuple):
+        return tuple(_as_tensors(value) for value in example_inputs), {}
+    return (_as_tensors(example_inputs),), {}
+
+
+def _as_tensors(value: Any) -> Any:
+    return pytree.tree_map(lambda leaf: to_torch(leaf) if hasattr(leaf, "__array_interface__") else leaf, value)
+
+
+def _structure(program: ExportedProgram, count: int) -> Callable[[Sequence[torch.Tensor]], Arguments]:
+    """Puts flat tensors into the arguments that the program's source takes; other leaves are as they were."""
+    spec = program.call_spec.in_spec
+    constants = torch_dimensions.constant_leaves(program)
+
+    def arguments_of(tensors: Sequence[torch.Tensor]) -> Arguments:
+        if len(tensors) != count:
+            raise ModelImportError(f"the model takes {count} tensors, given are {len(tensors)}")
+        waiting = iter(tensors)
+        leaves = [next(waiting) if constant is torch_dimensions.TENSOR else constant for constant in constants]
+        positional, keyword = pytree.tree_unflatten(leaves, spec)
+        return tuple(positional), dict(keyword)
+
+    return arguments_of
+
+
+def _read(path: Path) -> ExportedProgram:
+    if not path.is_file():
+        raise ModelImportError(f"there is no file {str(path)!r}")
+    try:
+        return torch.export.load(str(path))
+    except Exception as error:
+        raise ModelImportError(
+            f"{str(path)!r} cannot be read as a program saved by torch.export.save: {error}"
+        ) from error
+
+
+def _check_evaluation_mode(module: nn.Module) -> None:
+    differs = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    training = [path or type(part).__name__ for path, part in module.named_modules() if part.training and _matters(part, differs)]
+    if training:
+        shown = ", ".join(training[:5]) + (f" and {len(training) - 5} more" if len(training) > 5 else "")
+        raise ModelImportError(
+            f"{type(module).__name__} is in training mode, which changes what these layers compute: {shown}. "
+            "Call model.eval() first"
+        )
+
+
+def _matters(part: nn.Module, differs: tuple[type, ...]) -> bool:
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return part.p > 0
+    if isinstance(part, nn.RNNBase | nn.MultiheadAttention):
+        return float(part.dropout) > 0
+    return isinstance(part, differs)
+
+
+def _export(module: nn.Module, arguments: Arguments) -> ExportedProgram:
+    positional, keyword = arguments
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(module, positional, keyword or None)
+    except Exception as error:
+        raise ModelImportError(
+            f"torch.export cannot export {type(module).__name__} for inputs {_described(arguments)}: "
+            f"{type(error).__name__}: {_first_lines(str(error))}"
+        ) from error
+
+
+def _described(arguments: Arguments) -> str:
+    leaves = pytree.tree_leaves(arguments)
+    return ", ".join(
+        f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf)
+        for leaf in leaves
+    )
+
+
+def _first_lines(text: str, count: int = 6) -> str:
+    return "\n".join(text.strip().splitlines()[:count])

@@ -1,0 +1,140 @@
+"""From what the user has (a module, an exported program) to one static, functional graph of ATen operators."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.torch_layers import LayerNames
+
+aten = torch.ops.aten
+
+KEPT_OPERATORS = (
+    # Torch would take these apart into many reshapes and copies; Relax has them as one or two operators.
+    aten.linear.default,
+    aten.matmul.default,
+    aten.layer_norm.default,
+    aten.group_norm.default,
+    aten.scaled_dot_product_attention.default,
+    aten.conv1d.default,
+    aten.conv1d.padding,
+    aten.conv2d.default,
+    aten.conv2d.padding,
+    aten.conv3d.default,
+    aten.conv3d.padding,
+    aten.max_pool1d.default,
+    aten.max_pool2d.default,
+    aten.max_pool3d.default,
+    aten.avg_pool1d.default,
+    aten.adaptive_avg_pool1d.default,
+    aten.adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+    aten.silu.default,
+    aten.hardswish.default,
+    aten.pixel_shuffle.default,
+    aten.softmax.int,
+    aten.log_softmax.int,
+)
+
+
+def decomposed(program: ExportedProgram) -> ExportedProgram:
+    """``program`` over core ATen operators and those that Relax has, functional (no in-place operators)."""
+    table = torch.export.default_decompositions()
+    for kept in KEPT_OPERATORS:
+        table.pop(kept, None)
+    with torch.no_grad():
+        lowered = program.run_decompositions(table)
+    lowered.graph.eliminate_dead_code()
+    return lowered
+
+
+def check_no_state(program: ExportedProgram, names: LayerNames) -> None:
+    """Raise if an output depends on a buffer that the model itself changes: the next call would answer differently."""
+    signature = program.graph_signature
+    written = {
+        spec.target for spec in signature.output_specs if spec.kind is OutputKind.BUFFER_MUTATION and spec.target
+    }
+    if not written:
+        return
+    placeholders = {name: target for name, target in signature.inputs_to_buffers.items() if target in written}
+    reaching = _nodes_before(user_outputs(program))
+    for node in program.graph.find_nodes(op="placeholder"):
+        if node.name in placeholders and node in reaching:
+            layer = next((names.layer_of(user) for user in node.users), "?")
+            raise ModelImportError(
+                f"layer {layer!r} reads buffer {placeholders[node.name]!r} and the model changes it in every call; "
+                "a split network keeps no state between calls. Make the buffer an input and an output of the model"
+            )
+
+
+def user_outputs(program: ExportedProgram) -> list[Any]:
+    """The nodes (or constants) that the user's forward returned, flattened in torch's pytree order."""
+    output = program.graph.find_nodes(op="output")[0]
+    kinds = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+    return [
+        value
+        for value, spec in zip(output.args[0], program.graph_signature.output_specs, strict=True)
+        if spec.kind in kinds
+    ]
+
+
+def fixed(program: ExportedProgram, sizes: dict[str, int]) -> None:
+    """Replace, in place, every symbolic size in the graph: ``sizes`` gives each symbol's value."""
+    graph = program.graph
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            number = _number(value, sizes)
+            if number is not None:
+                node.replace_all_uses_with(number)
+        elif value is not None and node.op != "output":
+            node.meta["val"] = torch.utils._pytree.tree_map(lambda part: _fixed_value(part, sizes), value)
+    for node in reversed(list(graph.nodes)):
+        is_check = node.op == "call_function" and getattr(node.target, "__name__", "").startswith(
+            ("_assert_scalar", "sym_constrain")
+        )
+        value = node.meta.get("val")
+        is_number = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+        if node.op == "call_function" and not node.users and (is_check or is_number or _is_python(node)):
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _is_python(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__module__", "") == operator.__name__
+
+
+def _number(value: Any, sizes: dict[str, int]) -> int | float | bool | None:
+    expression = value.node.expr
+    result = expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols if str(symbol) in sizes})
+    if getattr(result, "free_symbols", None):
+        return None
+    if isinstance(value, torch.SymBool):
+        return bool(result)
+    return int(result) if isinstance(value, torch.SymInt) else float(result)
+
+
+def _fixed_value(value: Any, sizes: dict[str, int]) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape = [_number(size, sizes) if isinstance(size, torch.SymInt) else size for size in value.shape]
+    if any(size is None for size in shape):
+        return value
+    return torch.empty(shape, dtype=value.dtype, device="meta")
+
+
+def _nodes_before(nodes: list[Any]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    waiting = [node for node in nodes if isinstance(node, fx.Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found

@@ -1,0 +1,72 @@
+"""The right answers, computed by torch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from tvm_split.frontends.torch_tensors import to_numpy, to_torch
+
+
+class TorchReference:
+    """Runs ``source`` (the user's module, or the exported program) for outputs, and the decomposed graph for values."""
+
+    def __init__(
+        self,
+        source: Callable[..., Any],
+        arguments_of: Callable[[Sequence[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]],
+        program: ExportedProgram,
+        variables: Mapping[fx.Node, str],
+    ) -> None:
+        """``arguments_of`` puts flat tensors back into the structure that ``source`` takes."""
+        self._source = source
+        self._arguments_of = arguments_of
+        self._program = program
+        self._variables = dict(variables)
+
+    def outputs(self, inputs: Sequence[np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], ...]:
+        """The model's outputs, flattened in torch's pytree order; shapes and dtypes as in ``Model.outputs``."""
+        positional, keyword = self._arguments_of([to_torch(array) for array in inputs])
+        with torch.no_grad():
+            result = self._source(*positional, **keyword)
+        return tuple(to_numpy(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+
+    def values(self, inputs: Sequence[np.ndarray[Any, Any]]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+        """Variable name and value of every tensor that one node of the decomposed graph makes, in execution order."""
+        with torch.no_grad():
+            results = _results(self._program, [to_torch(array) for array in inputs])
+            for node, value in results:
+                if node in self._variables:
+                    yield self._variables[node], to_numpy(value)
+
+
+def _results(program: ExportedProgram, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[fx.Node, Any]]:
+    """Every call of the graph with its result; results are dropped after their last use."""
+    waiting = iter(inputs)
+    known: dict[fx.Node, Any] = {}
+    for node, spec in zip(
+        program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True
+    ):
+        if spec.kind is InputKind.USER_INPUT:
+            known[node] = next(waiting) if isinstance(node.meta.get("val"), torch.Tensor) else node.meta.get("val")
+        elif spec.target in program.state_dict:
+            known[node] = program.state_dict[spec.target]
+        else:
+            known[node] = program.constants[spec.target]
+    last_use = {source: node for node in program.graph.nodes for source in node.all_input_nodes}
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            arguments = fx.map_arg(node.args, known.__getitem__)
+            keywords = fx.map_arg(node.kwargs, known.__getitem__)
+            known[node] = node.target(*arguments, **keywords)
+            yield node, known[node]
+            for source in node.all_input_nodes:
+                if last_use.get(source) is node:
+                    known.pop(source, None)

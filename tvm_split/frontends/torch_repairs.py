@@ -1,0 +1,2 @@
+REPAIRS={}
+REFUSED={}

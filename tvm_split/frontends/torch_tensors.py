@@ -1,0 +1,27 @@
+"""torch tensors to numpy arrays and back, bfloat16 included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A copy of ``tensor`` (any layout or device), with the same shape and dtype."""
+    dense = tensor.detach().cpu()
+    if dense.layout is not torch.strided:
+        dense = dense.to_dense()
+    dense = dense.resolve_conj().resolve_neg().contiguous()
+    if dense.dtype is torch.bfloat16:
+        return dense.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
+    return dense.numpy().copy()
+
+
+def to_torch(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A copy of ``array`` as a torch tensor on the CPU."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16).copy()).view(torch.bfloat16).reshape(array.shape)
+    return torch.from_numpy(np.array(array, copy=True, order="C")).reshape(array.shape)

@@ -1,0 +1,127 @@
+"""A plan: stages, the machines that run them and the layers they hold. Also as a file that people read and edit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tvm_split.errors import PlanError
+
+FORMAT = "tvm-split plan"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class PlannedMachine:
+    """A machine as a stage is compiled for it: its name, TVM target (as a dictionary) and threads."""
+
+    name: str
+    target: Mapping[str, Any]
+    threads: int
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage: the machine that runs it and its layers, in the order of execution."""
+
+    name: str
+    machine: str
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stages in topological order; every layer of the model is in exactly one.
+
+    ``origin`` says in a few words how the plan was found.
+    """
+
+    model: str
+    objective: str
+    origin: str
+    machines: tuple[PlannedMachine, ...]
+    stages: tuple[PlannedStage, ...]
+
+    def machine(self, name: str) -> PlannedMachine:
+        for machine in self.machines:
+            if machine.name == name:
+                return machine
+        raise PlanError(f"the plan names no machine {name!r}; it has {', '.join(m.name for m in self.machines)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.model,
+            "objective": self.objective,
+            "origin": self.origin,
+            "machines": [
+                {"name": machine.name, "target": dict(machine.target), "threads": machine.threads}
+                for machine in self.machines
+            ],
+            "stages": [
+                {"name": stage.name, "machine": stage.machine, "layers": list(stage.layers)} for stage in self.stages
+            ],
+        }
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan file; a `PlanError` says what does not fit where."""
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text()), source=str(path))
+        except OSError as error:
+            raise PlanError(f"cannot read the plan {path}: {error.strerror}") from error
+        except json.JSONDecodeError as error:
+            raise PlanError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+
+    @classmethod
+    def from_dict(cls, content: Any, source: str = "plan") -> Plan:
+        try:
+            parsed = _PlanFile.model_validate(content)
+        except ValidationError as error:
+            problems = [f"{source}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+            raise PlanError("\n".join(problems)) from error
+        if (parsed.format, parsed.version) != (FORMAT, VERSION):
+            raise PlanError(
+                f"{source} is a {parsed.format!r} of version {parsed.version}; this version reads {FORMAT!r} {VERSION}"
+            )
+        machines = tuple(PlannedMachine(each.name, each.target, each.threads) for each in parsed.machines)
+        stages = tuple(PlannedStage(each.name, each.machine, tuple(each.layers)) for each in parsed.stages)
+        result = cls(parsed.model, parsed.objective, parsed.origin, machines, stages)
+        for stage in stages:
+            result.machine(stage.machine)
+        return result
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _PlannedMachine(_Strict):
+    name: str
+    target: dict[str, Any]
+    threads: int = Field(ge=1)
+
+
+class _PlannedStage(_Strict):
+    name: str
+    machine: str
+    layers: list[str]
+
+
+class _PlanFile(_Strict):
+    format: str
+    version: int
+    model: str
+    objective: str
+    origin: str
+    machines: list[_PlannedMachine] = Field(min_length=1)
+    stages: list[_PlannedStage] = Field(min_length=1)

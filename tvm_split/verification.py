@@ -1,0 +1,157 @@
+"""Proof before deployment: the compiled stages against the source framework, on the same inputs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
+import numpy as np
+import tvm
+from tvm import relax
+
+from relay_passes.communication import Computation
+from relay_passes.contract import bindings_of, main_function
+from relay_passes.substitute import substitute
+from rpc_runtime.in_process import InProcessPipeline
+from tvm_split.build import build_stage
+from tvm_split.bundle import Bundle
+from tvm_split.errors import VerificationError
+from tvm_split.model import Model, Reference
+from tvm_split.planner.plan import Plan
+from tvm_split.targets import host_target, runs_here
+
+TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+"""The largest difference allowed, as a share of the largest magnitude of the reference.
+
+They leave room for another order of summation through a deep network: hundreds of layers of float32 (24 bits) lose
+about 1e-6 a layer at worst, float16 (11 bits) and bfloat16 (8 bits) correspondingly more.
+"""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest absolute difference of two arrays, and the largest that is allowed."""
+
+    largest: float
+    allowed: float
+
+    @property
+    def is_within(self) -> bool:
+        return self.largest <= self.allowed
+
+
+def difference(actual: np.ndarray, expected: np.ndarray) -> Difference:
+    """Compare floating-point values by their dtype's tolerance of the reference's range, others exactly."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return Difference(float("inf"), 0.0)
+    tolerance = TOLERANCES.get(str(expected.dtype), 0.0)
+    left, right = actual.astype(np.float64), expected.astype(np.float64)
+    equal = (left == right) | (np.isnan(left) & np.isnan(right))
+    if equal.all():
+        return Difference(0.0, 0.0)
+    gap = np.abs(left - right)[~equal]
+    largest = float("inf") if np.isnan(gap).any() else float(gap.max())
+    finite = right[np.isfinite(right)]
+    return Difference(largest, tolerance * float(np.abs(finite).max(initial=0.0)))
+
+
+def verify_bundle(model: Model, plan: Plan, bundle: Bundle, computations: Sequence[Computation]) -> bool:
+    """Run the compiled stages in this process and compare them with the source.
+
+    Stages for targets that this host cannot run (a GPU, another architecture) are compiled once more for this host, so
+    that at least the import and the passes are checked. Returns False where there is nothing to compare with.
+
+    Raises:
+        VerificationError: names the output, by how much it differs, and the first layer whose values part.
+    """
+    inputs = verification_inputs(model)
+    if model.reference is None or inputs is None:
+        return False
+    expected = model.reference.outputs(inputs)
+    with tempfile.TemporaryDirectory(prefix="tvm-split-verify-") as folder:
+        runnable = _runnable_here(plan, bundle, computations, Path(folder))
+        with InProcessPipeline.open(runnable.program, runnable.blob_path) as pipeline:
+            actual = pipeline.run(inputs)
+    for tensor, mine, right in zip(model.outputs, actual, expected, strict=True):
+        found = difference(mine, right)
+        if not found.is_within:
+            raise VerificationError(
+                f"the compiled model and {model.framework} disagree on output {tensor.name!r} by {found.largest:.3g} "
+                f"(allowed for {tensor.dtype}: {found.allowed:.3g}). "
+                + _where_values_part(model, model.reference, inputs)
+            )
+    return True
+
+
+def verification_inputs(model: Model) -> tuple[np.ndarray, ...] | None:
+    """The example inputs; for floating-point inputs without examples seeded random ones; else None."""
+    if model.example_inputs is not None:
+        return model.example_inputs
+    if any(tensor.dtype not in TOLERANCES for tensor in model.inputs):
+        return None
+    generator = np.random.default_rng(0)
+    return tuple(generator.standard_normal(tensor.shape).astype(np.dtype(tensor.dtype)) for tensor in model.inputs)
+
+
+def _runnable_here(plan: Plan, bundle: Bundle, computations: Sequence[Computation], folder: Path) -> Bundle:
+    stages = []
+    for stage, part in zip(bundle.program.stages, computations, strict=True):
+        machine = plan.machine(stage.machine)
+        if not runs_here(machine.target):
+            built = build_stage(part, host_target(machine.threads), folder / f"{stage.name}.so")
+            weights = tuple(bundle.blobs.add_weight(f"{stage.name}.{i}", each) for i, each in enumerate(built.weights))
+            stage = replace(stage, device="cpu", library=bundle.blobs.add_file(built.library), weights=weights)
+        stages.append(stage)
+    return replace(bundle, program=replace(bundle.program, stages=tuple(stages)))
+
+
+def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.ndarray]) -> str:
+    """A sentence that names the first layer whose imported operations give other values than the source."""
+    part = first_parting_layer(model, reference, inputs)
+    if part is None:
+        return (
+            "Each imported layer by itself agrees with the source, so the fault is in an optimisation or a schedule: "
+            "compile with dump_folder= and report the stage"
+        )
+    layer, operator, found = part
+    return (
+        f"The first layer whose values part is {layer!r} ({operator}): by {found.largest:.3g}, allowed "
+        f"{found.allowed:.3g}. The importer translates it wrongly for these inputs"
+    )
+
+
+def first_parting_layer(
+    model: Model, reference: Reference, inputs: Sequence[np.ndarray]
+) -> tuple[str, str, Difference] | None:
+    """The first layer whose values, without any optimisation, differ from the source's: name, operator, difference."""
+    names, module = _every_value_returned(model)
+    operators = {binding.var.name: binding.value for binding in bindings_of(main_function(model.module))}
+    executable = relax.build(module, tvm.target.Target({"kind": "llvm"}))
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    values = machine["main"](*[tvm.runtime.tensor(array) for array in inputs])
+    mine = {name: value.numpy() for name, value in zip(names, values, strict=True)}
+    for name, expected in reference.values(inputs):
+        if name in mine:
+            found = difference(mine[name], expected)
+            if not found.is_within:
+                operator = getattr(getattr(operators[name], "op", None), "name", "value")
+                return model.layers[name], str(operator).removeprefix("relax."), found
+    return None
+
+
+def _every_value_returned(model: Model) -> tuple[list[str], tvm.IRModule]:
+    """The model's function as it was imported, but returning every tensor that it binds, and their names."""
+    function = main_function(model.module)
+    builder = relax.BlockBuilder()
+    values: dict[str, relax.Expr] = {}
+    with builder.function("main", list(function.params)):
+        with builder.dataflow():
+            for binding in bindings_of(function):
+                values[binding.var.name] = builder.emit(substitute(binding.value, values), name_hint=binding.var.name)
+            tensors = {name: value for name, value in values.items() if isinstance(value.ty, relax.TensorType)}
+            result = builder.emit_output(relax.Tuple(list(tensors.values())))
+        builder.emit_func_output(result)
+    return list(tensors), builder.get()
