@@ -23,7 +23,8 @@ from relay_passes.partition import PartitionStages
 from relay_passes.placement import Placement
 from relay_passes.verify_partition import VerifyPartition
 
-ModulePass = Callable[[tvm.IRModule], tvm.IRModule]
+ModulePass = Any
+"""A callable from module to module. TVM's pass objects are such, but have no types to say so."""
 Observer = Callable[[str, tvm.IRModule], None]
 """Called with a phase's name and the module after it."""
 

@@ -1,0 +1,17 @@
+"""TIR -> fast TIR: layouts, lowerings and schedules per target, without tuning.
+
+    convert_layouts(module, target)   Relax -> Relax, before lowering: blocked channels, packed matrices
+    legalizations(target)             operator name -> lowering, for relax.transform.LegalizeOps
+    apply(module, target)             every PrimFunc scheduled, after FuseTIR
+    chosen_rules(module)              which rule scheduled which PrimFunc: "fallback" and "none" are slow
+
+Knows nothing of how a network is split, nor of where it runs.
+"""
+
+from __future__ import annotations
+
+from schedules.apply import SCHEDULE_ATTRIBUTE, apply, chosen_rules
+from schedules.layouts import convert_layouts
+from schedules.legalize import legalizations
+
+__all__ = ["SCHEDULE_ATTRIBUTE", "apply", "chosen_rules", "convert_layouts", "legalizations"]

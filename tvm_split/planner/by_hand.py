@@ -34,14 +34,14 @@ def stages_by_hand(
 def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str]) -> dict[str, str]:
     """The machine of every layer."""
     owner_of_name: dict[str, str] = {}
-    for machine, names in split.items():
+    for machine, layer_names in split.items():
         if machine not in machine_names:
             raise PlanError(f"split names machine {machine!r}; the cluster has {', '.join(machine_names)}")
-        if isinstance(names, str):
-            raise PlanError(f"split gives machine {machine!r} the string {names!r}; give a list of layer names")
-        if not names:
+        if isinstance(layer_names, str):
+            raise PlanError(f"split gives machine {machine!r} the string {layer_names!r}; give a list of layer names")
+        if not layer_names:
             raise PlanError(f"split gives machine {machine!r} no layers; leave it out, or name a layer for it")
-        for name in names:
+        for name in layer_names:
             _require_known_layer(graph, name, machine)
             if owner_of_name.setdefault(name, machine) != machine:
                 raise PlanError(f"split gives layer {name!r} to both {owner_of_name[name]!r} and {machine!r}")
@@ -50,10 +50,9 @@ def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str])
     named = {layer: _longest_match(layer, owner_of_name) for layer in graph.layers}
     current = next(owner_of_name[name] for name in named.values() if name is not None)
     machine_of: dict[str, str] = {}
-    for layer in graph.layers:
-        name = named[layer]
-        if name is not None:
-            current = owner_of_name[name]
+    for layer, fitting in named.items():
+        if fitting is not None:
+            current = owner_of_name[fitting]
         machine_of[layer] = current
     return machine_of
 

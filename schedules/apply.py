@@ -1,0 +1,97 @@
+"""Schedule every PrimFunc of a module: rules in order, the first that matches, each workload once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import tvm
+from tvm import tirx
+from tvm.target import Target
+
+from schedules import cpu, gpu
+from schedules.blocks import has_static_shapes
+from schedules.traits import is_cpu, traits_of
+
+SCHEDULE_ATTRIBUTE = "tvm_split.schedule"
+"""PrimFunc attribute: the name of the rule that scheduled it; `chosen_rules` lists them."""
+UNSCHEDULED = "none"
+IS_SCHEDULED = "tirx.is_scheduled"
+
+logger = logging.getLogger(__name__)
+
+NamedRule = tuple[str, Callable[[tirx.PrimFunc], tirx.PrimFunc | None]]
+
+
+def apply(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """Every PrimFunc scheduled for ``target``, each with the attribute `SCHEDULE_ATTRIBUTE`.
+
+    Requires the module after FuseTIR. A rule that fails on a function falls to the next one and is logged; a function
+    that is scheduled already (``tirx.is_scheduled``) stays. The input module is not changed.
+    """
+    rules = _rules(target)
+    done: dict[int, list[tuple[tirx.PrimFunc, tirx.PrimFunc]]] = {}
+    functions = {}
+    for variable, function in module.functions_items():
+        if isinstance(function, tirx.PrimFunc) and not function.attrs.get(IS_SCHEDULED, 0):
+            functions[variable] = _keep_symbol(_once(function, rules, done), function)
+        else:
+            functions[variable] = function
+    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+
+
+def chosen_rules(module: tvm.IRModule) -> dict[str, str]:
+    """The rule's name for each PrimFunc, by the function's name, in order of names."""
+    return {
+        variable.name_hint: str(function.attrs[SCHEDULE_ATTRIBUTE])
+        for variable, function in sorted(module.functions_items(), key=lambda item: str(item[0].name_hint))
+        if isinstance(function, tirx.PrimFunc) and SCHEDULE_ATTRIBUTE in function.attrs
+    }
+
+
+def _rules(target: Target) -> tuple[NamedRule, ...]:
+    if is_cpu(target):
+        traits = traits_of(target)
+        return tuple((name, lambda function, rule=rule: rule(function, traits)) for name, rule in cpu.RULES)
+    return tuple(
+        (name, lambda function, rule=rule: gpu.apply_rule(rule, function, target)) for name, rule in gpu.RULES
+    )
+
+
+def _once(
+    function: tirx.PrimFunc,
+    rules: tuple[NamedRule, ...],
+    done: dict[int, list[tuple[tirx.PrimFunc, tirx.PrimFunc]]],
+) -> tirx.PrimFunc:
+    bare = function.without_attr("global_symbol") if "global_symbol" in function.attrs else function
+    seen = done.setdefault(tvm.ir.structural_hash(bare), [])
+    for workload, scheduled in seen:
+        if tvm.ir.structural_equal(workload, bare):
+            return scheduled
+    scheduled = _schedule(bare, rules)
+    seen.append((bare, scheduled))
+    return scheduled
+
+
+def _schedule(function: tirx.PrimFunc, rules: tuple[NamedRule, ...]) -> tirx.PrimFunc:
+    for name, rule in rules:
+        if not has_static_shapes(function) and name != "fallback":
+            continue
+        try:
+            scheduled = rule(function)
+        except Exception as error:
+            # A rule that does not fit a shape is no user's mistake: the next one is slower, and right.
+            logger.debug("schedule rule %s failed: %s", name, error)
+            continue
+        if scheduled is not None:
+            return scheduled.with_attr(SCHEDULE_ATTRIBUTE, name).with_attr(IS_SCHEDULED, True)
+    return function.with_attr(SCHEDULE_ATTRIBUTE, UNSCHEDULED)
+
+
+
+
+def _keep_symbol(scheduled: tirx.PrimFunc, original: tirx.PrimFunc) -> tirx.PrimFunc:
+    symbol = original.attrs.get("global_symbol", None)
+    if symbol is None:
+        return scheduled.without_attr("global_symbol") if "global_symbol" in scheduled.attrs else scheduled
+    return scheduled.with_attr("global_symbol", symbol)

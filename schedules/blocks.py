@@ -1,0 +1,95 @@
+"""Reading PrimFuncs: which blocks a function has, what they iterate over, which of them is the anchor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import tvm
+from tvm import s_tir, tirx
+
+ANCHOR = "tvm_split.anchor"
+"""Block annotation that legalizations give the block a schedule is built around; its value names the family."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a PrimFunc before scheduling: a loop per iterator, in order."""
+
+    handle: s_tir.schedule.SBlockRV
+    statement: tirx.SBlock
+    kinds: str
+    extents: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.statement.name_hint)
+
+    @property
+    def is_reduction(self) -> bool:
+        return "R" in self.kinds
+
+    @property
+    def spatial(self) -> int:
+        """How many iterators come before the first reduction."""
+        return self.kinds.index("R") if self.is_reduction else len(self.kinds)
+
+    @property
+    def anchor(self) -> str | None:
+        annotation = self.statement.annotations.get(ANCHOR, None)
+        return None if annotation is None else str(annotation)
+
+    @property
+    def iterations(self) -> int:
+        return prod(self.extents)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return tuple(int(extent) for extent in self.statement.writes[0].source.shape)
+
+
+def has_static_shapes(function: tirx.PrimFunc) -> bool:
+    return all(
+        isinstance(extent, tirx.IntImm) for buffer in function.buffer_map.values() for extent in buffer.shape
+    )
+
+
+def blocks_of(schedule: s_tir.Schedule) -> list[Block] | None:
+    """All blocks in program order, or None where one is not a plain loop nest with constant extents."""
+    found: list[Block] = []
+    root = schedule.get_sblock("root")
+    for handle in schedule.get_child_blocks(root):
+        statement = schedule.get(handle)
+        loops = schedule.get_loops(handle)
+        extents = []
+        kinds = ""
+        if len(loops) != len(statement.iter_vars):
+            return None
+        for iterator in statement.iter_vars:
+            extent = iterator.dom.extent
+            if not isinstance(extent, tirx.IntImm) or not isinstance(iterator.dom.min, tirx.IntImm):
+                return None
+            if iterator.iter_type == tirx.IterVar.DataPar:
+                kinds += "S"
+            elif iterator.iter_type == tirx.IterVar.CommReduce:
+                kinds += "R"
+            else:
+                return None
+            extents.append(int(extent))
+        if "RS" in kinds:
+            return None
+        found.append(Block(handle, statement, kinds, tuple(extents)))
+    return found or None
+
+
+def new_schedule(function: tirx.PrimFunc) -> s_tir.Schedule:
+    # A fixed seed, so that nothing depends on the clock; checks of the state would cost half the scheduling time.
+    return s_tir.Schedule(tvm.IRModule({"main": function}), seed=1, debug_mask="none", error_render_level="none")
+
+
+def inline_into_last(schedule: s_tir.Schedule, blocks: list[Block]) -> Block:
+    """Inline each of a chain of spatial blocks into the next; returns the last, where all of them are computed."""
+    for block in blocks[:-1]:
+        schedule.compute_inline(block.handle)
+    last = blocks[-1]
+    return Block(last.handle, schedule.get(last.handle), last.kinds, last.extents)

@@ -1,0 +1,28 @@
+"""Schedules for CPUs, in the order they are tried: the special before the general."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+
+from schedules.cpu.conv2d import schedule_conv2d
+from schedules.cpu.depthwise_conv2d import schedule_depthwise_conv2d
+from schedules.cpu.elementwise import schedule_elementwise
+from schedules.cpu.fallback import schedule_fallback
+from schedules.cpu.matmul import schedule_matmul
+from schedules.cpu.pooling import schedule_pooling
+from schedules.cpu.reduction import schedule_reduction
+from schedules.traits import Traits
+
+Rule = Callable[[tirx.PrimFunc, Traits], tirx.PrimFunc | None]
+
+RULES: tuple[tuple[str, Rule], ...] = (
+    ("conv2d", schedule_conv2d),
+    ("depthwise_conv2d", schedule_depthwise_conv2d),
+    ("matmul", schedule_matmul),
+    ("elementwise", schedule_elementwise),
+    ("pooling", schedule_pooling),
+    ("reduction", schedule_reduction),
+    ("fallback", schedule_fallback),
+)

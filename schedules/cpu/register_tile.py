@@ -1,0 +1,72 @@
+"""The tile that one kernel keeps in vector registers: `rows` broadcast values times `blocks` weight vectors.
+
+Convolution and matrix multiplication share it: a weight vector holds output channels (columns of the matrix), a
+broadcast value is one pixel (row) of the input. Every step of the reduction loads ``blocks`` vectors, broadcasts
+``rows`` values and issues ``rows * blocks`` fused multiply-adds (Goto, van de Geijn: Anatomy of High-Performance
+Matrix Multiplication, 2008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from schedules.traits import Traits
+
+# Two multiply-adds start per cycle and take four cycles: fewer independent accumulators than this wait for each other.
+ACCUMULATORS_TO_HIDE_LATENCY = 8
+# Two loads per cycle; beyond this ratio of loads to multiply-adds the load ports bound the kernel. Measured: tiles with
+# 0.63 (8 x 2) reach the peak, 1.04 (28 x 1) still 95 %.
+LOADS_PER_MULTIPLY_ADD = 0.9
+LARGEST_ROWS = 28
+
+
+@dataclass(frozen=True)
+class RegisterTile:
+    rows: int
+    blocks: int
+
+
+def _cost(extent: int, rows: int, blocks: int) -> float:
+    """Relative time of computing ``extent`` rows in tiles, at least 1."""
+    waste = -(-extent // rows) * rows / extent
+    latency = ACCUMULATORS_TO_HIDE_LATENCY / (rows * blocks)
+    loads = (rows + blocks) / (rows * blocks) / LOADS_PER_MULTIPLY_ADD
+    # Ties go to more rows a weight vector: weights come from the second cache, broadcast values from the first.
+    return waste * max(1.0, latency, loads) + 0.1 / rows
+
+
+def _fits(rows: int, blocks: int, traits: Traits) -> bool:
+    # With one weight vector, broadcasts fold into the multiply-add, and two more accumulators than usual fit.
+    limit = traits.accumulators + 4 if blocks == 1 else traits.accumulators
+    return rows * blocks <= limit
+
+
+def choose_tile(
+    extent: int, block_count: int, traits: Traits, rows_candidates: Iterable[int] | None = None
+) -> RegisterTile:
+    """The cheapest tile for ``extent`` rows and ``block_count`` vectors of output channels.
+
+    ``block_count`` is always divided exactly; ``extent`` may be rounded up unless ``rows_candidates`` says otherwise.
+    """
+    rows_choices = list(rows_candidates) if rows_candidates is not None else range(1, min(extent, LARGEST_ROWS) + 1)
+    choices = [
+        RegisterTile(rows, blocks)
+        for blocks in (1, 2, 3, 4)
+        if block_count % blocks == 0
+        for rows in rows_choices
+        if _fits(rows, blocks, traits)
+    ]
+    return min(choices, key=lambda tile: (_cost(extent, tile.rows, tile.blocks), tile.blocks, tile.rows))
+
+
+def dividing_tile(extent: int, block_count: int, traits: Traits) -> RegisterTile:
+    """The cheapest tile whose rows divide ``extent``."""
+    divisors = [rows for rows in range(1, min(extent, LARGEST_ROWS) + 1) if extent % rows == 0]
+    return choose_tile(extent, block_count, traits, divisors)
+
+
+def padded_extent(extent: int, block_count: int, traits: Traits) -> int:
+    """``extent`` rounded up to whole tiles, so that no kernel has a ragged edge (predicates would leave registers)."""
+    rows = choose_tile(extent, block_count, traits).rows
+    return -(-extent // rows) * rows

@@ -1,0 +1,168 @@
+"""Relax-level layouts: channels in blocks of one vector for convolutions, packed columns for constant matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.target import Target
+
+from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE
+from schedules.legalize.matmul import matmul_packed, static_shape
+from schedules.traits import Traits, channel_block, is_cpu, traits_of
+
+CONV2D = "relax.nn.conv2d"
+VIEWS = ("relax.permute_dims", "relax.broadcast_to", "relax.reshape")
+
+
+def convert_layouts(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """Blocked layouts for a CPU; the module itself for other targets.
+
+    Requires weights as constants. Run FoldConstant afterwards, before and after LegalizeOps: it computes the layout
+    changes of weights.
+    """
+    if not is_cpu(target):
+        return module
+    traits = traits_of(target)
+    module = _ClipToMinimumMaximum(module).transform()
+    module = relax.transform.ConvertLayout({}, _conv2d_layouts(traits))(module)
+    return _PackMatmul(module, traits).transform()
+
+
+def _conv2d_layouts(traits: Traits) -> Callable[[relax.Call], dict[str, list[str]]]:
+    def layouts(call: relax.Call) -> dict[str, list[str]]:
+        if not isinstance(call.op, tvm.ir.Op) or call.op.name != CONV2D:
+            return {}
+        unchanged = {CONV2D: [str(call.attrs.data_layout), str(call.attrs.kernel_layout), str(call.attrs.out_layout)]}
+        data, weight = (static_shape(argument) for argument in call.args)
+        if data is None or weight is None or not isinstance(call.args[1], tvm.ir.GenericConst):
+            return unchanged
+        if (str(call.attrs.data_layout), str(call.attrs.kernel_layout)) != ("NCHW", "OIHW"):
+            return unchanged
+        groups = int(call.attrs.groups)
+        inputs, outputs = data[1], weight[0]
+        output_block = channel_block(outputs, traits)
+        if output_block is None:
+            return unchanged
+        out_layout = f"NCHW{output_block}c"
+        if groups == inputs == outputs:
+            return {CONV2D: [out_layout, f"OIHW{output_block}o", out_layout]}
+        if groups != 1:
+            return unchanged
+        input_block = channel_block(inputs, traits)
+        if input_block is None:
+            return {CONV2D: ["NCHW", f"OIHW{output_block}o", out_layout]}
+        return {CONV2D: [f"NCHW{input_block}c", f"OIHW{input_block}i{output_block}o", out_layout]}
+
+    return layouts
+
+
+class _ModuleMutator(PyExprMutator):  # type: ignore[misc]
+    """Applies a mutator to every Relax function of a module."""
+
+    def __init__(self, module: tvm.IRModule) -> None:
+        super().__init__(module)
+        self.module = module
+
+    def transform(self) -> tvm.IRModule:
+        for variable, function in self.module.functions_items():
+            if isinstance(function, relax.Function):
+                self.builder_.update_func(variable, self.visit_expr(function))
+        return self.builder_.get()
+
+
+@mutator
+class _ClipToMinimumMaximum(_ModuleMutator):
+    """ConvertLayout carries layouts through minimum and maximum, but not through clip (TVM 0.27)."""
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if not isinstance(call.op, tvm.ir.Op) or call.op.name != "relax.clip":
+            return call
+        data, low, high = call.args
+        dtype = str(call.ty.dtype)
+        if not dtype.startswith(("float", "bfloat")):
+            return call
+        for bound, operator, nothing in ((low, relax.op.maximum, -np.inf), (high, relax.op.minimum, np.inf)):
+            if not isinstance(bound, tirx.IntImm | tirx.FloatImm):
+                return call
+            if float(bound.value) != nothing:
+                data = self.builder_.emit(operator(data, relax.const(float(bound.value), dtype)))
+        return data
+
+
+@mutator
+class _PackMatmul(_ModuleMutator):
+    """``matmul(x, constant [K, N])`` becomes a call with the constant as [N / lanes, K, lanes]."""
+
+    def __init__(self, module: tvm.IRModule, traits: Traits) -> None:
+        super().__init__(module)
+        self.traits = traits
+        self._packed: dict[tuple[Any, ...], relax.Expr] = {}
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if not isinstance(call.op, tvm.ir.Op) or call.op.name != "relax.matmul":
+            return call
+        left, right = call.args
+        left_shape, right_shape = static_shape(left), static_shape(right)
+        if left_shape is None or right_shape is None or len(left_shape) < 2 or 0 in (*left_shape, *right_shape):
+            return call
+        matrix = self._constant(right)
+        # A matrix that the importer broadcast over the batch is still one matrix: numpy gives it strides of zero.
+        while matrix is not None and matrix.ndim > 2 and (matrix.shape[0] == 1 or matrix.strides[0] == 0):
+            matrix = matrix[0]
+        if matrix is None or matrix.ndim != 2 or len(right_shape) > len(left_shape):
+            return call
+        return self.builder_.call_te(
+            partial(matmul_packed, columns=right_shape[-1], out_dtype=str(call.ty.dtype), traits=self.traits),
+            left,
+            self._pack(matrix),
+            primfunc_name_hint="matmul",
+            primfunc_attrs={"op_pattern": OUT_ELEMENTWISE_FUSABLE},
+        )
+
+    def _constant(self, expression: relax.Expr) -> Any:
+        """The numpy array an expression stands for: a constant, or a view of one; None otherwise."""
+        if isinstance(expression, relax.Var):
+            bound = self.lookup_binding(expression)
+            return None if bound is None else self._constant(bound)
+        if isinstance(expression, tvm.ir.GenericConst):
+            value = expression.value
+            return np.from_dlpack(value) if isinstance(value, tvm.runtime.Tensor) else None
+        if not isinstance(expression, relax.Call) or not isinstance(expression.op, tvm.ir.Op):
+            return None
+        name, shape = str(expression.op.name), static_shape(expression)
+        if shape is None or name not in VIEWS:
+            return None
+        source = self._constant(expression.args[0])
+        if source is None:
+            return None
+        if name == "relax.permute_dims":
+            axes = expression.attrs.axes
+            return source.transpose(None if axes is None else [int(axis) for axis in axes])
+        if name == "relax.broadcast_to":
+            return np.broadcast_to(source, shape)
+        if source.shape == shape:
+            return source
+        # numpy's reshape may copy, and with it lose the zero strides of a broadcast.
+        return source.reshape(shape) if 0 not in source.strides else None
+
+    def _pack(self, matrix: Any) -> relax.Expr:
+        key = (matrix.__array_interface__["data"][0], matrix.shape, matrix.strides)
+        if key not in self._packed:
+            depth, columns = matrix.shape
+            lanes = self.traits.lanes
+            blocks = -(-columns // lanes)
+            packed = np.zeros((blocks, depth, lanes), matrix.dtype)
+            whole = columns // lanes
+            packed[:whole] = matrix[:, : whole * lanes].reshape(depth, whole, lanes).transpose(1, 0, 2)
+            if whole < blocks:
+                packed[whole, :, : columns - whole * lanes] = matrix[:, whole * lanes :]
+            self._packed[key] = relax.const(packed)
+        return self._packed[key]

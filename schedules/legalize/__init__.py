@@ -1,0 +1,23 @@
+"""How operators are lowered for a target, as ``relax.transform.LegalizeOps`` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import relax
+from tvm.relax import BlockBuilder
+from tvm.target import Target
+
+from schedules.legalize.convolution import legalize_conv2d
+from schedules.legalize.matmul import legalize_matmul
+from schedules.traits import is_cpu, traits_of
+
+Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
+
+
+def legalizations(target: Target) -> dict[str, Legalization]:
+    """Own lowerings by operator name; operators that are not named keep TVM's."""
+    if not is_cpu(target):
+        return {}
+    traits = traits_of(target)
+    return {"relax.nn.conv2d": legalize_conv2d(traits), "relax.matmul": legalize_matmul(traits)}

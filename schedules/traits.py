@@ -1,0 +1,53 @@
+"""What a schedule needs to know about a machine: how wide its vectors are, and how many registers hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm.target import Target
+from tvm.target.codegen import target_has_features
+
+LLVM_KINDS = ("llvm", "c")
+
+
+@dataclass(frozen=True)
+class Traits:
+    """A processor, as tile sizes see it.
+
+    ``lanes`` float32 values fit one vector register; ``accumulators`` vectors may be kept in registers by one kernel
+    without spilling (the others hold weights and a broadcast value).
+    """
+
+    lanes: int
+    accumulators: int
+
+    @property
+    def vector_bytes(self) -> int:
+        return self.lanes * 4
+
+
+def traits_of(target: Target) -> Traits:
+    """The traits of a CPU target; unknown processors count as 128-bit ones with 16 registers."""
+    if target_has_features("avx512f", target):
+        # 32 registers. 28 accumulators with two weight vectors spill with LLVM 22, 24 never did.
+        return Traits(lanes=16, accumulators=24)
+    if target_has_features("avx2", target):
+        return Traits(lanes=8, accumulators=12)
+    if target_has_features("neon", target):
+        return Traits(lanes=4, accumulators=24)
+    return Traits(lanes=4, accumulators=12)
+
+
+def is_cpu(target: Target) -> bool:
+    return str(target.kind.name) in LLVM_KINDS
+
+
+def channel_block(channels: int, traits: Traits) -> int | None:
+    """The innermost channel extent of a blocked layout, or None where channels stay unblocked.
+
+    Half a vector is still worth it: MobileNetV2's 24 channels run at half the peak as 3 x 8, unblocked far below.
+    """
+    for block in (traits.lanes, traits.lanes // 2):
+        if block >= 4 and channels % block == 0:
+            return block
+    return None

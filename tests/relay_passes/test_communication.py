@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import numpy as np
+import tvm
+
+from relay_passes.annotate import AnnotateDevices
+from relay_passes.communication import computation, machine_modules
+from relay_passes.partition import PartitionStages
+from tests.relay_passes.conftest import placement, run
+
+
+def test_machines_read_like_what_they_do(whole: tvm.IRModule) -> None:
+    modules = machine_modules(PartitionStages()(AnnotateDevices(placement())(whole)))
+    assert list(modules) == ["machine-a", "machine-b"]
+    text = modules["machine-b"].script()
+    lines = [line.strip().partition(", ty_args")[0] for line in text.splitlines()]
+    calls = [line.partition(" = ")[2] or line for line in lines if "call_packed" in line]
+    assert calls == [
+        'R.call_packed("tvm_split.receive", R.str("left"), R.str("machine-a")',
+        'R.call_packed("tvm_split.receive", R.str("y"), R.str("client")',
+        'R.call_packed("tvm_split.receive", R.str("right"), R.str("machine-a")',
+        'R.call_packed("tvm_split.send", joined, R.str("joined"), R.str("machine-a")',
+        'R.call_packed("tvm_split.send", other, R.str("other"), R.str("client")',
+    ]
+
+
+def test_a_machine_hands_over_to_its_own_later_stage(whole: tvm.IRModule) -> None:
+    text = machine_modules(PartitionStages()(AnnotateDevices(placement())(whole)))["machine-a"].script()
+    assert 'R.call_packed("tvm_split.send", conv1, R.str("conv1"), R.str("machine-a")' in text
+    assert 'R.call_packed("tvm_split.receive", R.str("conv1"), R.str("machine-a")' in text
+
+
+def test_computations_called_in_turn_give_the_whole(whole: tvm.IRModule) -> None:
+    modules = machine_modules(PartitionStages()(AnnotateDevices(placement())(whole)))
+    parts = [
+        computation(function)
+        for module in modules.values()
+        for _, function in sorted(module.functions_items(), key=lambda item: item[0].name_hint)
+    ]
+    generator = np.random.default_rng(0)
+    values = {
+        "x": generator.standard_normal((1, 16)).astype("float32"),
+        "y": generator.standard_normal((1, 8)).astype("float32"),
+    }
+    expected = run(whole, values["x"], values["y"])
+    for part in sorted(parts, key=lambda each: each.name):
+        function = part.function.with_attr("global_symbol", "main")
+        results = run(tvm.IRModule({"main": function}), *[values[name] for name in part.received])
+        values.update(zip(part.sent, results, strict=True))
+    for name, right in zip(["skip", "x", "other", "y", "other"], expected, strict=True):
+        np.testing.assert_array_equal(values[name], right)
+
+
+def test_a_computation_is_on_no_device(whole: tvm.IRModule) -> None:
+    modules = machine_modules(PartitionStages()(AnnotateDevices(placement())(whole)))
+    for module in modules.values():
+        for _, function in module.functions_items():
+            assert "vdevice" not in computation(function).function.script()

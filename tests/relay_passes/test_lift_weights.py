@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm.script import ir as I  # noqa: N812
+from tvm.script import relax as R  # noqa: N812
+
+from relay_passes.lift_weights import lift_weights
+from tests.relay_passes.conftest import run
+
+LARGE = tvm.runtime.tensor(np.arange(64, dtype="float32").reshape(8, 8))
+SMALL = np.ones((1, 8), "float32")
+
+
+def test_large_constants_become_parameters_once() -> None:
+    shared = tvm.relax.const(LARGE)
+
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((1, 8), "float32")):  # noqa: N805
+            with R.dataflow():
+                first = R.matmul(x, shared)
+                second = R.add(first, R.const(SMALL))
+                third = R.matmul(second, shared)
+                result = (third,)
+                R.output(result)
+            return result
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(x: R.Tensor((1, 8), "float32"), weight_0: R.Tensor((8, 8), "float32")):  # noqa: N805
+            with R.dataflow():
+                first = R.matmul(x, weight_0)
+                second = R.add(first, R.const(SMALL))
+                third = R.matmul(second, weight_0)
+                result = (third,)
+                R.output(result)
+            return result
+
+    lifted = lift_weights(Before)
+    tvm.ir.assert_structural_equal(lifted.module["main"], Expected["main"])
+    np.testing.assert_array_equal(lifted.weights[0].numpy(), LARGE.numpy())
+    x = np.linspace(0, 1, 8, dtype="float32").reshape(1, 8)
+    np.testing.assert_array_equal(run(lifted.module, x, weights=lifted.weights)[0], run(Before, x)[0])
