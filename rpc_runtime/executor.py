@@ -68,6 +68,7 @@ class StageExecutor:
         self._lock = lock
         self._changed = threading.Condition(lock)
         self._stages = tuple(stages)
+        self._names = tuple(loaded.stage.name for loaded in stages)
         self._recorder = recorder
         self._on_failure = on_failure
         self._finished = [0] * len(stages)
@@ -102,7 +103,7 @@ class StageExecutor:
 
     def progress(self) -> dict[str, int]:
         """Stage name to finished micro-batches."""
-        return {loaded.stage.name: count for loaded, count in zip(self._stages, self._finished, strict=True)}
+        return dict(zip(self._names, self._finished, strict=True))
 
     def stop_locked(self) -> None:
         self._stopped = True
@@ -181,4 +182,3 @@ class StageExecutor:
     def _release_stages(self) -> None:
         """Lets go of libraries and weights, which belong to the thread that used them."""
         self._stages = ()
-        self._finished = []

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 from tvm.target import Target
 
@@ -64,9 +65,9 @@ def _once(
     done: dict[int, list[tuple[tirx.PrimFunc, tirx.PrimFunc]]],
 ) -> tirx.PrimFunc:
     bare = function.without_attr("global_symbol") if "global_symbol" in function.attrs else function
-    seen = done.setdefault(tvm.ir.structural_hash(bare), [])
+    seen = done.setdefault(tvm_ffi.structural_hash(bare), [])
     for workload, scheduled in seen:
-        if tvm.ir.structural_equal(workload, bare):
+        if tvm_ffi.structural_equal(workload, bare):
             return scheduled
     scheduled = _schedule(bare, rules)
     seen.append((bare, scheduled))

@@ -17,7 +17,7 @@ class Block:
     """One block of a PrimFunc before scheduling: a loop per iterator, in order."""
 
     handle: s_tir.schedule.SBlockRV
-    statement: tirx.SBlock
+    statement: s_tir.SBlock
     kinds: str
     extents: tuple[int, ...]
 
@@ -48,10 +48,13 @@ class Block:
         return tuple(int(extent) for extent in self.statement.writes[0].source.shape)
 
 
+def buffers_of(function: tirx.PrimFunc) -> list[tirx.Buffer]:
+    """The function's parameters that are buffers: inputs first, outputs last."""
+    return [parameter for parameter in function.params if hasattr(parameter, "shape")]
+
+
 def has_static_shapes(function: tirx.PrimFunc) -> bool:
-    return all(
-        isinstance(extent, tirx.IntImm) for buffer in function.buffer_map.values() for extent in buffer.shape
-    )
+    return all(isinstance(extent, tirx.IntImm) for buffer in buffers_of(function) for extent in buffer.shape)
 
 
 def blocks_of(schedule: s_tir.Schedule) -> list[Block] | None:

@@ -79,8 +79,9 @@ def schedule_contraction(
     schedule.reverse_compute_at(last.handle, row_outer, preserve_unit_loops=True)
     schedule.set_scope(anchor, 0, "local")
     if unroll_innermost > 1:
-        _, inner = schedule.split(reduction[-1], [None, unroll_innermost])
-        schedule.unroll(inner)
+        outer_step, inner_step = schedule.split(reduction[-1], [None, unroll_innermost])
+        schedule.unroll(inner_step)
+        reduction[-1] = outer_step
     schedule.unroll(block_inner)
     schedule.unroll(row_inner)
     schedule.vectorize(lane)

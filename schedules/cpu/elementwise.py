@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from schedules.blocks import Block, blocks_of, new_schedule
+from schedules.blocks import Block, blocks_of, buffers_of, new_schedule
 from schedules.traits import Traits
 
 # Waking the threads takes about as long as copying this many elements on one core.
@@ -20,7 +20,7 @@ def schedule_elementwise(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFu
     blocks = blocks_of(schedule)
     if blocks is None or any(block.is_reduction for block in blocks):
         return None
-    outputs = {buffer.name for buffer in function.buffer_map.values()}
+    outputs = {buffer.name for buffer in buffers_of(function)}
     kept: list[Block] = []
     for block in blocks:
         written = block.statement.writes

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvm.script import ir as I  # noqa: N812
-from tvm.script import relax as R  # noqa: N812
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 from relay_passes.placement import PlacedStage, Placement
 
@@ -17,7 +17,7 @@ LLVM = tvm.target.Target({"kind": "llvm"})
 @I.ir_module
 class Whole:
     @R.function
-    def main(x: R.Tensor((1, 16), "float32"), y: R.Tensor((1, 8), "float32")):  # noqa: N805
+    def main(x: R.Tensor((1, 16), "float32"), y: R.Tensor((1, 8), "float32")):
         with R.dataflow():
             mask = R.ones(R.shape([1, 8]), "float32")
             conv1 = R.nn.relu(x)

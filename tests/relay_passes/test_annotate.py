@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from tvm.script import ir as I  # noqa: N812
-from tvm.script import relax as R  # noqa: N812
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 from relay_passes.annotate import AnnotateDevices
 from relay_passes.errors import ContractError, SelfWaitError
@@ -14,7 +14,7 @@ def test_crossings_become_transfers() -> None:
     @I.ir_module
     class Before:
         @R.function
-        def main(x: R.Tensor((1, 4), "float32")):  # noqa: N805
+        def main(x: R.Tensor((1, 4), "float32")):
             with R.dataflow():
                 conv1 = R.nn.relu(x)
                 conv2 = R.add(conv1, conv1)
@@ -35,7 +35,7 @@ def test_crossings_become_transfers() -> None:
         )
 
         @R.function
-        def main(x: R.Tensor((1, 4), "float32")):  # noqa: N805
+        def main(x: R.Tensor((1, 4), "float32")):
             R.func_attr(
                 {
                     "stages": [
@@ -84,7 +84,7 @@ def test_a_stage_that_needs_a_later_one_is_refused(whole: tvm.IRModule) -> None:
 
 
 def test_a_tuple_that_crosses_is_refused(whole: tvm.IRModule) -> None:
-    with pytest.raises(ContractError, match="'halves' is a .* not a tensor"):
+    with pytest.raises(ContractError, match=r"'halves' is a .* not a tensor"):
         AnnotateDevices(placement({**STAGE_OF, "left": 1}))(whole)
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
-from tvm.script import ir as I  # noqa: N812
-from tvm.script import relax as R  # noqa: N812
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 from relay_passes.lift_weights import lift_weights
 from tests.relay_passes.conftest import run
@@ -18,7 +18,7 @@ def test_large_constants_become_parameters_once() -> None:
     @I.ir_module
     class Before:
         @R.function
-        def main(x: R.Tensor((1, 8), "float32")):  # noqa: N805
+        def main(x: R.Tensor((1, 8), "float32")):
             with R.dataflow():
                 first = R.matmul(x, shared)
                 second = R.add(first, R.const(SMALL))
@@ -30,7 +30,7 @@ def test_large_constants_become_parameters_once() -> None:
     @I.ir_module
     class Expected:
         @R.function
-        def main(x: R.Tensor((1, 8), "float32"), weight_0: R.Tensor((8, 8), "float32")):  # noqa: N805
+        def main(x: R.Tensor((1, 8), "float32"), weight_0: R.Tensor((8, 8), "float32")):
             with R.dataflow():
                 first = R.matmul(x, weight_0)
                 second = R.add(first, R.const(SMALL))

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from tvm.script import ir as I  # noqa: N812
-from tvm.script import relax as R  # noqa: N812
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 from relay_passes.annotate import AnnotateDevices
 from relay_passes.errors import ContractError
@@ -29,9 +29,9 @@ def test_stage_holds_what_it_needs_and_returns_what_others_need(partitioned: tvm
         )
 
         @R.function
-        def stage_2(  # noqa: N805
-            joined: R.Tensor((1, 16), "float32", vdevice="llvm:0:machine-a"),  # noqa: F821
-            conv1: R.Tensor((1, 16), "float32", vdevice="llvm:0:machine-a"),  # noqa: F821
+        def stage_2(
+            joined: R.Tensor((1, 16), "float32", vdevice="llvm:0:machine-a"),
+            conv1: R.Tensor((1, 16), "float32", vdevice="llvm:0:machine-a"),
         ):
             R.func_attr({"machine": "machine-a"})
             with R.dataflow():

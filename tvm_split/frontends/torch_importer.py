@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.recording import RecordingBuilder
+from tvm_split.frontends.torch_constants import constant_values
 from tvm_split.frontends.torch_graph import user_outputs
 from tvm_split.frontends.torch_layers import LayerNames
 from tvm_split.frontends.torch_repairs import REFUSED, REPAIRS
@@ -53,7 +54,8 @@ class _Importer(ExportedProgramImporter):  # type: ignore[misc]
         return lambda node: repair(node, self)
 
     def translate(self, program: ExportedProgram) -> ImportedGraph:
-        self._check_operators(program.graph)
+        known = constant_values(program)
+        self._check_operators([node for node in program.graph.nodes if node not in known])
         builder = RecordingBuilder()
         self.block_builder = builder
         constants = _constants(program)
@@ -69,7 +71,10 @@ class _Importer(ExportedProgramImporter):  # type: ignore[misc]
         with builder.function("main", parameters):
             with builder.dataflow():
                 for node in program.graph.nodes:
-                    if node.op == "call_function":
+                    if node in known:
+                        value = to_numpy(known[node])
+                        self.env[node] = relax.const(value, str(value.dtype))
+                    elif node.op == "call_function":
                         builder.layer = self.names.layer_of(node)
                         self.env[node] = self._converted(node)
                 builder.layer = "output"
@@ -95,9 +100,9 @@ class _Importer(ExportedProgramImporter):  # type: ignore[misc]
             )
         return self.env[value]
 
-    def _check_operators(self, graph: fx.Graph) -> None:
+    def _check_operators(self, nodes: Sequence[fx.Node]) -> None:
         problems: dict[str, list[str]] = {}
-        for node in graph.nodes:
+        for node in nodes:
             if node.op == "get_attr":
                 problems.setdefault("a sub-graph (cond, while_loop, scan, …)", []).append(self.names.layer_of(node))
             elif node.op == "call_function":

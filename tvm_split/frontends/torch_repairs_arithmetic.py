@@ -133,6 +133,45 @@ def _logarithm(base: float) -> Operator:
     return lambda value: relax.op.multiply(relax.op.log(value), constant(1 / math.log(base), dtype_of(value)))
 
 
+def _is_infinite(importer: Importer, value: relax.Expr) -> relax.Expr:
+    return emit(importer, relax.op.equal(relax.op.abs(value), constant(math.inf, dtype_of(value))))
+
+
+def _isinf(node: fx.Node, importer: Importer) -> relax.Expr:
+    # TVM's isinf and isfinite do not compile.
+    return _is_infinite(importer, arguments(node, importer)["self"])
+
+
+def _isfinite(node: fx.Node, importer: Importer) -> relax.Expr:
+    value = arguments(node, importer)["self"]
+    return emit(importer, relax.op.less(relax.op.abs(value), constant(math.inf, dtype_of(value))))
+
+
+def _logaddexp(node: fx.Node, importer: Importer) -> relax.Expr:
+    # TVM's log_add_exp does not compile.
+    left, right, dtype = _promoted(node, importer)
+    difference = emit(importer, relax.op.abs(relax.op.subtract(left, right)))
+    rest = emit(importer, relax.op.log(relax.op.add(relax.op.exp(relax.op.negative(difference)), constant(1, dtype))))
+    return emit(importer, relax.op.add(relax.op.maximum(left, right), rest))
+
+
+def _copysign(node: fx.Node, importer: Importer) -> relax.Expr:
+    left, right, dtype = _promoted(node, importer)
+    size = emit(importer, relax.op.abs(left))
+    is_negative = emit(importer, relax.op.less(right, constant(0, dtype)))
+    return emit(importer, relax.op.where(is_negative, relax.op.negative(size), size))
+
+
+def _extreme(operator: Operator) -> Repair:
+    # TVM's maximum and minimum drop a NaN in one operand, torch keeps it.
+    def convert(node: fx.Node, importer: Importer) -> relax.Expr:
+        left, right, dtype = _promoted(node, importer)
+        result = emit(importer, operator(left, right))
+        return _keeping_nan(importer, result, left, right) if is_float(dtype) else result
+
+    return convert
+
+
 def _log1p(node: fx.Node, importer: Importer) -> relax.Expr:
     # TVM computes log(1 + x), which is 0 for a small x. Kahan: log(u) · x / (u − 1) with u = 1 + x is right there.
     value = arguments(node, importer)["self"]
@@ -142,7 +181,7 @@ def _log1p(node: fx.Node, importer: Importer) -> relax.Expr:
     u = emit(importer, relax.op.add(x, one))
     difference = emit(importer, relax.op.subtract(u, one))
     is_zero = emit(importer, relax.op.equal(difference, constant(0, dtype)))
-    is_infinite = emit(importer, relax.op.isinf(u))
+    is_infinite = _is_infinite(importer, u)
     divisor = emit(importer, relax.op.where(is_zero, one, difference))
     near = emit(importer, relax.op.multiply(relax.op.log(u), relax.op.divide(x, divisor)))
     far = emit(importer, relax.op.where(is_infinite, x, near))
@@ -189,7 +228,7 @@ def _half_to_even(importer: Importer, value: relax.Expr) -> relax.Expr:
     is_half = emit(importer, relax.op.equal(rest, half))
     up = emit(importer, relax.op.logical_or(relax.op.greater(rest, half), relax.op.logical_and(is_half, is_odd)))
     rounded = emit(importer, relax.op.add(below, relax.op.astype(up, dtype)))
-    return emit(importer, relax.op.where(relax.op.isinf(value), value, rounded))
+    return emit(importer, relax.op.where(_is_infinite(importer, value), value, rounded))
 
 
 def _clamp(node: fx.Node, importer: Importer) -> relax.Expr:
@@ -309,6 +348,12 @@ REPAIRS: dict[str, Repair] = {
     "floor.default": _rounding(relax.op.floor),
     "ceil.default": _rounding(relax.op.ceil),
     "trunc.default": _rounding(relax.op.trunc),
+    "isinf.default": _isinf,
+    "isfinite.default": _isfinite,
+    "logaddexp.default": _logaddexp,
+    "copysign.Tensor": _copysign,
+    "maximum.default": _extreme(relax.op.maximum),
+    "minimum.default": _extreme(relax.op.minimum),
     "log1p.default": _log1p,
     "expm1.default": _expm1,
     "reciprocal.default": _float_unary(_reciprocal),

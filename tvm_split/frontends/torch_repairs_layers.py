@@ -166,32 +166,39 @@ def _weights_or(
     )
 
 
+def _widened(importer: Importer, data: relax.Expr) -> relax.Expr:
+    """Norms of half precision are computed in float32, as torch does; TVM has some of them in float32 only."""
+    return cast(importer, data, "float32") if dtype_of(data) in ("float16", "bfloat16") else data
+
+
 def _layer_norm(node: fx.Node, importer: Importer) -> relax.Expr:
     # TVM's importer looks up a missing weight or bias.
     values = arguments(node, importer)
-    data, shape = values["input"], [int(size) for size in values["normalized_shape"]]
+    data, shape = _widened(importer, values["input"]), [int(size) for size in values["normalized_shape"]]
     weight, bias = _weights_or(importer, values["weight"], values["bias"], shape, dtype_of(data))
     axes = list(range(-len(shape), 0))
-    return emit(importer, relax.op.nn.layer_norm(data, weight, bias, axes, float(values["eps"])))
+    result = emit(importer, relax.op.nn.layer_norm(data, weight, bias, axes, float(values["eps"])))
+    return cast(importer, result, result_dtype(node))
 
 
 def _group_norm(node: fx.Node, importer: Importer) -> relax.Expr:
     # TVM's importer looks up a missing weight or bias, and its operator has no inputs of two axes.
     values = arguments(node, importer)
-    data = values["input"]
+    data = _widened(importer, values["input"])
     shape = shape_of(data)
     weight, bias = _weights_or(importer, values["weight"], values["bias"], shape[1:2], dtype_of(data))
     if len(shape) == 2:
         data = emit(importer, relax.op.expand_dims(data, 2))
     groups, axes = int(values["num_groups"]), list(range(2, max(len(shape), 3)))
     result = emit(importer, relax.op.nn.group_norm(data, weight, bias, groups, 1, axes, float(values["eps"])))
+    result = cast(importer, result, result_dtype(node))
     return emit(importer, relax.op.squeeze(result, [2])) if len(shape) == 2 else result
 
 
 def _batch_norm(node: fx.Node, importer: Importer) -> tuple[relax.Expr, ...]:
     # TVM's importer returns a tensor for torch's tuple.
     values = arguments(node, importer)
-    data = values["input"]
+    data = _widened(importer, values["input"])
     channels = shape_of(data)[1:2]
     weight, bias = _weights_or(importer, values["weight"], values["bias"], channels, dtype_of(data))
     mean = cast(importer, values["running_mean"], dtype_of(data))
@@ -202,7 +209,7 @@ def _batch_norm(node: fx.Node, importer: Importer) -> tuple[relax.Expr, ...]:
             data, weight, bias, mean, variance, axis=1, epsilon=float(values["eps"]), momentum=0.1, training=False
         ),
     )
-    return (emit(importer, relax.TupleGetItem(result, 0)),)
+    return (cast(importer, emit(importer, relax.TupleGetItem(result, 0)), result_dtype(node)),)
 
 
 def _batch_norm_of_input(node: fx.Node, importer: Importer) -> tuple[relax.Expr, ...]:
@@ -272,17 +279,6 @@ def _prelu(node: fx.Node, importer: Importer) -> relax.Expr:
     )
 
 
-def _pixel_shuffle(node: fx.Node, importer: Importer) -> relax.Expr:
-    values = arguments(node, importer)
-    return emit(importer, relax.op.nn.pixel_shuffle(values["self"], int(values["upscale_factor"])))
-
-
-def _embedding(node: fx.Node, importer: Importer) -> relax.Expr:
-    # TVM's importer casts the indices to 32 bits.
-    values = arguments(node, importer)
-    return emit(importer, relax.op.take(values["weight"], values["indices"], 0))
-
-
 def _reshape_to_result(node: fx.Node, importer: Importer) -> relax.Expr:
     return emit(importer, relax.op.reshape(next(iter(arguments(node, importer).values())), result_shape(node)))
 
@@ -311,8 +307,6 @@ REPAIRS: dict[str, Repair] = {
     "elu.default": _elu,
     "hardtanh.default": _hardtanh,
     "prelu.default": _prelu,
-    "pixel_shuffle.default": _pixel_shuffle,
-    "embedding.default": _embedding,
     "view.default": _reshape_to_result,
     "reshape.default": _reshape_to_result,
 }

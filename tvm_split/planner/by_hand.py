@@ -65,14 +65,14 @@ def group_stages(graph: LayerGraph, machine_of: Mapping[str, str]) -> list[list[
     are joined wherever that makes no circle, so that a machine has as few as it can.
     """
     level: dict[str, int] = {}
-    layers = _topological_order(graph, machine_of)
-    for layer in layers:
-        before = graph.predecessors[layer]
-        level[layer] = max((level[p] + (machine_of[p] != machine_of[layer]) for p in before), default=0)
     groups: dict[tuple[int, str], list[str]] = {}
-    for layer in layers:
-        groups.setdefault((level[layer], machine_of[layer]), []).append(layer)
-    joined = _join_where_possible(graph, [groups[key] for key in groups], machine_of)
+    for unit in graph.units:
+        machine = _machine_of_unit(unit, machine_of)
+        before = {layer for member in unit for layer in graph.predecessors[member]} - set(unit)
+        height = max((level[layer] + (machine_of[layer] != machine) for layer in before), default=0)
+        level.update(dict.fromkeys(unit, height))
+        groups.setdefault((height, machine), []).extend(unit)
+    joined = _join_where_possible(graph, list(groups.values()), machine_of)
     return _with_independent_layers(graph, _sort_groups(graph, joined))
 
 
@@ -103,38 +103,14 @@ def _require_known_layer(graph: LayerGraph, name: str, machine: str) -> None:
     )
 
 
-def _topological_order(graph: LayerGraph, machine_of: Mapping[str, str]) -> list[str]:
-    """Layers that depend on inputs, each after those it needs, else in the order of execution."""
-    remaining = [layer for layer in graph.layers if layer not in graph.independent]
-    order: list[str] = []
-    done: set[str] = set()
-    while remaining:
-        ready = [layer for layer in remaining if graph.predecessors[layer] <= done]
-        if not ready:
-            # Layers that need each other can only run together, as one.
-            circle = _circle(graph, remaining, done)
-            machines = sorted({machine_of[layer] for layer in circle})
-            if len(machines) > 1:
-                raise PlanError(
-                    f"the split would wait on itself: {' → '.join([*circle, circle[0]])} need each other's results and "
-                    f"lie on {' and '.join(machines)}; put them on one machine"
-                )
-            ready = circle
-        chosen = set(ready)
-        order.extend(layer for layer in remaining if layer in chosen)
-        done |= chosen
-        remaining = [layer for layer in remaining if layer not in chosen]
-    return order
-
-
-def _circle(graph: LayerGraph, remaining: Sequence[str], done: set[str]) -> list[str]:
-    """Layers of ``remaining`` in which each needs the next and the last the first."""
-    path = [remaining[0]]
-    while True:
-        following = min(graph.predecessors[path[-1]] - done)
-        if following in path:
-            return path[path.index(following) :][::-1]
-        path.append(following)
+def _machine_of_unit(unit: Sequence[str], machine_of: Mapping[str, str]) -> str:
+    machines = sorted({machine_of[layer] for layer in unit})
+    if len(machines) > 1:
+        raise PlanError(
+            f"the split would wait on itself: {' and '.join(map(repr, unit))} need each other's results and lie on "
+            f"{' and '.join(machines)}; put them on one machine"
+        )
+    return machines[0]
 
 
 def _join_where_possible(graph: LayerGraph, groups: list[list[str]], machine_of: Mapping[str, str]) -> list[list[str]]:

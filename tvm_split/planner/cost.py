@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 from tvm import relax
 
 from relay_passes.contract import bindings_of, main_function
 from tvm_split.model import Model
+from tvm_split.planner.tensor_types import shape_of, size_bytes, tensors_in
 
 # A roofline of one present-day CPU core. Only the ratio of the two matters for balance: it says how many operations a
 # byte is worth, and 5 lies between cores with and without wide vectors.
 OPERATIONS_PER_SECOND = 50e9
 BYTES_PER_SECOND = 10e9
+# What one core serialises, sends or receives through gRPC in a second; docs/transport.md has the measurements.
+WIRE_BYTES_PER_SECOND = 1.5e9
 
 
 def estimated_seconds(model: Model) -> dict[str, float]:
@@ -25,10 +27,10 @@ def estimated_seconds(model: Model) -> dict[str, float]:
         if layer is None or not isinstance(binding.value, relax.Call):
             continue
         call = binding.value
-        result = _tensors(call.ty)
-        operands = [tensor for argument in call.args for tensor in _tensors(argument.ty)]
-        moved = sum(_bytes(tensor) for tensor in [*result, *operands])
-        work = operations(str(getattr(call.op, "name", "")), [_shape(each) for each in operands], _shape(result[0]))
+        result = tensors_in(call.ty)
+        operands = [tensor for argument in call.args for tensor in tensors_in(argument.ty)]
+        moved = sum(size_bytes(tensor) for tensor in [*result, *operands])
+        work = operations(str(getattr(call.op, "name", "")), [shape_of(each) for each in operands], shape_of(result[0]))
         seconds[layer] += max(work / OPERATIONS_PER_SECOND, moved / BYTES_PER_SECOND)
     return seconds
 
@@ -46,19 +48,3 @@ def operations(operator: str, operands: Sequence[tuple[int, ...]], result: tuple
         batch, queries, heads, width = operands[0]
         return 4.0 * batch * heads * queries * operands[1][1] * width
     return float(size)
-
-
-def _tensors(value_type: relax.Type) -> list[relax.TensorType]:
-    if isinstance(value_type, relax.TensorType):
-        return [value_type]
-    if isinstance(value_type, relax.TupleType):
-        return [tensor for field in value_type.fields for tensor in _tensors(field)]
-    return []
-
-
-def _shape(tensor: relax.TensorType) -> tuple[int, ...]:
-    return tuple(int(length) for length in tensor.shape.values)
-
-
-def _bytes(tensor: relax.TensorType) -> int:
-    return math.prod(_shape(tensor)) * np.dtype(str(tensor.dtype)).itemsize

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import name_stages
+from tvm_split.planner.cost import WIRE_BYTES_PER_SECOND
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.plan import PlannedStage
 
@@ -16,8 +17,9 @@ def stages_of_equal_cost(
 ) -> tuple[PlannedStage, ...]:
     """Cut the layers, in the order of execution, into one stage per entry of ``machines``.
 
-    ``seconds`` are the layers' estimates on one core; a machine with twice the threads is taken to be twice as fast.
-    The linear partition is exact: dynamic programming over cut points.
+    ``seconds`` are the layers' estimates on one core; a machine with twice the threads is taken to be twice as fast. A
+    stage also pays for the bytes it receives and sends, which take the time of its cores. The linear partition is exact:
+    dynamic programming over cut points.
 
     Raises:
         PlanError: the model has fewer places to cut than the stages need.
@@ -28,10 +30,13 @@ def stages_of_equal_cost(
         raise PlanError(
             f"{count} stages were asked for, but the model can be cut into {len(bounds) - 1} at most; ask for fewer"
         )
+    crossing = graph.crossing_bytes
     sums = [0.0, *itertools.accumulate(seconds[layer] for layer in graph.layers)]
 
     def cost(stage: int, start: int, end: int) -> float:
-        return (sums[bounds[end]] - sums[bounds[start]]) / threads[stage]
+        compute = sums[bounds[end]] - sums[bounds[start]]
+        wire = (crossing[bounds[start]] + crossing[bounds[end]]) / WIRE_BYTES_PER_SECOND
+        return (compute + wire) / threads[stage]
 
     # best[end] for the stages so far: (slowest stage, where the last one starts)
     best: list[list[tuple[float, int]]] = [[(cost(0, 0, end), 0) for end in range(len(bounds))]]

@@ -8,6 +8,16 @@ from functools import cached_property
 
 from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
 from tvm_split.model import Model
+from tvm_split.planner.tensor_types import size_bytes
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of ``size_bytes`` bytes, the layer that makes it and the layers that need it."""
+
+    size_bytes: int
+    producer: str
+    consumers: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,7 @@ class LayerGraph:
     predecessors: Mapping[str, frozenset[str]]
     independent: frozenset[str]
     spans: Mapping[str, tuple[int, int]]
+    values: tuple[Value, ...] = ()
 
     @cached_property
     def cut_points(self) -> tuple[int, ...]:
@@ -35,6 +46,51 @@ class LayerGraph:
             if all(self.spans[layer][1] < start for layer in self.layers[:position]):
                 points.append(position)
         return tuple(points)
+
+    @cached_property
+    def crossing_bytes(self) -> tuple[int, ...]:
+        """Bytes made before ``layers[p]`` and needed from there on, for each ``p`` from 0 to the number of layers."""
+        place = {layer: index for index, layer in enumerate(self.layers)}
+        crossing = [0] * (len(self.layers) + 1)
+        for value in self.values:
+            if value.consumers:
+                last = max(place[layer] for layer in value.consumers)
+                for position in range(place[value.producer] + 1, last + 1):
+                    crossing[position] += value.size_bytes
+        return tuple(crossing)
+
+    @cached_property
+    def units(self) -> tuple[tuple[str, ...], ...]:
+        """The layers that depend on inputs, each unit after those it needs, else in the order of execution.
+
+        A unit is one layer, or several that need each other's results and so can only run together.
+        """
+        dependent = [layer for layer in self.layers if layer not in self.independent]
+        number = {layer: index for index, layer in enumerate(dependent)}
+        # Bit i of needs[layer]: the layer needs, directly or through others, layer i.
+        needs = {layer: sum(1 << number[before] for before in self.predecessors[layer]) for layer in dependent}
+        changed = True
+        while changed:
+            changed = False
+            for layer in dependent:
+                wider = needs[layer]
+                for before in self.predecessors[layer]:
+                    wider |= needs[before]
+                changed |= wider != needs[layer]
+                needs[layer] = wider
+        units: dict[tuple[str, ...], int] = {}
+        for layer in dependent:
+            circle = [other for other in dependent if needs[layer] >> number[other] & needs[other] >> number[layer] & 1]
+            unit = tuple(circle) if layer in circle else (layer,)
+            units.setdefault(unit, needs[layer] & ~sum(1 << number[member] for member in unit))
+        order: list[tuple[str, ...]] = []
+        done = 0
+        while units:
+            ready = next(unit for unit, wanted in units.items() if wanted & ~done == 0)
+            del units[ready]
+            order.append(ready)
+            done |= sum(1 << number[member] for member in ready)
+        return tuple(order)
 
 
 def layer_graph(model: Model) -> LayerGraph:
@@ -58,6 +114,12 @@ def layer_graph(model: Model) -> LayerGraph:
                 predecessors[layer].add(producer)
         if name in depends_on_input:
             dependent_layers.add(layer)
+    consumers = _consumers(model)
+    values = tuple(
+        Value(size_bytes(binding.var.ty), model.layers[binding.var.name], consumers[binding.var.name])
+        for binding in bindings_of(function)
+        if binding.var.name in depends_on_input and binding.var.name in consumers
+    )
     for field in returned_fields(function):
         # A table that the model returns has to be made somewhere, so it counts like any other layer.
         if getattr(field, "name", None) in model.layers:
@@ -68,4 +130,16 @@ def layer_graph(model: Model) -> LayerGraph:
         predecessors={layer: frozenset(before - independent) for layer, before in predecessors.items()},
         independent=independent,
         spans=spans,
+        values=values,
     )
+
+
+def _consumers(model: Model) -> dict[str, frozenset[str]]:
+    """The layers that need each variable."""
+    found: dict[str, set[str]] = {}
+    for binding in bindings_of(main_function(model.module)):
+        if binding.var.name in model.layers:
+            for used in used_variables(binding.value):
+                if used.name in model.layers:
+                    found.setdefault(used.name, set()).add(model.layers[binding.var.name])
+    return {name: frozenset(layers) for name, layers in found.items()}

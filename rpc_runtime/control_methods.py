@@ -1,0 +1,37 @@
+"""The control service's methods: name, whether requests and replies stream, and their messages. Both sides use it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rpc_runtime import worker_pb2 as pb
+
+CONTROL_SERVICE = "tvm_split.Control"
+DATA_SERVICE = "tvm_split.Data"
+LINK_METHOD = "Link"
+LINK_PATH = f"/{DATA_SERVICE}/{LINK_METHOD}"
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    request: Any
+    reply: Any
+    streams_requests: bool = False
+    streams_replies: bool = False
+
+    @property
+    def path(self) -> str:
+        return f"/{CONTROL_SERVICE}/{self.name}"
+
+
+DESCRIBE = Method("Describe", pb.DescribeRequest, pb.DescribeReply)
+WATCH = Method("Watch", pb.WatchRequest, pb.WatchEvent, streams_replies=True)
+MISSING_BLOBS = Method("MissingBlobs", pb.MissingBlobsRequest, pb.MissingBlobsReply)
+PUT_BLOB = Method("PutBlob", pb.PutBlobRequest, pb.PutBlobReply, streams_requests=True)
+LOAD_STAGES = Method("LoadStages", pb.LoadStagesRequest, pb.LoadStagesReply)
+CONNECT = Method("Connect", pb.ConnectRequest, pb.ConnectReply)
+UNLOAD = Method("Unload", pb.UnloadRequest, pb.UnloadReply)
+STATISTICS = Method("Statistics", pb.StatisticsRequest, pb.StatisticsReply)
+TRACE = Method("Trace", pb.TraceRequest, pb.TraceReply)

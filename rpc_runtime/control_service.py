@@ -1,0 +1,222 @@
+"""The control side of a worker: answers Describe, takes blobs, loads stages, and is watched."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from rpc_runtime import control_methods as methods
+from rpc_runtime import worker_pb2 as pb
+from rpc_runtime.blob_store import BlobStore
+from rpc_runtime.channels import status_of
+from rpc_runtime.control_methods import CONTROL_SERVICE, Method
+from rpc_runtime.deployment import Deployment, PeerAddress
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.hardware import describe
+from rpc_runtime.messages import (
+    blob_message,
+    blob_spec,
+    plan_from_request,
+    statistics_message,
+    trace_message,
+)
+from rpc_runtime.security import TlsFiles, Token
+
+HEARTBEAT_SECONDS = 1.0
+MAXIMUM_DEPLOYMENTS = 64
+MAXIMUM_CONNECT_SECONDS = 600.0
+
+
+class Deployments:
+    """The deployments of a worker by their random names. Thread-safe."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self.blobs = blobs
+        self._lock = threading.Lock()
+        self._held: dict[str, Deployment] = {}
+
+    def begin(self, identifier: str) -> Deployment:
+        if not 16 <= len(identifier) <= 64 or not identifier.isalnum():
+            raise ProtocolError("a deployment's name is 16 to 64 letters and digits")
+        with self._lock:
+            if identifier in self._held:
+                raise ProtocolError(f"deployment {identifier[:8]} is watched already")
+            if len(self._held) >= MAXIMUM_DEPLOYMENTS:
+                raise WorkerError(f"this worker holds {MAXIMUM_DEPLOYMENTS} deployments, no more are allowed")
+            deployment = self._held[identifier] = Deployment(identifier, self.blobs)
+        return deployment
+
+    def get(self, identifier: str) -> Deployment:
+        with self._lock:
+            found = self._held.get(identifier)
+        if found is None:
+            raise ProtocolError(f"this worker has no deployment {identifier[:8]!r}: watch it first")
+        return found
+
+    def drop(self, identifier: str) -> None:
+        with self._lock:
+            found = self._held.pop(identifier, None)
+        if found is not None:
+            found.close()
+
+    def names(self) -> list[str]:
+        with self._lock:
+            return sorted(identifier[:8] for identifier in self._held)
+
+    def close(self) -> None:
+        with self._lock:
+            held, self._held = list(self._held.values()), {}
+        for deployment in held:
+            deployment.close()
+
+
+class ControlService:
+    """One method per row of ``control_methods``; errors of the project become statuses, others are reported as such."""
+
+    def __init__(self, machine: str, threads: int, deployments: Deployments, tls: TlsFiles | None) -> None:
+        self._machine = machine
+        self._threads = threads
+        self._deployments = deployments
+        self._tls = tls
+
+    def handlers(self) -> Any:
+        table: list[tuple[Method, Callable[[Any, Any], Any]]] = [
+            (methods.DESCRIBE, self._describe),
+            (methods.WATCH, self._watch),
+            (methods.MISSING_BLOBS, self._missing_blobs),
+            (methods.PUT_BLOB, self._put_blob),
+            (methods.LOAD_STAGES, self._load_stages),
+            (methods.CONNECT, self._connect),
+            (methods.UNLOAD, self._unload),
+            (methods.STATISTICS, self._statistics),
+            (methods.TRACE, self._trace),
+        ]
+        return grpc.method_handlers_generic_handler(
+            CONTROL_SERVICE, {method.name: _handler(method, behaviour) for method, behaviour in table}
+        )
+
+    def _describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
+        return describe(self._machine, self._threads, self._tls is not None, self._deployments.names())
+
+    def _watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:
+        deployment = self._deployments.begin(request.deployment)
+        try:
+            if not context.add_callback(deployment.wake):
+                return
+            yield pb.WatchEvent()
+            while context.is_active():
+                event = deployment.wait_event(HEARTBEAT_SECONDS)
+                if event is None:
+                    return
+                if not context.is_active():
+                    return
+                yield event
+                if event.HasField("failure"):
+                    break
+            while context.is_active() and not deployment.closed:
+                deployment.wait_closed(HEARTBEAT_SECONDS)
+                yield pb.WatchEvent()
+        finally:
+            self._deployments.drop(request.deployment)
+
+    def _missing_blobs(self, request: pb.MissingBlobsRequest, context: Any) -> pb.MissingBlobsReply:
+        blobs = [blob_spec(blob) for blob in request.blobs]
+        missing = self._deployments.get(request.deployment).pin(blobs)
+        return pb.MissingBlobsReply(sha256=[blob.sha256 for blob in missing])
+
+    def _put_blob(self, requests: Iterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobReply:
+        first = next(requests, None)
+        if first is None or not first.HasField("blob"):
+            raise ProtocolError("the first message of PutBlob names the blob")
+
+        def chunks() -> Iterator[bytes]:
+            yield first.chunk
+            for request in requests:
+                yield request.chunk
+
+        self._deployments.blobs.write(blob_spec(first.blob), chunks())
+        return pb.PutBlobReply()
+
+    def _load_stages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
+        plan = plan_from_request(request)
+        if plan.machine != self._machine:
+            raise WorkerError(
+                f"the stages are for machine {plan.machine!r}, and this worker is {self._machine!r}: "
+                "check the addresses in the cluster's description"
+            )
+        return pb.LoadStagesReply(weight_bytes=self._deployments.get(request.deployment).load(plan))
+
+    def _connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
+        if not 0 < request.timeout_seconds <= MAXIMUM_CONNECT_SECONDS:
+            raise ProtocolError(f"a timeout lies in (0, {MAXIMUM_CONNECT_SECONDS:g}] s, got {request.timeout_seconds}")
+        caller = self._tls.as_caller() if self._tls is not None else TlsFiles()
+        peers = {
+            peer.machine: PeerAddress(
+                peer.machine,
+                peer.address,
+                Token(peer.token) if peer.token else None,
+                caller if peer.tls else None,
+            )
+            for peer in request.peers
+        }
+        self._deployments.get(request.deployment).connect(peers, request.timeout_seconds)
+        return pb.ConnectReply()
+
+    def _unload(self, request: pb.UnloadRequest, context: Any) -> pb.UnloadReply:
+        self._deployments.drop(request.deployment)
+        return pb.UnloadReply()
+
+    def _statistics(self, request: pb.StatisticsRequest, context: Any) -> pb.StatisticsReply:
+        recorder = self._deployments.get(request.deployment).recorder
+        return pb.StatisticsReply(stages=[statistics_message(stage) for stage in recorder.statistics()])
+
+    def _trace(self, request: pb.TraceRequest, context: Any) -> pb.TraceReply:
+        recorder = self._deployments.get(request.deployment).recorder
+        return pb.TraceReply(events=[trace_message(event) for event in recorder.trace()])
+
+
+def _handler(method: Method, behaviour: Callable[[Any, Any], Any]) -> Any:
+    serializers = (method.request.FromString, method.reply.SerializeToString)
+    if method.streams_replies:
+        return grpc.unary_stream_rpc_method_handler(_guarded_stream(behaviour), *serializers)
+    if method.streams_requests:
+        return grpc.stream_unary_rpc_method_handler(_guarded(behaviour), *serializers)
+    return grpc.unary_unary_rpc_method_handler(_guarded(behaviour), *serializers)
+
+
+def _guarded(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def guarded(request: Any, context: Any) -> Any:
+        try:
+            return behaviour(request, context)
+        except Exception as error:
+            _abort(context, error)
+
+    return guarded
+
+
+def _guarded_stream(behaviour: Callable[[Any, Any], Iterator[Any]]) -> Callable[[Any, Any], Iterator[Any]]:
+    def guarded(request: Any, context: Any) -> Iterator[Any]:
+        try:
+            yield from behaviour(request, context)
+        except Exception as error:
+            _abort(context, error)
+
+    return guarded
+
+
+def _abort(context: Any, error: Exception) -> None:
+    if isinstance(error, TvmSplitError):
+        context.abort(*status_of(error))
+    if not isinstance(error, grpc.RpcError):  # an RpcError says that the caller has gone in the middle of a stream
+        traceback.print_exception(error, file=sys.stderr)
+    context.abort(grpc.StatusCode.INTERNAL, f"the worker failed unexpectedly: {error!r}"[:1000])
+
+
+def default_cache_folder() -> Path:
+    return Path.home() / ".cache" / "tvm-split" / "blobs"

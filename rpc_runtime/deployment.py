@@ -1,0 +1,310 @@
+"""What a worker holds of one program: loaded stages, the links to its neighbours, and what went wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rpc_runtime import worker_pb2 as pb
+from rpc_runtime.blob_store import BlobStore
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.executor import StageExecutor
+from rpc_runtime.hardware import available_memory_bytes
+from rpc_runtime.link_call import LinkCall
+from rpc_runtime.links import IncomingLink, Moved, OutgoingLink
+from rpc_runtime.machine_plan import MachinePlan, PlannedRoute
+from rpc_runtime.measurements import RECEIVE, SEND, Recorder
+from rpc_runtime.program import CLIENT, StageSpec
+from rpc_runtime.security import TlsFiles, Token
+from rpc_runtime.stage_executable import StageExecutable, WeightCache, new_slot, tensor_bytes
+
+JOIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class PeerAddress:
+    """Where another worker of the deployment listens."""
+
+    machine: str
+    address: str
+    token: Token | None
+    tls: TlsFiles | None
+
+
+class Deployment:
+    """One program's part on this machine. Thread-safe. Life: made, ``load``, ``connect``, run, ``close``."""
+
+    def __init__(self, identifier: str, blobs: BlobStore) -> None:
+        self.identifier = identifier
+        self._blobs = blobs
+        self._lock = threading.Lock()
+        self._events = threading.Condition(self._lock)
+        self._plan: MachinePlan | None = None
+        self._executor: StageExecutor | None = None
+        self._recorder: Recorder | None = None
+        self._incoming: dict[str, IncomingLink] = {}
+        self._outgoing: dict[str, OutgoingLink] = {}
+        self._attached: set[tuple[str, str]] = set()
+        self._calls: list[LinkCall] = []
+        self._failure: pb.Failure | None = None
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def pin(self, blobs: list[Any]) -> tuple[Any, ...]:
+        """Keeps blobs for this deployment; the missing ones."""
+        with self._lock:
+            self._check_open_locked()
+        missing = self._blobs.pin(self.identifier, blobs)
+        if self._closed:
+            self._blobs.unpin(self.identifier)
+        return missing
+
+    def load(self, plan: MachinePlan) -> int:
+        """Loads libraries and weights, makes the queues and starts to compute. Returns the weights' bytes.
+
+        Raises:
+            WorkerError: a stage cannot run on this machine, or the deployment is loaded or closed already.
+            BlobError: a blob is missing or damaged.
+        """
+        with self._lock:
+            self._check_open_locked()
+            if self._plan is not None:
+                raise WorkerError(f"deployment {self.identifier[:8]} is loaded already")
+            self._plan = plan
+        self._blobs.pin(self.identifier, [blob for stage in plan.stages for blob in stage.blobs])
+        needed = _check_memory(plan)
+        cache = WeightCache()
+        stages = [self._load_stage(stage, cache) for stage in plan.stages]
+        cache.loaded.clear()
+        recorder = Recorder(plan.machine, [stage.name for stage in plan.stages])
+        with self._lock:
+            self._check_open_locked()
+            self._recorder = recorder
+            self._make_links_locked(plan, recorder)
+            self._executor = StageExecutor(
+                self._lock, plan, stages, self._outgoing, recorder, lambda stage, error: self._stage_failed(stage, error)
+            )
+            self._executor.start()
+        return needed
+
+    def _load_stage(self, stage: StageSpec, cache: WeightCache) -> StageExecutable:
+        self._check_open()
+        library = self._blobs.read(stage.library)
+        weights = (self._blobs.read(weight.blob) for weight in stage.weights)
+        return StageExecutable(stage, library, weights, self._blobs.scratch, cache)
+
+    def _make_links_locked(self, plan: MachinePlan, recorder: Recorder) -> None:
+        makers = {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs}
+        takers = {tensor.name: stage.name for stage in reversed(plan.stages) for tensor in stage.inputs}
+
+        def moved(kind: str, stages: Mapping[str, str]) -> Moved:
+            def record(route: PlannedRoute, sequence: int, start: int, end: int) -> None:
+                name = route.tensor.name
+                recorder.record(kind, stages[name], sequence, start, end, route.tensor.size_bytes)
+
+            return record
+
+        def active() -> None:
+            recorder.activity += 1
+
+        def deliver(route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+            if self._executor is not None:
+                self._executor.deliver(route.tensor.name, value, release)
+
+        for destination in plan.destinations:
+            self._outgoing[destination] = OutgoingLink(
+                self._lock,
+                [route for route in plan.outgoing if route.destination == destination],
+                tensor_bytes,
+                on_room=self._wake_locked,
+                on_moved=moved(SEND, makers),
+                on_activity=active,
+            )
+        for source in plan.sources:
+            self._incoming[source] = IncomingLink(
+                self._lock,
+                [route for route in plan.incoming if route.source == source],
+                lambda route: new_slot(route.tensor),
+                deliver,
+                reuse=True,
+                on_moved=moved(RECEIVE, takers),
+                on_activity=active,
+            )
+
+    def _wake_locked(self) -> None:
+        if self._executor is not None:
+            self._executor.wake_locked()
+
+    def connect(self, peers: Mapping[str, PeerAddress], timeout_seconds: float) -> None:
+        """Opens a link to every machine that this one sends to (the client fetches its tensors itself)."""
+        plan = self._loaded()
+        wanted = [machine for machine in plan.destinations if machine != CLIENT]
+        calls = []
+        for machine in wanted:
+            if machine not in peers:
+                raise ProtocolError(f"machine {plan.machine!r} sends to {machine!r}, whose address is missing")
+            call = self._call(plan.machine, peers[machine])
+            calls.append(call)
+            with self._lock:
+                closed = self._closed
+                self._calls.append(call)
+            if closed:
+                call.close()
+        for call in calls:
+            call.wait_accepted(timeout_seconds)
+
+    def _call(self, machine: str, peer: PeerAddress) -> LinkCall:
+        self._attach((machine, peer.machine))
+        link = self._outgoing[peer.machine]
+        return LinkCall(
+            where=f"machine {peer.machine!r} at {peer.address}",
+            address=peer.address,
+            token=peer.token,
+            tls=peer.tls,
+            deployment=self.identifier,
+            source=machine,
+            destination=peer.machine,
+            frames=link.frames(),
+            on_frame=link.receive,
+            on_broken=lambda error: self.link_failed(peer.machine, str(error)),
+        )
+
+    def attach_incoming(self, source: str) -> IncomingLink:
+        """The link that ``source`` sends on, for the stream that it has opened."""
+        plan = self._loaded()
+        if source not in self._incoming:
+            raise ProtocolError(f"machine {plan.machine!r} expects no tensors from {source!r}")
+        self._attach((source, plan.machine))
+        return self._incoming[source]
+
+    def attach_outgoing(self, destination: str) -> OutgoingLink:
+        """The link whose tensors ``destination`` fetches."""
+        plan = self._loaded()
+        if destination != CLIENT or CLIENT not in self._outgoing:
+            raise ProtocolError(f"machine {plan.machine!r} has no tensors for {destination!r} to fetch")
+        self._attach((plan.machine, CLIENT))
+        return self._outgoing[CLIENT]
+
+    def _attach(self, ends: tuple[str, str]) -> None:
+        with self._lock:
+            self._check_open_locked()
+            if ends in self._attached:
+                raise ProtocolError(f"the link from {ends[0]!r} to {ends[1]!r} is open already")
+            self._attached.add(ends)
+
+    def link_failed(self, peer: str, message: str) -> None:
+        """A connection has gone; whether its other end is the cause, the client finds out."""
+        machine = self._plan.machine if self._plan else ""
+        self._fail(pb.Failure(kind=pb.Failure.LINK, machine=machine, peer=peer, message=message))
+
+    def protocol_failed(self, peer: str, message: str) -> None:
+        machine = self._plan.machine if self._plan else ""
+        text = f"machine {machine!r} got from {peer!r} what the protocol does not allow: {message}"
+        self._fail(pb.Failure(kind=pb.Failure.PROTOCOL, machine=machine, peer=peer, message=text))
+
+    def _stage_failed(self, stage: StageSpec, error: Exception) -> None:
+        text = str(error) if isinstance(error, TvmSplitError) else f"stage {stage.name!r}: {error!r}"
+        self._fail(pb.Failure(kind=pb.Failure.STAGE, machine=stage.machine, stage=stage.name, message=text))
+
+    def _fail(self, failure: pb.Failure) -> None:
+        failure.message = failure.message[:3000]
+        with self._lock:
+            if self._failure is not None or self._closed:
+                return
+            self._failure = failure
+            self._halt_locked()
+            self._events.notify_all()
+
+    def _halt_locked(self) -> None:
+        if self._executor is not None:
+            self._executor.stop_locked()
+        for outgoing in self._outgoing.values():
+            outgoing.close_locked()
+        for incoming in self._incoming.values():
+            incoming.close_locked()
+
+    def wait_event(self, timeout_seconds: float) -> pb.WatchEvent | None:
+        """The next thing to tell the client: at latest a heartbeat after the timeout; None when closed."""
+        with self._lock:
+            if self._failure is None and not self._closed:
+                self._events.wait(timeout_seconds)
+            if self._closed:
+                return None
+            event = pb.WatchEvent(activity=self._recorder.activity if self._recorder else 0)
+            if self._failure is not None:
+                event.failure.CopyFrom(self._failure)
+        if self._executor is not None:
+            for name, finished in self._executor.progress().items():
+                event.stages.add(stage=name, finished=finished)
+        return event
+
+    def wait_closed(self, timeout_seconds: float) -> bool:
+        with self._lock:
+            return self._closed or self._events.wait(timeout_seconds)
+
+    def wake(self) -> None:
+        with self._lock:
+            self._events.notify_all()
+
+    @property
+    def recorder(self) -> Recorder:
+        self._loaded()
+        if self._recorder is None:
+            raise WorkerError(f"deployment {self.identifier[:8]} is still loading")
+        return self._recorder
+
+    def close(self) -> None:
+        """Ends everything and frees libraries, weights and pins. May be called again."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._halt_locked()
+            calls, self._calls = self._calls, []
+            self._events.notify_all()
+        for call in calls:
+            call.close()
+        if self._executor is not None:
+            self._executor.join(JOIN_SECONDS)
+        self._executor = None
+        self._blobs.unpin(self.identifier)
+
+    def _loaded(self) -> MachinePlan:
+        with self._lock:
+            self._check_open_locked()
+            if self._plan is None or self._executor is None:
+                raise ProtocolError(f"deployment {self.identifier[:8]} has no stages loaded")
+            return self._plan
+
+    def _check_open(self) -> None:
+        with self._lock:
+            self._check_open_locked()
+
+    def _check_open_locked(self) -> None:
+        if self._closed:
+            raise WorkerError(f"deployment {self.identifier[:8]} is closed")
+        if self._failure is not None:
+            raise WorkerError(f"deployment {self.identifier[:8]} has failed: {self._failure.message}")
+
+
+def _check_memory(plan: MachinePlan) -> int:
+    """The bytes of all weights, each once.
+
+    Raises:
+        WorkerError: they do not fit into what this machine has free.
+    """
+    weights = {weight.blob.sha256: weight.tensor for stage in plan.stages for weight in stage.weights}
+    needed = sum(tensor.size_bytes for tensor in weights.values())
+    free = available_memory_bytes()
+    if free and needed > free:
+        raise WorkerError(
+            f"machine {plan.machine!r} needs {needed / 1e9:.1f} GB for the weights of {len(plan.stages)} stages "
+            f"({', '.join(stage.name for stage in plan.stages)}), and has {free / 1e9:.1f} GB free. Move layers to "
+            "another machine"
+        )
+    return needed

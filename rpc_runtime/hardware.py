@@ -1,0 +1,136 @@
+"""What the machine under a worker is, read from the operating system and TVM's runtime."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from rpc_runtime import worker_pb2 as pb
+from rpc_runtime.framing import PROTOCOL_VERSION
+from rpc_runtime.measurements import now
+
+_V2 = {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"}
+_V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"}
+_V4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_MAXIMUM_CUDA_DEVICES = 16
+
+
+def mcpu(architecture: str, features: frozenset[str]) -> str:
+    """LLVM's name for the processor: on x86-64 the highest level of the psABI whose features are all there."""
+    if architecture != "x86_64":
+        return "generic"
+    level = "x86-64"
+    for name, needed in (("x86-64-v2", _V2), ("x86-64-v3", _V3), ("x86-64-v4", _V4)):
+        if not needed <= features:
+            return level
+        level = name
+    return level
+
+
+@cache
+def cpu_features() -> frozenset[str]:
+    """The features that Linux reports for the processor; empty where there is no /proc/cpuinfo."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def _memory_line(name: str) -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key == name:
+                return int(value.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
+
+
+def _control_group_bytes() -> int:
+    """The limit of the container that the worker runs in, in bytes; 0 for none."""
+    try:
+        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
+        return int(text) if text.isdigit() else 0
+    except OSError:
+        return 0
+
+
+def total_memory_bytes() -> int:
+    total, limit = _memory_line("MemTotal"), _control_group_bytes()
+    return min(total, limit) if limit else total
+
+
+def available_memory_bytes() -> int:
+    """What programs may still take, in bytes; 0 when the system does not say."""
+    free, limit = _memory_line("MemAvailable"), _control_group_bytes()
+    if not limit:
+        return free
+    try:
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
+        statistics = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="utf-8").splitlines()
+        counts = dict(line.split(maxsplit=1) for line in statistics)
+        used -= int(counts.get("inactive_file", 0))  # the page cache gives way
+    except (OSError, ValueError):
+        return min(free, limit)
+    return max(0, min(free, limit - used))
+
+
+@cache
+def _cuda_devices() -> tuple[pb.CudaDevice, ...]:
+    import tvm
+
+    found = []
+    for index in range(_MAXIMUM_CUDA_DEVICES):
+        device = tvm.cuda(index)
+        try:
+            if not device.exist:
+                break
+            arch = "sm_" + str(device.compute_version).replace(".", "")
+            memory = int(device.total_global_memory or 0)
+        except Exception:  # a runtime without CUDA, or a driver that does not answer
+            break
+        found.append(pb.CudaDevice(index=index, arch=arch, memory_bytes=memory))
+    return tuple(found)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def describe(machine: str, threads: int, secure: bool, deployments: list[str]) -> pb.DescribeReply:
+    """The reply to Describe; everything but memory, deployments and the clock is found out once."""
+    features = cpu_features()
+    architecture = platform.machine()
+    return pb.DescribeReply(
+        protocol_version=PROTOCOL_VERSION,
+        machine=machine,
+        hostname=socket.gethostname(),
+        architecture=architecture,
+        mcpu=mcpu(architecture, features),
+        cpu_features=sorted(features),
+        cores=len(os.sched_getaffinity(0)),
+        threads=threads,
+        memory_total_bytes=total_memory_bytes(),
+        memory_free_bytes=available_memory_bytes(),
+        tvm_version=_version("apache-tvm"),
+        tvm_ffi_version=_version("apache-tvm-ffi"),
+        numpy_version=_version("numpy"),
+        cuda_devices=_cuda_devices(),
+        secure=secure,
+        deployments=deployments,
+        process_id=os.getpid(),
+        clock_nanoseconds=now(),
+    )

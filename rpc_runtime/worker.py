@@ -1,0 +1,237 @@
+"""The worker process of one machine: ``python -m rpc_runtime.worker --listen HOST:PORT --threads N``.
+
+It runs the machine code that a client sends, so whoever may call it controls it: it listens on loopback only, unless
+it gets TLS, or ``--insecure`` for a network that is trusted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
+from rpc_runtime.framing import PROTOCOL_VERSION
+from rpc_runtime.security import (
+    TOKEN_VARIABLE,
+    TlsFiles,
+    Token,
+    TokenInterceptor,
+    is_loopback,
+    split_address,
+    token_from,
+)
+
+MAXIMUM_CALLS = 256
+"""Calls at a time; each holds a thread while it lasts, and a deployment needs one or two per neighbour."""
+STOP_SECONDS = 2.0
+FORCED_EXIT_SECONDS = 8.0
+"""After this long a kernel that does not end is left behind."""
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """How a worker runs.
+
+    ``listen`` is HOST:PORT (port 0: any free one); ``threads`` per kernel; ``cores`` pins the whole process to these
+    CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes``; ``ready_json`` prints one line of JSON
+    when the worker listens; with ``exit_with_parent`` it ends when its standard input does.
+    """
+
+    listen: str = "127.0.0.1:0"
+    threads: int = 1
+    name: str = ""
+    cores: tuple[int, ...] = ()
+    cache: Path | None = None
+    cache_limit_bytes: int | None = None
+    token: Token | None = None
+    tls: TlsFiles | None = None
+    insecure: bool = False
+    ready_json: bool = False
+    exit_with_parent: bool = False
+
+
+def serve(config: WorkerConfig) -> None:
+    """Runs a worker until SIGTERM, SIGINT, or the end of its parent. Call it from the main thread.
+
+    Raises:
+        InputError: the configuration is contradictory or unsafe.
+        WorkerError: the address cannot be used.
+    """
+    host, _ = split_address(config.listen)
+    if config.threads < 1:
+        raise InputError(f"a worker needs at least one thread, got {config.threads}")
+    if config.tls is None and not is_loopback(host):
+        if not config.insecure:
+            raise InputError(
+                f"{config.listen} can be reached from other machines, and a worker runs the code it is sent: "
+                "give --tls-certificate and --tls-key, or --insecure on a network that you trust"
+            )
+        guard = "only the token protects" if config.token else "anybody who reaches this port controls"
+        print(f"warning: listening on {config.listen} without TLS: {guard} this machine", file=sys.stderr)
+    _prepare_process(config)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if config.exit_with_parent:
+        threading.Thread(target=_wait_for_parent, args=(stop,), name="parent", daemon=True).start()
+    _serve_until(config, stop)
+
+
+def _prepare_process(config: WorkerConfig) -> None:
+    """Settings that TVM reads once, when it is imported."""
+    if "tvm" in sys.modules and os.environ.get("TVM_USE_RUNTIME_LIB") != "1":
+        print("warning: TVM is loaded already; threads and cores may not be as asked for", file=sys.stderr)
+    if config.cores:
+        try:
+            os.sched_setaffinity(0, config.cores)
+        except OSError as error:
+            raise InputError(
+                f"cannot run on the cores {config.cores} ({error.strerror}); "
+                f"this process may use {sorted(os.sched_getaffinity(0))}"
+            ) from error
+    os.environ.update(
+        TVM_USE_RUNTIME_LIB="1",
+        TVM_FFI_DISABLE_TORCH_C_DLPACK="1",
+        TVM_NUM_THREADS=str(config.threads),
+        TVM_BIND_THREADS="0",
+    )
+
+
+def _serve_until(config: WorkerConfig, stop: threading.Event) -> None:
+    import grpc
+
+    from rpc_runtime.blob_store import BlobStore
+    from rpc_runtime.channels import SERVER_OPTIONS
+    from rpc_runtime.control_service import ControlService, Deployments, default_cache_folder
+    from rpc_runtime.data_service import DataService
+
+    name = config.name or socket.gethostname()
+    blobs = BlobStore(config.cache or default_cache_folder(), config.cache_limit_bytes)
+    deployments = Deployments(blobs)
+    server = grpc.server(
+        ThreadPoolExecutor(MAXIMUM_CALLS, thread_name_prefix="call"),
+        handlers=(
+            ControlService(name, config.threads, deployments, config.tls).handlers(),
+            DataService(name, deployments).handlers(),
+        ),
+        interceptors=(TokenInterceptor(config.token),) if config.token is not None else (),
+        options=SERVER_OPTIONS,
+        maximum_concurrent_rpcs=MAXIMUM_CALLS,
+    )
+    try:
+        port = _bind(server, config)
+        server.start()
+        _announce(config, name, port)
+        stop.wait()
+    finally:
+        threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
+        stopped = server.stop(STOP_SECONDS)
+        deployments.close()
+        stopped.wait(STOP_SECONDS + 1)
+        blobs.close()
+
+
+def _bind(server: Any, config: WorkerConfig) -> int:
+    try:
+        if config.tls is None:
+            port = server.add_insecure_port(config.listen)
+        else:
+            port = server.add_secure_port(config.listen, config.tls.server_credentials())
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise WorkerError(f"cannot listen on {config.listen}: the port is in use, or the host is not this machine")
+    return int(port)
+
+
+def _announce(config: WorkerConfig, name: str, port: int) -> None:
+    address = f"{split_address(config.listen)[0]}:{port}"
+    if config.ready_json or config.exit_with_parent:
+        line = json.dumps({"address": address, "name": name, "pid": os.getpid(), "protocol": PROTOCOL_VERSION})
+    else:
+        protection = ("TLS" if config.tls else "no TLS") + (", token" if config.token else ", no token")
+        line = f"worker {name!r} listens on {address} ({protection}, {config.threads} threads); Ctrl-C ends it"
+    print(line, flush=True)
+
+
+def _wait_for_parent(stop: threading.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    stop.set()
+
+
+def _force_exit() -> None:
+    threading.Event().wait(FORCED_EXIT_SECONDS)
+    os._exit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m rpc_runtime.worker", description="Runs stages on this machine.")
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default %(default)s, 0: any port")
+    parser.add_argument("--threads", type=int, default=1, help="threads of a kernel (default %(default)s)")
+    parser.add_argument("--cores", default="", metavar="0,1", help="run on these CPUs only")
+    parser.add_argument("--name", default="", help="the machine's name in the cluster (default: the host's)")
+    parser.add_argument("--cache", type=Path, help="folder for libraries and weights")
+    parser.add_argument("--cache-limit-bytes", type=int, help="the cache's size at most")
+    parser.add_argument("--token-file", type=Path, help=f"file with the shared token (else ${TOKEN_VARIABLE})")
+    parser.add_argument("--tls-certificate", type=Path, metavar="PEM")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM")
+    parser.add_argument("--tls-ca", type=Path, metavar="PEM", help="callers need a certificate from this authority")
+    parser.add_argument("--insecure", action="store_true", help="allow other machines to call without TLS")
+    parser.add_argument("--ready-json", action="store_true", help="print one line of JSON when ready")
+    parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
+    return parser
+
+
+def config_from_arguments(arguments: Sequence[str] | None = None) -> WorkerConfig:
+    """The configuration that a command line asks for."""
+    given = _parser().parse_args(arguments)
+    if bool(given.tls_certificate) != bool(given.tls_key):
+        raise InputError("--tls-certificate and --tls-key belong together")
+    if given.tls_ca and not given.tls_certificate:
+        raise InputError("--tls-ca needs --tls-certificate and --tls-key as well")
+    try:
+        cores = tuple(int(core) for core in given.cores.split(",") if core)
+    except ValueError:
+        raise InputError(f"--cores takes numbers with commas between them, got {given.cores!r}") from None
+    tls = TlsFiles(given.tls_ca, given.tls_certificate, given.tls_key) if given.tls_certificate else None
+    return WorkerConfig(
+        listen=given.listen,
+        threads=given.threads,
+        name=given.name,
+        cores=cores,
+        cache=given.cache,
+        cache_limit_bytes=given.cache_limit_bytes,
+        token=token_from(given.token_file),
+        tls=tls,
+        insecure=given.insecure,
+        ready_json=given.ready_json,
+        exit_with_parent=given.exit_with_parent,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 after a clean end, 1 when the worker cannot run, 2 for a wrong command line."""
+    try:
+        serve(config_from_arguments(arguments))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except TvmSplitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

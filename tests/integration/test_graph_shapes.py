@@ -1,0 +1,187 @@
+"""Graphs that are no chains, over real workers and in process, against torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tvm_split
+
+
+class Skip(nn.Module):
+    """A skip connection over a stage, and back to the machine it started from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.middle = nn.Conv2d(8, 8, 3, padding=1)
+        self.last = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        return self.last(x + torch.relu(self.middle(x)))
+
+
+class TwoConsumers(nn.Module):
+    """One tensor that two later stages need, on one machine or on two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 8)
+        self.left = nn.Linear(8, 8)
+        self.right = nn.Linear(8, 8)
+        self.join = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(x))
+        left = torch.tanh(self.left(x))
+        return self.join(torch.cat([left, self.right(x) * left], dim=1))
+
+
+class TwoInputs(nn.Module):
+    """Inputs that enter at different stages, one of them an integer, and one that goes straight to an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Linear(5, 8)
+        self.words = nn.Embedding(11, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor, word: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.head(torch.relu(self.image(x)) * self.words(word)), y, word
+
+
+class SeveralOutputs(nn.Module):
+    """Outputs that leave from different stages, one of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 5)
+        self.third = nn.Linear(5, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = torch.relu(self.first(x))
+        second = torch.relu(self.second(first))
+        third = self.third(second)
+        return third, first, second, third
+
+
+Case = tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...], dict[str, list[str]], list[str]]
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=GENERATOR)
+
+
+WORDS = torch.tensor([3, 10])
+CASES: dict[str, Case] = {
+    "skip over a stage": (
+        Skip,
+        (_random(1, 3, 9, 9),),
+        {"machine-a": ["first"], "machine-b": ["middle"], "machine-c": ["add"]},
+        ["machine-a", "machine-b", "machine-c"],
+    ),
+    "one machine, two stages": (
+        Skip,
+        (_random(1, 3, 9, 9),),
+        {"machine-a": ["first", "add"], "machine-b": ["middle"]},
+        ["machine-a", "machine-b", "machine-a"],
+    ),
+    "two consumers on two machines": (
+        TwoConsumers,
+        (_random(2, 6),),
+        {"machine-a": ["stem"], "machine-b": ["left"], "machine-c": ["right"]},
+        ["machine-a", "machine-b", "machine-c"],
+    ),
+    "two consumers on one machine": (
+        TwoConsumers,
+        (_random(2, 6),),
+        {"machine-a": ["stem", "right"], "machine-b": ["left"], "machine-c": ["join"]},
+        ["machine-a", "machine-b", "machine-a", "machine-c"],
+    ),
+    "inputs at different stages": (
+        TwoInputs,
+        (_random(2, 5), WORDS, _random(3)),
+        {"machine-a": ["image"], "machine-b": ["words", "mul"], "machine-c": ["head"]},
+        ["machine-a", "machine-b", "machine-c"],
+    ),
+    "outputs from different stages": (
+        SeveralOutputs,
+        (_random(2, 4),),
+        {"machine-a": ["first"], "machine-b": ["second"], "machine-c": ["third"]},
+        ["machine-a", "machine-b", "machine-c"],
+    ),
+}
+
+
+@pytest.fixture(params=["local", "in process"])
+def cluster(request: pytest.FixtureRequest, three_workers: tvm_split.Cluster) -> tvm_split.Cluster:
+    return three_workers if request.param == "local" else tvm_split.Cluster.in_process(3, threads=1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_are_those_of_torch(name: str, cluster: tvm_split.Cluster) -> None:
+    network, inputs, split, machines = CASES[name]
+    module = network().eval()
+    with tvm_split.compile_and_deploy(module, inputs, cluster, split=split) as deployment:
+        assert [stage.machine for stage in deployment.stages] == machines
+        batches = [tuple(each + index for each in inputs) for index in range(5)]
+        batches = [tuple(b if b.is_floating_point() else inputs[i] for i, b in enumerate(each)) for each in batches]
+        for batch, outputs in zip(batches, deployment.stream(batches), strict=True):
+            with torch.no_grad():
+                expected = module(*batch)
+            expected = expected if isinstance(expected, tuple) else (expected,)
+            assert len(outputs) == len(expected)
+            for mine, right in zip(outputs, expected, strict=True):
+                np.testing.assert_allclose(mine, right.numpy(), rtol=1e-5, atol=1e-5)
+                assert mine.dtype == right.numpy().dtype
+
+
+@pytest.fixture(scope="module")
+def chain_deployment(three_workers: tvm_split.Cluster):
+    torch.manual_seed(0)
+    module = SeveralOutputs().eval()
+    split = {"machine-a": ["first"], "machine-b": ["second"], "machine-c": ["third"]}
+    with tvm_split.compile_and_deploy(module, (torch.zeros(1, 4),), three_workers, split=split) as deployment:
+        yield module, deployment
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 10_000])
+def test_any_number_of_micro_batches(chain_deployment, count: int) -> None:
+    module, deployment = chain_deployment
+    before = deployment.stats().stages[-1].micro_batches
+    x = np.random.default_rng(0).standard_normal((count, 1, 4)).astype(np.float32)
+    results = [outputs[0] for outputs in deployment.stream((each,) for each in x)]
+    assert len(results) == count
+    assert deployment.stats().stages[-1].micro_batches - before == count
+    if count:
+        with torch.no_grad():
+            expected = module(torch.from_numpy(x[:, 0]))[0].numpy()
+        np.testing.assert_allclose(np.concatenate(results), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_endless_stream_is_read_lazily(chain_deployment) -> None:
+    _, deployment = chain_deployment
+    taken = []
+
+    def endless():
+        for index in itertools.count():
+            taken.append(index)
+            yield np.full((1, 4), index, np.float32)
+
+    results = deployment.stream(endless())
+    first = [next(results) for _ in range(50)]
+    results.close()
+    assert len(first) == 50
+    # What is read ahead is bounded by the queues between the stages, not by the stream.
+    assert len(taken) < 50 + 60
+    # What was abandoned does not turn up later.
+    (again, *_) = deployment.run(np.zeros((1, 4), np.float32))
+    np.testing.assert_array_equal(again, first[0][0])

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from tvm_split.cluster import Cluster, Link, Machine
+from tvm_split.errors import ClusterError
+
+
+def test_local_machines_are_lettered() -> None:
+    cluster = Cluster.local(workers=3, threads=2)
+    assert cluster.machine_names == ("machine-a", "machine-b", "machine-c")
+    assert {machine.threads for machine in cluster.machines} == {2}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Cluster.local(workers=0), "1 to 26 machines, not 0"),
+        (lambda: Cluster.local(threads=0), "'machine-a' has 0 threads"),
+        (lambda: Cluster("remote", ()), "at least one machine"),
+        (lambda: Cluster("remote", (Machine("a"), Machine("a"))), "2 machines are named 'a'"),
+        (lambda: Cluster("remote", (Machine("client"),)), "cannot be named 'client'"),
+        (lambda: Cluster("remote", (Machine("a"),), (Link("a", "b", 1.0),)), "a link names machine 'b'"),
+        (lambda: Cluster("remote", (Machine("a"),)).endpoints(), "'a' has no address"),
+        (lambda: Cluster.in_process().endpoints(), "no workers"),
+        (lambda: Cluster.local().machine("desk"), "no machine is named 'desk'; the cluster has machine-a, machine-b"),
+    ],
+)
+def test_wrong_clusters(make, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        make()
