@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
+from schedules.layout_propagation import cancel_layout_transforms
 from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE
-from schedules.legalize.matmul import matmul_packed, static_shape
+from schedules.legalize.matmul import matmul_packed
+from schedules.shapes import static_shape
 from schedules.traits import Traits, channel_block, is_cpu, traits_of
 
 CONV2D = "relax.nn.conv2d"
@@ -29,8 +31,8 @@ def convert_layouts(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     if not is_cpu(target):
         return module
     traits = traits_of(target)
-    module = _ClipToMinimumMaximum(module).transform()
     module = relax.transform.ConvertLayout({}, _conv2d_layouts(traits))(module)
+    module = cancel_layout_transforms(module)
     return _PackMatmul(module, traits).transform()
 
 
@@ -74,26 +76,6 @@ class _ModuleMutator(PyExprMutator):  # type: ignore[misc]
             if isinstance(function, relax.Function):
                 self.builder_.update_func(variable, self.visit_expr(function))
         return self.builder_.get()
-
-
-@mutator
-class _ClipToMinimumMaximum(_ModuleMutator):
-    """ConvertLayout carries layouts through minimum and maximum, but not through clip (TVM 0.27)."""
-
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
-        if not isinstance(call.op, tvm.ir.Op) or call.op.name != "relax.clip":
-            return call
-        data, low, high = call.args
-        dtype = str(call.ty.dtype)
-        if not dtype.startswith(("float", "bfloat")):
-            return call
-        for bound, operator, nothing in ((low, relax.op.maximum, -np.inf), (high, relax.op.minimum, np.inf)):
-            if not isinstance(bound, tirx.IntImm | tirx.FloatImm):
-                return call
-            if float(bound.value) != nothing:
-                data = self.builder_.emit(operator(data, relax.const(float(bound.value), dtype)))
-        return data
 
 
 @mutator

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.support import cc
 
 import schedules
 from relay_passes.communication import Computation
@@ -78,18 +79,31 @@ def _linker(target: Mapping[str, Any], stage: str) -> dict[str, Callable[..., No
     architecture = triple.partition("-")[0]
     if not architecture or architecture == _own_architecture():
         return {}
-    compiler = shutil.which(f"{architecture}-linux-gnu-gcc")
-    if compiler is not None:
-        return {"fcompile": cc.cross_compiler(compiler, options=["-shared", "-fPIC"])}
-    try:
-        import ziglang  # noqa: F401
-    except ImportError:
+    command = _cross_linker(architecture)
+    if command is None:
         raise CompileError(
             f"{stage} is for {architecture}, and no linker for it is here; install the extra tvm-split[cross], or "
             f"a compiler named {architecture}-linux-gnu-gcc"
-        ) from None
-    options = ["-m", "ziglang", "cc", "-target", f"{architecture}-linux-gnu", "-shared", "-fPIC"]
-    return {"fcompile": cc.cross_compiler(sys.executable, options=options)}
+        )
+
+    def link(output: str, objects: str | Sequence[str], options: Sequence[str] | None = None) -> None:
+        files = [objects] if isinstance(objects, str) else list(objects)
+        arguments = [*command, "-shared", "-fPIC", "-o", output, *files, *(options or ())]
+        result = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603
+        if result.returncode != 0:
+            raise CompileError(f"linking {stage} for {architecture} with {command[0]} failed: {result.stderr.strip()}")
+
+    return {"fcompile": link}
+
+
+def _cross_linker(architecture: str) -> list[str] | None:
+    """A command that links for another architecture's Linux: a cross gcc, or zig from the extra ``cross``."""
+    compiler = shutil.which(f"{architecture}-linux-gnu-gcc")
+    if compiler is not None:
+        return [compiler]
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc", "-target", f"{architecture}-linux-gnu"]
+    return None
 
 
 def _own_architecture() -> str:

@@ -12,6 +12,7 @@ from tvm.relax import BlockBuilder
 from schedules.blocks import ANCHOR
 from schedules.cpu.register_tile import padded_extent
 from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE, accumulator_dtype, default_legalization
+from schedules.shapes import static_shape
 from schedules.traits import Traits
 
 MATMUL = "matmul_packed"
@@ -35,14 +36,6 @@ def legalize_matmul(traits: Traits) -> Callable[[BlockBuilder, relax.Call], rela
         )
 
     return legalize
-
-
-def static_shape(argument: relax.Expr) -> tuple[int, ...] | None:
-    shape = getattr(argument.ty, "shape", None)
-    values = getattr(shape, "values", None)
-    if values is None or not all(isinstance(value, tirx.IntImm) for value in values):
-        return None
-    return tuple(int(value) for value in values)
 
 
 def _with_packing(left: te.Tensor, right: te.Tensor, out_dtype: str, traits: Traits) -> te.Tensor:

@@ -162,30 +162,32 @@ def _copysign(node: fx.Node, importer: Importer) -> relax.Expr:
     return emit(importer, relax.op.where(is_negative, relax.op.negative(size), size))
 
 
-def _extreme(operator: Operator) -> Repair:
-    # TVM's maximum and minimum drop a NaN in one operand, torch keeps it.
-    def convert(node: fx.Node, importer: Importer) -> relax.Expr:
-        left, right, dtype = _promoted(node, importer)
-        result = emit(importer, operator(left, right))
-        return _keeping_nan(importer, result, left, right) if is_float(dtype) else result
-
-    return convert
-
-
 def _log1p(node: fx.Node, importer: Importer) -> relax.Expr:
-    # TVM computes log(1 + x), which is 0 for a small x. Kahan: log(u) · x / (u − 1) with u = 1 + x is right there.
+    # TVM computes log(1 + x), which is 0 for a small x (and simplifies Kahan's formula to the same). Near 0: the series.
     value = arguments(node, importer)["self"]
     dtype = float_dtype(dtype_of(value))
-    one = constant(1, dtype)
     x = cast(importer, value, dtype)
-    u = emit(importer, relax.op.add(x, one))
-    difference = emit(importer, relax.op.subtract(u, one))
-    is_zero = emit(importer, relax.op.equal(difference, constant(0, dtype)))
-    is_infinite = _is_infinite(importer, u)
-    divisor = emit(importer, relax.op.where(is_zero, one, difference))
-    near = emit(importer, relax.op.multiply(relax.op.log(u), relax.op.divide(x, divisor)))
-    far = emit(importer, relax.op.where(is_infinite, x, near))
-    return emit(importer, relax.op.where(is_zero, x, far))
+    series = constant(0, dtype)
+    for power in range(12, 0, -1):
+        term = constant((-1) ** (power + 1) / power, dtype)
+        series = emit(importer, relax.op.add(term, emit(importer, relax.op.multiply(x, series))))
+    series = emit(importer, relax.op.multiply(x, series))
+    far = emit(importer, relax.op.log(emit(importer, relax.op.add(x, constant(1, dtype)))))
+    is_near = emit(importer, relax.op.less(relax.op.abs(x), constant(0.1, dtype)))
+    return emit(importer, relax.op.where(is_near, series, far))
+
+
+def _exp2(value: relax.Expr) -> relax.Expr:
+    return relax.op.exp(relax.op.multiply(value, constant(math.log(2), dtype_of(value))))
+
+
+def _erfc(value: relax.Expr) -> relax.Expr:
+    return relax.op.subtract(constant(1, dtype_of(value)), relax.op.erf(value))
+
+
+def _hypot(node: fx.Node, importer: Importer) -> relax.Expr:
+    left, right, _ = _promoted(node, importer)
+    return emit(importer, relax.op.sqrt(relax.op.add(relax.op.square(left), relax.op.square(right))))
 
 
 def _expm1(node: fx.Node, importer: Importer) -> relax.Expr:
@@ -240,14 +242,6 @@ def _clamp(node: fx.Node, importer: Importer) -> relax.Expr:
     for limit, operator in ((values.get("min"), relax.op.maximum), (values.get("max"), relax.op.minimum)):
         if limit is not None:
             result = emit(importer, operator(result, cast(importer, limit, dtype)))
-    is_nan = is_float(dtype)
-    return _keeping_nan(importer, result, cast(importer, values["self"], dtype)) if is_nan else result
-
-
-def _keeping_nan(importer: Importer, result: relax.Expr, *operands: relax.Expr) -> relax.Expr:
-    """TVM's maximum and minimum drop a NaN in one operand, torch keeps it."""
-    for operand in operands:
-        result = emit(importer, relax.op.where(emit(importer, relax.op.isnan(operand)), operand, result))
     return result
 
 
@@ -352,13 +346,16 @@ REPAIRS: dict[str, Repair] = {
     "isfinite.default": _isfinite,
     "logaddexp.default": _logaddexp,
     "copysign.Tensor": _copysign,
-    "maximum.default": _extreme(relax.op.maximum),
-    "minimum.default": _extreme(relax.op.minimum),
+    "maximum.default": _binary(relax.op.maximum),
+    "minimum.default": _binary(relax.op.minimum),
     "log1p.default": _log1p,
     "expm1.default": _expm1,
     "reciprocal.default": _float_unary(_reciprocal),
     "sqrt.default": _float_unary(relax.op.sqrt),
     "rsqrt.default": _float_unary(relax.op.rsqrt),
+    "exp2.default": _float_unary(_exp2),
+    "erfc.default": _float_unary(_erfc),
+    "hypot.default": _hypot,
     "exp.default": _float_unary(relax.op.exp),
     "log.default": _float_unary(relax.op.log),
     "log2.default": _float_unary(_logarithm(2)),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tvm
 from torch import fx
 from tvm import relax
 
@@ -34,8 +35,8 @@ def _counted_from_front(importer: Importer, index: relax.Expr, size: int) -> rel
     if dtype_of(index) in ("bool", "uint8"):
         raise ModelImportError("a mask as an index gives a shape that depends on the values; use torch.where instead")
     index = cast(importer, index, "int64")
-    if isinstance(index, relax.Constant):
-        values = index.data.numpy()
+    if isinstance(index, tvm.ir.GenericConst):
+        values = index.value.numpy()
         return relax.const(np.where(values < 0, values + size, values), "int64")
     is_negative = emit(importer, relax.op.less(index, _whole(0)))
     return emit(importer, relax.op.where(is_negative, emit(importer, relax.op.add(index, _whole(size))), index))

@@ -163,6 +163,10 @@ def _adaptive_pool(node: fx.Node, importer: Importer) -> Any:
         size, count = shape[axis], wanted[axis]
         if count in (1, size):
             continue
+        if size % count == 0:
+            windows = emit(importer, relax.op.reshape(data, _with_axis_split(shape_of(data), axis, count)))
+            data = emit(importer, reduce(windows, [axis + 1]))
+            continue
         parts = []
         for place in range(count):
             first, last = place * size // count, -(-(place + 1) * size // count)
@@ -171,6 +175,10 @@ def _adaptive_pool(node: fx.Node, importer: Importer) -> Any:
         data = emit(importer, relax.op.concat(parts, axis))
     data = cast(importer, data, dtype)
     return data if is_mean else (data,)
+
+
+def _with_axis_split(shape: list[int], axis: int, count: int) -> list[int]:
+    return [*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :]]
 
 
 def _grid_sample(node: fx.Node, importer: Importer) -> relax.Expr:

@@ -17,9 +17,9 @@ def stages_of_equal_cost(
 ) -> tuple[PlannedStage, ...]:
     """Cut the layers, in the order of execution, into one stage per entry of ``machines``.
 
-    ``seconds`` are the layers' estimates on one core; a machine with twice the threads is taken to be twice as fast. A
-    stage also pays for the bytes it receives and sends, which take the time of its cores. The linear partition is exact:
-    dynamic programming over cut points.
+    ``seconds`` are the layers' estimates on one core; a machine with twice the threads is taken to be twice as fast.
+    A stage also pays for the bytes it receives and sends, which take the time of its cores. The linear partition is
+    exact: dynamic programming over cut points.
 
     Raises:
         PlanError: the model has fewer places to cut than the stages need.

@@ -1,0 +1,243 @@
+"""Wrong use: one clear error, quickly, and no process left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tvm_split
+from rpc_runtime.client import WorkerEndpoint
+from tvm_split.cluster import Machine
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, padding=1)
+        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
+        self.fc = nn.Linear(8 * 36, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.conv1(x))
+        return self.fc(torch.relu(self.conv2(x)).flatten(1))
+
+
+X = torch.ones(1, 3, 6, 6)
+SPLIT = {"machine-a": ["conv1"], "machine-b": ["conv2"]}
+
+
+def children() -> set[int]:
+    """Processes that this one started and that still run."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid() and fields[0] != "Z":
+            found.add(int(path.parent.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_behind() -> Iterator[None]:
+    before = children()
+    yield
+    deadline = time.monotonic() + 10
+    while (left := children() - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, f"processes {left} were left behind"
+
+
+@pytest.fixture(scope="module")
+def model() -> tvm_split.Model:
+    torch.manual_seed(0)
+    return tvm_split.load_model(Network().eval(), (X,))
+
+
+@pytest.fixture(scope="module")
+def bundle(model: tvm_split.Model) -> tvm_split.Bundle:
+    return tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.local(2), split=SPLIT))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split": {"machine-a": ["conv9"]}}, r"'conv9', which the model does not have; near it are 'conv"),
+        ({"split": {"machine-z": ["conv1"]}}, r"'machine-z'; the cluster has machine-a, machine-b"),
+        ({"split": {"machine-a": ["conv1", "fc"], "machine-b": ["conv2"]}, "stages": 2}, r"would wait on itself"),
+        ({"stages": 99}, r"99 stages were asked for, but the model can be cut into \d+ at most"),
+        ({"stages": 0}, r"stages=0 was asked for"),
+        ({"objective": "speed"}, r"objective is 'speed'; it can be 'throughput' or 'latency'"),
+    ],
+)
+def test_wrong_plans(model: tvm_split.Model, arguments: dict, message: str) -> None:
+    with pytest.raises(tvm_split.PlanError, match=message):
+        tvm_split.plan(model, tvm_split.Cluster.local(2), **arguments)
+
+
+def test_an_edited_plan_that_would_wait_on_itself(model: tvm_split.Model, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    tvm_split.plan(model, tvm_split.Cluster.local(2), split=SPLIT).save(path)
+    content = json.loads(path.read_text())
+    first, second = content["stages"]
+    first["layers"].append(second["layers"].pop())
+    path.write_text(json.dumps(content))
+    with pytest.raises(tvm_split.PlanError, match=r"stage_0 on machine-a would wait on itself.*'fc' needs 'flatten'"):
+        tvm_split.compile(model, tvm_split.Plan.load(path))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((), r"takes 1 inputs \(x: float32\[1, 3, 6, 6\]\), 0 were given"),
+        ((X, X), r"takes 1 inputs .* 2 were given"),
+        ((X[:, :2],), r"input 0 must be x: float32\[1, 3, 6, 6\], but its shape is \[1, 2, 6, 6\]"),
+        ((X.double(),), r"its dtype is float64; convert it"),
+        (("words",), r"its dtype is"),
+    ],
+)
+def test_wrong_inputs(bundle: tvm_split.Bundle, inputs: tuple, message: str) -> None:
+    with (
+        tvm_split.deploy(bundle, tvm_split.Cluster.in_process(2, threads=1)) as deployment,
+        pytest.raises(tvm_split.InputError, match=message),
+    ):
+        deployment.run(*inputs)
+
+
+def test_a_wrong_input_in_a_stream_does_not_break_the_deployment(bundle: tvm_split.Bundle) -> None:
+    with tvm_split.deploy(bundle, tvm_split.Cluster.local(2)) as deployment:
+        (expected,) = deployment.run(X)
+        with pytest.raises(tvm_split.InputError, match="its shape is"):
+            list(deployment.stream([X, X, X[:, :1], X]))
+        np.testing.assert_array_equal(deployment.run(X)[0], expected)
+
+
+def test_a_worker_that_is_not_there(bundle: tvm_split.Bundle) -> None:
+    machines = tuple(
+        Machine(name, endpoint=WorkerEndpoint(name, "127.0.0.1:1", None, None)) for name in ("machine-a", "machine-b")
+    )
+    with pytest.raises(tvm_split.WorkerUnavailableError, match=r"machine-[ab].*127\.0\.0\.1:1"):
+        tvm_split.deploy(bundle, tvm_split.Cluster("remote", machines), timeout_seconds=5)
+
+
+def test_a_cluster_without_the_machine(bundle: tvm_split.Bundle) -> None:
+    with pytest.raises(tvm_split.ClusterError, match=r"stages for machine 'machine-b'; the cluster has machine-a"):
+        tvm_split.deploy(bundle, tvm_split.Cluster.local(1))
+
+
+def test_a_stage_for_a_gpu_that_is_not_there(model: tvm_split.Model) -> None:
+    cuda = Machine("machine-b", target={"kind": "cuda", "arch": "sm_90"})
+    planned = tvm_split.plan(model, tvm_split.Cluster("local", (Machine("machine-a"), cuda)), split=SPLIT)
+    bundle = tvm_split.compile(model, planned)
+    with pytest.raises(tvm_split.ClusterError, match=r"stage_1 on 'machine-b' is compiled for CUDA.*no CUDA device"):
+        tvm_split.deploy(bundle, tvm_split.Cluster.local(2))
+
+
+def test_too_little_memory(bundle: tvm_split.Bundle) -> None:
+    machines = (Machine("machine-a", memory_bytes=10), Machine("machine-b"))
+    with pytest.raises(tvm_split.ClusterError, match=r"'machine-a' needs .* GB for the weights of stage_0, but has"):
+        tvm_split.deploy(bundle, tvm_split.Cluster("local", machines))
+
+
+@pytest.mark.parametrize("victim", ["blob", "ir", "manifest"])
+def test_a_bundle_with_a_changed_byte(bundle: tvm_split.Bundle, tmp_path: Path, victim: str) -> None:
+    bundle.save(tmp_path)
+    path = {
+        "blob": next((tmp_path / "blobs").iterdir()),
+        "ir": tmp_path / "ir" / "machine-a.py",
+        "manifest": tmp_path / "manifest.json",
+    }[victim]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(tvm_split.BundleError, match=rf"{path.name} was changed: its SHA-256 is"):
+        tvm_split.Bundle.load(tmp_path)
+
+
+def test_a_bundle_of_another_version(bundle: tvm_split.Bundle, tmp_path: Path) -> None:
+    import hashlib
+
+    bundle.save(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    text = json.dumps({**manifest, "version": 99})
+    (tmp_path / "manifest.json").write_text(text)
+    (tmp_path / "manifest.sha256").write_text(hashlib.sha256(text.encode()).hexdigest())
+    with pytest.raises(tvm_split.BundleError, match=r"of version 99; this version of tvm-split reads .* of version 1"):
+        tvm_split.Bundle.load(tmp_path)
+
+
+def test_a_folder_without_a_bundle(tmp_path: Path) -> None:
+    with pytest.raises(tvm_split.BundleError, match=r"is no bundle: cannot read .*manifest\.json"):
+        tvm_split.Bundle.load(tmp_path)
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_dies_in_mid_stream(bundle: tvm_split.Bundle, blow: signal.Signals) -> None:
+    before = children()
+    with tvm_split.deploy(bundle, tvm_split.Cluster.local(2)) as deployment:
+        workers = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children() - before}
+        victim = next(pid for pid, line in workers.items() if "machine-b" in line)
+
+        def batches() -> Iterator[torch.Tensor]:
+            for index in range(100_000):
+                if index == 200:
+                    os.kill(victim, blow)
+                yield X
+
+        with pytest.raises(tvm_split.WorkerUnavailableError, match=r"machine-b.*stage_1"):
+            for _ in deployment.stream(batches()):
+                pass
+
+
+def test_an_exception_of_the_caller_leaves_nothing_behind(bundle: tvm_split.Bundle) -> None:
+    class Mine(Exception):
+        pass
+
+    with pytest.raises(Mine), tvm_split.deploy(bundle, tvm_split.Cluster.local(2)) as deployment:  # noqa: PT012
+        deployment.run(X)
+        raise Mine
+
+
+INTERRUPTED = """
+import itertools, sys, torch, tvm_split
+bundle = tvm_split.Bundle.load(sys.argv[1])
+with tvm_split.deploy(bundle, tvm_split.Cluster.local(2)) as deployment:
+    for count, _ in enumerate(deployment.stream(torch.ones(1, 3, 6, 6) for _ in itertools.count())):
+        if count == 20:
+            print("streaming", flush=True)
+"""
+
+
+@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_client_that_is_interrupted_leaves_no_worker(
+    bundle: tvm_split.Bundle, tmp_path: Path, blow: signal.Signals
+) -> None:
+    bundle.save(tmp_path)
+    client = subprocess.Popen([sys.executable, "-c", INTERRUPTED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert client.stdout is not None
+    assert client.stdout.readline().strip() == "streaming"
+    workers = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/stat")
+        if path.read_text().rpartition(")")[2].split()[1] == str(client.pid)
+    ]
+    assert len(workers) == 2
+    client.send_signal(blow)
+    client.wait(timeout=20)
+    client.stdout.close()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline, f"workers {workers} outlived their client"
+        time.sleep(0.05)

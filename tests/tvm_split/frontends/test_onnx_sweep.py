@@ -1,0 +1,20 @@
+"""Every common ONNX operator, imported, compiled by TVM and compared with onnxruntime or ONNX's own evaluator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("onnx")
+
+from tests.tvm_split.frontends.comparison import assert_equal_to_source  # noqa: E402
+from tests.tvm_split.frontends.onnx_cases import CASES  # noqa: E402
+from tvm_split.frontends import load_model  # noqa: E402
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_operator_has_onnx_s_answer(case: Any) -> None:
+    model = load_model(case.model, case.inputs)
+    assert set(model.layers.values()) <= {"node"}
+    assert_equal_to_source(model, case.inputs)

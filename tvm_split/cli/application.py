@@ -1,0 +1,94 @@
+"""All commands in one application, and what is common to them: exit codes, errors, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import tvm_split
+from rpc_runtime.errors import TvmSplitError
+from tvm_split.cli import compile, demo, deploy, doctor, plan, run, status, worker
+from tvm_split.cli.console import print_error
+
+DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
+FAILED = 1
+WRONG_USE = 2
+TERMINATED = 128 + signal.SIGTERM
+
+
+class Commands(TyperGroup):
+    """Turns expected errors into one line and an exit code: 1 for what failed, 2 for what cannot be meant."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TvmSplitError as error:
+            _end_with(error, str(error), wrong_use=isinstance(error, ValueError))
+        except BrokenPipeError:
+            raise  # whoever read the output has left; typer ends quietly
+        except OSError as error:
+            if error.filename is None:
+                raise
+            _end_with(error, f"{error.filename}: {error.strerror}", wrong_use=False)
+
+
+def _end_with(error: Exception, text: str, *, wrong_use: bool) -> None:
+    if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
+        raise error
+    print_error(text)
+    raise typer.Exit(WRONG_USE if wrong_use else FAILED) from error
+
+
+app = typer.Typer(
+    name="tvm-split",
+    cls=Commands,
+    help="Split a neural network over unequal machines, compile each part for its machine, and run them as one pipeline.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong use. TVM_SPLIT_DEBUG=1 shows where an error was raised.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(tvm_split.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_print_version)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")] = False,
+) -> None:
+    if debug:
+        os.environ[DEBUG_VARIABLE] = "1"
+
+
+app.command("demo")(demo.demo)
+app.command("plan")(plan.plan)
+app.command("compile")(compile.compile)
+app.command("worker")(worker.worker)
+app.command("deploy")(deploy.deploy)
+app.command("run")(run.run)
+app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
+
+
+def run_application() -> None:
+    """Run the command of this process's arguments and end the process."""
+    signal.signal(signal.SIGTERM, _terminate)
+    app()
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    # As an exception, so that worker processes and temporary folders are cleared away as after Ctrl-C.
+    raise SystemExit(TERMINATED)

@@ -1,0 +1,46 @@
+"""From a bundle on disk to the cluster that runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tvm_split.cli.planning import ClusterRequest
+
+if TYPE_CHECKING:
+    from tvm_split.bundle import Bundle
+    from tvm_split.cluster import Cluster
+
+
+def is_bundle(path: str) -> bool:
+    return (Path(path) / "manifest.json").is_file()
+
+
+def cluster_for(bundle: Bundle, request: ClusterRequest) -> Cluster:
+    """The machines that the command line asks for; else workers on this host with the names that the bundle uses.
+
+    Raises:
+        ClusterError: the bundle is for machines that this host cannot stand in for.
+    """
+    from tvm_split.cluster import Cluster, Machine
+
+    if request.file is not None:
+        return request.cluster()
+    _require_runnable_here(bundle)
+    if request.workers is not None:
+        return request.cluster()
+    planned = [bundle.plan.machine(name) for name in bundle.program.machines]
+    machines = tuple(Machine(each.name, request.threads or each.threads) for each in planned)
+    return Cluster("in_process" if request.in_process else "local", machines)
+
+
+def _require_runnable_here(bundle: Bundle) -> None:
+    from tvm_split.errors import ClusterError
+    from tvm_split.targets import runs_here
+
+    for machine in bundle.plan.machines:
+        if not runs_here(machine.target):
+            raise ClusterError(
+                f"the stages of {machine.name!r} are compiled for {dict(machine.target)}, which this host cannot run; "
+                "give --cluster with the machines that the bundle was compiled for, or compile for this host"
+            )

@@ -1,0 +1,107 @@
+"""``tvm-split compile``: a bundle with one library per stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from tvm_split.cli import options
+from tvm_split.cli.console import STDOUT, bytes_text, print_json, print_note, step_progress
+from tvm_split.cli.model_source import ModelRequest
+from tvm_split.cli.planning import ClusterRequest, PlanRequest
+
+if TYPE_CHECKING:
+    from tvm_split.bundle import Bundle
+    from tvm_split.model import Model
+    from tvm_split.planner.plan import Plan
+
+
+def compile(
+    model: options.ModelArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the bundle.", show_default=False)],
+    plan: Annotated[
+        Optional[Path], typer.Option("--plan", help="A plan that `tvm-split plan --output` wrote.", dir_okay=False)
+    ] = None,
+    cluster: options.ClusterOption = None,
+    workers: options.WorkersOption = None,
+    threads: options.ThreadsOption = None,
+    split: options.SplitOption = None,
+    stages: options.StagesOption = None,
+    objective: options.ObjectiveOption = options.Objective.THROUGHPUT,
+    batch: options.BatchOption = None,
+    dimension: options.DimensionOption = None,
+    input_shape: options.InputShapeOption = None,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not compare the compiled stages with the source framework.")
+    ] = False,
+    dump: Annotated[
+        Optional[Path], typer.Option("--dump", metavar="FOLDER", help="Write the IR after every phase to this folder.")
+    ] = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Plan a model, compile each stage for its machine, prove the result, and write it all to a folder."""
+    machines = ClusterRequest(cluster, workers, threads)
+    request = PlanRequest(split or (), stages, objective.value)
+    if plan is not None and (machines.is_given or threads is not None or request.is_given):
+        raise typer.BadParameter("a plan says all this already; leave the other planning options out", param_hint="--plan")
+    loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
+    planned = _read_plan(plan) if plan is not None else request.plan(loaded, machines.cluster())
+    bundle = compile_with_progress(loaded, planned, verify=not no_verify, dump=dump)
+    bundle.save(output)
+    if json:
+        print_json({"folder": str(output), **description(bundle)})
+    else:
+        print_bundle(bundle)
+        print_note(f"written to {output}; `tvm-split run {output}` runs it")
+
+
+def compile_with_progress(model: Model, plan: Plan, *, verify: bool = True, dump: Path | None = None) -> Bundle:
+    """Compile with a bar on stderr."""
+    from tvm_split.compiling import compile as compile_plan
+
+    with step_progress("compiling") as report:
+        return compile_plan(model, plan, verify=verify, dump_folder=dump, on_progress=report)
+
+
+def description(bundle: Bundle) -> dict[str, Any]:
+    """A bundle in numbers."""
+    return {
+        "model": bundle.model,
+        "digest": bundle.digest,
+        "stages": [
+            {
+                "name": stage.name,
+                "machine": stage.machine,
+                "target": dict(bundle.plan.machine(stage.machine).target),
+                "layers": stage.layers,
+                "library_bytes": stage.library.size_bytes,
+                "weight_bytes": sum(weight.blob.size_bytes for weight in stage.weights),
+                "kernels": bundle.kernels.get(stage.name, ()),
+            }
+            for stage in bundle.program.stages
+        ],
+    }
+
+
+def print_bundle(bundle: Bundle) -> None:
+    """A table of what was compiled."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(f"{bundle.model}: compiled stages"))
+    for heading in ("stage", "machine", "library", "weights"):
+        table.add_column(heading, justify="left" if heading in ("stage", "machine") else "right")
+    table.add_column("kernels; a name of several operators is one fused kernel", overflow="fold")
+    for stage in description(bundle)["stages"]:
+        kernels = Text("\n".join(stage["kernels"]))
+        sizes = (bytes_text(stage["library_bytes"]), bytes_text(stage["weight_bytes"]))
+        table.add_row(stage["name"], Text(stage["machine"]), *sizes, kernels)
+    STDOUT.print(table)
+
+
+def _read_plan(path: Path) -> Plan:
+    from tvm_split.planner import Plan
+
+    return Plan.load(path)

@@ -1,0 +1,94 @@
+"""What commands write: results on stdout; progress, notes and errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+from rich.text import Text
+
+STDOUT = Console()
+STDERR = Console(stderr=True)
+BYTES_PER_UNIT = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def print_json(value: Any) -> None:
+    """The only thing that a command with ``--json`` writes to stdout."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def print_error(text: str) -> None:
+    # Not wrapped, so that a path or a command in the message can be copied and searched for.
+    STDERR.print(Text("error: ", "bold red") + Text(text, "red"), soft_wrap=True)
+
+
+def print_note(text: str) -> None:
+    STDERR.print(Text(text, "dim"), soft_wrap=True)
+
+
+@contextmanager
+def step_progress(what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for counted steps, to be called with what is being done, the steps done and all steps."""
+    with _progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda description, done, steps: bars.update(task, description=description, completed=done, total=steps)
+
+
+@contextmanager
+def transfer_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar per machine, to be called with its name, the bytes sent to it so far and all that it lacks."""
+    with _progress(BarColumn(), DownloadColumn(), TransferSpeedColumn()) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(machine: str, sent: int, total: int) -> None:
+            if machine not in tasks:
+                tasks[machine] = bars.add_task(f"sending to {machine}", total=total)
+            bars.update(tasks[machine], completed=sent, total=total)
+
+        yield report
+
+
+def _progress(*columns: ProgressColumn) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        *columns,
+        console=STDERR,
+        transient=True,
+        disable=not STDERR.is_terminal,
+    )
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes with a unit that fits it."""
+    for size, unit in BYTES_PER_UNIT:
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def milliseconds_text(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}"
+
+
+def short_list(names: tuple[str, ...] | list[str], most: int = 6) -> str:
+    """Names with commas between them; the middle of a long list is left out, and by how much is said."""
+    if len(names) <= most:
+        return ", ".join(names)
+    head, tail = names[: most // 2], names[-(most // 2) :]
+    return f"{', '.join(head)}, … {len(names) - len(head) - len(tail)} more …, {', '.join(tail)}"

@@ -1,0 +1,84 @@
+"""``tvm-split deploy``: bring a bundle to its machines ahead of the first run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tvm_split.cli import options
+from tvm_split.cli.bundle_source import cluster_for
+from tvm_split.cli.console import STDOUT, bytes_text, print_json, transfer_progress
+from tvm_split.cli.planning import ClusterRequest
+
+if TYPE_CHECKING:
+    from tvm_split.bundle import Bundle
+    from tvm_split.cluster import Cluster
+    from tvm_split.deployment import Deployment
+
+
+def deploy(
+    bundle: options.BundleArgument,
+    cluster: options.ClusterOption = None,
+    workers: options.WorkersOption = None,
+    threads: options.ThreadsOption = None,
+    timeout: options.TimeoutOption = 60.0,
+    json: options.JsonOption = False,
+) -> None:
+    """Check the workers, send them what they lack, load the stages once, and unload them again.
+
+    Workers keep what they were sent, by its SHA-256. So a run after this sends nothing and starts at once, and what
+    does not fit (versions, memory, a missing GPU) shows here and not later. With workers on this host, which end with
+    the command, it is a rehearsal.
+    """
+    from tvm_split.bundle import Bundle
+
+    loaded = Bundle.load(bundle)
+    machines = cluster_for(loaded, ClusterRequest(cluster, workers, threads))
+    sent: dict[str, int] = {}
+    with deploy_with_progress(loaded, machines, timeout, sent) as deployment:
+        report = [_machine_report(loaded, name, sent.get(name, 0)) for name in deployment.program.machines]
+    if json:
+        print_json({"model": loaded.model, "digest": loaded.digest, "machines": report})
+    else:
+        _print_report(loaded, report)
+
+
+def deploy_with_progress(
+    bundle: Bundle, cluster: Cluster, timeout_seconds: float, sent: dict[str, int] | None = None
+) -> Deployment:
+    """Deploy with a bar per machine on stderr; ``sent`` receives the bytes that each machine was sent."""
+    from tvm_split.deployment import deploy as deploy_bundle
+
+    with transfer_progress() as bars:
+
+        def report(machine: str, done: int, total: int) -> None:
+            if sent is not None:
+                sent[machine] = done
+            bars(machine, done, total)
+
+        return deploy_bundle(bundle, cluster, timeout_seconds=timeout_seconds, on_transfer=report)
+
+
+def _machine_report(bundle: Bundle, machine: str, sent_bytes: int) -> dict[str, Any]:
+    stages = bundle.program.stages_on(machine)
+    blobs = {blob.sha256: blob for stage in stages for blob in stage.blobs}
+    return {
+        "machine": machine,
+        "stages": [stage.name for stage in stages],
+        "needed_bytes": sum(blob.size_bytes for blob in blobs.values()),
+        "sent_bytes": sent_bytes,
+    }
+
+
+def _print_report(bundle: Bundle, report: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(f"{bundle.model} is on its machines"))
+    table.add_column("machine")
+    table.add_column("stages")
+    table.add_column("needs", justify="right")
+    table.add_column("was sent", justify="right")
+    for machine in report:
+        sizes = bytes_text(machine["needed_bytes"]), bytes_text(machine["sent_bytes"])
+        table.add_row(Text(machine["machine"]), ", ".join(machine["stages"]), *sizes)
+    STDOUT.print(table)

@@ -1,0 +1,132 @@
+"""Inputs for ``tvm-split run``: from an .npz file, from images, or random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
+import numpy as np
+
+from rpc_runtime.errors import InputError
+from rpc_runtime.program import TensorSpec
+
+Arrays = tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """``count`` micro-batches, made one by one by ``make``; ``about`` is what a report should say of them."""
+
+    count: int
+    make: Callable[[int], Arrays]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def stream(self, repeat: int) -> Iterator[Arrays]:
+        for _ in range(repeat):
+            for index in range(self.count):
+                yield self.make(index)
+
+
+def random_inputs(expected: Sequence[TensorSpec], count: int) -> MicroBatches:
+    """Seeded values: standard normal for floats, 0 and 1 for everything else, which fits most indices and masks."""
+
+    def make(index: int) -> Arrays:
+        generator = np.random.default_rng(index)
+        return tuple(_random(spec, generator) for spec in expected)
+
+    return MicroBatches(count, make, {"inputs": "random"})
+
+
+def inputs_from_file(expected: Sequence[TensorSpec], path: Path) -> MicroBatches:
+    """Arrays of an .npz file: by the inputs' names, or in order as ``arr_0``, ``arr_1``, ….
+
+    An array has its input's shape (one micro-batch), or one more leading axis, along which the micro-batches lie.
+
+    Raises:
+        InputError: gives both sides of what does not fit.
+    """
+    arrays = _by_input(expected, _read(path), path)
+    counts: dict[str, int | None] = {}
+    for spec, array in zip(expected, arrays, strict=True):
+        if array.shape == spec.shape:
+            counts[spec.name] = None
+        elif array.shape[1:] == spec.shape:
+            counts[spec.name] = len(array)
+        else:
+            raise InputError(
+                f"{path}: the model takes {spec}, the file has the shape {list(array.shape)}; give that shape, or one "
+                "more leading axis for several micro-batches"
+            )
+    if len(set(counts.values())) > 1:
+        found = ", ".join(f"{name}: {'one' if count is None else count}" for name, count in counts.items())
+        raise InputError(f"{path}: the inputs have different numbers of micro-batches: {found}")
+    count = next(iter(counts.values()), None)
+    if count is None:
+        return MicroBatches(1, lambda index: arrays, {"inputs": str(path)})
+    if count == 0:
+        raise InputError(f"{path} holds no micro-batch: its leading axis has length 0")
+    return MicroBatches(count, lambda index: tuple(array[index] for array in arrays), {"inputs": str(path)})
+
+
+def save_outputs(path: Path, names: Sequence[str], results: Sequence[Arrays]) -> dict[str, list[int]]:
+    """Write outputs to an .npz file, each stacked along a new first axis over the micro-batches.
+
+    bfloat16 and the float8 types, which numpy's files do not know, are widened to float32, without loss. Returns the
+    arrays' shapes by name; an output that is there twice has its number appended.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    for position, name in enumerate(names):
+        stacked = np.stack([outputs[position] for outputs in results])
+        key = name if name not in arrays else f"{name}_{position}"
+        arrays[key] = stacked.astype(np.float32) if stacked.dtype.kind == "V" else stacked
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+    return {name: list(array.shape) for name, array in arrays.items()}
+
+
+def _random(spec: TensorSpec, generator: np.random.Generator) -> np.ndarray:
+    kind = np.dtype(spec.dtype)
+    if kind.kind in "fV":
+        return generator.standard_normal(spec.shape).astype(kind)
+    return generator.integers(0, 2, spec.shape).astype(kind)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            if not isinstance(content, np.lib.npyio.NpzFile):
+                raise InputError(f"{path} is a single array; save it with numpy.savez")
+            return {name: content[name] for name in content.files}
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise InputError(f"{path} is no .npz file of plain arrays: {error}") from error
+
+
+def _by_input(expected: Sequence[TensorSpec], found: Mapping[str, np.ndarray], path: Path) -> Arrays:
+    names = [spec.name for spec in expected]
+    numbered = [f"arr_{position}" for position in range(len(expected))]
+    for keys in (names, numbered):
+        if set(found) == set(keys):
+            return tuple(
+                _with_dtype(spec, found[key], path) for spec, key in zip(expected, keys, strict=True)
+            )
+    raise InputError(
+        f"{path} has the arrays {', '.join(sorted(found)) or 'none'}; the model takes {', '.join(map(str, expected))}. "
+        f"Name them so, or {', '.join(numbered)}"
+    )
+
+
+def _with_dtype(spec: TensorSpec, array: np.ndarray, path: Path) -> np.ndarray:
+    wanted = np.dtype(spec.dtype)
+    if array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize and wanted.kind == "V":
+        return array.view(wanted)  # numpy's files keep the bytes of bfloat16, but not its name
+    if array.dtype != wanted:
+        raise InputError(
+            f"{path}: the model takes {spec}, the file has {array.dtype}; convert it: array.astype({spec.dtype!r})"
+        )
+    return array

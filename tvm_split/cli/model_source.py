@@ -1,0 +1,116 @@
+"""From the MODEL argument to a model."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tvm_split.model import Model
+
+FILE_SUFFIXES = (".onnx", ".pt2")
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """What the command line says of a model."""
+
+    source: str
+    batch: int | None = None
+    dimensions: Sequence[str] = ()
+    input_shapes: Sequence[str] = ()
+
+    def load(self) -> Model:
+        """Import the model.
+
+        Raises:
+            typer.BadParameter: there is no such file, module or function, or an option cannot be read.
+            ModelImportError: the model cannot be imported.
+        """
+        dimensions = dict(_dimension(text) for text in self.dimensions)
+        shapes = [_shape(text) for text in self.input_shapes]
+        if Path(self.source).suffix.lower() in FILE_SUFFIXES:
+            if not Path(self.source).is_file():
+                raise typer.BadParameter(f"there is no file {self.source!r}", param_hint="MODEL")
+            if shapes:
+                raise typer.BadParameter(
+                    "a file knows its inputs; bind open sizes with --batch or --dimension", param_hint="--input-shape"
+                )
+            return self._import(self.source, None, dimensions)
+        source, examples = _from_python(self.source)
+        if shapes:
+            examples = tuple(_example(shape, dtype, seed) for seed, (shape, dtype) in enumerate(shapes))
+        return self._import(source, examples, dimensions)
+
+    def _import(self, source: Any, examples: Any, dimensions: dict[str, int]) -> Model:
+        from tvm_split.frontends import load_model
+
+        return load_model(source, examples, batch=self.batch, dimensions=dimensions or None)
+
+
+def _from_python(reference: str) -> tuple[Any, Any]:
+    """The model and example inputs (or None) that ``module:name`` stands for."""
+    module_name, separator, name = reference.partition(":")
+    if not (separator and module_name and name):
+        raise typer.BadParameter(
+            f"{reference!r} is neither a file that ends in {' or '.join(FILE_SUFFIXES)} nor MODULE:NAME",
+            param_hint="MODEL",
+        )
+    # A script in the current folder is what a person means; installed console scripts do not look there.
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(f"cannot import {module_name!r}: {error}", param_hint="MODEL") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise typer.BadParameter(f"{module_name!r} has no {name!r}", param_hint="MODEL")
+        found = getattr(found, part)
+    if not _is_module(found) and callable(found):
+        found = found()
+    model, examples = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if _is_module(model):
+        model.eval()  # nothing is trained here, and a network in training mode has no single answer
+    return model, examples
+
+
+def _is_module(value: Any) -> bool:
+    """Whether a value is a torch module, found out without loading torch."""
+    return any(f"{base.__module__}.{base.__qualname__}" == "torch.nn.modules.module.Module" for base in type(value).__mro__)
+
+
+def _dimension(text: str) -> tuple[str, int]:
+    name, separator, size = text.partition("=")
+    if not (name and separator and size.isdigit() and int(size) > 0):
+        raise typer.BadParameter(f"{text!r} is not NAME=SIZE", param_hint="--dimension")
+    return name, int(size)
+
+
+def _shape(text: str) -> tuple[tuple[int, ...], str]:
+    sizes, _, dtype = text.partition(":")
+    if not all(size.strip().isdigit() for size in sizes.split(",")):
+        raise typer.BadParameter(f"{text!r} is not a shape like 1,3,224,224 or 1,128:int64", param_hint="--input-shape")
+    return tuple(int(size) for size in sizes.split(",")), dtype or "float32"
+
+
+def _example(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
+    """Seeded values: standard normal for floats, 0 and 1 for everything else, which fits most indices and masks."""
+    import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise typer.BadParameter(f"{dtype!r} is no dtype of numpy", param_hint="--input-shape") from error
+    if kind.kind in "fV":
+        return generator.standard_normal(shape).astype(kind)
+    return generator.integers(0, 2, shape).astype(kind)

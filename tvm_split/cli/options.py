@@ -1,0 +1,67 @@
+"""Options that several commands have, each with one spelling and one help text."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+MODEL_HELP = (
+    "A file (.onnx, or .pt2 as torch.export.save writes it), or MODULE:NAME, a Python function that returns an "
+    "nn.Module and its example inputs, or an nn.Module (then with --input-shape)."
+)
+
+
+class Objective(StrEnum):
+    """What a plan is made for."""
+
+    THROUGHPUT = "throughput"
+    LATENCY = "latency"
+
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
+BundleArgument = Annotated[
+    Path, typer.Argument(metavar="BUNDLE", help="A folder that `tvm-split compile` wrote.", exists=True, file_okay=False)
+]
+BatchOption = Annotated[
+    Optional[int], typer.Option("--batch", min=1, help="The size of an open first axis of the inputs.")
+]
+DimensionOption = Annotated[
+    Optional[list[str]],
+    typer.Option("--dimension", metavar="NAME=SIZE", help="The size of an open axis, by its name. Repeatable."),
+]
+InputShapeOption = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        "--input-shape",
+        metavar="1,3,224,224[:float32]",
+        help="Shape and dtype of an input of an nn.Module that comes without example inputs. One per input, in order.",
+    ),
+]
+ClusterOption = Annotated[
+    Optional[Path],
+    typer.Option("--cluster", metavar="FILE", help="A cluster file (YAML) that names machines with running workers."),
+]
+WorkersOption = Annotated[
+    Optional[int],
+    typer.Option("--workers", min=1, max=26, help="Instead of a cluster: so many worker processes on this host."),
+]
+ThreadsOption = Annotated[
+    Optional[int], typer.Option("--threads", min=1, help="Threads of each worker process on this host [default: 1].")
+]
+SplitOption = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        "--split",
+        metavar="MACHINE=LAYER,LAYER",
+        help="Layers for a machine, in the model's own names; a name takes all layers below it. Repeatable.",
+    ),
+]
+StagesOption = Annotated[Optional[int], typer.Option("--stages", min=1, help="Exactly so many stages.")]
+ObjectiveOption = Annotated[Objective, typer.Option("--objective", help="What the plan is made for.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write the result as JSON, and nothing else, to stdout.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="The longest wait for a worker or a result.")
+]

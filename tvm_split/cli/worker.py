@@ -1,0 +1,66 @@
+"""``tvm-split worker``: the process that runs stages on one machine; the same as ``python -m rpc_runtime.worker``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from rpc_runtime.errors import InputError
+
+
+def worker(
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 takes any that is free.")
+    ] = "127.0.0.1:0",
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of a kernel.")] = 1,
+    cores: Annotated[str, typer.Option("--cores", metavar="0,1", help="Run on these CPUs only.")] = "",
+    name: Annotated[str, typer.Option("--name", help="The machine's name [default: the host's].")] = "",
+    cache: Annotated[Optional[Path], typer.Option("--cache", help="The folder for libraries and weights.")] = None,
+    cache_limit_bytes: Annotated[Optional[int], typer.Option("--cache-limit-bytes", min=1)] = None,
+    token_file: Annotated[
+        Optional[Path], typer.Option("--token-file", help="A file with the secret that callers must know.")
+    ] = None,
+    tls_certificate: Annotated[Optional[Path], typer.Option("--tls-certificate", metavar="PEM")] = None,
+    tls_key: Annotated[Optional[Path], typer.Option("--tls-key", metavar="PEM")] = None,
+    tls_ca: Annotated[
+        Optional[Path], typer.Option("--tls-ca", metavar="PEM", help="Callers need a certificate of this authority.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let other machines call without TLS, on a network that you trust.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready.")] = False,
+) -> None:
+    """Run stages on this machine until Ctrl-C or SIGTERM.
+
+    A worker runs the machine code that it is sent, so it listens on this host only, unless it gets TLS or --insecure.
+    """
+    from rpc_runtime.security import TlsFiles, token_from
+    from rpc_runtime.worker import WorkerConfig, serve
+
+    if (tls_certificate is None) != (tls_key is None):
+        raise typer.BadParameter("a certificate and its key belong together", param_hint="--tls-certificate, --tls-key")
+    if tls_ca is not None and tls_certificate is None:
+        raise typer.BadParameter("needs --tls-certificate and --tls-key as well", param_hint="--tls-ca")
+    serve(
+        WorkerConfig(
+            listen=listen,
+            threads=threads,
+            name=name,
+            cores=_cores(cores),
+            cache=cache,
+            cache_limit_bytes=cache_limit_bytes,
+            token=token_from(token_file),
+            tls=None if tls_certificate is None else TlsFiles(tls_ca, tls_certificate, tls_key),
+            insecure=insecure,
+            ready_json=json,
+        )
+    )
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(core) for core in text.split(",") if core)
+    except ValueError:
+        raise InputError(f"--cores takes numbers with commas between them, got {text!r}") from None
