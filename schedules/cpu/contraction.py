@@ -7,9 +7,10 @@ register tiles over padded extents, the store crops and casts, epilogues are wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import s_tir
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.blocks import Block, blocks_of, inline_into_last
 from schedules.cpu.elementwise import schedule_spatial_block
@@ -43,64 +44,139 @@ def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:
 
 @dataclass(frozen=True)
 class LoopRoles:
-    """Which loop of the anchor is which, by position; ``outer`` are all that are not tiled."""
+    """Which loop of the anchor is which, by position.
 
+    ``batch`` loops come first in the parallel loop; ``height`` (image rows, for convolution only) may be grouped.
+    """
+
+    batch: tuple[int, ...]
     blocks: int
+    height: int | None
     rows: int
     lanes: int
-    outer: tuple[int, ...]
     reduction: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Tiling:
+    """The sizes a contraction's schedule leaves open: what tuning would choose.
+
+    ``chunk`` iterations of the outermost reduction loop are accumulated in registers before they are added to a tile
+    in memory (None: all of them, and nothing is written but results). ``group`` image rows share such a chunk of
+    weights. ``unroll`` steps of the innermost reduction loop.
+    """
+
+    tile: RegisterTile
+    chunk: int | None
+    group: int
+    blocks_outermost: bool
+    unroll: int
+
+
 def schedule_contraction(
-    schedule: s_tir.Schedule,
-    parts: Parts,
-    roles: LoopRoles,
-    tile: RegisterTile,
-    traits: Traits,
-    *,
-    blocks_outermost: bool,
-    unroll_innermost: int,
+    schedule: s_tir.Schedule, parts: Parts, roles: LoopRoles, tiling: Tiling, traits: Traits
 ) -> None:
     """Tile the anchor, accumulate in registers, compute the tail on each finished tile."""
     for block in parts.preparation:
         schedule_spatial_block(schedule, block, traits)
     last = inline_into_last(schedule, list(parts.tail))
     anchor = parts.anchor.handle
+    if tiling.chunk is None:
+        _in_one_pass(schedule, anchor, last.handle, roles, tiling)
+    else:
+        _in_chunks(schedule, anchor, last.handle, roles, tiling)
+
+
+@dataclass(frozen=True)
+class _Tiled:
+    """The anchor's loops after tiling."""
+
+    parallel: list[LoopRV]
+    inner: list[LoopRV]
+    tile: list[LoopRV]
+    reduction: list[LoopRV]
+
+
+def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: Tiling) -> _Tiled:
     loops = schedule.get_loops(anchor)
-    block_outer, block_inner = schedule.split(loops[roles.blocks], [None, tile.blocks])
-    row_outer, row_inner = schedule.split(loops[roles.rows], [None, tile.rows])
-    lane = loops[roles.lanes]
-    outer = [loops[position] for position in roles.outer]
+    block_outer, block_inner = schedule.split(loops[roles.blocks], [None, tiling.tile.blocks])
+    row_outer, row_inner = schedule.split(loops[roles.rows], [None, tiling.tile.rows])
+    parallel = [loops[position] for position in roles.batch]
+    inner = [row_outer]
+    height = []
+    if roles.height is not None:
+        height_outer, height_inner = schedule.split(loops[roles.height], [None, tiling.group])
+        height = [height_outer]
+        inner = [height_inner, row_outer]
+    elif tiling.group == 1:
+        # A matrix has no height: its rows are shared by the threads.
+        height, inner = [row_outer], []
+    parallel += [block_outer, *height] if tiling.blocks_outermost else [*height, block_outer]
     reduction = [loops[position] for position in roles.reduction]
-    parallel = [outer[0], block_outer, *outer[1:]] if blocks_outermost else [*outer, block_outer]
-    schedule.reorder(*parallel, row_outer, *reduction, block_inner, row_inner, lane)
-    schedule.parallel(schedule.fuse(*parallel))
-    schedule.reverse_compute_at(last.handle, row_outer, preserve_unit_loops=True)
+    return _Tiled(parallel, inner, [block_inner, row_inner, loops[roles.lanes]], reduction)
+
+
+def _in_one_pass(
+    schedule: s_tir.Schedule, anchor: SBlockRV, last: SBlockRV, roles: LoopRoles, tiling: Tiling
+) -> None:
+    """All of the reduction in registers: ``parallel, inner | reduction | tile``."""
+    loops = _tile(schedule, anchor, roles, tiling)
+    schedule.reorder(*loops.parallel, *loops.inner, *loops.reduction, *loops.tile)
+    outermost = schedule.fuse(*loops.parallel)
+    schedule.parallel(outermost)
+    around = loops.inner[-1] if loops.inner else outermost
+    schedule.reverse_compute_at(last, around, preserve_unit_loops=True)
     schedule.set_scope(anchor, 0, "local")
-    if unroll_innermost > 1:
-        outer_step, inner_step = schedule.split(reduction[-1], [None, unroll_innermost])
-        schedule.unroll(inner_step)
-        reduction[-1] = outer_step
-    schedule.unroll(block_inner)
-    schedule.unroll(row_inner)
-    schedule.vectorize(lane)
+    reduction = _unroll_step(schedule, loops.reduction, tiling.unroll)
+    unroll_and_vectorize(schedule, loops.tile)
     initial = schedule.decompose_reduction(anchor, reduction[0])
-    _unroll_all_but_lanes(schedule, initial, inside=2)
-    _finish_tail(schedule, last)
+    depth = 1 + len(loops.inner)
+    unroll_and_vectorize(schedule, schedule.get_loops(initial)[depth:])
+    unroll_and_vectorize(schedule, schedule.get_loops(last)[depth:])
 
 
-def _unroll_all_but_lanes(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV, inside: int) -> None:
-    loops = schedule.get_loops(block)
-    schedule.vectorize(loops[-1])
-    for loop in loops[inside:-1]:
+def _in_chunks(schedule: s_tir.Schedule, anchor: SBlockRV, last: SBlockRV, roles: LoopRoles, tiling: Tiling) -> None:
+    """A chunk of weights stays in the first-level cache for a group of rows:
+
+    ``parallel | chunk, inner | (chunk's reduction | tile) + add tile to the sums``, then the tail on the whole group.
+    """
+    chunk, _ = schedule.split(schedule.get_loops(anchor)[roles.reduction[0]], [None, tiling.chunk])
+    partial = schedule.rfactor(chunk, 0)
+    loops = _tile(schedule, anchor, replace(roles, reduction=(roles.reduction[0],)), tiling)
+    chunk = loops.reduction[0]
+    schedule.reorder(*loops.parallel, chunk, *loops.inner, *loops.tile)
+    outermost = schedule.fuse(*loops.parallel)
+    schedule.parallel(outermost)
+    around = loops.inner[-1]
+    schedule.reverse_compute_at(last, outermost, preserve_unit_loops=True)
+    schedule.compute_at(partial, around, preserve_unit_loops=True)
+    schedule.set_scope(partial, 0, "local")
+    own = schedule.get_loops(partial)[2 + len(loops.inner) :]
+    # After rfactor: the chunk's own axis, then the anchor's spatial axes, then what is left of the reduction.
+    spatial, reduction = own[: len(own) - len(roles.reduction)], own[len(own) - len(roles.reduction) :]
+    tile = [loop for position, loop in enumerate(spatial) if position > 0]
+    schedule.reorder(spatial[0], *reduction, *tile)
+    reduction = _unroll_step(schedule, reduction, tiling.unroll)
+    unroll_and_vectorize(schedule, tile)
+    unroll_and_vectorize(schedule, loops.tile)
+    initial_partial = schedule.decompose_reduction(partial, reduction[0])
+    unroll_and_vectorize(schedule, schedule.get_loops(initial_partial)[2 + len(loops.inner) :])
+    initial = schedule.decompose_reduction(anchor, chunk)
+    schedule.vectorize(schedule.get_loops(initial)[-1])
+    schedule.vectorize(schedule.get_loops(last)[-1])
+
+
+def _unroll_step(schedule: s_tir.Schedule, reduction: list[LoopRV], unroll: int) -> list[LoopRV]:
+    """The reduction's loops with ``unroll`` steps of the innermost one unrolled."""
+    if unroll <= 1:
+        return reduction
+    outer, inner = schedule.split(reduction[-1], [None, unroll])
+    schedule.unroll(inner)
+    return [*reduction[:-1], outer]
+
+
+def unroll_and_vectorize(schedule: s_tir.Schedule, loops: Sequence[LoopRV]) -> None:
+    """Vectors for the last loop; the others unrolled, so that every accumulator is a register of its own."""
+    for loop in loops[:-1]:
         schedule.unroll(loop)
-
-
-def _finish_tail(schedule: s_tir.Schedule, last: Block) -> None:
-    """Vectorise the tail's innermost loop, and unroll the rest so that accumulators never leave their registers."""
-    _unroll_all_but_lanes(schedule, last.handle, inside=2)
-
-
-def order_of(positions: Sequence[int], without: Sequence[int]) -> tuple[int, ...]:
-    return tuple(position for position in positions if position not in without)
+    schedule.vectorize(loops[-1])

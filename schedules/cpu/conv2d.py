@@ -5,17 +5,27 @@ Georganas et al., Anatomy of High-Performance Deep Learning Convolutions on SIMD
 
 from __future__ import annotations
 
+from math import prod
+
 from tvm import tirx
 
 from schedules.blocks import new_schedule
-from schedules.cpu.contraction import LoopRoles, find_parts, schedule_contraction
-from schedules.cpu.register_tile import dividing_tile
+from schedules.cpu.contraction import LoopRoles, Tiling, find_parts, schedule_contraction
+from schedules.cpu.register_tile import dividing_tile, divisors
 from schedules.traits import Traits
 
 FAMILY = "conv2d_blocked"
 # Weights below this stay in the second-level cache of one core next to a few rows of the image: then threads share rows
 # of the image and each reads all weights; above, threads share channels and each reads the whole image.
 LARGEST_SHARED_WEIGHTS_BYTES = 768 * 1024
+
+# Weights of one tile of channels above this leave the first-level cache between two tiles of pixels ...
+LARGEST_ONE_PASS_BYTES = 80 * 1024
+# ... so they come in chunks of this, next to the sums of a group of rows of at most that.
+CHUNK_BYTES = 20 * 1024
+GROUP_BYTES = 16 * 1024
+SMALLEST_UNITS = 8
+SMALLEST_REUSE = 4
 
 
 def schedule_conv2d(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
@@ -25,18 +35,39 @@ def schedule_conv2d(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | 
     if parts is None:
         return None
     extents = parts.anchor.extents
-    tile = dividing_tile(extents[3], extents[1], traits)
-    weights_bytes = 4 * extents[1] * extents[4]
-    for extent in extents[5:]:
-        weights_bytes *= extent
-    roles = LoopRoles(blocks=1, rows=3, lanes=4, outer=(0, 2), reduction=tuple(range(5, len(extents))))
-    schedule_contraction(
-        schedule,
-        parts,
-        roles,
-        tile,
-        traits,
-        blocks_outermost=weights_bytes > LARGEST_SHARED_WEIGHTS_BYTES,
-        unroll_innermost=4 if extents[-1] % 4 == 0 else 1,
-    )
+    reduction = tuple(range(5, len(extents)))
+    roles = LoopRoles(batch=(0,), blocks=1, height=2, rows=3, lanes=4, reduction=reduction)
+    schedule_contraction(schedule, parts, roles, choose_tiling(extents, traits), traits)
     return schedule.mod["main"]
+
+
+def choose_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
+    """Sizes for an anchor of these extents; `Tiling` says what they mean."""
+    tile = dividing_tile(extents[3], extents[1], traits)
+    lanes, channels, window = extents[4], extents[5], prod(extents[6:])
+    step_bytes = 4 * lanes * tile.blocks * window
+    weights_bytes = 4 * lanes * extents[1] * channels * window
+    chunk = None
+    group = 1
+    if step_bytes * channels > LARGEST_ONE_PASS_BYTES:
+        fitting = [divisor for divisor in divisors(channels) if divisor * step_bytes <= CHUNK_BYTES]
+        chunk = max(fitting, default=1)
+        row_bytes = 4 * lanes * tile.blocks * extents[3]
+        units = extents[0] * extents[1] // tile.blocks
+        group = max(
+            (
+                rows
+                for rows in divisors(extents[2])
+                if rows * row_bytes <= GROUP_BYTES and units * (extents[2] // rows) >= SMALLEST_UNITS
+            ),
+            default=1,
+        )
+        if group * extents[3] // tile.rows < SMALLEST_REUSE:
+            chunk, group = None, 1
+    return Tiling(
+        tile=tile,
+        chunk=chunk,
+        group=group,
+        blocks_outermost=weights_bytes > LARGEST_SHARED_WEIGHTS_BYTES,
+        unroll=4 if extents[-1] % 4 == 0 else 1,
+    )

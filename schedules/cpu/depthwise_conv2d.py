@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from schedules.blocks import new_schedule
-from schedules.cpu.contraction import LoopRoles, find_parts, schedule_contraction
+from schedules.cpu.contraction import LoopRoles, Tiling, find_parts, schedule_contraction
 from schedules.cpu.register_tile import dividing_tile
 from schedules.traits import Traits
 
@@ -19,7 +19,9 @@ def schedule_depthwise_conv2d(function: tirx.PrimFunc, traits: Traits) -> tirx.P
     if parts is None:
         return None
     extents = parts.anchor.extents
-    tile = dividing_tile(extents[3], 1, traits)
-    roles = LoopRoles(blocks=1, rows=3, lanes=4, outer=(0, 2), reduction=(5, 6))
-    schedule_contraction(schedule, parts, roles, tile, traits, blocks_outermost=True, unroll_innermost=extents[-1])
+    tiling = Tiling(
+        tile=dividing_tile(extents[3], 1, traits), chunk=None, group=1, blocks_outermost=True, unroll=extents[-1]
+    )
+    roles = LoopRoles(batch=(0,), blocks=1, height=2, rows=3, lanes=4, reduction=(5, 6))
+    schedule_contraction(schedule, parts, roles, tiling, traits)
     return schedule.mod["main"]

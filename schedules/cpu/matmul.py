@@ -5,11 +5,15 @@ from __future__ import annotations
 from tvm import tirx
 
 from schedules.blocks import new_schedule
-from schedules.cpu.contraction import LoopRoles, find_parts, schedule_contraction
-from schedules.cpu.register_tile import dividing_tile
+from schedules.cpu.contraction import LoopRoles, Tiling, find_parts, schedule_contraction
+from schedules.cpu.register_tile import dividing_tile, divisors
 from schedules.traits import Traits
 
 FAMILY = "matmul_packed"
+DEPTH_IN_ONE_PASS = 512
+DEPTH_OF_CHUNK = 256
+SMALLEST_CHUNK = 64
+SMALLEST_REUSE = 4
 
 
 def schedule_matmul(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
@@ -20,17 +24,25 @@ def schedule_matmul(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | 
         return None
     extents = parts.anchor.extents
     count = len(extents)
-    tile = dividing_tile(extents[-3], extents[-4], traits)
     roles = LoopRoles(
-        blocks=count - 4, rows=count - 3, lanes=count - 2, outer=tuple(range(count - 4)), reduction=(count - 1,)
+        batch=tuple(range(count - 4)),
+        blocks=count - 4,
+        height=None,
+        rows=count - 3,
+        lanes=count - 2,
+        reduction=(count - 1,),
     )
-    schedule_contraction(
-        schedule,
-        parts,
-        roles,
-        tile,
-        traits,
-        blocks_outermost=False,
-        unroll_innermost=4 if extents[-1] % 4 == 0 else 1,
-    )
+    schedule_contraction(schedule, parts, roles, choose_tiling(extents, traits), traits)
     return schedule.mod["main"]
+
+
+def choose_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
+    """Sizes for an anchor of these extents; `Tiling` says what they mean."""
+    tile = dividing_tile(extents[-3], extents[-4], traits)
+    depth = extents[-1]
+    chunk = None
+    if depth > DEPTH_IN_ONE_PASS and extents[-3] // tile.rows >= SMALLEST_REUSE:
+        chunk = max(divisor for divisor in divisors(depth) if divisor <= DEPTH_OF_CHUNK)
+        if chunk < SMALLEST_CHUNK:
+            chunk = None
+    return Tiling(tile=tile, chunk=chunk, group=0, blocks_outermost=True, unroll=4 if depth % 4 == 0 else 1)

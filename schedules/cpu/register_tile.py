@@ -62,8 +62,11 @@ def choose_tile(
 
 def dividing_tile(extent: int, block_count: int, traits: Traits) -> RegisterTile:
     """The cheapest tile whose rows divide ``extent``."""
-    divisors = [rows for rows in range(1, min(extent, LARGEST_ROWS) + 1) if extent % rows == 0]
-    return choose_tile(extent, block_count, traits, divisors)
+    return choose_tile(extent, block_count, traits, [rows for rows in divisors(extent) if rows <= LARGEST_ROWS])
+
+
+def divisors(extent: int) -> list[int]:
+    return [divisor for divisor in range(1, extent + 1) if extent % divisor == 0]
 
 
 def padded_extent(extent: int, block_count: int, traits: Traits) -> int:

@@ -138,7 +138,11 @@ class VGG(nn.Module):
 
 
 def vgg(
-    plan: Sequence[int | str] = (8, "M", 16, 16, "M"), hidden: int = 32, pooled: int = 2, classes: int = 10, seed: int = 0
+    plan: Sequence[int | str] = (8, "M", 16, 16, "M"),
+    hidden: int = 32,
+    pooled: int = 2,
+    classes: int = 10,
+    seed: int = 0,
 ) -> nn.Module:
     return _conditioned(lambda: VGG(plan, hidden, pooled, classes), seed)
 
@@ -188,7 +192,9 @@ class MobileNetV2(nn.Module):
             for position in range(count):
                 layers.append(InvertedResidual(channels, out, stride if position == 0 else 1, expansion))
                 channels = out
-        layers.append(nn.Sequential(nn.Conv2d(channels, last, 1, bias=False), nn.BatchNorm2d(last), nn.ReLU6(inplace=True)))
+        layers.append(
+            nn.Sequential(nn.Conv2d(channels, last, 1, bias=False), nn.BatchNorm2d(last), nn.ReLU6(inplace=True))
+        )
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(last, classes))
 
@@ -334,7 +340,9 @@ class GPT2(nn.Module):
         super().__init__()
         self.wte = nn.Embedding(vocabulary, width)
         self.wpe = nn.Embedding(positions, width)
-        self.h = nn.ModuleList([PreNormBlock(width, heads, 4 * width, causal=True, approximate="tanh") for _ in range(depth)])
+        self.h = nn.ModuleList(
+            [PreNormBlock(width, heads, 4 * width, causal=True, approximate="tanh") for _ in range(depth)]
+        )
         self.ln_f = nn.LayerNorm(width)
         self.lm_head = nn.Linear(width, vocabulary)
 

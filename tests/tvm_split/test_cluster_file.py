@@ -52,7 +52,7 @@ def test_a_file_becomes_a_cluster(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, right: str, wrong: str, line: int, message: str) -> None:
     path = write(tmp_path, GOOD.replace(right, wrong))
-    with pytest.raises(ClusterError, match="cluster.yaml") as caught:
+    with pytest.raises(ClusterError, match=r"cluster\.yaml") as caught:
         Cluster.from_yaml(path)
     assert f"{path}:{line}: " in str(caught.value)
     assert message in str(caught.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +22,7 @@ def compile(
     model: options.ModelArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the bundle.", show_default=False)],
     plan: Annotated[
-        Optional[Path], typer.Option("--plan", help="A plan that `tvm-split plan --output` wrote.", dir_okay=False)
+        Path | None, typer.Option("--plan", help="A plan that `tvm-split plan --output` wrote.", dir_okay=False)
     ] = None,
     cluster: options.ClusterOption = None,
     workers: options.WorkersOption = None,
@@ -37,7 +37,7 @@ def compile(
         bool, typer.Option("--no-verify", help="Do not compare the compiled stages with the source framework.")
     ] = False,
     dump: Annotated[
-        Optional[Path], typer.Option("--dump", metavar="FOLDER", help="Write the IR after every phase to this folder.")
+        Path | None, typer.Option("--dump", metavar="FOLDER", help="Write the IR after every phase to this folder.")
     ] = None,
     json: options.JsonOption = False,
 ) -> None:

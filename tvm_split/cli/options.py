@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -26,14 +26,14 @@ BundleArgument = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A folder that `tvm-split compile` wrote.", exists=True, file_okay=False)
 ]
 BatchOption = Annotated[
-    Optional[int], typer.Option("--batch", min=1, help="The size of an open first axis of the inputs.")
+    int | None, typer.Option("--batch", min=1, help="The size of an open first axis of the inputs.")
 ]
 DimensionOption = Annotated[
-    Optional[list[str]],
+    list[str] | None,
     typer.Option("--dimension", metavar="NAME=SIZE", help="The size of an open axis, by its name. Repeatable."),
 ]
 InputShapeOption = Annotated[
-    Optional[list[str]],
+    list[str] | None,
     typer.Option(
         "--input-shape",
         metavar="1,3,224,224[:float32]",
@@ -41,25 +41,25 @@ InputShapeOption = Annotated[
     ),
 ]
 ClusterOption = Annotated[
-    Optional[Path],
+    Path | None,
     typer.Option("--cluster", metavar="FILE", help="A cluster file (YAML) that names machines with running workers."),
 ]
 WorkersOption = Annotated[
-    Optional[int],
+    int | None,
     typer.Option("--workers", min=1, max=26, help="Instead of a cluster: so many worker processes on this host."),
 ]
 ThreadsOption = Annotated[
-    Optional[int], typer.Option("--threads", min=1, help="Threads of each worker process on this host [default: 1].")
+    int | None, typer.Option("--threads", min=1, help="Threads of each worker process on this host [default: 1].")
 ]
 SplitOption = Annotated[
-    Optional[list[str]],
+    list[str] | None,
     typer.Option(
         "--split",
         metavar="MACHINE=LAYER,LAYER",
         help="Layers for a machine, in the model's own names; a name takes all layers below it. Repeatable.",
     ),
 ]
-StagesOption = Annotated[Optional[int], typer.Option("--stages", min=1, help="Exactly so many stages.")]
+StagesOption = Annotated[int | None, typer.Option("--stages", min=1, help="Exactly so many stages.")]
 ObjectiveOption = Annotated[Objective, typer.Option("--objective", help="What the plan is made for.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write the result as JSON, and nothing else, to stdout.")]
 TimeoutOption = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,7 +29,7 @@ def plan(
     dimension: options.DimensionOption = None,
     input_shape: options.InputShapeOption = None,
     output: Annotated[
-        Optional[Path], typer.Option("--output", "-o", help="Write the plan to this file, to edit it and compile by it.")
+        Path | None, typer.Option("--output", "-o", help="Write the plan to this file, to edit it and compile by it.")
     ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="List the names of all layers instead of planning.")] = False,
     json: options.JsonOption = False,

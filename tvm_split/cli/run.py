@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,27 +37,27 @@ def run(
         bool, typer.Option("--in-process", help="No workers: call the stages in turn in this process.")
     ] = False,
     inputs: Annotated[
-        Optional[Path],
+        Path | None,
         typer.Option(
             "--inputs",
             metavar="FILE.npz",
             help="One array per input, by name or as arr_0, arr_1, …; one more leading axis is several micro-batches.",
         ),
     ] = None,
-    images: Annotated[Optional[Path], typer.Option("--images", metavar="FOLDER", help="Images as inputs.")] = None,
-    size: Annotated[Optional[int], typer.Option("--size", min=1, help="Side of the images [default: the model's].")] = None,
+    images: Annotated[Path | None, typer.Option("--images", metavar="FOLDER", help="Images as inputs.")] = None,
+    size: Annotated[int | None, typer.Option("--size", min=1, help="Side of the images [default: the model's].")] = None,
     mean: Annotated[
-        Optional[str], typer.Option("--mean", metavar="R,G,B", help="Subtracted from pixels in 0…1 [default: ImageNet's].")
+        str | None, typer.Option("--mean", metavar="R,G,B", help="Subtracted from pixels in 0…1 [default: ImageNet's].")
     ] = None,
     standard_deviation: Annotated[
-        Optional[str], typer.Option("--std", metavar="R,G,B", help="Then divided by [default: ImageNet's].")
+        str | None, typer.Option("--std", metavar="R,G,B", help="Then divided by [default: ImageNet's].")
     ] = None,
     random: Annotated[
-        Optional[int], typer.Option("--random", min=1, metavar="N", help="N random micro-batches [default: 1].")
+        int | None, typer.Option("--random", min=1, metavar="N", help="N random micro-batches [default: 1].")
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Stream the inputs so many times.")] = 1,
     output: Annotated[
-        Optional[Path],
+        Path | None,
         typer.Option("--output", "-o", metavar="FILE.npz", help="Write the outputs, stacked over the micro-batches."),
     ] = None,
     split: options.SplitOption = None,

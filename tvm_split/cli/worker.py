@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -17,15 +17,15 @@ def worker(
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of a kernel.")] = 1,
     cores: Annotated[str, typer.Option("--cores", metavar="0,1", help="Run on these CPUs only.")] = "",
     name: Annotated[str, typer.Option("--name", help="The machine's name [default: the host's].")] = "",
-    cache: Annotated[Optional[Path], typer.Option("--cache", help="The folder for libraries and weights.")] = None,
-    cache_limit_bytes: Annotated[Optional[int], typer.Option("--cache-limit-bytes", min=1)] = None,
+    cache: Annotated[Path | None, typer.Option("--cache", help="The folder for libraries and weights.")] = None,
+    cache_limit_bytes: Annotated[int | None, typer.Option("--cache-limit-bytes", min=1)] = None,
     token_file: Annotated[
-        Optional[Path], typer.Option("--token-file", help="A file with the secret that callers must know.")
+        Path | None, typer.Option("--token-file", help="A file with the secret that callers must know.")
     ] = None,
-    tls_certificate: Annotated[Optional[Path], typer.Option("--tls-certificate", metavar="PEM")] = None,
-    tls_key: Annotated[Optional[Path], typer.Option("--tls-key", metavar="PEM")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option("--tls-certificate", metavar="PEM")] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="PEM")] = None,
     tls_ca: Annotated[
-        Optional[Path], typer.Option("--tls-ca", metavar="PEM", help="Callers need a certificate of this authority.")
+        Path | None, typer.Option("--tls-ca", metavar="PEM", help="Callers need a certificate of this authority.")
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let other machines call without TLS, on a network that you trust.")

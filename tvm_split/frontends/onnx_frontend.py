@@ -14,7 +14,7 @@ from tvm_split.errors import ModelImportError
 from tvm_split.frontends.normal_form import identifier, normal_form
 from tvm_split.frontends.onnx_dimensions import bind_sizes
 from tvm_split.frontends.onnx_graph import model_inputs, numpy_name, static_graph
-from tvm_split.frontends.onnx_importer import import_onnx
+from tvm_split.frontends.onnx_importer import import_onnx, importable_operators
 from tvm_split.frontends.onnx_reference import OnnxReference
 from tvm_split.model import Model
 
@@ -37,7 +37,7 @@ def load_onnx(
     model = _read(source)
     examples = None if example_inputs is None else _examples(model, example_inputs)
     model = bind_sizes(model, examples, batch, dimensions or {})
-    graph = static_graph(model)
+    graph = static_graph(model, importable_operators())
     imported = import_onnx(graph)
     form = normal_form(imported.function, imported.layers, graph.inputs)
     function = form.module["main"]

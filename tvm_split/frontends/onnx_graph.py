@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
+import onnx.shape_inference
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.onnx_rewrites import rewritten, with_functions_inlined
 
 Array = np.ndarray[Any, Any]
 
@@ -59,20 +62,28 @@ def model_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return [value for value in model.graph.input if value.name not in weights]
 
 
-def static_graph(model: onnx.ModelProto) -> OnnxGraph:
-    """Flatten ``model``, whose inputs have fixed sizes; ``model`` is not changed."""
+def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGraph:
+    """Flatten ``model``, whose inputs have fixed sizes; ``model`` is not changed.
+
+    ``importable`` are the operators that need not be replaced by simpler ones.
+    """
     skeleton, constants = _without_weights(model)
     skeleton = onnx.inliner.inline_local_functions(skeleton) if model.functions else skeleton
     _name_nodes(skeleton.graph.node)
     nodes = list(skeleton.graph.node)
-    kinds: dict[str, TensorKind] = {}
     while True:
         kinds = _kinds(skeleton, nodes, constants)
+        simpler = with_functions_inlined(nodes, importable, _types(kinds), opset_of(model))
+        if len(simpler) != len(nodes):
+            nodes = simpler
+            continue
         kept = _fold(nodes, constants, kinds, skeleton)
         if len(kept) == len(nodes):
             break
         nodes = kept
     nodes = _needed(nodes, [value.name for value in skeleton.graph.output])
+    shapes = {name: kind.shape for name, kind in kinds.items()}
+    nodes = [rewritten(node, shapes, constants, opset_of(model)) for node in nodes]
     return OnnxGraph(
         nodes,
         constants,
@@ -148,6 +159,17 @@ def _kinds(
         if value.name not in kinds and value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
             kinds[value.name] = TensorKind(numpy_name(value.type.tensor_type.elem_type), _shape(value))
     return kinds
+
+
+def _types(kinds: dict[str, TensorKind]) -> dict[str, onnx.ValueInfoProto]:
+    return {
+        name: helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(_dtype(kind.dtype)), kind.shape)
+        for name, kind in kinds.items()
+    }
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(name)
 
 
 def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:

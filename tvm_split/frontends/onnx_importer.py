@@ -32,6 +32,16 @@ def import_onnx(graph: OnnxGraph) -> ImportedOnnx:
     return _Importer(graph).translate()
 
 
+def importable_operators() -> frozenset[str]:
+    """ONNX's own operators that are imported, or refused, as they are."""
+    own = frozenset(name for name in onnx_frontend._get_convert_map()) - _OF_ANOTHER_DOMAIN
+    return own | frozenset(REPAIRS) | frozenset(REFUSED)
+
+
+_OF_ANOTHER_DOMAIN = frozenset({"Attention", "BiasGelu", "FastGelu", "SkipLayerNormalization", "EmbedLayerNormalization"})
+"""TVM imports com.microsoft's operators of these names, without looking at the domain."""
+
+
 class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
     def __init__(self, graph: OnnxGraph) -> None:
         super().__init__({}, {}, sanitize=False)
@@ -73,11 +83,15 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
                 problems.setdefault(f"{operator} ({REFUSED[operator]})", []).append(node.name)
             elif any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
                 problems.setdefault(f"{operator} (it chooses what to compute while it runs)", []).append(node.name)
-            elif operator not in REPAIRS and node.op_type not in self.converters:
+            elif operator not in REPAIRS and not self._is_importable(node):
                 problems.setdefault(operator, []).append(node.name)
         if problems:
             found = "; ".join(f"{operator} in {', '.join(names)}" for operator, names in problems.items())
             raise ModelImportError(f"the model has operators that cannot be imported: {found}")
+
+    def _is_importable(self, node: onnx.NodeProto) -> bool:
+        is_own = node.domain in ("", "ai.onnx")
+        return node.op_type in self.converters and is_own != (node.op_type in _OF_ANOTHER_DOMAIN)
 
     def _add(self, node: onnx.NodeProto) -> None:
         self.bb.layer = node.name
@@ -119,6 +133,8 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 
     def _bound(self, value: relax.Expr) -> relax.Expr:
         """Bind calls here, under this node's name; TVM's importer leaves them to the node that uses them."""
+        if isinstance(value, relax.Var):
+            self.bb.layers.setdefault(value.name, self.bb.layer)
         return self.bb.emit(value) if isinstance(value, relax.Call | relax.TupleGetItem) else value
 
 

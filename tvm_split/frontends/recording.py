@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm import relax
+
+from tvm_split.errors import ModelImportError
 
 
 class RecordingBuilder(relax.BlockBuilder):  # type: ignore[misc]
@@ -20,3 +24,11 @@ class RecordingBuilder(relax.BlockBuilder):  # type: ignore[misc]
         variable = super().emit(expr, name_hint)
         self.layers[variable.name] = self.layer
         return variable
+
+    def emit_te(self, *arguments: Any, **keywords: Any) -> relax.Var:
+        """Refused: it would make a kernel of an operator, which can be neither planned nor split."""
+        raise ModelImportError("TVM imports it as a kernel of its own; a split network is made of Relax operators")
+
+    def call_te(self, *arguments: Any, **keywords: Any) -> relax.Call:
+        """Refused like ``emit_te``."""
+        raise ModelImportError("TVM imports it as a kernel of its own; a split network is made of Relax operators")

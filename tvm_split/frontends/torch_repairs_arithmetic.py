@@ -162,19 +162,39 @@ def _copysign(node: fx.Node, importer: Importer) -> relax.Expr:
     return emit(importer, relax.op.where(is_negative, relax.op.negative(size), size))
 
 
-def _log1p(node: fx.Node, importer: Importer) -> relax.Expr:
-    # TVM computes log(1 + x), which is 0 for a small x (and simplifies Kahan's formula to the same). Near 0: the series.
-    value = arguments(node, importer)["self"]
-    dtype = float_dtype(dtype_of(value))
-    x = cast(importer, value, dtype)
-    series = constant(0, dtype)
-    for power in range(12, 0, -1):
-        term = constant((-1) ** (power + 1) / power, dtype)
-        series = emit(importer, relax.op.add(term, emit(importer, relax.op.multiply(x, series))))
-    series = emit(importer, relax.op.multiply(x, series))
-    far = emit(importer, relax.op.log(emit(importer, relax.op.add(x, constant(1, dtype)))))
-    is_near = emit(importer, relax.op.less(relax.op.abs(x), constant(0.1, dtype)))
-    return emit(importer, relax.op.where(is_near, series, far))
+def _series(importer: Importer, x: relax.Expr, coefficients: list[float]) -> relax.Expr:
+    """x · (c₀ + c₁·x + c₂·x² + …)."""
+    dtype = dtype_of(x)
+    total = constant(coefficients[-1], dtype)
+    for coefficient in reversed(coefficients[:-1]):
+        product = emit(importer, relax.op.multiply(x, total))
+        total = emit(importer, relax.op.add(product, constant(coefficient, dtype)))
+    return emit(importer, relax.op.multiply(x, total))
+
+
+def _near_zero(coefficients: list[float], limit: float, elsewhere: Operator) -> Repair:
+    # TVM computes log(1 + x) and exp(x) − 1, which are 0 for a small x, and simplifies better formulas to the same:
+    # near 0, the first terms of the series.
+    def convert(node: fx.Node, importer: Importer) -> relax.Expr:
+        value = arguments(node, importer)["self"]
+        x = cast(importer, value, float_dtype(dtype_of(value)))
+        near = _series(importer, x, coefficients)
+        is_near = emit(importer, relax.op.less(relax.op.abs(x), constant(limit, dtype_of(x))))
+        return emit(importer, relax.op.where(is_near, near, elsewhere(x)))
+
+    return convert
+
+
+_LOG1P = _near_zero(
+    [(-1) ** power / (power + 1) for power in range(12)],
+    0.1,
+    lambda x: relax.op.log(relax.op.add(x, constant(1, dtype_of(x)))),
+)
+_EXPM1 = _near_zero(
+    [1 / math.factorial(power + 1) for power in range(12)],
+    0.5,
+    lambda x: relax.op.subtract(relax.op.exp(x), constant(1, dtype_of(x))),
+)
 
 
 def _exp2(value: relax.Expr) -> relax.Expr:
@@ -188,18 +208,6 @@ def _erfc(value: relax.Expr) -> relax.Expr:
 def _hypot(node: fx.Node, importer: Importer) -> relax.Expr:
     left, right, _ = _promoted(node, importer)
     return emit(importer, relax.op.sqrt(relax.op.add(relax.op.square(left), relax.op.square(right))))
-
-
-def _expm1(node: fx.Node, importer: Importer) -> relax.Expr:
-    # TVM computes exp(x) − 1, which is 0 for a small x. tanh(x/2) · (exp(x) + 1) is the same without the loss.
-    value = arguments(node, importer)["self"]
-    dtype = float_dtype(dtype_of(value))
-    x = cast(importer, value, dtype)
-    half = emit(importer, relax.op.multiply(x, constant(0.5, dtype)))
-    small = emit(importer, relax.op.multiply(relax.op.tanh(half), relax.op.add(relax.op.exp(x), constant(1, dtype))))
-    large = emit(importer, relax.op.subtract(relax.op.exp(x), constant(1, dtype)))
-    is_small = emit(importer, relax.op.less(relax.op.abs(x), constant(1, dtype)))
-    return emit(importer, relax.op.where(is_small, small, large))
 
 
 def _round(node: fx.Node, importer: Importer) -> relax.Expr:
@@ -348,8 +356,8 @@ REPAIRS: dict[str, Repair] = {
     "copysign.Tensor": _copysign,
     "maximum.default": _binary(relax.op.maximum),
     "minimum.default": _binary(relax.op.minimum),
-    "log1p.default": _log1p,
-    "expm1.default": _expm1,
+    "log1p.default": _LOG1P,
+    "expm1.default": _EXPM1,
     "reciprocal.default": _float_unary(_reciprocal),
     "sqrt.default": _float_unary(relax.op.sqrt),
     "rsqrt.default": _float_unary(relax.op.rsqrt),

@@ -1,0 +1,190 @@
+"""The checks of ``tvm-split doctor``: each looks at one thing and says what to do where it is not as it should be."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any
+
+DISTRIBUTION = "tvm-split"
+EXTRAS = {
+    "torch": (("torch",), "models of PyTorch"),
+    "onnx": (("onnx", "onnxruntime"), "models in ONNX files"),
+    "demo": (("torch", "sklearn", "matplotlib"), "`tvm-split demo`, and timelines as pictures"),
+    "cross": (("ziglang",), "compiling for machines of another architecture"),
+}
+PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 14)
+PINNED = re.compile(r"^([A-Za-z0-9_.-]+)\s*==\s*([^;,\s]+)$")
+VECTOR_LEVELS = ("x86-64-v3", "x86-64-v4")
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at, how it is, and what to do about it (empty if nothing)."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def all_checks() -> Iterator[Check]:
+    """Every check, in an order in which a failure explains those after it."""
+    yield _python()
+    yield from _pinned_packages()
+    yield from _extras()
+    for check in (_compiler, _linker, _processor, _cores, _tiny_program, _worker, _cuda):
+        yield _guarded(check)
+
+
+def _guarded(check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except Exception as error:
+        name = check.__name__.strip("_").replace("_", " ")
+        return Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}", "reinstall: pip install --force-reinstall tvm-split")
+
+
+def _python() -> Check:
+    version = sys.version.split()[0]
+    if PYTHON_FROM <= sys.version_info[:2] < PYTHON_BELOW:
+        return Check("Python", Verdict.OK, version)
+    wanted = f"{'.'.join(map(str, PYTHON_FROM))} or newer, below {'.'.join(map(str, PYTHON_BELOW))}"
+    return Check("Python", Verdict.FAIL, version, f"use Python {wanted}")
+
+
+def _pinned_packages() -> Iterator[Check]:
+    """The packages whose version this one fixes: other versions are known to break."""
+    try:
+        requirements = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        yield Check("installation", Verdict.WARN, f"{DISTRIBUTION} is not installed as a package", "pip install -e .")
+        return
+    for requirement in requirements:
+        pinned = PINNED.match(requirement)
+        if pinned is None:
+            continue
+        name, wanted = pinned.groups()
+        found = _version(name)
+        if found == wanted:
+            yield Check(name, Verdict.OK, wanted)
+        else:
+            yield Check(name, Verdict.FAIL, found or "not installed", f"pip install {name}=={wanted}")
+
+
+def _extras() -> Iterator[Check]:
+    for extra, (modules, purpose) in EXTRAS.items():
+        missing = [module for module in modules if find_spec(module) is None]
+        if missing:
+            advice = f"for {purpose}: pip install 'tvm-split[{extra}]'"
+            yield Check(f"extra {extra}", Verdict.WARN, f"without {', '.join(missing)}", advice)
+        else:
+            yield Check(f"extra {extra}", Verdict.OK, ", ".join(modules))
+
+
+def _compiler() -> Check:
+    import tvm
+
+    if not tvm.runtime.enabled("llvm"):
+        return Check("compiler", Verdict.FAIL, "TVM without LLVM", "unset TVM_USE_RUNTIME_LIB, or reinstall apache-tvm")
+    major = tvm.target.codegen.llvm_version_major()
+    return Check("compiler", Verdict.OK, f"TVM {tvm.__version__} with LLVM {major}")
+
+
+def _linker() -> Check:
+    from tvm.support import cc
+
+    found = cc.get_cc()
+    if found is None:
+        return Check("linker", Verdict.FAIL, "no C compiler to link with", "install gcc or clang, or set CXX")
+    return Check("linker", Verdict.OK, str(found))
+
+
+def _processor() -> Check:
+    import platform
+
+    import tvm
+
+    from rpc_runtime.hardware import cpu_features, mcpu
+
+    level = mcpu(platform.machine(), cpu_features())
+    found = f"{tvm.target.codegen.llvm_get_system_cpu()} ({level})"
+    if platform.machine() == "x86_64" and level not in VECTOR_LEVELS:
+        advice = "nothing to do, but kernels run at a fraction of the speed of processors with AVX2"
+        return Check("processor", Verdict.WARN, found, advice)
+    return Check("processor", Verdict.OK, found)
+
+
+def _cores() -> Check:
+    from tvm_split.cluster import usable_cores
+
+    count = usable_cores()
+    if count == 1:
+        advice = "several workers on this host would share it, and gain nothing"
+        return Check("cores", Verdict.WARN, "1 core", advice)
+    return Check("cores", Verdict.OK, f"{count} cores that this process may use")
+
+
+def _tiny_program() -> Check:
+    """Compile y = x + x, link it, load it, run it."""
+    import tempfile
+    from pathlib import Path
+
+    import numpy as np
+    import tvm
+    from tvm import relax
+
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.add(x, x)))
+    executable = relax.build(builder.get(), tvm.target.Target({"kind": "llvm"}))
+    with tempfile.TemporaryDirectory(prefix="tvm-split-doctor-") as folder:
+        library = str(Path(folder) / "tiny.so")
+        executable.export_library(library)
+        machine = relax.VirtualMachine(tvm.runtime.load_module(library), tvm.cpu())
+        result: Any = machine["main"](tvm.runtime.tensor(np.arange(4, dtype="float32"))).numpy()
+    if result.tolist() != [0.0, 2.0, 4.0, 6.0]:
+        return Check("compile and run", Verdict.FAIL, f"0, 1, 2, 3 doubled gave {result.tolist()}", "reinstall apache-tvm")
+    return Check("compile and run", Verdict.OK, "a tiny program gives the right answer")
+
+
+def _worker() -> Check:
+    """Start a worker process and ask it what it is."""
+    from rpc_runtime.client import describe
+    from rpc_runtime.local_workers import LocalWorkers
+
+    workers = LocalWorkers(("probe",), threads=1)
+    try:
+        (endpoint,) = workers.start().values()
+        description = describe(endpoint, timeout_seconds=20.0)
+    finally:
+        workers.close()
+    return Check("worker", Verdict.OK, f"a worker process answers, with {description.threads} thread")
+
+
+def _cuda() -> Check:
+    import tvm
+
+    device = tvm.cuda(0)
+    if device.exist:
+        return Check("CUDA", Verdict.OK, f"{device.device_name}, compute capability {device.compute_version}")
+    return Check("CUDA", Verdict.OK, "no GPU here; CPUs only")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,128 @@
+"""The demonstration itself: train, split, compile, run, compare. What it finds is a value; printing is in `report`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rpc_runtime.measurements import StageStatistics, TraceEvent
+from tvm_split.bundle import Bundle
+from tvm_split.cluster import Cluster
+from tvm_split.compiling import compile, cut_model
+from tvm_split.demo.digits import Digits, load_digits
+from tvm_split.demo.network import DigitNetwork, split_over
+from tvm_split.demo.short_form import short_form
+from tvm_split.demo.training import accuracy, scores_of, train
+from tvm_split.deployment import Deployment, deploy
+from tvm_split.errors import VerificationError
+from tvm_split.frontends import load_model
+from tvm_split.planner import plan
+from tvm_split.timeline import first_micro_batches
+
+SEED = 0
+MICRO_BATCH = 8
+"""Images that travel together: enough that computing is not lost in the cost of a message; divides the test set."""
+SHOWN_MICRO_BATCHES = 8
+ALLOWED_DIFFERENCE = 1e-5
+"""Between scores before and after the split; float32 sums in another order differ by about 1e-6 at scores up to 10."""
+
+Step = Callable[[str, int, int], None]
+"""Called with what is being done, the steps done and all steps."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What was measured. Seconds are of this host's clock, accuracies shares between 0 and 1."""
+
+    bundle: Bundle
+    short_forms: dict[str, str]
+    test_images: int
+    micro_batches: int
+    accuracy_unsplit: float
+    accuracy_split: float
+    largest_difference: float
+    pipelined_seconds: float
+    one_by_one_seconds: float
+    statistics: tuple[StageStatistics, ...]
+    events: tuple[TraceEvent, ...]
+    first_events: tuple[TraceEvent, ...]
+
+
+@dataclass(frozen=True)
+class _Run:
+    scores: np.ndarray
+    pipelined_seconds: float
+    one_by_one_seconds: float
+    statistics: tuple[StageStatistics, ...]
+    events: tuple[TraceEvent, ...]
+
+
+def demonstrate(workers: int, folder: Path, on_step: Step) -> Demonstration:
+    """Run it all; the bundle, with the full IR, is left in ``folder / "bundle"``.
+
+    Raises:
+        VerificationError: the split network does not give the scores of the whole one.
+        PlanError: too many workers.
+    """
+    steps = 5
+    on_step("reading the digits", 0, steps)
+    cluster = Cluster.local(workers=workers)
+    split = split_over(cluster.machine_names)
+    digits = load_digits(SEED)
+    network = train(digits, SEED, lambda done, epochs: on_step(f"training, epoch {done} of {epochs}", 1, steps))
+    on_step("planning", 2, steps)
+    model = load_model(network, (digits.test_images[:MICRO_BATCH],))
+    planned = plan(model, cluster, split=split)
+    short_forms = {machine: short_form(module) for machine, module in cut_model(model, planned).machine_modules.items()}
+    bundle = compile(model, planned, on_progress=lambda what, done, parts: on_step(what, 3, steps))
+    bundle.save(folder / "bundle")
+    on_step(f"running the test set on {workers} workers", 4, steps)
+    with deploy(bundle, cluster) as deployment:
+        ran = _run(deployment, digits)
+    on_step("done", steps, steps)
+    return _compared(network, digits, bundle, short_forms, ran)
+
+
+def _run(deployment: Deployment, digits: Digits) -> _Run:
+    batches = digits.test_images.reshape(-1, MICRO_BATCH, *digits.test_images.shape[1:])
+    deployment.run(batches[0])  # the first micro-batch opens connections and touches all memory once
+    start = time.perf_counter()
+    results = list(deployment.stream(batches))
+    pipelined = time.perf_counter() - start
+    statistics, events = deployment.stats().stages, deployment.trace()
+    start = time.perf_counter()
+    for batch in batches:
+        deployment.run(batch)
+    one_by_one = time.perf_counter() - start
+    return _Run(np.concatenate([scores for (scores,) in results]), pipelined, one_by_one, statistics, events)
+
+
+def _compared(
+    network: DigitNetwork, digits: Digits, bundle: Bundle, short_forms: dict[str, str], ran: _Run
+) -> Demonstration:
+    expected = scores_of(network, digits.test_images)
+    largest_difference = float(np.abs(ran.scores - expected).max())
+    if not largest_difference <= ALLOWED_DIFFERENCE:
+        raise VerificationError(
+            f"the split network's scores differ from torch's by {largest_difference:.3g}; {ALLOWED_DIFFERENCE:.3g} is "
+            "allowed"
+        )
+    streamed = tuple(event for event in ran.events if event.sequence > 0)
+    return Demonstration(
+        bundle=bundle,
+        short_forms=short_forms,
+        test_images=len(digits.test_labels),
+        micro_batches=len(digits.test_images) // MICRO_BATCH,
+        accuracy_unsplit=accuracy(expected, digits.test_labels),
+        accuracy_split=accuracy(ran.scores, digits.test_labels),
+        largest_difference=largest_difference,
+        pipelined_seconds=ran.pipelined_seconds,
+        one_by_one_seconds=ran.one_by_one_seconds,
+        statistics=ran.statistics,
+        events=streamed,
+        first_events=first_micro_batches(streamed, 1, SHOWN_MICRO_BATCHES),
+    )

@@ -1,0 +1,80 @@
+"""A machine's IR in a short form for reading: what is received, computed and sent, without layouts and devices.
+
+    def stage_0():  # on machine-a
+        images = receive("images", "client")            # float32[8, 3, 8, 8]
+        conv1 = nn.conv2d(images, constant[16, 3, 3, 3])  # float32[8, 16, 8, 8]
+        send(conv1, "machine-b")
+
+Every line is one binding of the IR, in its order and with its names; left out are operators' attributes, devices, and
+the values of constants.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+
+from relay_passes.communication import RECEIVE, SEND
+from relay_passes.contract import bindings_of
+
+COMMENT_COLUMN = 56
+
+
+def short_form(module: tvm.IRModule) -> str:
+    """The stages of one machine's communicating module."""
+    lines: list[str] = []
+    for variable, function in module.functions_items():
+        lines.append(f"def {variable.name_hint}():  # on {function.attrs['machine']}")
+        for binding in bindings_of(function):
+            line = _line(binding)
+            if line is not None:
+                lines.append("    " + line)
+    return "\n".join(lines)
+
+
+def _line(binding: relax.VarBinding) -> str | None:
+    value = binding.value
+    if isinstance(value, relax.Tuple) and not value.fields:
+        return None  # a communicating stage returns nothing
+    text, kind = _text(value), _type_text(binding.var.ty)
+    if not kind:
+        return text
+    return f"{binding.var.name} = {text}".ljust(COMMENT_COLUMN) + f"# {kind}"
+
+
+def _text(value: relax.Expr) -> str:
+    if isinstance(value, relax.Constant):
+        return f"constant{_shape_text(value.ty)}"
+    if isinstance(value, relax.ShapeExpr):
+        return f"[{', '.join(map(str, value.values))}]"
+    if isinstance(value, relax.Tuple):
+        return f"({', '.join(_text(field) for field in value.fields)})"
+    if isinstance(value, relax.TupleGetItem):
+        return f"{_text(value.tuple_value)}[{value.index}]"
+    if isinstance(value, relax.Var):
+        return str(value.name)
+    if not isinstance(value, relax.Call):
+        return str(value)
+    if isinstance(value.op, relax.ExternFunc):
+        symbol = str(value.op.global_symbol)
+        if symbol == RECEIVE:
+            tensor, source = (str(argument.value) for argument in value.args)
+            return f'receive("{tensor}", "{source}")'
+        if symbol == SEND:
+            return f'send({_text(value.args[0])}, "{value.args[2].value}")'
+        return f"{symbol}({', '.join(_text(argument) for argument in value.args)})"
+    operator = str(getattr(value.op, "name", value.op)).removeprefix("relax.")
+    return f"{operator}({', '.join(_text(argument) for argument in value.args)})"
+
+
+def _type_text(kind: relax.Type) -> str:
+    if isinstance(kind, relax.TensorType):
+        return f"{kind.dtype}{_shape_text(kind)}"
+    if isinstance(kind, relax.TupleType) and kind.fields:
+        return f"({', '.join(_type_text(field) for field in kind.fields)})"
+    return ""
+
+
+def _shape_text(kind: relax.Type) -> str:
+    shape = getattr(kind, "shape", None)
+    return f"[{', '.join(map(str, shape.values))}]" if isinstance(shape, relax.ShapeExpr) else ""
