@@ -103,15 +103,12 @@ class BlobStore:
         """
         path = self._path(blob.sha256)
         try:
-            content: Bytes = np.fromfile(path, np.uint8)
-            os.utime(path)
-        except OSError as error:
-            raise BlobError(f"blob {blob.sha256[:12]} is not in {self._folder}: {error}") from error
-        try:
-            _check(blob, content.size, hashlib.sha256(memoryview(content)).hexdigest())
+            content = read_blob(path, blob)
         except BlobError:
             path.unlink(missing_ok=True)
             raise
+        with contextlib.suppress(OSError):
+            os.utime(path)
         return content
 
     def close(self) -> None:
@@ -198,3 +195,17 @@ def _check(blob: BlobSpec, size: int, sha256: str) -> None:
         raise BlobError(f"blob {blob.sha256[:12]} should have {blob.size_bytes} bytes, it has {size}")
     if sha256 != blob.sha256:
         raise BlobError(f"the content of blob {blob.sha256[:12]} has the digest {sha256[:12]}: it was changed")
+
+
+def read_blob(path: Path, blob: BlobSpec) -> Bytes:
+    """The content of a blob's file.
+
+    Raises:
+        BlobError: the file is missing, or its content is not the blob's.
+    """
+    try:
+        content: Bytes = np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise BlobError(f"blob {blob.sha256[:12]} cannot be read from {path}: {error.strerror}") from error
+    _check(blob, content.size, hashlib.sha256(content.data).hexdigest())
+    return content

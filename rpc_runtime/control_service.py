@@ -20,7 +20,6 @@ from rpc_runtime.deployment import Deployment, PeerAddress
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from rpc_runtime.hardware import describe
 from rpc_runtime.messages import (
-    blob_message,
     blob_spec,
     plan_from_request,
     statistics_message,
@@ -77,10 +76,16 @@ class Deployments:
 
 
 class ControlService:
-    """One method per row of ``control_methods``; errors of the project become statuses, others are reported as such."""
+    """One method per row of ``control_methods``; errors of the project become statuses, others are reported as such.
 
-    def __init__(self, machine: str, threads: int, deployments: Deployments, tls: TlsFiles | None) -> None:
+    Only a worker that was given its name (``named``) insists on it; one that goes by its host's takes any machine's part.
+    """
+
+    def __init__(
+        self, machine: str, named: bool, threads: int, deployments: Deployments, tls: TlsFiles | None
+    ) -> None:
         self._machine = machine
+        self._named = named
         self._threads = threads
         self._deployments = deployments
         self._tls = tls
@@ -145,7 +150,7 @@ class ControlService:
 
     def _load_stages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
         plan = plan_from_request(request)
-        if plan.machine != self._machine:
+        if self._named and plan.machine != self._machine:
             raise WorkerError(
                 f"the stages are for machine {plan.machine!r}, and this worker is {self._machine!r}: "
                 "check the addresses in the cluster's description"

@@ -26,8 +26,7 @@ MAXIMUM_HELLO_BYTES = 4096
 class DataService:
     """Accepts data streams. Whatever a peer sends, the worker stays; at worst the peer's deployment fails."""
 
-    def __init__(self, machine: str, deployments: Deployments) -> None:
-        self._machine = machine
+    def __init__(self, deployments: Deployments) -> None:
         self._deployments = deployments
 
     def handlers(self) -> Any:
@@ -38,17 +37,18 @@ class DataService:
         try:
             hello = _receive_hello(requests, context)
             deployment = self._deployments.get(hello.deployment)
-            if hello.destination == self._machine:
+            machine = deployment.machine
+            if hello.destination == machine:
                 incoming = deployment.attach_incoming(hello.source)
                 stream = _Stream(deployment, hello.source, incoming.receive, incoming.close)
                 frames = incoming.credit_frames()
-            elif hello.source == self._machine:
+            elif hello.source == machine:
                 outgoing = deployment.attach_outgoing(hello.destination)
                 stream = _Stream(deployment, hello.destination, outgoing.receive, outgoing.close)
                 frames = outgoing.frames()
             else:
                 raise ProtocolError(
-                    f"a stream from {hello.source!r} to {hello.destination!r} does not touch {self._machine!r}"
+                    f"a stream from {hello.source!r} to {hello.destination!r} does not touch {machine!r}"
                 )
             yield control_frame(FrameKind.ACCEPT)
             stream.start(requests)

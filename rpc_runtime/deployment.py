@@ -55,6 +55,10 @@ class Deployment:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def machine(self) -> str:
+        return self._loaded().machine
+
     def pin(self, blobs: list[Any]) -> tuple[Any, ...]:
         """Keeps blobs for this deployment; the missing ones."""
         with self._lock:

@@ -77,7 +77,7 @@ def tensor_frames(tensor: int, sequence: int, data: Bytes) -> Iterator[bytes]:
     total = data.size
     for offset in range(0, max(total, 1), CHUNK_BYTES):
         header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, 0, tensor, sequence, offset, total)
-        yield b"".join((header, memoryview(data[offset : offset + CHUNK_BYTES])))
+        yield b"".join((header, data[offset : offset + CHUNK_BYTES].data))
 
 
 def decode(message: bytes) -> Frame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,7 @@ def tensor_bytes(tensor: Tensor) -> Bytes:
     if not _on_host(tensor):
         tensor = tensor.copyto(tvm.cpu())
     spec_bytes = int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(str(tensor.dtype)).itemsize
-    flat: Bytes = np.from_dlpack(tensor._create_view((spec_bytes,), "uint8"))
-    return flat
+    return np.from_dlpack(tensor._create_view((spec_bytes,), "uint8")).view(np.uint8)
 
 
 def tensor_from_array(array: np.ndarray[Any, Any]) -> Tensor:
@@ -80,7 +79,7 @@ class StageExecutable:
     """
 
     def __init__(
-        self, stage: StageSpec, library: Bytes, weights: Sequence[Bytes], scratch: Path, cache: WeightCache
+        self, stage: StageSpec, library: Bytes, weights: Iterable[Bytes], scratch: Path, cache: WeightCache
     ) -> None:
         self.stage = stage
         where = f"stage {stage.name!r} on machine {stage.machine!r}"
@@ -179,7 +178,7 @@ def _load_library(content: Bytes, scratch: Path, where: str) -> Any:
     descriptor, name = tempfile.mkstemp(suffix=".so", dir=scratch)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(memoryview(content))
+            file.write(content.data)
         return tvm.runtime.load_module(name)
     finally:
         os.unlink(name)

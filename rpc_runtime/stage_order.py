@@ -4,9 +4,9 @@ A machine with several stages has one compute thread. Of the stages that could r
 runs: it drains what is nearest to the output, so results leave early and queues stay short. With three micro-batches,
 on a machine that holds the first and the last stage of three (the middle one elsewhere, equally slow)::
 
-    step          1   2   3   4   5   6
-    this machine  a0  a1  c0  a2  c1  .   c2
-    elsewhere         b0  b1  .   b2
+    step          1   2   3   4   5   6   7
+    this machine  a0  a1  c0  c1  a2  .   c2
+    elsewhere     .   b0  b1  .   .   b2  .
 """
 
 from __future__ import annotations

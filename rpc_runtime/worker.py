@@ -116,13 +116,17 @@ def _serve_until(config: WorkerConfig, stop: threading.Event) -> None:
     from rpc_runtime.data_service import DataService
 
     name = config.name or socket.gethostname()
-    blobs = BlobStore(config.cache or default_cache_folder(), config.cache_limit_bytes)
+    folder = config.cache or default_cache_folder()
+    try:
+        blobs = BlobStore(folder, config.cache_limit_bytes)
+    except OSError as error:
+        raise WorkerError(f"cannot keep blobs in {folder} ({error.strerror}): give another --cache") from error
     deployments = Deployments(blobs)
     server = grpc.server(
         ThreadPoolExecutor(MAXIMUM_CALLS, thread_name_prefix="call"),
         handlers=(
-            ControlService(name, config.threads, deployments, config.tls).handlers(),
-            DataService(name, deployments).handlers(),
+            ControlService(name, bool(config.name), config.threads, deployments, config.tls).handlers(),
+            DataService(deployments).handlers(),
         ),
         interceptors=(TokenInterceptor(config.token),) if config.token is not None else (),
         options=SERVER_OPTIONS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,8 @@ class Cluster:
     machines: tuple[Machine, ...]
     links: tuple[Link, ...] = ()
     _workers: LocalWorkers | None = field(default=None, repr=False)
+    # The workers' blobs outlive the workers: a later deployment on the same cluster sends only what is new.
+    _cache: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
     _keep_workers: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -112,18 +115,28 @@ class Cluster:
         if self.kind == "in_process":
             raise ClusterError("an in-process cluster has no workers")
         if self.kind == "local":
+            if self._cache is None:
+                self._cache = tempfile.TemporaryDirectory(prefix="tvm-split-cache-")
             if self._workers is None:
-                self._workers = LocalWorkers(self.machine_names, threads=self.machines[0].threads)
-            return dict(self._workers.start())
+                self._workers = LocalWorkers(
+                    self.machine_names, threads=self.machines[0].threads, cache=Path(self._cache.name)
+                )
+            return dict(self._workers.endpoints)
         return {machine.name: _require_endpoint(machine) for machine in self.machines}
 
     def release(self) -> None:
         """A deployment has ended: end the workers that were started for it, unless they are kept."""
-        if self._workers is not None and not self._keep_workers:
-            self._workers.stop()
+        if not self._keep_workers:
+            self._end_workers()
 
     def close(self) -> None:
         """End this cluster's own worker processes and remove what they cached; workers started elsewhere stay."""
+        self._end_workers()
+        if self._cache is not None:
+            self._cache.cleanup()
+            self._cache = None
+
+    def _end_workers(self) -> None:
         if self._workers is not None:
             self._workers.close()
             self._workers = None

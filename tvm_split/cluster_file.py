@@ -22,7 +22,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from rpc_runtime.client import TlsFiles, WorkerEndpoint
+from rpc_runtime.client import WorkerEndpoint
+from rpc_runtime.security import TlsFiles
 from tvm_split.cluster import Cluster, Link, Machine
 from tvm_split.errors import ClusterError
 
@@ -108,7 +109,7 @@ def _machine(entry: _Machine, folder: Path) -> Machine:
     if entry.tls is not None:
         certificate, key = entry.tls.certificate, entry.tls.key
         tls = TlsFiles(
-            ca=folder / entry.tls.ca,
+            authority=folder / entry.tls.ca,
             certificate=folder / certificate if certificate else None,
             key=folder / key if key else None,
         )

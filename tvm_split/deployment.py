@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from rpc_runtime.client import Pipeline, WorkerEndpoint, describe
+from rpc_runtime.client import WorkerEndpoint, describe
 from rpc_runtime.errors import InputError
 from rpc_runtime.in_process import InProcessPipeline
 from rpc_runtime.measurements import StageStatistics, TraceEvent
+from rpc_runtime.pipeline import Pipeline
 from rpc_runtime.program import Program, StageSpec, TensorSpec
 from tvm_split.bundle import Bundle
 from tvm_split.cluster import Cluster
@@ -130,7 +131,7 @@ def deploy(
     if cluster.kind == "in_process":
         _require_cpu(bundle)
         threads = max(machine.threads for machine in cluster.machines)
-        return Deployment(bundle, cluster, InProcessPipeline.open(bundle.program, bundle.blob_path, threads=threads))
+        return Deployment(bundle, cluster, InProcessPipeline(bundle.program, bundle.blob_path))
     with contextlib.ExitStack() as undo:
         undo.callback(cluster.release)
         endpoints = {name: cluster.endpoints()[name] for name in bundle.program.machines}
@@ -196,14 +197,15 @@ def _check_workers(
         worker = describe(endpoint, timeout_seconds=timeout_seconds)
         stages = bundle.program.stages_on(name)
         named = ", ".join(stage.name for stage in stages)
+        versions = {"apache-tvm": worker.tvm_version, "apache-tvm-ffi": worker.tvm_ffi_version}
         for package, wanted in bundle.versions.items():
-            found = worker.versions.get(package, "unknown")
+            found = versions.get(package, "unknown")
             if found != wanted:
                 raise BundleError(
                     f"the bundle was compiled with {package} {wanted}, the worker of {name!r} at {endpoint.address} "
                     f"has {found}; install the same version on both, or compile again"
                 )
-        if any(stage.device == "cuda" for stage in stages) and not worker.cuda_architectures:
+        if any(stage.device == "cuda" for stage in stages) and not worker.cuda_devices:
             raise ClusterError(
                 f"{named} on {name!r} is compiled for CUDA, but the worker at {endpoint.address} has no CUDA device; "
                 "plan the stage for another machine, or give this one an llvm target"

@@ -8,13 +8,14 @@ lanes, and a span begins with the number of its micro-batch:
                run    0####1####2####
                out          0>1>   2>
 
-Lanes of one machine stand above each other because receiving, computing and sending overlap.
+Lanes of one machine stand above each other because receiving, working and sending overlap.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rpc_runtime.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
@@ -126,7 +127,7 @@ def axis(drawn: Timeline) -> str:
 def round_step(least_nanoseconds: float) -> float:
     """The smallest of 1, 2, 5, 10, 20, 50, … nanoseconds that is not less than ``least_nanoseconds``."""
     power = 10.0 ** math.floor(math.log10(max(least_nanoseconds, 1.0)))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= min(least_nanoseconds, 10 * power))
+    return next((factor * power for factor in (1, 2, 5) if factor * power >= least_nanoseconds), 10 * power)
 
 
 def headings(lanes: Sequence[Lane]) -> list[str]:
@@ -151,21 +152,21 @@ def draw(drawn: Timeline) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def machines_at_once(events: Iterable[TraceEvent]) -> dict[int, float]:
-    """How many machines compute at once: number of machines to share of the time between first and last computing."""
+def machines_at_once(events: Iterable[TraceEvent], kinds: Collection[str]) -> dict[int, float]:
+    """How many machines do one of ``kinds`` at once: number of machines to its share of the time from first to last."""
     changes = []
     for event in events:
-        if event.kind == COMPUTE and event.end_nanoseconds > event.start_nanoseconds:
+        if event.kind in kinds and event.end_nanoseconds > event.start_nanoseconds:
             changes += [(event.start_nanoseconds, event.machine, 1), (event.end_nanoseconds, event.machine, -1)]
     changes.sort(key=lambda change: (change[0], change[2]))
     busy: dict[str, int] = {}
     lasted: dict[int, int] = {}
-    for (moment, machine, change), following in zip(changes, changes[1:], strict=False):
+    for (moment, machine, change), following in itertools.pairwise(changes):
         busy[machine] = busy.get(machine, 0) + change
-        computing = sum(count > 0 for count in busy.values())
-        lasted[computing] = lasted.get(computing, 0) + following[0] - moment
+        working = sum(count > 0 for count in busy.values())
+        lasted[working] = lasted.get(working, 0) + following[0] - moment
     whole = sum(lasted.values())
-    return {computing: time / whole for computing, time in sorted(lasted.items()) if time} if whole else {}
+    return {working: time / whole for working, time in sorted(lasted.items()) if time} if whole else {}
 
 
 def _span(event: TraceEvent, origin: int, scale: float, columns: int) -> Span:

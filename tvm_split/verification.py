@@ -73,7 +73,7 @@ def verify_bundle(model: Model, plan: Plan, bundle: Bundle, computations: Sequen
     expected = model.reference.outputs(inputs)
     with tempfile.TemporaryDirectory(prefix="tvm-split-verify-") as folder:
         runnable = _runnable_here(plan, bundle, computations, Path(folder))
-        with InProcessPipeline.open(runnable.program, runnable.blob_path) as pipeline:
+        with InProcessPipeline(runnable.program, runnable.blob_path) as pipeline:
             actual = pipeline.run(inputs)
     for tensor, mine, right in zip(model.outputs, actual, expected, strict=True):
         found = difference(mine, right)

@@ -31,16 +31,44 @@ def schedule_reduction(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc
         return _single(schedule, blocks, traits)
     if rows == 0:
         return None
-    loops = schedule.get_loops(last.handle)
-    row = schedule.fuse(*loops[:rows])
+    row = schedule.fuse(*schedule.get_loops(last.handle)[:rows])
+    kept = [last]
     for block in reversed(blocks[:-1]):
-        if block.is_reduction or len(schedule.get_consumers(block.handle)) > 1:
+        if block.is_reduction or len(schedule.get_consumers(block.handle)) > 1 or _precedes_reduction(schedule, block):
             schedule.compute_at(block.handle, row, preserve_unit_loops=True)
+            kept.append(block)
         else:
             schedule.compute_inline(block.handle)
     if sum(block.iterations for block in blocks) >= SMALLEST_PARALLEL:
         schedule.parallel(row)
+    for block in kept:
+        _vectorize_in_row(schedule, block, traits)
     return schedule.mod["main"]
+
+
+def _precedes_reduction(schedule: s_tir.Schedule, block: Block) -> bool:
+    """Computed once and kept for later stages, rather than again in each: exponentials and reciprocals are dear."""
+    return block.iterations == 1 or bool(schedule.get_producers(block.handle))
+
+
+def _vectorize_in_row(schedule: s_tir.Schedule, block: Block, traits: Traits) -> None:
+    """Vectors for what is left of the block inside the row loop, where whole vectors fit."""
+    loops = schedule.get_loops(block.handle)[1:]
+    count = len(block.kinds) - block.spatial
+    spatial, reduction = loops[: len(loops) - count], loops[len(loops) - count :]
+    extents = [int(schedule.get(loop).extent) for loop in spatial]
+    if not spatial or extents[-1] == 1:
+        return
+    width = vector_width(extents[-1], traits)
+    if width is None:
+        return
+    outer, lane = schedule.split(spatial[-1], [None, width])
+    if reduction:
+        schedule.reorder(*spatial[:-1], outer, *reduction, lane)
+    schedule.vectorize(lane)
+    if reduction:
+        initial = schedule.decompose_reduction(block.handle, reduction[0])
+        schedule.vectorize(schedule.get_loops(initial)[-1])
 
 
 def _single(schedule: s_tir.Schedule, blocks: list[Block], traits: Traits) -> tirx.PrimFunc | None:

@@ -9,7 +9,9 @@ from tvm.relax import BlockBuilder
 from tvm.target import Target
 
 from schedules.legalize.convolution import legalize_conv2d
+from schedules.legalize.elementary import ELEMENTARY, legalize_elementary
 from schedules.legalize.matmul import legalize_matmul
+from schedules.legalize.normalization import legalize_layer_norm, legalize_softmax
 from schedules.traits import is_cpu, traits_of
 
 Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
@@ -20,4 +22,11 @@ def legalizations(target: Target) -> dict[str, Legalization]:
     if not is_cpu(target):
         return {}
     traits = traits_of(target)
-    return {"relax.nn.conv2d": legalize_conv2d(traits), "relax.matmul": legalize_matmul(traits)}
+    elementary = {name: legalize_elementary(name) for name in ELEMENTARY}
+    return {
+        **elementary,
+        "relax.nn.conv2d": legalize_conv2d(traits),
+        "relax.matmul": legalize_matmul(traits),
+        "relax.nn.softmax": legalize_softmax(traits),
+        "relax.nn.layer_norm": legalize_layer_norm(traits),
+    }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import warnings
 from types import FrameType
 from typing import Annotated, Any
 
@@ -47,7 +49,7 @@ def _end_with(error: Exception, text: str, *, wrong_use: bool) -> None:
 app = typer.Typer(
     name="tvm-split",
     cls=Commands,
-    help="Split a neural network over unequal machines, compile each part for its machine, and run them as one pipeline.",
+    help="Split a neural network over unequal machines, compile each part for its machine, run them as one pipeline.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong use. TVM_SPLIT_DEBUG=1 shows where an error was raised.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -86,6 +88,8 @@ app.command("doctor")(doctor.doctor)
 def run_application() -> None:
     """Run the command of this process's arguments and end the process."""
     signal.signal(signal.SIGTERM, _terminate)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of libraries, about code that the user of a command cannot change
     app()
 
 

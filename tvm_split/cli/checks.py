@@ -53,7 +53,8 @@ def _guarded(check: Callable[[], Check]) -> Check:
         return check()
     except Exception as error:
         name = check.__name__.strip("_").replace("_", " ")
-        return Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}", "reinstall: pip install --force-reinstall tvm-split")
+        advice = "install again: pip install --force-reinstall tvm-split"
+        return Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}", advice)
 
 
 def _python() -> Check:
@@ -156,7 +157,8 @@ def _tiny_program() -> Check:
         machine = relax.VirtualMachine(tvm.runtime.load_module(library), tvm.cpu())
         result: Any = machine["main"](tvm.runtime.tensor(np.arange(4, dtype="float32"))).numpy()
     if result.tolist() != [0.0, 2.0, 4.0, 6.0]:
-        return Check("compile and run", Verdict.FAIL, f"0, 1, 2, 3 doubled gave {result.tolist()}", "reinstall apache-tvm")
+        found = f"0, 1, 2, 3 doubled gave {result.tolist()}"
+        return Check("compile and run", Verdict.FAIL, found, "install apache-tvm again")
     return Check("compile and run", Verdict.OK, "a tiny program gives the right answer")
 
 
@@ -165,12 +167,8 @@ def _worker() -> Check:
     from rpc_runtime.client import describe
     from rpc_runtime.local_workers import LocalWorkers
 
-    workers = LocalWorkers(("probe",), threads=1)
-    try:
-        (endpoint,) = workers.start().values()
-        description = describe(endpoint, timeout_seconds=20.0)
-    finally:
-        workers.close()
+    with LocalWorkers(("probe",)) as workers:
+        description = describe(workers.endpoints["probe"], timeout_seconds=20.0)
     return Check("worker", Verdict.OK, f"a worker process answers, with {description.threads} thread")
 
 

@@ -45,7 +45,7 @@ def compile(
     machines = ClusterRequest(cluster, workers, threads)
     request = PlanRequest(split or (), stages, objective.value)
     if plan is not None and (machines.is_given or threads is not None or request.is_given):
-        raise typer.BadParameter("a plan says all this already; leave the other planning options out", param_hint="--plan")
+        raise typer.BadParameter("it says all this already; leave other planning options out", param_hint="--plan")
     loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
     planned = _read_plan(plan) if plan is not None else request.plan(loaded, machines.cluster())
     bundle = compile_with_progress(loaded, planned, verify=not no_verify, dump=dump)

@@ -82,10 +82,6 @@ def bytes_text(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def milliseconds_text(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f}"
-
-
 def short_list(names: tuple[str, ...] | list[str], most: int = 6) -> str:
     """Names with commas between them; the middle of a long list is left out, and by how much is said."""
     if len(names) <= most:

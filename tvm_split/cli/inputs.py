@@ -112,9 +112,7 @@ def _by_input(expected: Sequence[TensorSpec], found: Mapping[str, np.ndarray], p
     numbered = [f"arr_{position}" for position in range(len(expected))]
     for keys in (names, numbered):
         if set(found) == set(keys):
-            return tuple(
-                _with_dtype(spec, found[key], path) for spec, key in zip(expected, keys, strict=True)
-            )
+            return tuple(_with_dtype(spec, found[key], path) for spec, key in zip(expected, keys, strict=True))
     raise InputError(
         f"{path} has the arrays {', '.join(sorted(found)) or 'none'}; the model takes {', '.join(map(str, expected))}. "
         f"Name them so, or {', '.join(numbered)}"

@@ -84,7 +84,8 @@ def _from_python(reference: str) -> tuple[Any, Any]:
 
 def _is_module(value: Any) -> bool:
     """Whether a value is a torch module, found out without loading torch."""
-    return any(f"{base.__module__}.{base.__qualname__}" == "torch.nn.modules.module.Module" for base in type(value).__mro__)
+    bases = {f"{base.__module__}.{base.__qualname__}" for base in type(value).__mro__}
+    return "torch.nn.modules.module.Module" in bases
 
 
 def _dimension(text: str) -> tuple[str, int]:

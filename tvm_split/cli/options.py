@@ -23,7 +23,7 @@ class Objective(StrEnum):
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
 BundleArgument = Annotated[
-    Path, typer.Argument(metavar="BUNDLE", help="A folder that `tvm-split compile` wrote.", exists=True, file_okay=False)
+    Path, typer.Argument(metavar="BUNDLE", help="A folder of `tvm-split compile`.", exists=True, file_okay=False)
 ]
 BatchOption = Annotated[
     int | None, typer.Option("--batch", min=1, help="The size of an open first axis of the inputs.")
@@ -49,7 +49,7 @@ WorkersOption = Annotated[
     typer.Option("--workers", min=1, max=26, help="Instead of a cluster: so many worker processes on this host."),
 ]
 ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", min=1, help="Threads of each worker process on this host [default: 1].")
+    int | None, typer.Option("--threads", min=1, help="Threads of each worker process on this host (default: 1).")
 ]
 SplitOption = Annotated[
     list[str] | None,

@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from tvm_split.cluster import Cluster
     from tvm_split.deployment import Deployment
 
+SOURCE_HELP = "A folder of `tvm-split compile`, or a MODEL as for `tvm-split plan`, planned and compiled first."
+
 
 def run(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="BUNDLE|MODEL", help="A folder of `tvm-split compile`, or a MODEL as for `tvm-split plan`."),
-    ],
+    source: Annotated[str, typer.Argument(metavar="BUNDLE|MODEL", help=SOURCE_HELP, show_default=False)],
     cluster: options.ClusterOption = None,
     workers: options.WorkersOption = None,
     threads: options.ThreadsOption = None,
@@ -45,15 +44,17 @@ def run(
         ),
     ] = None,
     images: Annotated[Path | None, typer.Option("--images", metavar="FOLDER", help="Images as inputs.")] = None,
-    size: Annotated[int | None, typer.Option("--size", min=1, help="Side of the images [default: the model's].")] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", min=1, help="Side of the images (default: the model's).")
+    ] = None,
     mean: Annotated[
-        str | None, typer.Option("--mean", metavar="R,G,B", help="Subtracted from pixels in 0…1 [default: ImageNet's].")
+        str | None, typer.Option("--mean", metavar="R,G,B", help="Subtracted from pixels in 0…1 (default: ImageNet's).")
     ] = None,
     standard_deviation: Annotated[
-        str | None, typer.Option("--std", metavar="R,G,B", help="Then divided by [default: ImageNet's].")
+        str | None, typer.Option("--std", metavar="R,G,B", help="Then divided by (default: ImageNet's).")
     ] = None,
     random: Annotated[
-        int | None, typer.Option("--random", min=1, metavar="N", help="N random micro-batches [default: 1].")
+        int | None, typer.Option("--random", min=1, metavar="N", help="N random micro-batches (default: 1).")
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Stream the inputs so many times.")] = 1,
     output: Annotated[

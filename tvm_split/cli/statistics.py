@@ -6,20 +6,22 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from rpc_runtime.measurements import StageStatistics
-from tvm_split.cli.console import bytes_text, milliseconds_text
+from tvm_split.cli.console import bytes_text
 
 
 def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
-    """Milliseconds per stage: what it computed, waited for inputs, and spent on the wire."""
-    table = Table(title=Text(title), caption="milliseconds in all; receiving and sending overlap computing")
-    table.add_column("stage")
-    table.add_column("machine")
-    for heading in ("batches", "median", "compute", "wait", "receive", "send", "received", "sent"):
-        table.add_column(heading, justify="right")
+    """Milliseconds per stage: what it computed, waited for inputs, and spent on the wire; and the bytes it sent."""
+    caption = "milliseconds; median of one micro-batch, the rest in all. Receiving and sending overlap computing."
+    table = Table(title=Text(title), caption=caption, box=box.SIMPLE_HEAD, title_style="bold")
+    table.add_column("stage", no_wrap=True)
+    table.add_column("machine", overflow="fold")
+    for heading in ("median", "compute", "wait", "receive", "send", "sent"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for stage in stages:
         seconds = (
             stage.median_compute_seconds,
@@ -28,9 +30,8 @@ def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
             stage.receive_seconds,
             stage.send_seconds,
         )
-        sizes = (bytes_text(stage.bytes_received), bytes_text(stage.bytes_sent))
-        counted = str(stage.micro_batches)
-        table.add_row(stage.name, Text(stage.machine), counted, *map(milliseconds_text, seconds), *sizes)
+        numbers = [f"{value * 1e3:.3f}" for value in seconds[:1]] + [f"{value * 1e3:.2f}" for value in seconds[1:]]
+        table.add_row(Text(stage.name), Text(stage.machine), *numbers, bytes_text(stage.bytes_sent))
     return table
 
 

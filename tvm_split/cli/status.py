@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, bytes_text, print_json
+from tvm_split.cli.console import STDOUT, bytes_text, print_error, print_json
 
 if TYPE_CHECKING:
     from rpc_runtime.client import WorkerEndpoint
@@ -23,7 +24,8 @@ def status(
         list[str] | None, typer.Option("--address", metavar="HOST:PORT", help="A worker to ask. Repeatable.")
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="The workers' secret, for --address [default: $TVM_SPLIT_TOKEN].")
+        Path | None,
+        typer.Option("--token-file", help="The workers' secret, for --address (default: $TVM_SPLIT_TOKEN)."),
     ] = None,
     tls_ca: Annotated[Path | None, typer.Option("--tls-ca", metavar="PEM", help="Use TLS, for --address.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option("--tls-certificate", metavar="PEM")] = None,
@@ -48,3 +50,65 @@ def status(
         _print(answers)
     if not all(answer["reachable"] for answer in answers):
         raise typer.Exit(1)
+
+
+def _endpoints(
+    addresses: list[str],
+    token_file: Path | None,
+    tls_ca: Path | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+) -> list[WorkerEndpoint]:
+    from rpc_runtime.client import WorkerEndpoint
+    from rpc_runtime.security import TlsFiles, split_address, token_from
+
+    for address in addresses:
+        split_address(address)
+    token = token_from(token_file)
+    tls = None if tls_ca is None else TlsFiles(tls_ca, tls_certificate, tls_key)
+    secret = None if token is None else token.text
+    return [WorkerEndpoint(address, address, secret, tls) for address in addresses]
+
+
+def _ask(endpoint: WorkerEndpoint, timeout_seconds: float) -> dict[str, Any]:
+    """What a worker says, or why it says nothing."""
+    from rpc_runtime.client import describe
+    from rpc_runtime.errors import TvmSplitError
+
+    asked = {"machine": endpoint.machine, "address": endpoint.address}
+    try:
+        worker = describe(endpoint, timeout_seconds=timeout_seconds)
+    except TvmSplitError as error:
+        return {**asked, "reachable": False, "error": str(error)}
+    return {**asked, "reachable": True, **dataclasses.asdict(worker), "worker": worker.machine, **asked}
+
+
+def _print(answers: list[dict[str, Any]]) -> None:
+    """A paragraph for each worker: a table of so many columns would fit no terminal."""
+    from rich.text import Text
+
+    for answer in answers:
+        title = Text(answer["machine"], "bold")
+        if answer["machine"] != answer["address"]:
+            title.append(f" at {answer['address']}", "not bold")
+        STDOUT.print(title, soft_wrap=True)
+        if answer["reachable"]:
+            STDOUT.print(Text(_worker_text(answer)), soft_wrap=True)
+        else:
+            STDOUT.print(Text("  does not answer", "bold red"))
+            print_error(answer["error"])
+
+
+def _worker_text(worker: dict[str, Any]) -> str:
+    free, total = bytes_text(worker["memory_free_bytes"]), bytes_text(worker["memory_total_bytes"])
+    gpus = [f"{device['arch']} with {bytes_text(device['memory_bytes'])}" for device in worker["cuda_devices"]]
+    lines = (
+        f"worker   {worker['worker']!r}, process {worker['process_id']} on {worker['hostname']}",
+        f"machine  {worker['architecture']} {worker['mcpu']}, {worker['cores']} cores, {free} of {total} memory free",
+        f"threads  {worker['threads']} for a kernel",
+        f"CUDA     {', '.join(gpus) or 'none'}",
+        f"TVM      {worker['tvm_version']}, FFI {worker['tvm_ffi_version']}, numpy {worker['numpy_version']}",
+        f"TLS      {'yes' if worker['secure'] else 'no'}",
+        f"holds    {', '.join(worker['deployments']) or 'no deployment'}",
+    )
+    return "\n".join(f"  {line}" for line in lines)

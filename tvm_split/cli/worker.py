@@ -16,7 +16,7 @@ def worker(
     ] = "127.0.0.1:0",
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of a kernel.")] = 1,
     cores: Annotated[str, typer.Option("--cores", metavar="0,1", help="Run on these CPUs only.")] = "",
-    name: Annotated[str, typer.Option("--name", help="The machine's name [default: the host's].")] = "",
+    name: Annotated[str, typer.Option("--name", help="The machine's name (default: the host's).")] = "",
     cache: Annotated[Path | None, typer.Option("--cache", help="The folder for libraries and weights.")] = None,
     cache_limit_bytes: Annotated[int | None, typer.Option("--cache-limit-bytes", min=1)] = None,
     token_file: Annotated[

@@ -20,7 +20,7 @@ LAYERS_BY_MACHINE = {
 """Which layers each machine gets, by the number of machines."""
 
 
-class DigitNetwork(nn.Module):
+class DigitNetwork(nn.Module):  # type: ignore[misc]  # torch is not typed here
     """Two convolutions and two fully connected layers, from images (batch, 3, 8, 8) to scores (batch, 10)."""
 
     def __init__(self) -> None:

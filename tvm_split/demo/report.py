@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.panel import Panel
 from rich.rule import Rule
 from rich.syntax import Syntax
 from rich.text import Text
@@ -15,7 +14,7 @@ from rich.text import Text
 from tvm_split.cli.compile import description, print_bundle
 from tvm_split.cli.console import STDOUT
 from tvm_split.cli.statistics import statistics_as_json, statistics_table
-from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, Demonstration
+from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, WARM_UP_MICRO_BATCHES, Demonstration
 from tvm_split.timeline import Timeline, axis, cells, draw, headings, machines_at_once, timeline
 from tvm_split.timeline_picture import draw_picture
 
@@ -62,8 +61,8 @@ def print_report(found: Demonstration, folder: Path, console: Console = STDOUT) 
     """The story from the IR to the timeline."""
     machines = found.bundle.program.machines
     console.print(Rule("What each machine does"))
-    for machine, text in found.short_forms.items():
-        console.print(Panel(Syntax(text, "python", background_color="default"), title=machine, title_align="left"))
+    for text in found.short_forms.values():
+        console.print(Syntax(text, "python", background_color="default", padding=(0, 0, 1, 0)))
     console.print(
         f"Shortened: every line is one binding of the IR, without attributes and devices. In full: {folder}/bundle/ir",
         style="dim",
@@ -73,7 +72,8 @@ def print_report(found: Demonstration, folder: Path, console: Console = STDOUT) 
     print_bundle(found.bundle)
     console.print(Rule("What came out"))
     console.print(_outcome(found))
-    console.print(statistics_table(found.statistics, f"{found.micro_batches + 1} micro-batches, one of them to warm up"))
+    title = f"{found.micro_batches} micro-batches, and {WARM_UP_MICRO_BATCHES} before them to warm up"
+    console.print(statistics_table(found.statistics, title))
     console.print(Rule(f"The first {SHOWN_MICRO_BATCHES} micro-batches"))
     width = len(max(machines, key=len)) + len("  receive ")
     columns = min(max(console.width - width - 1, LEAST_COLUMNS), MOST_COLUMNS)
@@ -87,9 +87,9 @@ def _outcome(found: Demonstration) -> RenderableType:
     one_by_one = found.test_images / found.one_by_one_seconds
     return Text(
         f"{found.test_images} test images in {found.micro_batches} micro-batches of {MICRO_BATCH}\n"
-        f"accuracy   {found.accuracy_unsplit:.2%} before the split (torch), {found.accuracy_split:.2%} after it\n"
+        f"accuracy: {found.accuracy_unsplit:.2%} before the split (torch), {found.accuracy_split:.2%} after it\n"
         f"largest difference of any score: {found.largest_difference:.2g}\n"
-        f"speed      {per_second:,.0f} images a second as a pipeline, {one_by_one:,.0f} one micro-batch after the other"
+        f"images a second: {per_second:,.0f} as a pipeline, {one_by_one:,.0f} one micro-batch after the other"
     )
 
 
@@ -111,6 +111,6 @@ def _overlap(found: Demonstration) -> str:
     overlapping = sum(share for count, share in shares.items() if count > 1)
     parts = ", ".join(f"{count}: {share:.0%}" for count, share in shares.items())
     return (
-        f"A number is a micro-batch, a dot a machine that waits. While the test set ran, two or more machines computed at "
-        f"once {overlapping:.0%} of the time (machines at once: share of time; {parts})."
+        "A number is a micro-batch, a dot a machine that waits. While the test set ran, two or more machines computed "
+        f"at once {overlapping:.0%} of the time (machines at once: share of time; {parts})."
     )

@@ -1,8 +1,8 @@
 """A machine's IR in a short form for reading: what is received, computed and sent, without layouts and devices.
 
     def stage_0():  # on machine-a
-        images = receive("images", "client")            # float32[8, 3, 8, 8]
-        conv1 = nn.conv2d(images, constant[16, 3, 3, 3])  # float32[8, 16, 8, 8]
+        images = receive("images", "client")                # float32[8, 3, 8, 8]
+        conv1 = nn.conv2d(images, constant[16, 3, 3, 3])    # float32[8, 16, 8, 8]
         send(conv1, "machine-b")
 
 Every line is one binding of the IR, in its order and with its names; left out are operators' attributes, devices, and
@@ -17,7 +17,7 @@ from tvm import relax
 from relay_passes.communication import RECEIVE, SEND
 from relay_passes.contract import bindings_of
 
-COMMENT_COLUMN = 56
+COMMENT_COLUMN = 52
 
 
 def short_form(module: tvm.IRModule) -> str:
@@ -43,10 +43,10 @@ def _line(binding: relax.VarBinding) -> str | None:
 
 
 def _text(value: relax.Expr) -> str:
-    if isinstance(value, relax.Constant):
+    if isinstance(value, tvm.ir.GenericConst):
         return f"constant{_shape_text(value.ty)}"
     if isinstance(value, relax.ShapeExpr):
-        return f"[{', '.join(map(str, value.values))}]"
+        return _sizes_text(value)
     if isinstance(value, relax.Tuple):
         return f"({', '.join(_text(field) for field in value.fields)})"
     if isinstance(value, relax.TupleGetItem):
@@ -77,4 +77,9 @@ def _type_text(kind: relax.Type) -> str:
 
 def _shape_text(kind: relax.Type) -> str:
     shape = getattr(kind, "shape", None)
-    return f"[{', '.join(map(str, shape.values))}]" if isinstance(shape, relax.ShapeExpr) else ""
+    return _sizes_text(shape) if isinstance(shape, relax.ShapeExpr) else ""
+
+
+def _sizes_text(shape: relax.ShapeExpr) -> str:
+    # An int, because TVM's own integers print as T.int64(8).
+    return f"[{', '.join(str(int(size)) for size in shape.values)}]"

@@ -35,7 +35,8 @@ def train(digits: Digits, seed: int, on_epoch: EpochDone) -> DigitNetwork:
             loss_of(network(images[chosen]), labels[chosen]).backward()
             optimiser.step()
         on_epoch(epoch + 1, EPOCHS)
-    return network.eval()
+    network.eval()
+    return network
 
 
 def scores_of(network: DigitNetwork, images: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
@@ -106,7 +107,7 @@ class _Rewriter:
     def _bound(self, binding: relax.Binding) -> relax.Expr:
         if isinstance(binding, relax.MatchCast):
             value = self._substituted(binding.value)
-            if not tvm.ir.structural_equal(value.ty, binding.ty):
+            if not tvm_ffi.structural_equal(value.ty, binding.ty):
                 raise ModelImportError(
                     f"layer {self.layer!r} has a shape that depends on the values of its input; "
                     "a split network needs shapes that are known beforehand"
@@ -139,7 +140,11 @@ class _Rewriter:
             return relax.Tuple([self._atom(self._substituted(field)) for field in value.fields])
         if isinstance(value, relax.TupleGetItem):
             source = self._atom(self._substituted(value.tuple_value))
-            return source.fields[value.index] if isinstance(source, relax.Tuple) else relax.TupleGetItem(source, value.index)
+            return (
+                source.fields[value.index]
+                if isinstance(source, relax.Tuple)
+                else relax.TupleGetItem(source, value.index)
+            )
         if isinstance(value, relax.Call):
             arguments = [self._atom(self._substituted(argument)) for argument in value.args]
             return relax.Call(value.op, arguments, value.attrs, value.ty_args, value.span)
@@ -174,4 +179,3 @@ def _needed(bindings: Sequence[relax.Binding], result: relax.Expr) -> set[relax.
         if binding.var in needed:
             needed.update(relax.analysis.free_vars(binding.value))
     return needed
-

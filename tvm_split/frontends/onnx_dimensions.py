@@ -62,7 +62,8 @@ def bind_sizes(
             if symbol not in known:
                 way = f"batch=… or dimensions={{{symbol!r}: …}}" if axis == 0 else f"dimensions={{{symbol!r}: …}}"
                 raise ModelImportError(
-                    f"axis {axis} of input {value.name!r} has no size (it is called {symbol!r}); give {way}, or example_inputs"
+                    f"axis {axis} of input {value.name!r} has no size (it is called {symbol!r}); "
+                    f"give {way}, or example_inputs"
                 )
             dimension.Clear()
             dimension.dim_value = known[symbol][0]

@@ -44,9 +44,7 @@ def load_onnx(
     inputs = tuple(_spec(parameter.name, parameter.ty) for parameter in function.params)
     fields = function.body.body.ty.fields
     outputs = tuple(_spec(output, field) for output, field in zip(graph.outputs, fields, strict=True))
-    variables = {
-        tensor: form.renamed[old] for old, tensor in reversed(imported.tensors.items()) if old in form.renamed
-    }
+    variables = {tensor: form.renamed[old] for old, tensor in reversed(imported.tensors.items()) if old in form.renamed}
     if name is None:
         name = Path(source).stem if isinstance(source, str | Path) else model.graph.name
     reference = OnnxReference(model, graph.inputs, variables)
@@ -83,8 +81,8 @@ def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise ModelImportError(
-                f"weight {tensor.name!r} of {shown} is in another file, which bytes and ModelProto do not know the place "
-                "of: give the model's path, or load it with onnx.load(path)"
+                f"weight {tensor.name!r} of {shown} is in another file, and bytes or a ModelProto do not "
+                "say where: give the model's path, or load it with onnx.load(path)"
             )
     return model
 
@@ -99,7 +97,9 @@ def _examples(model: onnx.ModelProto, given: Any) -> tuple[Array, ...]:
     else:
         values = list(given) if isinstance(given, list | tuple) else [given]
     if len(values) != len(names):
-        raise ModelImportError(f"the model takes {len(names)} inputs ({', '.join(names)}), example_inputs has {len(values)}")
+        raise ModelImportError(
+            f"the model takes {len(names)} inputs ({', '.join(names)}), example_inputs has {len(values)}"
+        )
     arrays = tuple(np.ascontiguousarray(np.asarray(value)).reshape(np.shape(value)) for value in values)
     for value, array in zip(wanted, arrays, strict=True):
         dtype = numpy_name(value.type.tensor_type.elem_type)

@@ -20,10 +20,60 @@ from tvm_split.frontends.onnx_rewrites import rewritten, with_functions_inlined
 Array = np.ndarray[Any, Any]
 
 _FOLDED = frozenset(
-    "Add And Cast CastLike Ceil Concat Constant ConstantOfShape DequantizeLinear Div Equal Expand Floor Flatten Gather "
-    "GatherElements GatherND Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Pad Pow Range "
-    "ReduceMax ReduceMin ReduceProd ReduceSum Reshape Round ScatterElements ScatterND Shape Size Slice Split Sqrt "
-    "Squeeze Sub Tile Transpose Trilu Unsqueeze Where".split()
+    [
+        "Add",
+        "And",
+        "Cast",
+        "CastLike",
+        "Ceil",
+        "Concat",
+        "Constant",
+        "ConstantOfShape",
+        "DequantizeLinear",
+        "Div",
+        "Equal",
+        "Expand",
+        "Floor",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Greater",
+        "GreaterOrEqual",
+        "Identity",
+        "Less",
+        "LessOrEqual",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Not",
+        "Or",
+        "Pad",
+        "Pow",
+        "Range",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "Reshape",
+        "Round",
+        "ScatterElements",
+        "ScatterND",
+        "Shape",
+        "Size",
+        "Slice",
+        "Split",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Tile",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+        "Where",
+    ]
 )
 """Operators that are computed here when all their inputs are constants: mostly arithmetic on shapes."""
 
@@ -182,7 +232,10 @@ def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
 
 
 def _fold(
-    nodes: Iterable[onnx.NodeProto], constants: dict[str, Array], kinds: dict[str, TensorKind], skeleton: onnx.ModelProto
+    nodes: Iterable[onnx.NodeProto],
+    constants: dict[str, Array],
+    kinds: dict[str, TensorKind],
+    skeleton: onnx.ModelProto,
 ) -> list[onnx.NodeProto]:
     """Compute the nodes that depend on constants only (into ``constants``) and return the others."""
     kept = []
@@ -210,7 +263,9 @@ def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> Array:
 def _computed(node: onnx.NodeProto, constants: dict[str, Array], skeleton: onnx.ModelProto) -> dict[str, Array]:
     names = list(dict.fromkeys(name for name in node.input if name))
     inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(constants[name].dtype), constants[name].shape)
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(constants[name].dtype), constants[name].shape
+        )
         for name in names
     ]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
@@ -219,7 +274,9 @@ def _computed(node: onnx.NodeProto, constants: dict[str, Array], skeleton: onnx.
     try:
         results = ReferenceEvaluator(model).run(None, {name: constants[name] for name in names})
     except Exception as error:
-        raise ModelImportError(f"node {node.name!r} ({node.op_type}) of constants cannot be computed: {error}") from error
+        raise ModelImportError(
+            f"node {node.name!r} ({node.op_type}) of constants cannot be computed: {error}"
+        ) from error
     return {output.name: np.asarray(result) for output, result in zip(outputs, results, strict=True)}
 
 

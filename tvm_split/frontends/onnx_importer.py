@@ -38,7 +38,9 @@ def importable_operators() -> frozenset[str]:
     return own | frozenset(REPAIRS) | frozenset(REFUSED)
 
 
-_OF_ANOTHER_DOMAIN = frozenset({"Attention", "BiasGelu", "FastGelu", "SkipLayerNormalization", "EmbedLayerNormalization"})
+_OF_ANOTHER_DOMAIN = frozenset(
+    {"Attention", "BiasGelu", "FastGelu", "SkipLayerNormalization", "EmbedLayerNormalization"}
+)
 """TVM imports com.microsoft's operators of these names, without looking at the domain."""
 
 
@@ -98,7 +100,9 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         try:
             results = self._converted(node)
         except ModelImportError as error:
-            raise ModelImportError(f"operator {qualified(node)} of node {node.name!r} cannot be imported: {error}") from error
+            raise ModelImportError(
+                f"operator {qualified(node)} of node {node.name!r} cannot be imported: {error}"
+            ) from error
         except Exception as error:
             reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
             raise ModelImportError(
@@ -164,5 +168,3 @@ def _check_result(result: relax.Expr, expected: TensorKind | None, node: onnx.No
             f"operator {qualified(node)} of node {node.name!r} gives {expected.dtype}{list(right_shape)} in ONNX, "
             f"imported it gives {found.dtype}{list(shape)}"
         )
-
-

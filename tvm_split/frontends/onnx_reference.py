@@ -1,4 +1,4 @@
-"""The right answers for an ONNX model: onnxruntime if it is installed and takes the model, else ONNX's own evaluator."""
+"""The right answers for an ONNX model: onnxruntime if it is there and takes it, else ONNX's own evaluator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvm_split.errors import ModelImportError
 Array = np.ndarray[Any, Any]
 
 _TENSORS_AT_A_TIME = 64
-"""Intermediate values asked of the reference in one run; all values of a large network need not be in memory at once."""
+"""Intermediate values asked of the reference in one run; a large network's values need not be in memory at once."""
 
 
 class OnnxReference:
@@ -46,7 +46,9 @@ class OnnxReference:
         feed = dict(zip(self._input_names, inputs, strict=True))
         model = self._model if list(names) == self._output_names else _with_outputs(self._model, names)
         session = _onnxruntime_session(model)
-        if session is not None and all(value.dtype.kind != "V" and value.dtype.isbuiltin == 1 for value in feed.values()):
+        if session is not None and all(
+            value.dtype.kind != "V" and value.dtype.isbuiltin == 1 for value in feed.values()
+        ):
             return [np.asarray(value) for value in session.run(list(names), feed)]
         return [np.asarray(value) for value in ReferenceEvaluator(model).run(list(names), feed)]
 

@@ -63,16 +63,23 @@ def _has_function(operator: str, opset: int) -> bool:
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
-def rewritten(node: onnx.NodeProto, shapes: Mapping[str, Shape], constants: dict[str, Array], opset: int) -> onnx.NodeProto:
+def rewritten(
+    node: onnx.NodeProto, shapes: Mapping[str, Shape], constants: dict[str, Array], opset: int
+) -> onnx.NodeProto:
     """``node`` or its replacement; new constants go into ``constants``.
 
     - ``auto_pad`` and ``output_shape`` become ``pads``: TVM pads in a kernel of its own, and SAME_LOWER wrongly.
     - The attributes of Slice before opset 10 become inputs.
     """
     attributes = attributes_of(node)
-    if node.op_type in ("Conv", "MaxPool", "AveragePool", "LpPool") and attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
+    if (
+        node.op_type in ("Conv", "MaxPool", "AveragePool", "LpPool")
+        and attributes.get("auto_pad", b"NOTSET") != b"NOTSET"
+    ):
         return _with_pads(node, attributes, shapes)
-    if node.op_type == "ConvTranspose" and ("output_shape" in attributes or attributes.get("auto_pad", b"NOTSET") != b"NOTSET"):
+    if node.op_type == "ConvTranspose" and (
+        "output_shape" in attributes or attributes.get("auto_pad", b"NOTSET") != b"NOTSET"
+    ):
         return _transpose_with_pads(node, attributes, shapes)
     if node.op_type == "Resize":
         _check_resize(node, attributes)

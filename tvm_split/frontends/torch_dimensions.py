@@ -105,8 +105,8 @@ def sizes(
             if not isinstance(size, torch.SymInt):
                 if axis == 0 and batch is not None and int(size) != batch and not _has_symbols(inputs):
                     raise ModelImportError(
-                        f"batch={batch}, but axis 0 of input {node.name!r} was exported with the fixed size {int(size)}. "
-                        "Export the model with dynamic_shapes for this axis, or with example inputs of this batch"
+                        f"batch={batch}, but axis 0 of input {node.name!r} was exported with the fixed size {int(size)}"
+                        ". Export the model with dynamic_shapes for this axis, or with example inputs of this batch"
                     )
                 continue
             expression = size.node.expr
@@ -122,7 +122,9 @@ def sizes(
                 expressions.append((expression, int(examples[index].shape[axis]), place))
     known = set(places) | set(places.values())
     for wrong in dimensions:
-        if wrong not in known and not any(wrong == f"{n.name}[{a}]" for n in inputs for a in range(n.meta["val"].dim())):
+        if wrong not in known and not any(
+            wrong == f"{n.name}[{a}]" for n in inputs for a in range(n.meta["val"].dim())
+        ):
             raise ModelImportError(f"dimensions names {wrong!r}, the program's open sizes are {_open(places)}")
     for expression, size, place in expressions:
         if expression.is_Symbol and str(expression) not in found:
@@ -130,8 +132,8 @@ def sizes(
     for symbol, place in places.items():
         if symbol not in found:
             raise ModelImportError(
-                f"axis {place.partition('[')[2][:-1]} of input {place.partition('[')[0]!r} has no size (symbol {symbol}); "
-                f"give it as batch=…, dimensions={{{place!r}: …}}, or with example_inputs"
+                f"axis {place.partition('[')[2][:-1]} of input {place.partition('[')[0]!r} has no size "
+                f"(symbol {symbol}); give it as batch=…, dimensions={{{place!r}: …}}, or with example_inputs"
             )
     _check_bounds(program, found, places)
     return {symbol: size for symbol, (size, _) in found.items()}

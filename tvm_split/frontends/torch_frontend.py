@@ -40,7 +40,7 @@ def load_torch(
     be nested in dicts, lists and tuples; ``Model.inputs`` and ``Model.outputs`` are flat, in torch's pytree order.
     Raises ModelImportError.
     """
-    if isinstance(source, nn.Module) and not isinstance(source, torch.fx.GraphModule | ExportedProgram):
+    if isinstance(source, nn.Module):
         _check_evaluation_mode(source)
     if isinstance(source, str | Path):
         name = name or Path(source).stem
@@ -49,8 +49,8 @@ def load_torch(
     if isinstance(source, nn.Module):
         if given is None:
             raise ModelImportError(
-                f"{type(source).__name__} is a torch module: give example_inputs, a tuple of tensors with the shapes and "
-                "dtypes the network will be run with"
+                f"{type(source).__name__} is a torch module: give example_inputs, a tuple of tensors with the shapes "
+                "and dtypes the network will be run with"
             )
         if batch is not None:
             given = torch_dimensions.with_batch(given, batch)
@@ -158,7 +158,11 @@ def _read(path: Path) -> ExportedProgram:
 
 def _check_evaluation_mode(module: nn.Module) -> None:
     differs = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
-    training = [path or type(part).__name__ for path, part in module.named_modules() if part.training and _matters(part, differs)]
+    training = [
+        path or type(part).__name__
+        for path, part in module.named_modules()
+        if part.training and _matters(part, differs)
+    ]
     if training:
         shown = ", ".join(training[:5]) + (f" and {len(training) - 5} more" if len(training) > 5 else "")
         raise ModelImportError(
@@ -169,7 +173,7 @@ def _check_evaluation_mode(module: nn.Module) -> None:
 
 def _matters(part: nn.Module, differs: tuple[type, ...]) -> bool:
     if isinstance(part, nn.modules.dropout._DropoutNd):
-        return part.p > 0
+        return float(part.p) > 0
     if isinstance(part, nn.RNNBase | nn.MultiheadAttention):
         return float(part.dropout) > 0
     return isinstance(part, differs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from typing import Any
 
 import torch
@@ -60,8 +61,14 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
     table = torch.export.default_decompositions()
     for kept in KEPT_OPERATORS:
         table.pop(kept, None)
-    with torch.no_grad():
-        lowered = program.run_decompositions(table)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            lowered = program.run_decompositions(table)
+    except Exception as error:
+        raise ModelImportError(
+            f"torch cannot decompose the exported program: {type(error).__name__}: {error}"
+        ) from error
     lowered.graph.eliminate_dead_code()
     return lowered
 

@@ -85,7 +85,9 @@ class _Importer(ExportedProgramImporter):  # type: ignore[misc]
         values = {
             node: value.name
             for node, value in self.env.items()
-            if node.op == "call_function" and isinstance(value, relax.Var) and isinstance(node.meta.get("val"), torch.Tensor)
+            if node.op == "call_function"
+            and isinstance(value, relax.Var)
+            and isinstance(node.meta.get("val"), torch.Tensor)
         }
         return ImportedGraph(module["main"], builder.layers, values)
 
@@ -165,9 +167,8 @@ def _check_result(result: Any, expected: Any, name: str, layer: str) -> None:
             if isinstance(fields, list | tuple):
                 if index < len(fields):
                     _check_result(fields[index], part, name, layer)
-            elif isinstance(result, relax.Expr) and isinstance(result.ty, relax.TupleType):
-                if index < len(result.ty.fields):
-                    _check_type(result.ty.fields[index], part, name, layer)
+            elif isinstance(result.ty, relax.TupleType) and index < len(result.ty.fields):
+                _check_type(result.ty.fields[index], part, name, layer)
     elif isinstance(expected, torch.Tensor) and isinstance(result, relax.Expr):
         _check_type(result.ty, expected, name, layer)
 

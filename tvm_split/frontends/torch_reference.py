@@ -51,9 +51,7 @@ def _results(program: ExportedProgram, inputs: Sequence[torch.Tensor]) -> Iterat
     """Every call of the graph with its result; results are dropped after their last use."""
     waiting = iter(inputs)
     known: dict[fx.Node, Any] = {}
-    for node, spec in zip(
-        program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True
-    ):
+    for node, spec in zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True):
         if spec.kind is InputKind.USER_INPUT:
             known[node] = next(waiting) if isinstance(node.meta.get("val"), torch.Tensor) else node.meta.get("val")
         elif spec.target in program.state_dict:

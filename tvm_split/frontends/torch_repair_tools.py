@@ -19,7 +19,7 @@ Repair = Callable[[fx.Node, Importer], Any]
 def arguments(node: fx.Node, importer: Importer) -> dict[str, Any]:
     """Every argument of the operator by its name in torch's schema, defaults filled in, nodes as Relax expressions."""
     found: dict[str, Any] = {}
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for position, argument in enumerate(node.target._schema.arguments):
         if position < len(node.args) and not argument.kwarg_only:
             value: Any = node.args[position]
         elif argument.name in node.kwargs:

@@ -30,9 +30,20 @@ REFUSED: dict[str, str] = {
     # TVM's importer computes the random ones once, or leaves them out, without a word.
     **dict.fromkeys(
         (
-            "randn.default", "randn_like.default", "rand.default", "rand_like.default", "randint.low",
-            "randint_like.default", "randperm.default", "bernoulli.p", "bernoulli.default", "exponential.default",
-            "normal.Tensor_float", "multinomial.default", "native_dropout.default", "dropout.default",
+            "randn.default",
+            "randn_like.default",
+            "rand.default",
+            "rand_like.default",
+            "randint.low",
+            "randint_like.default",
+            "randperm.default",
+            "bernoulli.p",
+            "bernoulli.default",
+            "exponential.default",
+            "normal.Tensor_float",
+            "multinomial.default",
+            "native_dropout.default",
+            "dropout.default",
         ),
         _RANDOM,
     ),

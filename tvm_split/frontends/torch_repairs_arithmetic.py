@@ -306,7 +306,6 @@ def _to_copy(node: fx.Node, importer: Importer) -> relax.Expr:
     return cast(importer, value, dtype)
 
 
-
 REPAIRS: dict[str, Repair] = {
     **{f"add.{kind}": _binary(relax.op.add, relax.op.logical_or) for kind in ("Tensor", "Scalar")},
     **{f"sub.{kind}": _binary(relax.op.subtract) for kind in ("Tensor", "Scalar")},

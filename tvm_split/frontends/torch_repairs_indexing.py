@@ -167,7 +167,8 @@ def _index_put(node: fx.Node, importer: Importer) -> relax.Expr:
     reduction = "add" if values["accumulate"] else "update"
     written = emit(importer, relax.op.scatter_nd(merged, index, source, reduction))
     if first:
-        written = emit(importer, relax.op.permute_dims(written, [*range(1, first + 1), 0, *range(first + 1, len(front))]))
+        back = [*range(1, first + 1), 0, *range(first + 1, len(front))]
+        written = emit(importer, relax.op.permute_dims(written, back))
     return indexing.split(written)
 
 
@@ -205,10 +206,11 @@ def _scatter(node: fx.Node, importer: Importer) -> relax.Expr:
     values = arguments(node, importer)
     data, axis, index = values["self"], int(values["dim"]), values["index"]
     dtype, shape = dtype_of(data), shape_of(index)
-    name = node.target.__name__  # type: ignore[union-attr]
+    name = node.target.__name__
     reduction = values.get("reduce") or ("add" if name.startswith("scatter_add") else "")
-    if values.get("include_self") is False or (reduction and reduction not in _REDUCTIONS):
-        raise ModelImportError(f"reduction {reduction!r} with include_self={values.get('include_self')} is not supported")
+    includes = values.get("include_self") is not False
+    if not includes or (reduction and reduction not in _REDUCTIONS):
+        raise ModelImportError(f"reduction {reduction!r} with include_self={includes} is not supported")
     if "src" in values:
         source = cast(importer, values["src"], dtype)
         for position, size in enumerate(shape):

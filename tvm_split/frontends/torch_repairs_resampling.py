@@ -23,6 +23,7 @@ from tvm_split.frontends.torch_repair_tools import (
     shape_of,
 )
 
+
 def _resampled(node: fx.Node, importer: Importer) -> relax.Expr:
     """Resize one axis after the other, with torch's own weights.
 
@@ -70,7 +71,7 @@ def _weights(name: str, size: int, wanted: int, scale: float | None, align_corne
             "_upsample_bicubic2d_aa.vec": aten._upsample_bicubic2d_aa.vec,
         }[name]
         resized = kernel(image, size_2d, align_corners, scales_2d)
-    return resized.reshape(size, wanted).T.contiguous().numpy()
+    return np.array(resized.reshape(size, wanted).T.numpy())
 
 
 def _along(importer: Importer, data: relax.Expr, weights: np.ndarray[Any, Any], axis: int) -> relax.Expr:
@@ -100,7 +101,7 @@ def _average_pool(node: fx.Node, importer: Importer) -> relax.Expr:
     # TVM's importer ignores divisor_override.
     values = arguments(node, importer)
     data = values["self"]
-    axes = int(node.target.__name__[len("avg_pool")])  # type: ignore[union-attr]
+    axes = int(node.target.__name__[len("avg_pool")])
     kernel = _each(values["kernel_size"], axes)
     stride = _each(values["stride"], axes) if values["stride"] else kernel
     padding = _each(values["padding"], axes)
@@ -114,7 +115,11 @@ def _average_pool(node: fx.Node, importer: Importer) -> relax.Expr:
     include = bool(values["count_include_pad"]) or bool(divisor)
     wide = "float32" if dtype_of(data) in ("float16", "bfloat16") else dtype_of(data)
     pooled = operator(
-        cast(importer, data, wide), kernel, stride, padding * 2, ceil_mode=bool(values["ceil_mode"]),
+        cast(importer, data, wide),
+        kernel,
+        stride,
+        padding * 2,
+        ceil_mode=bool(values["ceil_mode"]),
         count_include_pad=include,
     )
     result = emit(importer, pooled)
@@ -134,7 +139,7 @@ def _max_pool_alone(node: fx.Node, importer: Importer) -> tuple[relax.Expr, ...]
     # TVM's importer answers with zeros where torch gives the places of the maxima: here they are missing instead.
     values = arguments(node, importer)
     data = values["self"]
-    axes = int(node.target.__name__[len("max_pool")])  # type: ignore[union-attr]
+    axes = int(node.target.__name__[len("max_pool")])
     implementation = (importer._max_pool1d_impl, importer._max_pool2d_impl, importer._max_pool3d_impl)[axes - 1]
     kernel = _each(values["kernel_size"], axes)
     stride = _each(values["stride"], axes) if values["stride"] else kernel

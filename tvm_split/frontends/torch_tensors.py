@@ -16,12 +16,13 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
         dense = dense.to_dense()
     dense = dense.resolve_conj().resolve_neg().contiguous()
     if dense.dtype is torch.bfloat16:
-        return dense.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
-    return dense.numpy().copy()
+        return np.array(dense.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+    return np.array(dense.numpy())
 
 
 def to_torch(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """A copy of ``array`` as a torch tensor on the CPU."""
     if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16).copy()).view(torch.bfloat16).reshape(array.shape)
+        bits = np.array(array, order="C").view(np.int16)
+        return torch.from_numpy(bits).view(torch.bfloat16).reshape(array.shape)
     return torch.from_numpy(np.array(array, copy=True, order="C")).reshape(array.shape)

@@ -1,3 +1,5 @@
+# ruff: noqa: E501
+# fmt: off
 """The table of the ONNX sweep: one tiny model for each operator and each way of using it that TVM could get wrong."""
 
 from __future__ import annotations

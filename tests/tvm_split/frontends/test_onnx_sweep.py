@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from tests.tvm_split.frontends.comparison import assert_equal_to_source  # noqa: E402
-from tests.tvm_split.frontends.onnx_cases import CASES  # noqa: E402
-from tvm_split.frontends import load_model  # noqa: E402
+from tests.tvm_split.frontends.comparison import assert_equal_to_source
+from tests.tvm_split.frontends.onnx_cases import CASES
+from tvm_split.frontends import load_model
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

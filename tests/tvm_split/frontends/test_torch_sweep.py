@@ -1,4 +1,4 @@
-"""Every common torch operator, imported, compiled by TVM and compared with torch: TVM's importers have silent faults."""
+"""Every common torch operator, imported, compiled and compared with torch: TVM's importers have silent faults."""
 
 from __future__ import annotations
 

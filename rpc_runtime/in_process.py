@@ -1,0 +1,105 @@
+"""Runs a program's stages in turn in this process: no workers, no network. For debugging, and to time stages alone."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rpc_runtime.blob_store import read_blob
+from rpc_runtime.errors import TvmSplitError, WorkerError
+from rpc_runtime.inputs import checked_inputs
+from rpc_runtime.interface import Array
+from rpc_runtime.measurements import COMPUTE, Recorder, StageStatistics, TraceEvent, now
+from rpc_runtime.program import Program
+from rpc_runtime.stage_executable import StageExecutable, WeightCache, array_from_tensor, tensor_from_array
+
+
+class InProcessPipeline:
+    """The same stages as a ``Pipeline`` computes, with the same results, one after another. A context manager.
+
+    Raises:
+        WorkerError: a stage cannot run on this machine.
+        BlobError: a library or weight is missing or damaged.
+    """
+
+    def __init__(self, program: Program, blob_path: Callable[[str], Path]) -> None:
+        self._program = program
+        self._busy = threading.Lock()
+        self._recorders = {
+            machine: Recorder(machine, [stage.name for stage in program.stages_on(machine)])
+            for machine in program.machines
+        }
+        cache = WeightCache()
+        self._stages: list[StageExecutable] = []
+        self._closed = False
+        with tempfile.TemporaryDirectory(prefix="tvm-split-") as scratch:
+            for stage in program.stages:
+                library = read_blob(blob_path(stage.library.sha256), stage.library)
+                weights = (read_blob(blob_path(weight.blob.sha256), weight.blob) for weight in stage.weights)
+                self._stages.append(StageExecutable(stage, library, weights, Path(scratch), cache))
+        self._sequence = 0
+
+    @property
+    def program(self) -> Program:
+        return self._program
+
+    @property
+    def blob_bytes_sent(self) -> int:
+        return 0
+
+    def run(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        """The outputs for one micro-batch. Raises InputError, StageError."""
+        arrays = checked_inputs(self._program, inputs)
+        if not self._busy.acquire(blocking=False):
+            raise TvmSplitError("this pipeline is running already, in another thread: open a second one")
+        try:
+            return self._compute(arrays)
+        finally:
+            self._busy.release()
+
+    def stream(self, batches: Iterable[Sequence[Array]]) -> Iterator[tuple[Array, ...]]:
+        """The outputs for each batch in turn."""
+        for batch in batches:
+            yield self.run(batch)
+
+    def _compute(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        if self._closed:
+            raise WorkerError("this pipeline is closed")
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        given = {tensor.name: array for tensor, array in zip(self._program.inputs, arrays, strict=True)}
+        values: dict[str, Any] = {name: tensor_from_array(array) for name, array in given.items()}
+        for loaded in self._stages:
+            stage = loaded.stage
+            start = now()
+            outputs = loaded.run([values[tensor.name] for tensor in stage.inputs])
+            self._recorders[stage.machine].record(COMPUTE, stage.name, sequence, start, now())
+            values.update((tensor.name, value) for tensor, value in zip(stage.outputs, outputs, strict=True))
+        return tuple(
+            given[tensor.name].copy() if tensor.name in given else array_from_tensor(values[tensor.name], tensor)
+            for tensor in self._program.outputs
+        )
+
+    def statistics(self) -> tuple[StageStatistics, ...]:
+        found = {stage.name: stage for recorder in self._recorders.values() for stage in recorder.statistics()}
+        return tuple(found[stage.name] for stage in self._program.stages)
+
+    def trace(self) -> tuple[TraceEvent, ...]:
+        events = [event for recorder in self._recorders.values() for event in recorder.trace()]
+        return tuple(sorted(events, key=lambda event: event.start_nanoseconds))
+
+    def close(self) -> None:
+        """Frees libraries and weights."""
+        self._closed = True
+        self._stages.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

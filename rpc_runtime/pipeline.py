@@ -1,0 +1,393 @@
+"""Runs a program on workers: opens it, streams micro-batches through it, measures it, and closes it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rpc_runtime.client import WorkerConnection, WorkerEndpoint
+from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
+from rpc_runtime.inputs import checked_inputs, flat_bytes
+from rpc_runtime.interface import Array
+from rpc_runtime.link_call import LinkCall
+from rpc_runtime.links import IncomingLink, OutgoingLink
+from rpc_runtime.machine_plan import PlannedRoute, machine_plan
+from rpc_runtime.measurements import StageStatistics, TraceEvent
+from rpc_runtime.program import CLIENT, Program
+from rpc_runtime.result_queue import ResultQueue, array_slot
+from rpc_runtime.watch import WorkerWatch
+
+Progress = Callable[[str, int, int], None]
+"""Called while blobs are sent: machine, bytes sent, of bytes."""
+
+UNLOAD_SECONDS = 5.0
+UNDER_WAY_PER_DEPTH = 8
+"""Limits the micro-batches under way, times the depth of the program: more than all queues of a path can hold."""
+
+
+@dataclass(eq=False)
+class _Stream:
+    """One use of the pipeline: what its feeder has done so far."""
+
+    ended: bool = False
+    error: BaseException | None = None
+
+
+class Pipeline:
+    """A program that is loaded on workers. Made by ``Pipeline.open``; a context manager.
+
+    ``run`` and ``stream`` raise:
+        InputError: an input does not fit the program.
+        WorkerUnavailableError: a worker has gone, hangs, or lost a connection; the pipeline is then done for.
+        StageError: a stage raised; the pipeline is then done for.
+        DeadlineError: nothing moved for ``timeout_seconds`` while a result was due.
+    """
+
+    def __init__(self, program: Program, endpoints: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> None:
+        """Connects to nothing yet: use ``open``."""
+        missing = [machine for machine in program.machines if machine not in endpoints]
+        if missing:
+            raise InputError(f"the program needs the machines {missing}, and only {sorted(endpoints)} have an address")
+        if timeout_seconds <= 0:
+            raise InputError(f"a timeout is longer than 0 seconds, got {timeout_seconds}")
+        self._program = program
+        self._timeout_seconds = timeout_seconds
+        self._deployment = secrets.token_hex(16)
+        self._endpoints = {machine: endpoints[machine] for machine in program.machines}
+        self._connections = {machine: WorkerConnection(endpoint) for machine, endpoint in self._endpoints.items()}
+        self._clock_offsets: dict[str, int] = {}
+        self._blob_bytes_sent = 0
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._results = ResultQueue(program)
+        self._limit = UNDER_WAY_PER_DEPTH * (1 + max(program.depths.values(), default=0))
+        self._last_activity = time.monotonic()
+        self._failure: Callable[[], TvmSplitError] | None = None
+        self._stream: _Stream | None = None
+        self._closed = False
+        self._calls: list[LinkCall] = []
+        stages = {machine: [stage.name for stage in program.stages_on(machine)] for machine in program.machines}
+        self._watch = WorkerWatch(self._deployment, self._connections, stages, self._fail, self._touch)
+        plan = machine_plan(program, CLIENT)
+        self._outgoing = {
+            machine: self._outgoing_link([route for route in plan.outgoing if route.destination == machine])
+            for machine in plan.destinations
+        }
+        self._incoming = {
+            machine: self._incoming_link([route for route in plan.incoming if route.source == machine])
+            for machine in plan.sources
+        }
+
+    def _outgoing_link(self, routes: Sequence[PlannedRoute]) -> OutgoingLink:
+        return OutgoingLink(
+            self._lock, routes, flat_bytes, on_room=self._changed.notify_all, on_activity=self._touch
+        )
+
+    def _incoming_link(self, routes: Sequence[PlannedRoute]) -> IncomingLink:
+        return IncomingLink(self._lock, routes, array_slot, self._deliver, reuse=False, on_activity=self._touch)
+
+    @classmethod
+    def open(
+        cls,
+        program: Program,
+        endpoints: Mapping[str, WorkerEndpoint],
+        blob_path: Callable[[str], Path],
+        *,
+        timeout_seconds: float = 60.0,
+        on_progress: Progress | None = None,
+    ) -> Pipeline:
+        """Sends what the workers lack, loads the stages and connects the machines.
+
+        ``blob_path`` finds the file of a blob by its SHA-256. ``timeout_seconds`` is how long any one step, and later
+        any one result, may show no sign of life. ``on_progress`` is called from one thread at a time.
+
+        Raises:
+            TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Nothing stays behind.
+        """
+        pipeline = cls(program, endpoints, timeout_seconds)
+        try:
+            pipeline._open(blob_path, on_progress or (lambda machine, sent, total: None))
+        except BaseException:
+            pipeline.close()
+            raise
+        return pipeline
+
+    def _open(self, blob_path: Callable[[str], Path], on_progress: Progress) -> None:
+        progress_lock = threading.Lock()
+
+        def describe(machine: str) -> None:
+            description = self._connections[machine].describe(self._timeout_seconds)
+            self._clock_offsets[machine] = description.clock_offset_nanoseconds
+
+        def load(machine: str) -> None:
+            def progress(sent: int, total: int) -> None:
+                with progress_lock:
+                    on_progress(machine, sent, total)
+
+            connection, plan = self._connections[machine], machine_plan(self._program, machine)
+            blobs = [blob for stage in plan.stages for blob in stage.blobs]
+            sent = connection.send_blobs(self._deployment, blobs, blob_path, self._timeout_seconds, progress)
+            with progress_lock:
+                self._blob_bytes_sent += sent
+            connection.load(self._deployment, plan, self._timeout_seconds)
+
+        def connect(machine: str) -> None:
+            self._connections[machine].connect(self._deployment, self._endpoints, min(self._timeout_seconds, 600.0))
+
+        self._on_every_machine(describe)
+        self._watch.start(self._timeout_seconds)
+        self._on_every_machine(load)
+        self._on_every_machine(connect)
+        for machine, outgoing in self._outgoing.items():
+            self._call(machine, CLIENT, machine, outgoing.frames(), outgoing.receive)
+        for machine, incoming in self._incoming.items():
+            self._call(machine, machine, CLIENT, incoming.credit_frames(), incoming.receive)
+        for call in self._calls:
+            call.wait_accepted(self._timeout_seconds)
+
+    def _on_every_machine(self, step: Callable[[str], None]) -> None:
+        """Runs a step on all machines at once; raises the first error in the machines' order."""
+        if not self._connections:
+            return
+        with ThreadPoolExecutor(len(self._connections), thread_name_prefix="open") as threads:
+            for future in [threads.submit(step, machine) for machine in self._connections]:
+                future.result()
+
+    def _call(
+        self, machine: str, source: str, destination: str, frames: Iterator[bytes], on_frame: Callable[[Any], None]
+    ) -> None:
+        endpoint = self._endpoints[machine]
+        self._calls.append(
+            LinkCall(
+                where=str(endpoint),
+                address=endpoint.address,
+                token=self._connections[machine].token,
+                tls=endpoint.tls,
+                deployment=self._deployment,
+                source=source,
+                destination=destination,
+                frames=frames,
+                on_frame=on_frame,
+                on_broken=lambda error: self._watch.link_broken(machine, error),
+            )
+        )
+
+    @property
+    def program(self) -> Program:
+        return self._program
+
+    @property
+    def blob_bytes_sent(self) -> int:
+        """Bytes of libraries and weights that the workers did not have yet."""
+        return self._blob_bytes_sent
+
+    def run(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        """The outputs for one micro-batch, in the program's order."""
+        stream = self._begin()
+        try:
+            sequence = self._submit(stream, checked_inputs(self._program, inputs), self._timeout_seconds)
+            assert sequence is not None
+            result = self._collect(stream, sequence)
+            assert result is not None
+            return result
+        finally:
+            self._end(stream)
+
+    def stream(self, batches: Iterable[Sequence[Array]]) -> Iterator[tuple[Array, ...]]:
+        """The outputs for many micro-batches, lazily and in order.
+
+        A thread takes ``batches`` from the iterable as the pipeline has room, so however slow the iterable is, results
+        that are ready come out, and however long it is, memory stays bounded. What the iterable raises is raised here,
+        after the results before it. A generator that is closed early abandons what is under way.
+        """
+        stream = self._begin()
+        try:
+            with self._lock:
+                sequence = self._results.submitted
+            feeder = threading.Thread(target=self._feed, args=(stream, batches), name="feed", daemon=True)
+            feeder.start()
+            while (result := self._collect(stream, sequence)) is not None:
+                sequence += 1
+                yield result
+        finally:
+            self._end(stream)
+
+    def _begin(self) -> _Stream:
+        with self._lock:
+            self._check_locked()
+            if self._stream is not None:
+                raise TvmSplitError(
+                    "this pipeline is running a stream already: finish or close that one, or open a second pipeline"
+                )
+            self._stream = _Stream()
+            self._last_activity = time.monotonic()
+            return self._stream
+
+    def _end(self, stream: _Stream) -> None:
+        with self._lock:
+            if self._stream is stream:
+                self._stream = None
+                self._results.abandon()
+            self._changed.notify_all()
+
+    def _feed(self, stream: _Stream, batches: Iterable[Sequence[Array]]) -> None:
+        error: BaseException | None = None
+        try:
+            for batch in batches:
+                # A source may use its arrays again as soon as it is asked for the next ones.
+                copies = [array.copy() for array in checked_inputs(self._program, batch)]
+                if self._submit(stream, copies, None) is None:
+                    return
+        except BaseException as raised:
+            error = raised
+        with self._lock:
+            stream.ended = True
+            stream.error = error
+            self._changed.notify_all()
+
+    def _submit(self, stream: _Stream, inputs: Sequence[Array], timeout_seconds: float | None) -> int | None:
+        """Queues a micro-batch when there is room for all its inputs; its number, or None if the stream is over."""
+        with self._lock:
+            while True:
+                self._check_locked()
+                if self._stream is not stream:
+                    return None
+                if self._has_room_locked():
+                    break
+                self._wait_locked(timeout_seconds, self._results.taken)
+            if self._results.submitted == self._results.taken:
+                self._last_activity = time.monotonic()
+            sequence = self._results.submit(inputs)
+            for tensor, array in zip(self._program.inputs, inputs, strict=True):
+                for link in self._outgoing.values():
+                    if tensor.name in link.tensors:
+                        link.put_locked(tensor.name, sequence, array)
+            self._changed.notify_all()
+            return sequence
+
+    def _has_room_locked(self) -> bool:
+        under_way = self._results.submitted - self._results.taken
+        return under_way < self._limit and all(
+            link.room_locked(tensor) for link in self._outgoing.values() for tensor in link.tensors
+        )
+
+    def _collect(self, stream: _Stream, sequence: int) -> tuple[Array, ...] | None:
+        """The result for ``sequence``; None when the stream has ended before it."""
+        with self._lock:
+            while True:
+                result = self._results.take(sequence)
+                if result is not None:
+                    self._changed.notify_all()
+                    return result
+                self._check_locked()
+                submitted = sequence < self._results.submitted
+                if stream.ended and not submitted:
+                    if stream.error is not None:
+                        raise stream.error
+                    return None
+                self._wait_locked(self._timeout_seconds if submitted else None, sequence)
+
+    def _wait_locked(self, timeout_seconds: float | None, sequence: int) -> None:
+        """Waits for a change; with a timeout, only as long as something has moved within it."""
+        if timeout_seconds is None:
+            self._changed.wait()
+            return
+        remaining = self._last_activity + timeout_seconds - time.monotonic()
+        if remaining <= 0:
+            raise DeadlineError(
+                f"nothing has moved for {timeout_seconds:g} seconds; waiting for {self._waited_for(sequence)}. "
+                "If it only is slow, open the pipeline with a longer timeout"
+            )
+        self._changed.wait(remaining)
+
+    def _waited_for(self, sequence: int) -> str:
+        """The first stage that has its inputs for a micro-batch and has not computed it."""
+        finished = self._watch.finished()
+        for stage in self._program.stages:
+            if finished.get(stage.name, 0) <= sequence:
+                endpoint = self._endpoints[stage.machine]
+                return f"stage {stage.name!r} on {endpoint} to compute micro-batch {sequence}"
+        return f"the results of micro-batch {sequence}, which every stage has computed"
+
+    def _deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+        with self._lock:
+            self._results.arrive(route.tensor.name, value, release)
+            self._changed.notify_all()
+
+    def _touch(self) -> None:
+        self._last_activity = time.monotonic()
+
+    def _fail(self, error: TvmSplitError) -> None:
+        with self._lock:
+            if self._failure is None:
+                self._failure = lambda: type(error)(str(error))
+            self._halt_locked()
+
+    def _halt_locked(self) -> None:
+        for outgoing in self._outgoing.values():
+            outgoing.close_locked()
+        for incoming in self._incoming.values():
+            incoming.close_locked()
+        self._changed.notify_all()
+
+    def _check_locked(self) -> None:
+        if self._closed:
+            raise WorkerError("this pipeline is closed")
+        if self._failure is not None:
+            raise self._failure()
+
+    def statistics(self) -> tuple[StageStatistics, ...]:
+        """What each stage has done since ``open``, in the program's order."""
+        with self._lock:
+            self._check_locked()
+        found = {
+            stage.name: stage
+            for connection in self._connections.values()
+            for stage in connection.statistics(self._deployment)
+        }
+        return tuple(found[stage.name] for stage in self._program.stages)
+
+    def trace(self) -> tuple[TraceEvent, ...]:
+        """The last events of every machine, by their start, in this process's monotonic clock."""
+        with self._lock:
+            self._check_locked()
+        events = [
+            event
+            for machine, connection in self._connections.items()
+            for event in connection.trace(self._deployment, self._clock_offsets[machine])
+        ]
+        return tuple(sorted(events, key=lambda event: event.start_nanoseconds))
+
+    def close(self) -> None:
+        """Ends the deployment on all workers. May be called again, also after a failure."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            failed = self._failure is not None
+            self._halt_locked()
+        if not failed:
+            with contextlib.suppress(TvmSplitError):
+                self._on_every_machine(lambda m: self._connections[m].unload(self._deployment, UNLOAD_SECONDS))
+        self._watch.close()
+        for call in self._calls:
+            call.close()
+        for connection in self._connections.values():
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+

@@ -1,0 +1,223 @@
+"""Watches all workers of a deployment, and finds the root cause when something breaks.
+
+A failure spreads: when one worker dies, its neighbours see broken links, stop, and their neighbours see broken links.
+So reports are collected, and judged: a stage that raised or a broken protocol is a cause; a worker that has gone is a
+cause; a broken link is only a symptom, until everybody has had the time to show that he is alive.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from rpc_runtime import worker_pb2 as pb
+from rpc_runtime.channels import error_of
+from rpc_runtime.client import WorkerConnection
+from rpc_runtime.errors import (
+    DeadlineError,
+    ProtocolError,
+    StageError,
+    TvmSplitError,
+    WorkerError,
+    WorkerUnavailableError,
+)
+
+SILENCE_SECONDS = 5.0
+"""Workers speak every second; one that has said nothing for so long is taken for dead."""
+LINK_GRACE_SECONDS = SILENCE_SECONDS + 1.0
+_CHECK_SECONDS = 0.5
+
+
+class ReportKind(enum.Enum):
+    STAGE = "stage"
+    PROTOCOL = "protocol"
+    INTERNAL = "internal"
+    GONE = "gone"
+    LINK = "link"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What somebody noticed. ``machine`` noticed it, or is gone; a LINK report is about ``peer``."""
+
+    kind: ReportKind
+    machine: str
+    message: str
+    peer: str = ""
+
+
+_FIRST_HAND = (ReportKind.STAGE, ReportKind.PROTOCOL, ReportKind.INTERNAL, ReportKind.GONE)
+
+
+def root_cause(reports: Sequence[Report], seconds_since_first: float) -> Report | None:
+    """The report to blame, or None while it is too early to say."""
+    for kind in _FIRST_HAND:
+        for report in reports:
+            if report.kind is kind:
+                return report
+    if reports and seconds_since_first >= LINK_GRACE_SECONDS:
+        return reports[0]
+    return None
+
+
+class WorkerWatch:
+    """Holds the Watch streams of a deployment open; calls ``on_failure`` once, ``on_activity`` while things move."""
+
+    def __init__(
+        self,
+        deployment: str,
+        connections: Mapping[str, WorkerConnection],
+        stages: Mapping[str, Sequence[str]],
+        on_failure: Callable[[TvmSplitError], None],
+        on_activity: Callable[[], None],
+    ) -> None:
+        self._deployment = deployment
+        self._connections = connections
+        self._stages = stages
+        self._on_failure = on_failure
+        self._on_activity = on_activity
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._heard: dict[str, float] = {}
+        self._activity: dict[str, int] = {}
+        self._finished: dict[str, int] = {}
+        self._reports: list[Report] = []
+        self._first_report = 0.0
+        self._closed = False
+        self._calls: dict[str, Any] = {}
+        self._threads: list[threading.Thread] = []
+
+    def start(self, timeout_seconds: float) -> None:
+        """Opens the streams and returns when every worker has answered.
+
+        Raises:
+            TvmSplitError: a worker refused, cannot be reached, or did not answer in time.
+        """
+        for machine, connection in self._connections.items():
+            self._calls[machine] = connection.watch(self._deployment)
+            self._begin(self._read, machine)
+        deadline = time.monotonic() + timeout_seconds
+        with self._lock:
+            while len(self._heard) < len(self._connections) and not self._reports:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    silent = [str(c.endpoint) for m, c in self._connections.items() if m not in self._heard]
+                    raise DeadlineError(f"{', '.join(silent)} did not answer within {timeout_seconds:g} seconds")
+                self._changed.wait(remaining)
+            if self._reports:
+                raise self._error(self._reports[0])
+        self._begin(self._judge)
+
+    def _begin(self, target: Callable[..., None], *arguments: str) -> None:
+        thread = threading.Thread(target=target, args=arguments, name=f"watch-{'-'.join(arguments)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def link_broken(self, peer: str, error: TvmSplitError) -> None:
+        """The client's own data stream to ``peer`` broke."""
+        self._report(Report(ReportKind.LINK, "client", str(error), peer))
+
+    def finished(self) -> dict[str, int]:
+        """Stage name to micro-batches computed, as far as known."""
+        with self._lock:
+            return dict(self._finished)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._changed.notify_all()
+        for call in self._calls.values():
+            call.cancel()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(5.0)
+
+    def _read(self, machine: str) -> None:
+        endpoint = self._connections[machine].endpoint
+        try:
+            for event in self._calls[machine]:
+                self._take(machine, event)
+            message = f"{endpoint} ended the deployment"
+        except grpc.RpcError as status:
+            error = error_of(status, str(endpoint))
+            if not isinstance(error, WorkerUnavailableError):
+                self._report(Report(ReportKind.INTERNAL, machine, str(error)))
+                return
+            message = f"{endpoint} has gone: {status.details() if hasattr(status, 'details') else status}"
+        self._report(Report(ReportKind.GONE, machine, message))
+
+    def _take(self, machine: str, event: pb.WatchEvent) -> None:
+        with self._lock:
+            moved = event.activity != self._activity.get(machine, 0)
+            self._activity[machine] = max(event.activity, self._activity.get(machine, 0))
+            self._heard[machine] = time.monotonic()
+            for stage in event.stages:
+                self._finished[stage.stage] = stage.finished
+            self._changed.notify_all()
+        if event.HasField("failure"):
+            failure = event.failure
+            kinds = {
+                pb.Failure.STAGE: ReportKind.STAGE,
+                pb.Failure.LINK: ReportKind.LINK,
+                pb.Failure.PROTOCOL: ReportKind.PROTOCOL,
+            }
+            kind = kinds.get(failure.kind, ReportKind.INTERNAL)
+            self._report(Report(kind, machine, failure.message, failure.peer))
+        elif moved:
+            self._on_activity()
+
+    def _report(self, report: Report) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            if not self._reports:
+                self._first_report = time.monotonic()
+            self._reports.append(report)
+            self._changed.notify_all()
+
+    def _judge(self) -> None:
+        checked = time.monotonic()
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                cause = root_cause(self._reports, time.monotonic() - self._first_report)
+                if cause is not None:
+                    error = self._error(cause)
+                    break
+                self._changed.wait(_CHECK_SECONDS)
+                here = time.monotonic()
+                if here - checked > 2 * _CHECK_SECONDS:  # this process itself stood still: be fair to the workers
+                    self._heard = {machine: max(at, here - 1.0) for machine, at in self._heard.items()}
+                checked = here
+                silent = [machine for machine, at in self._heard.items() if here - at > SILENCE_SECONDS]
+            for machine in silent:
+                endpoint = self._connections[machine].endpoint
+                text = f"{endpoint} has been silent for {SILENCE_SECONDS:g} seconds: it hangs, or the network is gone"
+                self._report(Report(ReportKind.GONE, machine, text))
+        self._on_failure(error)
+
+    def _error(self, report: Report) -> TvmSplitError:
+        if report.kind is ReportKind.STAGE:
+            return StageError(report.message)
+        if report.kind is ReportKind.PROTOCOL:
+            return ProtocolError(report.message)
+        if report.kind is ReportKind.INTERNAL:
+            return WorkerError(report.message)
+        if report.kind is ReportKind.GONE:
+            stages = ", ".join(repr(name) for name in self._stages.get(report.machine, ()))
+            return WorkerUnavailableError(
+                f"{report.message}. It held the stages {stages}. Start its worker again and deploy again"
+            )
+        here = self._connections.get(report.machine)
+        name = str(here.endpoint) if here else "the client"
+        return WorkerUnavailableError(
+            f"{name} lost its connection to machine {report.peer!r}, though every worker answers the client: "
+            f"{report.message}. Check the network between the two, and deploy again"
+        )

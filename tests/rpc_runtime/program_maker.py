@@ -1,0 +1,89 @@
+"""Makes small programs of real stages for the tests: relax functions, compiled, exported, with their weights as blobs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from safetensors.numpy import save
+from tvm import relax
+
+from rpc_runtime.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
+
+Body = Callable[..., Sequence[Any]]
+
+
+class ProgramMaker:
+    """Collects inputs and stages; its blobs lie in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.inputs: list[TensorSpec] = []
+        self.stages: list[StageSpec] = []
+
+    def input(self, name: str, shape: Sequence[int] = (2, 8), dtype: str = "float32") -> TensorSpec:
+        spec = TensorSpec(name, tuple(shape), dtype)
+        self.inputs.append(spec)
+        return spec
+
+    def stage(
+        self,
+        name: str,
+        machine: str,
+        inputs: Sequence[TensorSpec],
+        body: Body,
+        outputs: Sequence[str] = (),
+        weights: Mapping[str, np.ndarray] | None = None,
+        device: str = "cpu",
+    ) -> Any:
+        """Adds a stage; its one output, or the tuple of them. Outputs are named ``<stage>.0`` … unless given."""
+        arrays = dict(weights or {})
+        weight_tensors = [TensorSpec(f"{name}.{key}", value.shape, value.dtype.name) for key, value in arrays.items()]
+        library, types = self._compile([*inputs, *weight_tensors], body)
+        names = outputs or [f"{name}.{index}" for index in range(len(types))]
+        made = tuple(TensorSpec(n, shape, dtype) for n, (shape, dtype) in zip(names, types, strict=True))
+        weight_specs = tuple(
+            WeightSpec(tensor, self.weight_blob(array))
+            for tensor, array in zip(weight_tensors, arrays.values(), strict=True)
+        )
+        self.stages.append(
+            StageSpec(
+                len(self.stages), name, machine, (name,), device, library, weight_specs, tuple(inputs), made
+            )
+        )
+        return made if len(made) != 1 else made[0]
+
+    def program(self, outputs: Sequence[TensorSpec]) -> Program:
+        return Program(tuple(self.inputs), tuple(outputs), tuple(self.stages))
+
+    def blob_path(self, sha256: str) -> Path:
+        return self.folder / sha256
+
+    def blob(self, content: bytes) -> BlobSpec:
+        digest = hashlib.sha256(content).hexdigest()
+        self.blob_path(digest).write_bytes(content)
+        return BlobSpec(digest, len(content))
+
+    def weight_blob(self, array: np.ndarray) -> BlobSpec:
+        return self.blob(save({"weight": np.ascontiguousarray(array)}))
+
+    def _compile(self, tensors: Sequence[TensorSpec], body: Body) -> tuple[BlobSpec, list[tuple[tuple[int, ...], str]]]:
+        builder = relax.BlockBuilder()
+        variables = [
+            relax.Var(f"v{i}", relax.TensorType(tensor.shape, tensor.dtype)) for i, tensor in enumerate(tensors)
+        ]
+        with builder.function("main", variables):
+            with builder.dataflow():
+                results = [builder.emit(value) for value in body(*variables)]
+                output = builder.emit_output(relax.Tuple(results))
+            builder.emit_func_output(output)
+        types = [(tuple(int(n) for n in r.ty.shape), str(r.ty.dtype)) for r in results]
+        path = self.folder / "library.so"
+        with tvm.target.Target("llvm"):
+            relax.build(builder.get(), tvm.target.Target("llvm")).export_library(str(path))
+        return self.blob(path.read_bytes()), types

@@ -1,0 +1,109 @@
+"""Blobs: verified, shared between processes, and never thrown away while somebody uses them."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from rpc_runtime.blob_store import BlobStore
+from rpc_runtime.errors import BlobError
+from rpc_runtime.program import BlobSpec
+
+
+def spec(content: bytes) -> BlobSpec:
+    return BlobSpec(hashlib.sha256(content).hexdigest(), len(content))
+
+
+def put(store: BlobStore, content: bytes) -> BlobSpec:
+    blob = spec(content)
+    store.write(blob, [content[:3], content[3:]])
+    return blob
+
+
+def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    blob = spec(b"hello")
+    assert store.pin("d", [blob, blob]) == (blob,)
+    put(store, b"hello")
+    assert store.pin("d", [blob]) == ()
+    assert store.read(blob).tobytes() == b"hello"
+    store.close()
+
+
+@pytest.mark.parametrize("content", [b"hellO", b"hell", b"hello!"])
+def test_other_content_is_refused_and_leaves_nothing(tmp_path: Path, content: bytes) -> None:
+    store = BlobStore(tmp_path)
+    with pytest.raises(BlobError):
+        store.write(spec(b"hello"), [content])
+    assert store.pin("d", [spec(b"hello")])
+    assert not list(store.scratch.iterdir())
+
+
+def test_a_changed_blob_is_noticed_removed_and_asked_for_again(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    blob = put(store, b"hello")
+    store.path(blob).write_bytes(b"jello")
+    with pytest.raises(BlobError, match="changed"):
+        store.read(blob)
+    assert store.pin("d", [blob]) == (blob,)
+
+
+def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, limit_bytes=10)
+    old, new = put(store, b"aaaa"), put(store, b"bbbb")
+    os.utime(store.path(old), (1, 1))
+    third = put(store, b"cccc")
+    assert store.pin("d", [old, new, third]) == (old,)
+
+
+def test_what_is_in_use_stays_also_for_another_store(tmp_path: Path) -> None:
+    first, second = BlobStore(tmp_path, 10), BlobStore(tmp_path, 10)
+    used = put(first, b"aaaa")
+    first.pin("d", [used])
+    os.utime(first.path(used), (1, 1))
+    other = put(second, b"bbbb")
+    put(second, b"cccc")
+    assert first.read(used).tobytes() == b"aaaa"
+    assert second.pin("e", [other]) == (other,)
+    with pytest.raises(BlobError, match="raise its limit"):
+        put(second, b"ddddddd")
+    with pytest.raises(BlobError, match="may hold 10"):
+        put(second, b"d" * 11)
+    first.close()
+    put(second, b"ddddddd")
+    assert second.pin("e", [used]) == (used,)
+
+
+def test_pins_of_a_process_that_has_gone_count_no_more(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, 10)
+    old = put(store, b"aaaa")
+    (tmp_path / "pins" / "dead").write_text(old.sha256)
+    put(store, b"bbbbbbbb")
+    assert store.pin("d", [old]) == (old,)
+
+
+def _write_many(folder: Path) -> None:
+    store = BlobStore(folder, 4000)
+    for number in range(30):
+        content = bytes([number]) * 400
+        blob = spec(content)
+        store.pin("d", [blob])
+        store.write(blob, [content])
+        assert store.read(blob).tobytes() == content
+        store.unpin("d")
+    store.close()
+
+
+def test_two_processes_share_a_folder(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_write_many, args=(tmp_path,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert sum(path.stat().st_size for path in (tmp_path / "blobs").glob("*/*")) <= 4000

@@ -1,0 +1,123 @@
+"""Both ends of a link joined without a network: order, credits, and peers that break the rules."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.framing import CHUNK_BYTES, FrameKind, control_frame, decode, tensor_frames
+from rpc_runtime.inputs import flat_bytes
+from rpc_runtime.links import OUTBOX, IncomingLink, OutgoingLink
+from rpc_runtime.machine_plan import PlannedRoute
+from rpc_runtime.program import TensorSpec
+from rpc_runtime.result_queue import array_slot
+
+
+def route(index: int, name: str, elements: int = 4, depth: int = 2) -> PlannedRoute:
+    return PlannedRoute(index, TensorSpec(name, (elements,), "uint8"), "a", "b", depth)
+
+
+class Receiver:
+    """An incoming link that notes what arrives."""
+
+    def __init__(self, *routes: PlannedRoute) -> None:
+        self.got: list[tuple[str, int, Any]] = []
+        self.releases: list[Callable[[], None]] = []
+        self.lock = threading.Lock()
+        self.link = IncomingLink(self.lock, routes, array_slot, self._deliver, reuse=False)
+
+    def _deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+        self.got.append((route.tensor.name, sequence, value))
+        self.releases.append(release)
+
+    def take(self, *messages: bytes) -> None:
+        for message in messages:
+            self.link.receive(decode(message))
+
+
+def bytes_of(value: int, elements: int = 4) -> np.ndarray:
+    return np.full(elements, value, np.uint8)
+
+
+def test_the_sender_stops_without_credit_and_the_other_tensor_goes_on() -> None:
+    lock = threading.Lock()
+    link = OutgoingLink(lock, [route(0, "slow", depth=1), route(1, "fast", depth=3)], flat_bytes)
+    frames = link.frames()
+    with lock:
+        link.put_locked("slow", 0, bytes_of(0))
+        link.put_locked("slow", 1, bytes_of(1))
+        assert link.room_locked("slow") == 0
+        link.put_locked("fast", 1, bytes_of(2))
+    sent = [decode(next(frames)) for _ in range(2)]
+    assert [(f.tensor, f.sequence) for f in sent] == [(0, 0), (1, 1)]
+    link.receive(decode(control_frame(FrameKind.CREDIT, tensor=0, sequence=1)))
+    assert (decode(next(frames)).tensor, link.room_locked("fast")) == (0, OUTBOX)
+    link.close()
+    assert list(frames) == []
+
+
+@pytest.mark.parametrize(("tensor", "count"), [(9, 0), (0, 1), (0, 2**63)])
+def test_credits_for_what_was_never_sent_are_refused(tensor: int, count: int) -> None:
+    link = OutgoingLink(threading.Lock(), [route(0, "t")], flat_bytes)
+    with pytest.raises(ProtocolError):
+        link.receive(decode(control_frame(FrameKind.CREDIT, tensor=tensor, sequence=count)))
+
+
+def test_chunks_come_together() -> None:
+    size = 2 * CHUNK_BYTES + 5
+    data = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    receiver = Receiver(route(3, "t", size))
+    receiver.take(*tensor_frames(3, 0, data), *tensor_frames(3, 1, data[::-1].copy()))
+    assert np.array_equal(receiver.got[0][2], data)
+    assert np.array_equal(receiver.got[1][2], data[::-1])
+
+
+def test_a_credit_follows_each_release() -> None:
+    receiver = Receiver(route(0, "t"))
+    credits = receiver.link.credit_frames()
+    receiver.take(*tensor_frames(0, 0, bytes_of(0)), *tensor_frames(0, 1, bytes_of(1)))
+    with receiver.lock:
+        receiver.releases[0]()
+        receiver.releases[1]()
+    assert decode(next(credits)).sequence == 2
+    receiver.link.close()
+    assert list(credits) == []
+
+
+def test_a_peer_without_credit_is_refused() -> None:
+    receiver = Receiver(route(0, "t", depth=2))
+    with pytest.raises(ProtocolError, match="without a credit"):
+        receiver.take(*(frame for n in range(3) for frame in tensor_frames(0, n, bytes_of(n))))
+    assert len(receiver.got) == 2
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        list(tensor_frames(5, 0, bytes_of(0))),
+        list(tensor_frames(0, 1, bytes_of(0))),
+        list(tensor_frames(0, 0, bytes_of(0, 5))),
+        [control_frame(FrameKind.CREDIT)],
+    ],
+    ids=["unknown tensor", "wrong sequence", "wrong size", "wrong kind"],
+)
+def test_what_does_not_fit_is_refused(messages: list[bytes]) -> None:
+    with pytest.raises(ProtocolError):
+        Receiver(route(0, "t")).take(*messages)
+
+
+@given(st.lists(st.binary(max_size=80), max_size=5), st.booleans())
+def test_no_bytes_do_more_than_raise(messages: list[bytes], header: bool) -> None:
+    receiver = Receiver(route(0, "t"))
+    prefix = control_frame(FrameKind.TENSOR)[:6] if header else b""
+    try:
+        receiver.take(*(prefix + message for message in messages))
+    except ProtocolError:
+        pass

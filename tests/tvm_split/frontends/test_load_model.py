@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends import load_model
+
+
+@pytest.mark.parametrize("source", [17, "model.pth", Path("model.tflite"), {"weights": 1}, None])
+def test_other_sources_are_refused_with_what_is_accepted(source: Any) -> None:
+    with pytest.raises(ModelImportError, match=r"\.onnx|\.pt2"):
+        load_model(source)
+
+
+@pytest.mark.parametrize("name", ["missing.onnx", "missing.pt2"])
+def test_missing_files_are_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelImportError, match=f"no file .*{name}"):
+        load_model(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["broken.onnx", "broken.pt2"])
+def test_broken_files_are_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"\x08\xff no model")
+    with pytest.raises(ModelImportError, match=name):
+        load_model(tmp_path / name)
+
+
+@pytest.mark.parametrize(("name", "extra"), [("model.onnx", "onnx"), ("model.pt2", "torch")])
+def test_a_missing_framework_is_named_with_its_extra(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None)
+    with pytest.raises(ModelImportError, match=rf"pip install tvm-split\[{extra}\]"):
+        load_model(name)
+
+
+def test_frameworks_are_imported_only_when_needed() -> None:
+    # TVM imports torch itself where it finds it, so the room's own modules are looked for.
+    code = (
+        "import sys, tvm_split.frontends as room\n"
+        "own = [name for name in sys.modules if name.startswith(room.__name__)]\n"
+        "sys.exit('onnx' in sys.modules or any('torch_' in name or 'onnx_' in name for name in own))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from tests.tvm_split.frontends.comparison import assert_close, assert_equal_to_source, run  # noqa: E402
+from tests.tvm_split.frontends.contract import assert_keeps_contract  # noqa: E402
+from tvm_split.errors import ModelImportError  # noqa: E402
+from tvm_split.frontends import load_model  # noqa: E402
+
+LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx"))
+
+
+def proto(
+    nodes: list[Any],
+    inputs: dict[str, Any],
+    outputs: list[str],
+    weights: dict[str, Any] | None = None,
+    element: int = TensorProto.FLOAT,
+    opset: int = 17,
+) -> Any:
+    graph = helper.make_graph(
+        nodes, "graph", [helper.make_tensor_value_info(name, element, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, element, None) for name in outputs],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in (weights or {}).items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+def conv_net(batch: Any = 1) -> Any:
+    weights = {"w": np.ones((3, 3, 1, 1), np.float32), "b": np.float32([1, 2, 3])}
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], name="/stem/conv"),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Conv", ["r", "w"], ["d"]),
+        helper.make_node("Add", ["d", "r"], ["s"], name="twice"),
+        helper.make_node("Relu", ["s"], ["y"], name="twice"),
+    ]
+    return proto(nodes, {"x": [batch, 3, 4, 4]}, ["y", "r"], weights)
+
+
+def test_layers_are_nodes_and_nameless_ones_are_counted() -> None:
+    model = load_model(conv_net())
+    assert_keeps_contract(model)
+    assert model.layer_names == ("/stem/conv", "Relu_1", "Conv_2", "Add_3", "Relu_4")
+    assert model.layers["stem_conv"] == "/stem/conv"
+    assert model.framework == "onnx"
+    assert model.example_inputs is None
+    assert_equal_to_source(model, [np.random.default_rng(0).standard_normal((1, 3, 4, 4)).astype("float32")])
+
+
+@pytest.mark.parametrize("path", LIGHT, ids=[path.stem for path in LIGHT])
+def test_the_light_models_load_with_names(path: Path) -> None:
+    model = load_model(path)
+    assert_keeps_contract(model)
+    assert model.name == path.stem
+    kept = [node.name for node in onnx.load(str(path)).graph.node if node.op_type in ("Conv", "Gemm", "Softmax")]
+    assert len(kept) > 5
+    if all(kept):
+        assert set(kept) <= set(model.layer_names)
+
+
+def test_there_are_nine_light_models() -> None:
+    assert len(LIGHT) == 9
+
+
+def test_reference_values_are_those_of_the_nodes() -> None:
+    model = load_model(conv_net())
+    inputs = [np.random.default_rng(0).standard_normal((1, 3, 4, 4)).astype("float32")]
+    assert model.reference is not None
+    values = dict(model.reference.values(inputs))
+    assert set(values) <= set(model.layers)
+    assert [model.layers[name] for name in values] == list(model.layer_names)
+    assert_close(next(reversed(values.values())), model.reference.outputs(inputs)[0])
+    assert_close(values["Relu_1"], model.reference.outputs(inputs)[1])
+
+
+@pytest.mark.parametrize("form", ["path", "bytes"])
+def test_forms_of_a_model(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "my net.onnx"
+    onnx.save(conv_net(), str(path))
+    model = load_model(path if form == "path" else path.read_bytes())
+    assert model.name == ("my_net" if form == "path" else "graph")
+    assert_keeps_contract(model)
+
+
+def test_weights_in_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    options = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+    onnx.save(conv_net(), str(path), **options)
+    x = np.ones((1, 3, 4, 4), np.float32)
+    np.testing.assert_array_equal(run(load_model(path), [x])[0], run(load_model(conv_net()), [x])[0])
+    with pytest.raises(ModelImportError, match=r"'w'.*another file"):
+        load_model(path.read_bytes())
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(ModelImportError, match=r"model\.onnx"):
+        load_model(path)
+
+
+def test_open_sizes() -> None:
+    assert load_model(conv_net("N"), batch=3).inputs[0].shape == (3, 3, 4, 4)
+    assert load_model(conv_net("N"), dimensions={"N": 2}).outputs[0].shape == (2, 3, 4, 4)
+    assert load_model(conv_net(None), dimensions={"x[0]": 2}).outputs[0].shape == (2, 3, 4, 4)
+    assert load_model(conv_net(None), np.zeros((5, 3, 4, 4), np.float32)).outputs[0].shape == (5, 3, 4, 4)
+    with pytest.raises(ModelImportError, match=r"axis 0 of input 'x'.*'N'.*batch="):
+        load_model(conv_net("N"))
+    with pytest.raises(ModelImportError, match=r"batch is 3.*2|2.*batch is 3|batch.*3.*2"):
+        load_model(conv_net("N"), batch=3, dimensions={"N": 2})
+    with pytest.raises(ModelImportError, match=r"batch gives x\[0\] the size 3.*fixed size 1"):
+        load_model(conv_net(), batch=3)
+    with pytest.raises(ModelImportError, match=r"'M'.*'N'"):
+        load_model(conv_net("N"), batch=3, dimensions={"M": 2})
+
+
+def test_one_name_for_two_sizes() -> None:
+    nodes = [helper.make_node("Concat", ["x", "z"], ["y"], axis=0)]
+    model = load_model(proto(nodes, {"x": ["N", 2], "z": ["N", 2]}, ["y"]), batch=3)
+    assert model.outputs[0].shape == (6, 2)
+    with pytest.raises(ModelImportError, match=r"3.*2|2.*3"):
+        load_model(proto(nodes, {"x": ["N", 2], "z": ["N", 2]}, ["y"]), [np.zeros((2, 2), "f"), np.zeros((3, 2), "f")])
+
+
+def test_shapes_computed_from_an_open_size_are_folded() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"], name="shape"),
+        helper.make_node("Gather", ["shape", "zero"], ["rows"], name="gather"),
+        helper.make_node("Unsqueeze", ["rows", "axis"], ["rows1"], name="unsqueeze"),
+        helper.make_node("Concat", ["rows1", "rest"], ["target"], name="concat", axis=0),
+        helper.make_node("Reshape", ["x", "target"], ["y"], name="reshape"),
+    ]
+    weights = {"zero": np.int64(0), "axis": np.int64([0]), "rest": np.int64([-1])}
+    model = load_model(proto(nodes, {"x": ["N", 3, 4]}, ["y"], weights), batch=2)
+    assert model.layer_names == ("reshape",)
+    assert model.outputs[0].shape == (2, 12)
+
+
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ((np.zeros((1, 3, 4, 4), "f"),) * 2, "takes 1 inputs.*has 2"),
+        (np.zeros((1, 3, 4, 4)), "float32.*float64"),
+        (np.zeros((1, 3, 4, 5), "f"), r"x\[3\] the size 5.*4"),
+        (np.zeros((3, 4, 4), "f"), r"4 axes.*\[3, 4, 4\]"),
+        ({"y": np.zeros((1, 3, 4, 4), "f")}, r"\['x'\].*\['y'\]"),
+    ],
+)
+def test_example_inputs_that_do_not_fit(examples: Any, message: str) -> None:
+    with pytest.raises(ModelImportError, match=message):
+        load_model(conv_net(), examples)
+
+
+def test_operators_that_cannot_be_imported_are_all_named() -> None:
+    nodes = [
+        helper.make_node("RandomNormalLike", ["x"], ["r"], name="noise"),
+        helper.make_node("Det", ["r"], ["d"], name="determinant"),
+        helper.make_node("Thing", ["d"], ["y"], name="custom", domain="my.domain"),
+    ]
+    model = proto(nodes, {"x": [2, 2]}, ["y"])
+    model.opset_import.append(helper.make_opsetid("my.domain", 1))
+    with pytest.raises(
+        ModelImportError, match=r"(?s)RandomNormalLike.*random.*noise.*Det.*determinant.*my\.domain\.Thing"
+    ):
+        load_model(model)
+
+
+def test_branches_and_dynamic_shapes_are_refused() -> None:
+    branch = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["out"])], "branch", [], [helper.make_tensor_value_info("out", 1, None)]
+    )
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
+        helper.make_node("Cast", ["s"], ["c"], to=TensorProto.BOOL),
+        helper.make_node("If", ["c"], ["y"], name="choice", then_branch=branch, else_branch=branch),
+    ]
+    with pytest.raises(ModelImportError, match=r"If.*chooses.*choice"):
+        load_model(proto(nodes, {"x": [2]}, ["y"]))
+    with pytest.raises(ModelImportError, match=r"NonZero.*depends on the values.*where"):
+        load_model(proto([helper.make_node("NonZero", ["x"], ["y"], name="where")], {"x": [2]}, ["y"]))
+
+
+def test_an_input_as_output_and_an_output_twice() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Identity", ["x"], ["z"])]
+    model = load_model(proto(nodes, {"x": [2]}, ["y", "z"]))
+    assert_keeps_contract(model)
+    assert_equal_to_source(model, [np.float32([-1, 1])])
+
+
+@pytest.mark.parametrize("element", [TensorProto.FLOAT16, TensorProto.INT64, TensorProto.INT32, TensorProto.DOUBLE])
+def test_dtypes_stay(element: int) -> None:
+    model = load_model(proto([helper.make_node("Add", ["x", "x"], ["y"])], {"x": [3]}, ["y"], element=element))
+    dtype = helper.tensor_dtype_to_np_dtype(element)
+    assert model.inputs[0].dtype == model.outputs[0].dtype == str(dtype)
+    assert_equal_to_source(model, [np.arange(3).astype(dtype)])

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from tests.tvm_split.frontends.comparison import assert_close, assert_equal_to_source, run  # noqa: E402
+from tests.tvm_split.frontends.contract import assert_keeps_contract  # noqa: E402
+from tvm_split.errors import ModelImportError  # noqa: E402
+from tvm_split.frontends import load_model  # noqa: E402
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 3, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        y = self.relu(self.conv1(x))
+        y += x
+        return self.relu(y)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = nn.Sequential(Block(), Block())
+        self.fc = nn.Linear(12, 5)
+
+    def forward(self, x: Any) -> Any:
+        return torch.relu(self.fc(self.layer1(x).flatten(1)))
+
+
+class Lambda(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.function(*inputs, **named)
+
+
+def image(batch: int = 2) -> Any:
+    return torch.randn(batch, 3, 2, 2)
+
+
+def test_layers_have_the_user_s_names_in_order_of_execution() -> None:
+    model = load_model(Net().eval(), image())
+    assert_keeps_contract(model)
+    assert model.layer_names == (
+        "layer1.0.conv1", "layer1.0.relu", "layer1.0.add_", "layer1.0.relu@1",
+        "layer1.1.conv1", "layer1.1.relu", "layer1.1.add__1", "layer1.1.relu@1",
+        # Torch makes the view of a tensor that was changed in place anew where it is used: flatten is in fc.
+        "fc", "relu",
+    )  # fmt: skip
+    assert model.layers["layer1_0_conv1"] == "layer1.0.conv1"
+    assert model.layers["layer1_0_conv1_1"] == "layer1.0.conv1"
+    assert (model.name, model.framework) == ("Net", "torch")
+
+
+def test_a_module_used_twice_counts_its_calls() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x: Any) -> Any:
+            return self.block(self.block(x))
+
+    names = load_model(Twice().eval(), image()).layer_names
+    assert "block.conv1" in names
+    assert "block.conv1@1" in names
+    assert any(name.startswith("block@1.add_") for name in names)
+
+
+def test_names_that_are_no_identifiers_become_some() -> None:
+    parts = nn.ModuleDict({"lambda_": nn.Linear(3, 3), "1": nn.ReLU(), "R": nn.Tanh()})
+    model = load_model(nn.Sequential(*parts.values()), torch.randn(1, 3))
+    assert_keeps_contract(model)
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = parts
+            for name, part in parts.items():
+                self.add_module(name, part)
+
+        def forward(self, x: Any) -> Any:
+            return self.get_submodule("R")(self.get_submodule("1")(self.get_submodule("lambda_")(x)))
+
+    named = load_model(Named().eval(), torch.randn(1, 3))
+    assert_keeps_contract(named)
+    assert_equal_to_source(named, [np.ones((1, 3), np.float32)])
+
+
+def test_reference_names_every_value_of_the_module() -> None:
+    model = load_model(Net().eval(), image())
+    assert model.reference is not None
+    assert model.example_inputs is not None
+    values = list(model.reference.values(model.example_inputs))
+    names = [name for name, _ in values]
+    assert len(set(names)) == len(names)
+    assert set(names) <= set(model.layers)
+    shapes = {
+        binding.var.name: binding.var.ty for block in model.module["main"].body.blocks for binding in block.bindings
+    }
+    for name, value in values:
+        assert value.shape == tuple(int(size) for size in shapes[name].shape)
+        assert str(value.dtype) == str(shapes[name].dtype)
+    assert list(dict.fromkeys(model.layers[name] for name in names)) == list(model.layer_names)
+    assert_close(values[-1][1], model.reference.outputs(model.example_inputs)[0])
+
+
+def test_inputs_and_outputs_are_flat_in_torch_s_order() -> None:
+    def forward(x: Any, others: Any, *, scale: Any) -> Any:
+        return {"sum": x + others["b"], "nested": [others["a"] * scale, (x,)], "again": x}
+
+    arguments = (torch.randn(2, 3), {"b": torch.randn(2, 3), "a": torch.arange(4)})
+    program = torch.export.export(Lambda(forward), arguments, {"scale": torch.tensor(3)})
+    model = load_model(program)
+    assert_keeps_contract(model)
+    assert [spec.dtype for spec in model.inputs] == ["float32", "float32", "int64", "int64"]
+    assert [spec.dtype for spec in model.outputs] == ["float32", "int64", "float32", "float32"]
+    assert model.example_inputs is not None
+    assert_equal_to_source(model, model.example_inputs)
+
+
+def test_keyword_inputs_are_given_as_a_dict() -> None:
+    model = load_model(Lambda(lambda x, y: x - 2 * y), {"y": torch.ones(3), "x": torch.zeros(3)})
+    assert len(model.inputs) == 2
+    assert model.example_inputs is not None
+    assert_equal_to_source(model, model.example_inputs)
+
+
+def test_arrays_are_taken_as_example_inputs() -> None:
+    model = load_model(nn.ReLU(), np.float32([[-1, 1]]))
+    assert run(model, [np.float32([[-3, 3]])])[0].tolist() == [[0, 3]]
+
+
+def test_an_output_given_twice_and_an_input_as_output() -> None:
+    def forward(x: Any) -> Any:
+        y = x * 2
+        return y, x, y
+
+    model = load_model(Lambda(forward), torch.randn(3))
+    assert_keeps_contract(model)
+    assert len(model.layers) == 1
+    assert_equal_to_source(model, [np.float32([1, 2, 3])])
+
+
+def test_constants_and_buffers() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("ids", torch.arange(8)[None], persistent=False)
+            self.embedding = nn.Embedding(8, 4)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.embedding(self.ids[:, : x.shape[1]]), self.ids[:, :2]
+
+    model = load_model(Positions().eval(), torch.randn(2, 5, 4))
+    assert_keeps_contract(model)
+    assert model.example_inputs is not None
+    assert_equal_to_source(model, model.example_inputs)
+
+
+def test_imported_weights_are_copies() -> None:
+    layer = nn.Linear(2, 2)
+    model = load_model(layer, torch.ones(1, 2))
+    before = run(model, [np.ones((1, 2), np.float32)])[0]
+    with torch.no_grad():
+        layer.weight.zero_()
+    np.testing.assert_array_equal(run(model, [np.ones((1, 2), np.float32)])[0], before)
+
+
+def test_parameters_shared_by_two_layers() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(6, 4)
+            self.head = nn.Linear(4, 6, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens: Any) -> Any:
+            return self.head(self.embedding(tokens))
+
+    model = load_model(Tied().eval(), torch.tensor([[1, 5]]))
+    assert model.example_inputs is not None
+    assert_equal_to_source(model, model.example_inputs)
+
+
+def test_state_between_calls_is_refused() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: Any) -> Any:
+            self.count += 1
+            return x + self.count
+
+    with pytest.raises(ModelImportError, match="'count'"):
+        load_model(Counter().eval(), torch.randn(1))
+
+
+def test_a_buffer_that_is_only_written_is_no_state() -> None:
+    class Scratch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(2))
+
+        def forward(self, x: Any) -> Any:
+            self.last.copy_(x)
+            return self.last * 2
+
+    model = load_model(Scratch().eval(), torch.ones(2))
+    assert run(model, [np.float32([1, 2])])[0].tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(3)])
+def test_training_mode_is_refused(layer: Any) -> None:
+    with pytest.raises(ModelImportError, match=r"1.*model\.eval\(\)"):
+        load_model(nn.Sequential(nn.Linear(3, 3), layer), torch.randn(2, 3))
+
+
+def test_training_mode_that_changes_nothing_is_accepted() -> None:
+    load_model(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0)), torch.randn(2, 3))
+
+
+def test_a_module_needs_example_inputs() -> None:
+    with pytest.raises(ModelImportError, match=r"Linear.*example_inputs"):
+        load_model(nn.Linear(2, 2))
+
+
+def test_inputs_that_do_not_fit_show_their_shapes() -> None:
+    with pytest.raises(ModelImportError, match=r"Linear.*float32\[2, 3\]"):
+        load_model(nn.Linear(5, 2), torch.randn(2, 3))
+
+
+REFUSED = {
+    "_cdist_forward.default in cdist": lambda x: torch.cdist(x, x),
+    "rand_like.default.*random.* in rand_like": lambda x: x + torch.rand_like(x),
+    "nonzero.default.*depends on the values": lambda x: torch.nonzero(x),
+    "cummax.default in cummax": lambda x: x.cummax(0),
+    "'max_pool.*result 1 ": lambda x: torch.nn.functional.max_pool2d(x[None, None], 2, return_indices=True),
+    "cond|sub-graph": lambda x: torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,)),
+    "not a tensor": lambda x: (x, 3),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_imported_is_named_with_its_layer(message: str) -> None:
+    with pytest.raises(ModelImportError, match=message):
+        load_model(Lambda(REFUSED[message]), torch.randn(4, 4))
+
+
+def test_all_operators_that_cannot_be_imported_are_named_at_once() -> None:
+    with pytest.raises(ModelImportError, match=r"(?s)cummax.*cdist|cdist.*cummax"):
+        load_model(Lambda(lambda x: torch.cdist(x, x.cummax(0).values)), torch.randn(4, 4))
+
+
+def exported(**shapes: Any) -> Any:
+    dimension = torch.export.Dim("batch", min=1, max=64)
+    length = torch.export.Dim("length", min=2, max=32)
+    return torch.export.export(
+        Lambda(lambda x: (x.reshape(x.shape[0], -1) * x.shape[1], x + 1)), (torch.randn(3, 4, 2),),
+        dynamic_shapes={"inputs": ({0: dimension, 1: length},)},
+    )  # fmt: skip
+
+
+def test_open_sizes_are_bound_by_batch_and_name() -> None:
+    model = load_model(exported(), batch=5, dimensions={"inputs_0[1]": 7})
+    assert_keeps_contract(model)
+    assert model.inputs[0].shape == (5, 7, 2)
+    assert model.outputs[0].shape == (5, 14)
+    assert_equal_to_source(model, [np.random.default_rng(0).standard_normal((5, 7, 2)).astype("float32")])
+
+
+def test_open_sizes_follow_the_example_inputs() -> None:
+    model = load_model(exported(), torch.randn(2, 6, 2))
+    assert model.inputs[0].shape == (2, 6, 2)
+    assert model.example_inputs is not None
+    assert_equal_to_source(model, model.example_inputs)
+    assert model.reference is not None
+    assert len(list(model.reference.values(model.example_inputs))) == 3
+
+
+def test_an_open_size_without_value_is_named() -> None:
+    with pytest.raises(ModelImportError, match=r"axis 1 of input 'inputs_0'.*dimensions="):
+        load_model(exported(), batch=5)
+
+
+def test_sizes_that_contradict_show_both_sides() -> None:
+    with pytest.raises(ModelImportError, match=r"batch is 5.*3|3.*batch is 5"):
+        load_model(exported(), batch=5, dimensions={"inputs_0[0]": 3, "inputs_0[1]": 4})
+
+
+def test_sizes_outside_the_export_s_bounds() -> None:
+    with pytest.raises(ModelImportError, match=r"65.*1 to 64"):
+        load_model(exported(), batch=65, dimensions={"inputs_0[1]": 4})
+
+
+def test_unknown_names_of_sizes() -> None:
+    with pytest.raises(ModelImportError, match=r"'sequence'.*inputs_0\[1\]"):
+        load_model(exported(), batch=5, dimensions={"sequence": 4})
+
+
+def test_a_fixed_batch_cannot_be_changed() -> None:
+    program = torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),))
+    with pytest.raises(ModelImportError, match=r"batch=4.*fixed size 2"):
+        load_model(program, batch=4)
+
+
+def test_batch_of_a_module_repeats_the_example_s_rows() -> None:
+    model = load_model(Net().eval(), image(2), batch=5)
+    assert model.inputs[0].shape == (5, 3, 2, 2)
+    assert model.example_inputs is not None
+    np.testing.assert_array_equal(model.example_inputs[0][0], model.example_inputs[0][2])
+    with pytest.raises(ModelImportError, match=r"batch=4"):
+        load_model(Lambda(lambda x, y: x.sum() + y.sum()), (torch.randn(2), torch.randn(3)), batch=4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((torch.randn(2, 3), torch.randn(2)), "takes 1 tensors.*has 2"),
+        (torch.randn(2, 4), r"float32\[2, 3\].*float32\[2, 4\]"),
+        (torch.randn(2, 3).double(), r"float32\[2, 3\].*float64\[2, 3\]"),
+    ],
+)
+def test_example_inputs_that_do_not_fit_a_program(inputs: Any, message: str) -> None:
+    program = torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),))
+    with pytest.raises(ModelImportError, match=message):
+        load_model(program, inputs)
+
+
+def test_a_program_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "my-net.pt2"
+    torch.export.save(torch.export.export(Net().eval(), (image(),)), path)
+    model = load_model(path)
+    assert_keeps_contract(model)
+    assert model.name == "my_net"
+    assert "layer1.0.add_" in model.layer_names
+    assert model.example_inputs is not None
+    assert_equal_to_source(model, model.example_inputs)
+
+
+def test_a_model_passes_through() -> None:
+    model = load_model(nn.ReLU(), torch.randn(2))
+    assert load_model(model) is model

@@ -1,0 +1,22 @@
+"""Whole networks of the usual kinds, tiny."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.models.torch_models import small_models
+from tests.tvm_split.frontends.comparison import assert_equal_to_source
+from tests.tvm_split.frontends.contract import assert_keeps_contract
+from tvm_split.frontends import load_model
+
+
+@pytest.mark.parametrize("name", ["resnet", "vgg", "mobilenet", "vit", "bert", "gpt2"])
+def test_network_has_torch_s_answer(name: str) -> None:
+    module, inputs = small_models()[name]
+    model = load_model(module, inputs, name=name)
+    assert_keeps_contract(model)
+    assert model.name == name
+    assert model.example_inputs is not None
+    assert_equal_to_source(model, model.example_inputs)
