@@ -21,6 +21,7 @@ from relay_passes.annotate import AnnotateDevices
 from relay_passes.fold_affine import FoldAffine
 from relay_passes.partition import PartitionStages
 from relay_passes.placement import Placement
+from relay_passes.remove_identities import RemoveIdentities
 from relay_passes.verify_partition import VerifyPartition
 
 ModulePass = Any
@@ -66,6 +67,7 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
         Phase(
             "simplify",
             (
+                RemoveIdentities(),
                 transform.DecomposeOpsForInference(),
                 transform.CanonicalizeBindings(),
                 transform.EliminateCommonSubexpr(),

@@ -81,9 +81,7 @@ class ControlService:
     Only a worker that was given its name (``named``) insists on it; one that goes by its host's takes any machine's part.
     """
 
-    def __init__(
-        self, machine: str, named: bool, threads: int, deployments: Deployments, tls: TlsFiles | None
-    ) -> None:
+    def __init__(self, machine: str, named: bool, threads: int, deployments: Deployments, tls: TlsFiles | None) -> None:
         self._machine = machine
         self._named = named
         self._threads = threads

@@ -54,6 +54,10 @@ class DataService:
             stream.start(requests)
             try:
                 yield from frames
+            except Exception as error:
+                traceback.print_exception(error, file=sys.stderr)
+                deployment.internal_failed(error)
+                raise
             finally:
                 stream.broken("the data stream was closed")
             if stream.error is not None:
@@ -90,10 +94,11 @@ class _Stream:
         except ProtocolError as error:
             self.error = error
             self._deployment.protocol_failed(self._peer, str(error))
-        except Exception as error:
-            if not isinstance(error, grpc.RpcError) and str(error):
-                traceback.print_exception(error, file=sys.stderr)
+        except grpc.RpcError:
             self.broken(f"the connection to {self._peer!r} broke")
+        except Exception as error:
+            traceback.print_exception(error, file=sys.stderr)
+            self._deployment.internal_failed(error)
         finally:
             self._close()
 

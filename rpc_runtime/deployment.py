@@ -91,7 +91,12 @@ class Deployment:
             self._recorder = recorder
             self._make_links_locked(plan, recorder)
             self._executor = StageExecutor(
-                self._lock, plan, stages, self._outgoing, recorder, lambda stage, error: self._stage_failed(stage, error)
+                self._lock,
+                plan,
+                stages,
+                self._outgoing,
+                recorder,
+                lambda stage, error: self._stage_failed(stage, error),
             )
             self._executor.start()
         return needed
@@ -210,6 +215,12 @@ class Deployment:
         machine = self._plan.machine if self._plan else ""
         text = f"machine {machine!r} got from {peer!r} what the protocol does not allow: {message}"
         self._fail(pb.Failure(kind=pb.Failure.PROTOCOL, machine=machine, peer=peer, message=text))
+
+    def internal_failed(self, error: Exception) -> None:
+        """Something that should not happen; the worker's own output has the details."""
+        machine = self._plan.machine if self._plan else ""
+        text = f"machine {machine!r} failed unexpectedly: {error!r}"
+        self._fail(pb.Failure(kind=pb.Failure.INTERNAL, machine=machine, message=text))
 
     def _stage_failed(self, stage: StageSpec, error: Exception) -> None:
         text = str(error) if isinstance(error, TvmSplitError) else f"stage {stage.name!r}: {error!r}"

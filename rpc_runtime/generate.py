@@ -15,9 +15,7 @@ def main() -> int:
     package = Path(__file__).resolve().parent
     root = package.parent
     return int(
-        protoc.main(
-            ["protoc", f"-I{root}", f"--python_out={root}", f"--pyi_out={root}", str(package / "worker.proto")]
-        )
+        protoc.main(["protoc", f"-I{root}", f"--python_out={root}", f"--pyi_out={root}", str(package / "worker.proto")])
     )
 
 

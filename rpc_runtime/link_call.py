@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import grpc
 
 from rpc_runtime import worker_pb2 as pb
 from rpc_runtime.channels import error_of, open_channel
 from rpc_runtime.control_methods import LINK_PATH
-from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError
+from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError
 from rpc_runtime.framing import PROTOCOL_VERSION, Frame, FrameKind, control_frame, decode, error_text
 from rpc_runtime.security import TlsFiles, Token
 
@@ -49,7 +48,7 @@ class LinkCall:
             protocol_version=PROTOCOL_VERSION, deployment=deployment, source=source, destination=destination
         ).SerializeToString()
         method = self._channel.stream_stream(LINK_PATH, request_serializer=None, response_deserializer=None)
-        self._call = method(_greeting(hello, frames), metadata=token.metadata if token else None)
+        self._call = method(self._send(hello, frames), metadata=token.metadata if token else None)
         self._thread = threading.Thread(target=self._read, name=f"link-{source}-{destination}", daemon=True)
         self._thread.start()
 
@@ -70,6 +69,14 @@ class LinkCall:
         self._channel.close()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
+
+    def _send(self, hello: bytes, frames: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            yield control_frame(FrameKind.HELLO, hello)
+            yield from frames
+        except Exception as error:  # gRPC would only say that the iterator raised
+            self._error = WorkerError(f"sending to {self._where} failed: {error!r}")
+            raise
 
     def _read(self) -> None:
         error: TvmSplitError
@@ -100,8 +107,3 @@ class LinkCall:
             self._answered.set()
         else:
             raise ProtocolError(f"a data stream begins with ACCEPT, not with {frame.kind.name}")
-
-
-def _greeting(hello: bytes, frames: Iterator[bytes]) -> Iterator[Any]:
-    yield control_frame(FrameKind.HELLO, hello)
-    yield from frames

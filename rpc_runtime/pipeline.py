@@ -87,9 +87,7 @@ class Pipeline:
         }
 
     def _outgoing_link(self, routes: Sequence[PlannedRoute]) -> OutgoingLink:
-        return OutgoingLink(
-            self._lock, routes, flat_bytes, on_room=self._changed.notify_all, on_activity=self._touch
-        )
+        return OutgoingLink(self._lock, routes, flat_bytes, on_room=self._changed.notify_all, on_activity=self._touch)
 
     def _incoming_link(self, routes: Sequence[PlannedRoute]) -> IncomingLink:
         return IncomingLink(self._lock, routes, array_slot, self._deliver, reuse=False, on_activity=self._touch)
@@ -390,4 +388,3 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-

@@ -40,8 +40,9 @@ def new_slot(spec: TensorSpec) -> TensorSlot:
     """Fresh memory; TVM takes host memory of others without a copy only at addresses that are multiples of 64."""
     block = np.empty(spec.size_bytes + ALIGNMENT_BYTES, np.uint8)
     start = -block.ctypes.data % ALIGNMENT_BYTES
-    data = block[start : start + spec.size_bytes]
-    return TensorSlot(data, tvm.runtime.from_dlpack(data)._create_view(spec.shape, spec.dtype))
+    aligned = block[start : start + max(spec.size_bytes, 1)]  # numpy may move the address of an empty array
+    tensor = tvm.runtime.from_dlpack(aligned)._create_view(spec.shape, spec.dtype)
+    return TensorSlot(aligned[: spec.size_bytes], tensor)
 
 
 def tensor_bytes(tensor: Tensor) -> Bytes:

@@ -14,12 +14,11 @@ LLVM_KINDS = ("llvm", "c")
 class Traits:
     """A processor, as tile sizes see it.
 
-    ``lanes`` float32 values fit one vector register; ``accumulators`` vectors may be kept in registers by one kernel
-    without spilling (the others hold weights and a broadcast value).
+    ``lanes`` float32 values fit one of ``registers`` vector registers.
     """
 
     lanes: int
-    accumulators: int
+    registers: int
 
     @property
     def vector_bytes(self) -> int:
@@ -29,13 +28,12 @@ class Traits:
 def traits_of(target: Target) -> Traits:
     """The traits of a CPU target; unknown processors count as 128-bit ones with 16 registers."""
     if target_has_features("avx512f", target):
-        # 32 registers. 28 accumulators with two weight vectors spill with LLVM 22, 24 never did.
-        return Traits(lanes=16, accumulators=24)
+        return Traits(lanes=16, registers=32)
     if target_has_features("avx2", target):
-        return Traits(lanes=8, accumulators=12)
+        return Traits(lanes=8, registers=16)
     if target_has_features("neon", target):
-        return Traits(lanes=4, accumulators=24)
-    return Traits(lanes=4, accumulators=12)
+        return Traits(lanes=4, registers=32)
+    return Traits(lanes=4, registers=16)
 
 
 def is_cpu(target: Target) -> bool:

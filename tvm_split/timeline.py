@@ -8,7 +8,7 @@ lanes, and a span begins with the number of its micro-batch:
                run    0####1####2####
                out          0>1>   2>
 
-Lanes of one machine stand above each other because receiving, working and sending overlap.
+Lanes of one machine stand above each other because receiving, computing and sending overlap.
 """
 
 from __future__ import annotations

@@ -81,10 +81,9 @@ def schedule_contraction(
         schedule_spatial_block(schedule, block, traits)
     last = inline_into_last(schedule, list(parts.tail))
     anchor = parts.anchor.handle
-    if tiling.chunk is None:
-        _in_one_pass(schedule, anchor, last.handle, roles, tiling)
-    else:
-        _in_chunks(schedule, anchor, last.handle, roles, tiling)
+    compute = _in_one_pass if tiling.chunk is None else _in_chunks
+    lanes = parts.anchor.extents[roles.lanes]
+    compute(schedule, anchor, last.handle, roles, tiling, lanes)
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: 
 
 
 def _in_one_pass(
-    schedule: s_tir.Schedule, anchor: SBlockRV, last: SBlockRV, roles: LoopRoles, tiling: Tiling
+    schedule: s_tir.Schedule, anchor: SBlockRV, last: SBlockRV, roles: LoopRoles, tiling: Tiling, lanes: int
 ) -> None:
     """All of the reduction in registers: ``parallel, inner | reduction | tile``."""
     loops = _tile(schedule, anchor, roles, tiling)
@@ -132,10 +131,12 @@ def _in_one_pass(
     initial = schedule.decompose_reduction(anchor, reduction[0])
     depth = 1 + len(loops.inner)
     unroll_and_vectorize(schedule, schedule.get_loops(initial)[depth:])
-    unroll_and_vectorize(schedule, schedule.get_loops(last)[depth:])
+    unroll_and_vectorize(schedule, schedule.get_loops(last)[depth:], lanes)
 
 
-def _in_chunks(schedule: s_tir.Schedule, anchor: SBlockRV, last: SBlockRV, roles: LoopRoles, tiling: Tiling) -> None:
+def _in_chunks(
+    schedule: s_tir.Schedule, anchor: SBlockRV, last: SBlockRV, roles: LoopRoles, tiling: Tiling, lanes: int
+) -> None:
     """A chunk of weights stays in the first-level cache for a group of rows:
 
     ``parallel | chunk, inner | (chunk's reduction | tile) + add tile to the sums``, then the tail on the whole group.
@@ -163,7 +164,7 @@ def _in_chunks(schedule: s_tir.Schedule, anchor: SBlockRV, last: SBlockRV, roles
     unroll_and_vectorize(schedule, schedule.get_loops(initial_partial)[2 + len(loops.inner) :])
     initial = schedule.decompose_reduction(anchor, chunk)
     schedule.vectorize(schedule.get_loops(initial)[-1])
-    schedule.vectorize(schedule.get_loops(last)[-1])
+    unroll_and_vectorize(schedule, schedule.get_loops(last)[-1:], lanes)
 
 
 def _unroll_step(schedule: s_tir.Schedule, reduction: list[LoopRV], unroll: int) -> list[LoopRV]:
@@ -175,8 +176,15 @@ def _unroll_step(schedule: s_tir.Schedule, reduction: list[LoopRV], unroll: int)
     return [*reduction[:-1], outer]
 
 
-def unroll_and_vectorize(schedule: s_tir.Schedule, loops: Sequence[LoopRV]) -> None:
-    """Vectors for the last loop; the others unrolled, so that every accumulator is a register of its own."""
-    for loop in loops[:-1]:
+def unroll_and_vectorize(schedule: s_tir.Schedule, loops: Sequence[LoopRV], lanes: int | None = None) -> None:
+    """Vectors for the last loop; the others unrolled, so that every accumulator is a register of its own.
+
+    A matrix' rows are longer than a vector: ``lanes`` cuts them, since a longer vector would gather from two blocks.
+    """
+    *outer, last = loops
+    if lanes is not None and int(schedule.get(last).extent) > lanes:
+        cut, last = schedule.split(last, [None, lanes])
+        outer.append(cut)
+    for loop in outer:
         schedule.unroll(loop)
-    schedule.vectorize(loops[-1])
+    schedule.vectorize(last)

@@ -37,9 +37,15 @@ def _cost(extent: int, rows: int, blocks: int) -> float:
 
 
 def _fits(rows: int, blocks: int, traits: Traits) -> bool:
-    # With one weight vector, broadcasts fold into the multiply-add, and two more accumulators than usual fit.
-    limit = traits.accumulators + 4 if blocks == 1 else traits.accumulators
-    return rows * blocks <= limit
+    """Whether LLVM 22 keeps the tile in registers.
+
+    With 32 registers it holds a broadcast value for each row besides the accumulators: 10 x 2 and 6 x 4 run at the
+    peak, 11 x 2, 8 x 3 and 14 x 2 spill and lose half. One weight vector needs no broadcast register, since AVX-512
+    broadcasts from memory inside the multiply-add. With 16 registers, 6 x 2 and 3 x 4 are the largest without loss.
+    """
+    if traits.registers < 32:
+        return rows * blocks <= 12
+    return rows <= 28 if blocks == 1 else rows * (blocks + 1) <= 30
 
 
 def choose_tile(

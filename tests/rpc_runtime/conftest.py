@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from program_maker import ProgramMaker
-
 from rpc_runtime.local_workers import LocalWorkers
+from tests.rpc_runtime.program_maker import ProgramMaker
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
 

@@ -52,9 +52,7 @@ class ProgramMaker:
             for tensor, array in zip(weight_tensors, arrays.values(), strict=True)
         )
         self.stages.append(
-            StageSpec(
-                len(self.stages), name, machine, (name,), device, library, weight_specs, tuple(inputs), made
-            )
+            StageSpec(len(self.stages), name, machine, (name,), device, library, weight_specs, tuple(inputs), made)
         )
         return made if len(made) != 1 else made[0]
 

@@ -12,7 +12,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from program_maker import ProgramMaker
 from tvm.relax import op
 
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
@@ -22,6 +21,7 @@ from rpc_runtime.local_workers import LocalWorkers
 from rpc_runtime.measurements import StageStatistics
 from rpc_runtime.pipeline import Pipeline
 from rpc_runtime.program import Program
+from tests.rpc_runtime.program_maker import ProgramMaker
 
 A, B, C = "machine-a", "machine-b", "machine-c"
 
@@ -278,9 +278,15 @@ def test_statistics_and_trace(workers: LocalWorkers, maker: ProgramMaker) -> Non
         list(pipeline.stream(batches_for(program, 20)))
         statistics, trace = pipeline.statistics(), pipeline.trace()
     end = time.monotonic_ns()
-    assert [(s.name, s.machine, s.micro_batches) for s in statistics] == [("one", A, 20), ("two", B, 20), ("three", C, 20)]
+    assert [(s.name, s.machine, s.micro_batches) for s in statistics] == [
+        ("one", A, 20),
+        ("two", B, 20),
+        ("three", C, 20),
+    ]
     assert all(s.bytes_received == s.bytes_sent == 20 * 64 for s in statistics)
-    assert all(isinstance(s, StageStatistics) and s.compute_seconds > 0 and s.median_compute_seconds > 0 for s in statistics)
+    assert all(
+        isinstance(s, StageStatistics) and s.compute_seconds > 0 and s.median_compute_seconds > 0 for s in statistics
+    )
     assert sum(event.kind == "compute" for event in trace) == 60
     assert {event.kind for event in trace} == {"receive", "compute", "wait", "send"}
     slack = 50_000_000

@@ -24,10 +24,10 @@ from tvm_split.planner import plan
 from tvm_split.timeline import first_micro_batches
 
 SEED = 0
-MICRO_BATCH = 8
+MICRO_BATCH = 10
 """Images that travel together: enough that computing is not lost in the cost of a message; divides the test set."""
 WARM_UP_MICRO_BATCHES = 6
-SHOWN_MICRO_BATCHES = 8
+SHOWN_MICRO_BATCHES = 6
 ALLOWED_DIFFERENCE = 1e-5
 """Between scores before and after the split; float32 sums in another order differ by about 1e-6 at scores up to 10."""
 

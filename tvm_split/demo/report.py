@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from rich.rule import Rule
 from rich.syntax import Syntax
 from rich.text import Text
 
+from rpc_runtime.measurements import COMPUTE
 from tvm_split.cli.compile import description, print_bundle
 from tvm_split.cli.console import STDOUT
 from tvm_split.cli.statistics import statistics_as_json, statistics_table
 from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, WARM_UP_MICRO_BATCHES, Demonstration
-from tvm_split.timeline import Timeline, axis, cells, draw, headings, machines_at_once, timeline
+from tvm_split.timeline import LANE_NAMES, Timeline, axis, cells, draw, headings, machines_at_once, timeline
 from tvm_split.timeline_picture import draw_picture
 
 COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "red", "bright_green", "bright_black")
@@ -34,7 +36,8 @@ def as_json(found: Demonstration, folder: Path) -> dict[str, Any]:
         "largest_difference": found.largest_difference,
         "pipelined_seconds": found.pipelined_seconds,
         "one_by_one_seconds": found.one_by_one_seconds,
-        "machines_computing_at_once": {str(count): share for count, share in machines_at_once(found.events).items()},
+        "machines_at_work_at_once": _at_once(found, LANE_NAMES),
+        "machines_computing_at_once": _at_once(found, (COMPUTE,)),
         "stages": statistics_as_json(found.statistics),
         "compiled": description(found.bundle)["stages"],
         "timeline": str(folder / "timeline.png"),
@@ -107,10 +110,16 @@ def _coloured(drawn: Timeline) -> Group:
 
 
 def _overlap(found: Demonstration) -> str:
-    shares = machines_at_once(found.events)
-    overlapping = sum(share for count, share in shares.items() if count > 1)
-    parts = ", ".join(f"{count}: {share:.0%}" for count, share in shares.items())
-    return (
-        "A number is a micro-batch, a dot a machine that waits. While the test set ran, two or more machines computed "
-        f"at once {overlapping:.0%} of the time (machines at once: share of time; {parts})."
+    working, computing = (
+        sum(share for count, share in machines_at_once(found.events, kinds).items() if count > 1)
+        for kinds in (LANE_NAMES, (COMPUTE,))
     )
+    return (
+        "A number is a micro-batch, and so is a colour; a dot is a machine that does not compute. While the test set "
+        f"ran, two or more machines were at work at once {working:.0%} of the time, and computing {computing:.0%} of it."
+    )
+
+
+def _at_once(found: Demonstration, kinds: Collection[str]) -> dict[str, float]:
+    """As `machines_at_once`, with keys that JSON can hold."""
+    return {str(count): share for count, share in machines_at_once(found.events, kinds).items()}

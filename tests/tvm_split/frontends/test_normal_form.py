@@ -80,10 +80,11 @@ def test_a_shape_that_depends_on_values_is_refused() -> None:
 
         size = tvm.tirx.Var("size", "int64")
         places = builder.emit(relax.op.nonzero(x), "places")
-        return builder.match_cast(places, relax.TensorType((2, size), "int64"))
+        known = builder.match_cast(places, relax.TensorType((2, size), "int64"))
+        return builder.emit(relax.op.negative(known), "negative")
 
-    with pytest.raises(ModelImportError, match="where"):
-        normal_form(function(body), {"places": "where"}, ["x"])
+    with pytest.raises(ModelImportError, match="depends on the values"):
+        normal_form(function(body), {"places": "where", "negative": "where"}, ["x"])
 
 
 def test_constants_can_be_outputs() -> None:

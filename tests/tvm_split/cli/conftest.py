@@ -1,0 +1,110 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
+
+from tvm_split.cli.application import app
+
+INPUT_SHAPE = (2, 3, 6, 6)
+OUTPUT_SHAPE = (2, 5)
+
+
+@pytest.fixture
+def invoke():
+    """Runs a command in this process; a failure that the test does not expect shows what was written."""
+
+    def run(*arguments, code=0):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+        assert result.exit_code == code, result.stdout + result.stderr
+        return result
+
+    return run
+
+
+@pytest.fixture
+def invoke_json(invoke):
+    return lambda *arguments, code=0: json.loads(invoke(*arguments, "--json", code=code).stdout)
+
+
+@pytest.fixture(scope="session")
+def onnx_path(tmp_path_factory) -> Path:
+    """A network of two convolutions and a fully connected layer, whose nodes have names."""
+    path = tmp_path_factory.mktemp("model") / "small.onnx"
+    onnx.save(small_model(), path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def bundle(onnx_path, tmp_path_factory) -> Path:
+    """The network compiled for two machines on this host."""
+    folder = tmp_path_factory.mktemp("compiled") / "bundle"
+    split = ["--split", "machine-a=conv_1,relu_1", "--split", "machine-b=conv_2,flatten,dense"]
+    result = CliRunner().invoke(app, ["compile", str(onnx_path), "--output", str(folder), *split])
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture
+def expected_outputs(onnx_path):
+    """What ONNX itself says for inputs of shape (micro-batches, *INPUT_SHAPE)."""
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(str(onnx_path))
+    return lambda batches: np.stack([evaluator.run(None, {"image": batch})[0] for batch in batches])
+
+
+@pytest.fixture
+def start_process(request):
+    """Starts ``tvm-split`` as a process of its own; it is killed if the test leaves it running."""
+
+    def start(*arguments, **options):
+        command = [sys.executable, "-c", "from tvm_split.cli import main; main()", *map(str, arguments)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+        def end():
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+        request.addfinalizer(end)
+        return process
+
+    return start
+
+
+def small_model() -> onnx.ModelProto:
+    generator = np.random.default_rng(0)
+
+    def weight(name, *shape):
+        return numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32) / 4, name)
+
+    nodes = [
+        helper.make_node("Conv", ["image", "w1", "b1"], ["c1"], name="conv_1", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c1"], ["r1"], name="relu_1"),
+        helper.make_node("Conv", ["r1", "w2"], ["c2"], name="conv_2", pads=[1, 1, 1, 1]),
+        helper.make_node("Flatten", ["c2"], ["f"], name="flatten"),
+        helper.make_node("Gemm", ["f", "w3", "b3"], ["scores"], name="dense", transB=1),
+    ]
+    weights = [
+        weight("w1", 4, 3, 3, 3),
+        weight("b1", 4),
+        weight("w2", 2, 4, 3, 3),
+        weight("w3", 5, 72),
+        weight("b3", 5),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, INPUT_SHAPE)],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, OUTPUT_SHAPE)],
+        weights,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model)
+    return model

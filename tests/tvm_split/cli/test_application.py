@@ -1,0 +1,113 @@
+"""What all commands have in common: help, start-up, exit codes, signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import tvm_split
+
+COMMANDS = ("demo", "plan", "compile", "worker", "deploy", "run", "status", "doctor")
+HEAVY = ("tvm", "torch", "onnx", "numpy", "grpc", "pydantic", "matplotlib")
+
+
+def test_help_lists_all_commands(invoke):
+    text = invoke("--help").stdout
+    assert all(f" {command} " in text for command in COMMANDS)
+    assert "Exit codes" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command(invoke, command):
+    text = invoke(command, "-h").stdout
+    assert f"tvm-split {command}" in text.replace("root", "tvm-split")
+    assert "--json" in text
+
+
+def test_version(invoke):
+    assert invoke("--version").stdout.strip() == tvm_split.__version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bake"], "No such command"),
+        (["plan"], "Missing argument"),
+        (["run", "x.onnx", "--random", "0"], "--random"),
+        (["run", "x.onnx", "--random", "2", "--inputs", "a.npz"], "give one of them"),
+        (["status"], "give one of them"),
+        (["worker", "--tls-ca", "ca.pem"], "--tls-certificate"),
+        (["demo", "--workers", "9"], "--workers"),
+    ],
+)
+def test_wrong_use_is_2_and_said_on_stderr(invoke, arguments, message):
+    result = invoke(*arguments, code=2)
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_commands_are_loaded_without_what_they_need_when_they_run():
+    code = "import sys, tvm_split.cli.application; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not set(HEAVY) & set(modules)
+
+
+def test_debug_shows_where(start_process):
+    process = start_process("plan", "missing:name", env={**os.environ, "TVM_SPLIT_DEBUG": "1"})
+    assert process.wait(60) == 2
+    process = start_process("--debug", "status", "--address", "nowhere")
+    _, errors = process.communicate(timeout=60)
+    assert "Traceback" in errors
+    process = start_process("status", "--address", "nowhere")
+    _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    assert process.returncode == 2
+
+
+def test_a_reader_that_leaves_early_is_no_error_message(start_process, onnx_path):
+    process = start_process("plan", onnx_path, "--layers", "--json")
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(60) == 1
+    assert errors == ""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_and_its_workers(start_process, bundle, tmp_path, number, code):
+    process = start_process(
+        "run", bundle, "--random", "1", "--repeat", "10000000", env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    workers = wait_for(lambda: len(children := children_of(process.pid)) == 2 and children, process)
+    time.sleep(1.0)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
+    assert not any(is_alive(worker) for worker in workers)
+    assert list(tmp_path.iterdir()) == []
+
+
+def children_of(process_id: int) -> list[int]:
+    with open(f"/proc/{process_id}/task/{process_id}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for(condition, process, seconds=60):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen in time")

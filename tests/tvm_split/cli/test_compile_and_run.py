@@ -1,0 +1,111 @@
+import json
+
+import numpy as np
+import pytest
+
+from tests.tvm_split.cli.conftest import INPUT_SHAPE, OUTPUT_SHAPE
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Three micro-batches, in a file and as an array."""
+    values = np.random.default_rng(7).standard_normal((3, *INPUT_SHAPE)).astype(np.float32)
+    np.savez(tmp_path / "images.npz", image=values)
+    return tmp_path / "images.npz", values
+
+
+def only_array(path):
+    with np.load(path) as content:
+        (name,) = content.files
+        return content[name]
+
+
+def test_what_was_compiled(invoke_json, onnx_path, tmp_path):
+    folder = tmp_path / "bundle"
+    found = invoke_json("compile", onnx_path, "--output", folder, "--workers", "1", "--dump", tmp_path / "dump")
+    (stage,) = found["stages"]
+    assert found["folder"] == str(folder)
+    assert stage["library_bytes"] > 0
+    assert stage["target"]["kind"] == "llvm"
+    assert any("conv2d" in kernel and "relu" in kernel for kernel in stage["kernels"])
+    assert json.loads((folder / "manifest.json").read_text())["model"] == "small"
+    assert any((tmp_path / "dump").rglob("*.py"))
+
+
+def test_compile_by_a_plan(invoke, invoke_json, onnx_path, tmp_path):
+    plan = tmp_path / "plan.json"
+    invoke("plan", onnx_path, "--workers", "1", "--output", plan)
+    found = invoke_json("compile", onnx_path, "--plan", plan, "--output", tmp_path / "bundle", "--no-verify")
+    assert [stage["machine"] for stage in found["stages"]] == ["machine-a"]
+    result = invoke("compile", onnx_path, "--plan", plan, "--stages", "2", "--output", tmp_path / "other", code=2)
+    assert "--plan" in result.stderr
+
+
+def test_run_on_workers(invoke_json, bundle, images, expected_outputs, tmp_path):
+    path, values = images
+    found = invoke_json("run", bundle, "--inputs", path, "--repeat", "2", "--output", tmp_path / "out.npz")
+    assert found["micro_batches"] == 6
+    assert found["blob_bytes_sent"] > 0
+    assert [stage["micro_batches"] for stage in found["stages"]] == [6, 6]
+    assert [stage["machine"] for stage in found["stages"]] == ["machine-a", "machine-b"]
+    outputs = only_array(tmp_path / "out.npz")
+    assert list(outputs.shape) == [6, *OUTPUT_SHAPE] == next(iter(found["output"]["shapes"].values()))
+    np.testing.assert_allclose(outputs, expected_outputs([*values, *values]), rtol=1e-4, atol=1e-5)
+
+
+def test_run_in_this_process(invoke, bundle, images, expected_outputs, tmp_path):
+    path, values = images
+    result = invoke("run", bundle, "--in-process", "--inputs", path, "--output", tmp_path / "out.npz")
+    assert "stage_1" in result.stdout
+    assert "3 micro-batches" in result.stdout
+    np.testing.assert_allclose(only_array(tmp_path / "out.npz"), expected_outputs(values), rtol=1e-4, atol=1e-5)
+
+
+def test_run_a_model_at_once(invoke_json, onnx_path):
+    found = invoke_json("run", onnx_path, "--in-process", "--random", "2")
+    assert (found["micro_batches"], found["inputs"], len(found["stages"])) == (2, "random", 1)
+
+
+def test_deploy_says_what_was_sent(invoke, invoke_json, bundle):
+    machines = invoke_json("deploy", bundle)["machines"]
+    assert [machine["machine"] for machine in machines] == ["machine-a", "machine-b"]
+    assert all(machine["needed_bytes"] >= machine["sent_bytes"] > 0 for machine in machines)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"image": np.zeros((4, 5), np.float32)}, "[4, 5]"),
+        ({"image": np.zeros(INPUT_SHAPE, np.float64)}, "astype('float32')"),
+        ({"picture": np.zeros(INPUT_SHAPE, np.float32)}, "picture"),
+        ({"image": np.zeros((0, *INPUT_SHAPE), np.float32)}, "no micro-batch"),
+    ],
+)
+def test_inputs_that_do_not_fit(invoke, bundle, tmp_path, arrays, message):
+    np.savez(tmp_path / "wrong.npz", **arrays)
+    result = invoke("run", bundle, "--in-process", "--inputs", tmp_path / "wrong.npz", code=2)
+    assert message in result.stderr
+    assert "image: float32[2, 3, 6, 6]" in result.stderr or "no micro-batch" in message
+
+
+def test_other_wrong_use(invoke, bundle, tmp_path):
+    assert "without a bundle" in invoke("run", tmp_path, code=2).stderr
+    assert "missing.npz" in invoke("run", bundle, "--in-process", "--inputs", tmp_path / "missing.npz", code=2).stderr
+    assert "planned and compiled already" in invoke("run", bundle, "--stages", "2", code=2).stderr
+    assert "is for --images" in invoke("run", bundle, "--in-process", "--mean", "0,0,0", code=2).stderr
+    assert "machine-b" in invoke("run", bundle, "--workers", "1", code=2).stderr
+
+
+def test_a_worker_that_is_not_there(invoke, bundle, tmp_path):
+    machines = [{"name": f"machine-{letter}", "address": "127.0.0.1:9"} for letter in "ab"]
+    (tmp_path / "cluster.yaml").write_text(json.dumps({"machines": machines}))
+    result = invoke("run", bundle, "--cluster", tmp_path / "cluster.yaml", "--timeout", "3", code=1)
+    assert "127.0.0.1:9" in result.stderr
+    assert "machine-a" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_changed_bundle(invoke, onnx_path, tmp_path):
+    invoke("compile", onnx_path, "--output", tmp_path / "bundle", "--workers", "1", "--no-verify")
+    (tmp_path / "bundle" / "manifest.json").write_text("{}")
+    assert "was changed" in invoke("run", tmp_path / "bundle", code=1).stderr

@@ -1,0 +1,26 @@
+from tvm_split.cli.checks import Check, Verdict, all_checks
+
+
+def test_this_installation_is_fit(invoke_json):
+    found = invoke_json("doctor")
+    assert found["ok"] is True
+    checks = {check["name"]: check for check in found["checks"]}
+    assert checks["compile and run"]["verdict"] == "ok"
+    assert checks["worker"]["verdict"] == "ok"
+
+
+def test_a_failure_is_said_with_what_to_do(invoke, monkeypatch):
+    checks = [Check("linker", Verdict.FAIL, "none", "install gcc"), Check("cores", Verdict.OK, "2")]
+    monkeypatch.setattr("tvm_split.cli.checks.all_checks", lambda: iter(checks))
+    text = invoke("doctor", code=1).stdout
+    assert "fail linker: none" in text
+    assert "→ install gcc" in text
+
+
+def test_a_check_that_raises_is_a_failure(monkeypatch):
+    def no_linker():
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("tvm.support.cc.get_cc", no_linker)
+    failed = [check for check in all_checks() if check.verdict is Verdict.FAIL]
+    assert [check.found for check in failed if "broken" in check.found] == ["RuntimeError: broken"]

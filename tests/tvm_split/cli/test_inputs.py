@@ -1,0 +1,101 @@
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rpc_runtime.errors import InputError
+from rpc_runtime.program import TensorSpec
+from tvm_split.cli.images import images_of_folder
+from tvm_split.cli.inputs import inputs_from_file, random_inputs, save_outputs
+
+TWO = (TensorSpec("ids", (4,), "int64"), TensorSpec("mask", (4,), "float32"))
+
+
+def test_random_inputs_are_the_same_every_time():
+    first, second = (list(random_inputs(TWO, 2).stream(1)) for _ in range(2))
+    assert [array.dtype.name for array in first[0]] == ["int64", "float32"]
+    assert set(first[0][0].tolist()) <= {0, 1}
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one[1], other[1])
+    assert not np.array_equal(first[0][1], first[1][1])
+
+
+def test_arrays_in_order_are_one_micro_batch(tmp_path):
+    np.savez(tmp_path / "in.npz", np.arange(4), np.ones(4, np.float32))
+    fed = inputs_from_file(TWO, tmp_path / "in.npz")
+    ((ids, mask),) = fed.stream(1)
+    assert ids.tolist() == [0, 1, 2, 3]
+    assert mask.tolist() == [1, 1, 1, 1]
+
+
+def test_a_leading_axis_is_several_micro_batches(tmp_path):
+    np.savez(tmp_path / "in.npz", ids=np.arange(12).reshape(3, 4), mask=np.ones((3, 4), np.float32))
+    fed = inputs_from_file(TWO, tmp_path / "in.npz")
+    assert fed.count == 3
+    assert [ids.tolist()[0] for ids, _ in fed.stream(2)] == [0, 4, 8, 0, 4, 8]
+
+
+def test_different_numbers_of_micro_batches(tmp_path):
+    np.savez(tmp_path / "in.npz", ids=np.arange(12).reshape(3, 4), mask=np.ones(4, np.float32))
+    with pytest.raises(InputError, match="ids: 3, mask: one"):
+        inputs_from_file(TWO, tmp_path / "in.npz")
+
+
+@pytest.mark.parametrize("content", [b"no file of numpy", b""])
+def test_something_else_than_an_npz_file(tmp_path, content):
+    (tmp_path / "in.npz").write_bytes(content)
+    with pytest.raises(InputError, match=r"in\.npz"):
+        inputs_from_file(TWO, tmp_path / "in.npz")
+
+
+def test_a_single_array_is_refused(tmp_path):
+    np.save(tmp_path / "in.npy", np.arange(4))
+    with pytest.raises(InputError, match=r"numpy\.savez"):
+        inputs_from_file(TWO, tmp_path / "in.npy")
+
+
+def test_bfloat16_comes_in_by_its_bytes_and_goes_out_as_float32(tmp_path):
+    values = np.arange(4).astype(ml_dtypes.bfloat16)
+    np.savez(tmp_path / "in.npz", x=values)
+    ((x,),) = inputs_from_file((TensorSpec("x", (4,), "bfloat16"),), tmp_path / "in.npz").stream(1)
+    np.testing.assert_array_equal(x, values)
+    assert save_outputs(tmp_path / "out.npz", ["y"], [(x,), (x,)]) == {"y": [2, 4]}
+    assert np.load(tmp_path / "out.npz")["y"].dtype == np.float32
+
+
+def test_an_output_that_is_there_twice(tmp_path):
+    y = np.zeros(3)
+    assert save_outputs(tmp_path / "out.npz", ["y", "y"], [(y, y)]) == {"y": [1, 3], "y_1": [1, 3]}
+
+
+@pytest.fixture
+def three_images(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for index, colour in enumerate([(255, 0, 0), (0, 255, 0), (0, 0, 255)]):
+        image.new("RGB", (20 + index, 12), colour).save(tmp_path / f"{index}.png")
+    return tmp_path
+
+
+def test_images_fill_micro_batches(three_images):
+    expected = (TensorSpec("x", (2, 3, 8, 8), "float32"),)
+    fed = images_of_folder(expected, three_images, None, mean=(0, 0, 0), standard_deviation=(0.5, 0.5, 0.5))
+    assert (fed.count, fed.about["padding"], fed.about["images"]) == (2, 1, ["0.png", "1.png", "2.png"])
+    (first,), (second,) = fed.stream(1)
+    assert first.shape == (2, 3, 8, 8)
+    assert first.dtype == np.float32
+    assert first[0, :, 0, 0].tolist() == [2, 0, 0]
+    assert second[1, :, 7, 7].tolist() == second[0, :, 7, 7].tolist() == [0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "message"),
+    [((2, 1, 8, 8), None, "3, height, width"), ((2, 3, 8, 8), 9, "9 × 9"), ((2, 3, 8, 9), None, "8 × 8")],
+)
+def test_models_that_do_not_take_such_images(three_images, shape, size, message):
+    with pytest.raises(InputError, match=message):
+        images_of_folder((TensorSpec("x", shape, "float32"),), three_images, size)
+
+
+def test_a_folder_without_images(tmp_path):
+    pytest.importorskip("PIL.Image")
+    with pytest.raises(InputError, match="no folder with images"):
+        images_of_folder((TensorSpec("x", (1, 3, 8, 8), "float32"),), tmp_path, None)

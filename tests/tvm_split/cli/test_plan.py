@@ -1,0 +1,82 @@
+import json
+
+import pytest
+
+LAYERS = ["conv_1", "relu_1", "conv_2", "flatten", "dense"]
+
+
+def test_plan_as_json(invoke_json, onnx_path):
+    found = invoke_json("plan", onnx_path, "--split", "machine-a=conv_1,relu_1", "--split", "machine-b=conv_2")
+    assert found["model"] == "small"
+    assert found["inputs"] == [{"name": "image", "shape": [2, 3, 6, 6], "dtype": "float32"}]
+    assert [stage["machine"] for stage in found["stages"]] == ["machine-a", "machine-b"]
+    assert [stage["layers"] for stage in found["stages"]] == [LAYERS[:2], LAYERS[2:]]
+    assert sum(stage["estimated_share"] for stage in found["stages"]) == pytest.approx(1.0)
+
+
+def test_plan_as_a_table(invoke, onnx_path):
+    text = invoke("plan", onnx_path, "--stages", "2", "--workers", "2").stdout
+    assert "machine-a" in text
+    assert "%" in text
+
+
+def test_layers(invoke, invoke_json, onnx_path):
+    assert invoke("plan", onnx_path, "--layers").stdout.split() == LAYERS
+    assert invoke_json("plan", onnx_path, "--layers")["layers"] == LAYERS
+
+
+def test_latency_is_one_stage(invoke_json, onnx_path):
+    assert len(invoke_json("plan", onnx_path, "--objective", "latency")["stages"]) == 1
+
+
+def test_a_written_plan_is_what_was_shown(invoke_json, onnx_path, tmp_path):
+    found = invoke_json("plan", onnx_path, "--workers", "2", "--output", tmp_path / "plan.json")
+    assert json.loads((tmp_path / "plan.json").read_text()) == found["plan"]
+
+
+def test_model_from_a_python_function(invoke_json, tmp_path, monkeypatch):
+    (tmp_path / "my_network.py").write_text(
+        "import torch\n"
+        "def with_examples():\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout()), (torch.zeros(2, 4),)\n"
+        "class Alone(torch.nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(4, 3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    assert invoke_json("plan", "my_network:with_examples", "--workers", "1")["inputs"][0]["shape"] == [2, 4]
+    found = invoke_json("plan", "my_network:Alone", "--workers", "1", "--input-shape", "7,4")
+    assert found["outputs"][0]["shape"] == [7, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--split", "machine-a=conv_1", "--split", "machine-b=conv_9"], "'conv_9'"),
+        (["--split", "machine-z=conv_1"], "machine-z"),
+        (["--split", "conv_1"], "MACHINE=LAYER"),
+        (["--stages", "40"], "40 stages"),
+        (["--cluster", "no.yaml"], "no.yaml"),
+        (["--cluster", "no.yaml", "--workers", "2"], "--workers"),
+        (["--dimension", "batch"], "NAME=SIZE"),
+        (["--input-shape", "1,2"], "--batch or"),
+    ],
+)
+def test_wrong_use(invoke, onnx_path, options, message):
+    result = invoke("plan", onnx_path, *options, code=2)
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("missing.onnx", "missing.onnx"),
+        ("model.pth", "MODULE:NAME"),
+        ("no_such_module:network", "no_such_module"),
+        ("json:no_such_name", "no_such_name"),
+    ],
+)
+def test_a_model_that_is_not_there(invoke, model, message):
+    assert message in invoke("plan", model, code=2).stderr

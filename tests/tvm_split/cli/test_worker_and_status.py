@@ -1,0 +1,68 @@
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+TOKEN = "open-sesame"
+
+
+@pytest.fixture
+def worker(start_process, tmp_path):
+    """A running worker with a token: its process and address."""
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    process = start_process(
+        *("worker", "--listen", "127.0.0.1:0", "--name", "box", "--cache", tmp_path / "cache"),
+        *("--token-file", tmp_path / "token", "--json"),
+    )
+    ready = json.loads(process.stdout.readline())
+    assert ready["name"] == "box"
+    return process, ready["address"]
+
+
+def test_status(invoke, invoke_json, worker, tmp_path):
+    process, address = worker
+    (found,) = invoke_json("status", "--address", address, "--token-file", tmp_path / "token")["workers"]
+    assert (found["reachable"], found["worker"], found["process_id"]) == (True, "box", process.pid)
+    assert found["cores"] >= 1
+    assert found["deployments"] == []
+    machines = [
+        {"name": "near", "address": address, "token_file": "token"},
+        {"name": "far", "address": "127.0.0.1:9", "token_file": "token"},
+    ]
+    (tmp_path / "cluster.yaml").write_text(json.dumps({"machines": machines}))
+    result = invoke("status", "--cluster", tmp_path / "cluster.yaml", "--timeout", "3", code=1)
+    assert "near" in result.stdout
+    assert "does not answer" in result.stdout
+    assert "127.0.0.1:9" in result.stderr
+    found = invoke_json("status", "--cluster", tmp_path / "cluster.yaml", "--timeout", "3", code=1)
+    assert [each["reachable"] for each in found["workers"]] == [True, False]
+
+
+def test_status_without_the_token(invoke, worker):
+    assert "token" in invoke("status", "--address", worker[1], code=1).stderr
+
+
+def test_a_worker_loads_neither_compiler_nor_frameworks(worker):
+    process, _ = worker
+    mapped = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "libtvm_runtime" in mapped
+    assert "libtvm_compiler" not in mapped
+    assert "libtorch" not in mapped
+    assert "onnx" not in mapped
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_ends_cleanly(worker, number):
+    process, _ = worker
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+
+
+def test_a_worker_does_not_open_itself_to_the_network(start_process):
+    process = start_process("worker", "--listen", "0.0.0.0:0")
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "--insecure" in errors

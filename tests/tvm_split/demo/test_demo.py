@@ -1,0 +1,56 @@
+"""The demonstration as a user runs it. The slow one: training, compiling and three processes, about 15 seconds."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+COMMAND = [sys.executable, "-c", "from tvm_split.cli import main; main()", "demo"]
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    ended = subprocess.run(
+        [*COMMAND, "--json", "--output", str(folder)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return folder, json.loads(ended.stdout)
+
+
+def test_the_answers_are_those_of_before_the_split(found):
+    _, report = found
+    assert report["accuracy_unsplit"] == report["accuracy_split"] > 0.95
+    assert report["largest_difference"] <= 1e-5
+    assert report["test_images"] == report["micro_batches"] * report["micro_batch_images"]
+
+
+def test_the_machines_have_their_layers(found):
+    _, report = found
+    assert {stage["machine"]: stage["layers"] for stage in report["compiled"]} == {
+        "machine-a": ["conv1", "relu1"],
+        "machine-b": ["conv2", "relu2"],
+        "machine-c": ["flatten", "fc1", "relu3", "fc2"],
+    }
+    assert any("conv2d" in kernel and "relu" in kernel for kernel in report["compiled"][0]["kernels"])
+    assert [stage["machine"] for stage in report["stages"]] == ["machine-a", "machine-b", "machine-c"]
+    assert all(stage["compute_seconds"] > 0 for stage in report["stages"])
+
+
+def test_the_files_are_there(found):
+    folder, report = found
+    assert (folder / "timeline.png").read_bytes().startswith(PNG)
+    assert "<svg" in (folder / "timeline.svg").read_text()
+    assert "machine-c  receive" in (folder / "timeline.txt").read_text()
+    assert json.loads((folder / "report.json").read_text()) == report
+    for machine in ("machine-a", "machine-b", "machine-c"):
+        text = (folder / "bundle" / "ir" / f"{machine}.py").read_text()
+        assert "tvm_split.receive" in text
+        assert "tvm_split.send" in text
+
+
+def test_machines_work_at_once(found):
+    shares = found[1]["machines_at_work_at_once"]
+    assert sum(share for count, share in shares.items() if int(count) > 1) > 0

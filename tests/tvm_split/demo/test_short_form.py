@@ -1,0 +1,24 @@
+import torch
+
+from tvm_split.cluster import Cluster
+from tvm_split.compiling import cut_model
+from tvm_split.demo.network import DigitNetwork, split_over
+from tvm_split.demo.short_form import short_form
+from tvm_split.frontends import load_model
+from tvm_split.planner import plan
+
+SECOND_MACHINE = """\
+def stage_1():  # on machine-b
+    relu1 = receive("relu1", "machine-a")               # float32[4, 16, 8, 8]
+    conv2 = nn.conv2d(relu1, constant[32, 16, 3, 3])    # float32[4, 32, 8, 8]
+    conv2_1 = reshape(constant[32], [1, 32, 1, 1])      # float32[1, 32, 1, 1]
+    conv2_2 = add(conv2, conv2_1)                       # float32[4, 32, 8, 8]
+    relu2 = nn.relu(conv2_2)                            # float32[4, 32, 8, 8]
+    send(relu2, "machine-c")"""
+
+
+def test_what_the_second_machine_does():
+    cluster = Cluster.local(workers=3)
+    model = load_model(DigitNetwork().eval(), (torch.zeros(4, 3, 8, 8),))
+    planned = plan(model, cluster, split=split_over(cluster.machine_names))
+    assert short_form(cut_model(model, planned).machine_modules["machine-b"]) == SECOND_MACHINE
