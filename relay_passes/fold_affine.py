@@ -20,7 +20,7 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 
 from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
-from relay_passes.substitute import substitute
+from relay_passes.rewrite import is_tensor_constant, operator_name, rewrite_main
 
 # Operator → (axis of the output's channels from the end, axis of the weight's output channels)
 _PRODUCTS = {"relax.nn.conv1d": (2, 0), "relax.nn.conv2d": (3, 0), "relax.nn.conv3d": (4, 0), "relax.matmul": (1, -1)}
@@ -41,16 +41,26 @@ class FoldAffine:
         chains = _find_chains(function)
         if not chains:
             return module
-        updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
-        updated["main"] = _rewritten(function, chains)
-        return updated
+        starts = {chain.members[0]: chain for chain in chains.values()}
+        products: dict[str, relax.Var] = {}
+
+        def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
+            if name in starts:
+                products[name] = builder.emit(_scaled(expression, starts[name]), name_hint=name)
+                return products[name]
+            # What stands between a chain's ends is bound as it was, and then dead.
+            return _shifted(products[chains[name].members[0]], chains[name], builder) if name in chains else None
+
+        return relax.transform.DeadCodeElimination(["main"])(rewrite_main(module, replacement))
 
 
 @dataclass
 class _Chain:
-    """A product and the arithmetic behind it: the value is ``scale · product + shift``, both per output channel."""
+    """A product and the arithmetic behind it: the value is ``scale · product + shift``, both per output channel.
 
-    product: relax.VarBinding
+    ``members`` are the names of the variables, from the product's to the last one's.
+    """
+
     operator: str
     scale: np.ndarray
     shift: np.ndarray
@@ -63,12 +73,10 @@ def _find_chains(function: relax.Function) -> dict[str, _Chain]:
     ends: dict[str, _Chain] = {}
     for binding in bindings_of(function):
         value = binding.value
-        operator = _operator(value)
+        operator = operator_name(value)
         if operator in _PRODUCTS and _is_foldable(value, operator):
             channels = int(binding.var.ty.shape.values[-_PRODUCTS[operator][0]])
-            ends[binding.var.name] = _Chain(
-                binding, operator, np.ones(channels), np.zeros(channels), [binding.var.name]
-            )
+            ends[binding.var.name] = _Chain(operator, np.ones(channels), np.zeros(channels), [binding.var.name])
             continue
         step = _affine_step(value, ends, uses)
         if step is not None:
@@ -81,7 +89,7 @@ def _find_chains(function: relax.Function) -> dict[str, _Chain]:
 
 
 def _is_foldable(call: relax.Call, operator: str) -> bool:
-    if str(call.ty.dtype) not in _FOLDED_TYPES or not _is_constant(call.args[1]):
+    if str(call.ty.dtype) not in _FOLDED_TYPES or not is_tensor_constant(call.args[1]):
         return False
     if operator == "relax.matmul":
         return len(call.args[1].ty.shape.values) == 2
@@ -95,13 +103,13 @@ def _affine_step(
     value: relax.Expr, ends: dict[str, _Chain], uses: dict[str, int]
 ) -> tuple[_Chain, np.ndarray, np.ndarray] | None:
     """The chain that a call continues, and the scale and shift it applies to it."""
-    operator = _operator(value)
+    operator = operator_name(value)
     if operator not in ("relax.add", "relax.subtract", "relax.multiply", "relax.divide"):
         return None
     left, right = value.args
-    swapped = _is_constant(left)
+    swapped = is_tensor_constant(left)
     variable, constant = (right, left) if swapped else (left, right)
-    if not isinstance(variable, relax.Var) or not _is_constant(constant):
+    if not isinstance(variable, relax.Var) or not is_tensor_constant(constant):
         return None
     chain = ends.get(variable.name)
     if chain is None or uses[variable.name] != 1 or (operator == "relax.divide" and swapped):
@@ -129,38 +137,20 @@ def _per_channel(array: np.ndarray, channels: int, axis_from_end: int) -> np.nda
     return array.reshape(-1).astype(np.float64)
 
 
-def _rewritten(function: relax.Function, chains: dict[str, _Chain]) -> relax.Function:
-    dropped = {member for chain in chains.values() for member in chain.members}
-    result_name = getattr(function.body.body, "name", "")
-    builder = relax.BlockBuilder()
-    values: dict[str, relax.Expr] = {}
-    with builder.function("main", list(function.params)):
-        with builder.dataflow():
-            for binding in bindings_of(function):
-                name = binding.var.name
-                if name in chains:
-                    values[name] = _emit_chain(builder, chains[name], values, name)
-                elif name not in dropped and name != result_name:
-                    values[name] = builder.emit(substitute(binding.value, values), name_hint=name)
-            fields = [substitute(each, values) for each in returned_fields(function)]
-            outputs = builder.emit_output(relax.Tuple(fields), name_hint=result_name or "outputs")
-        builder.emit_func_output(outputs)
-    return builder.get()["main"].with_attrs(function.attrs)
-
-
-def _emit_chain(builder: relax.BlockBuilder, chain: _Chain, values: dict[str, relax.Expr], name: str) -> relax.Var:
-    call = chain.product.value
+def _scaled(call: relax.Call, chain: _Chain) -> relax.Call:
+    """The product with the chain's scales drawn into its weights."""
     weight = call.args[1].value.numpy()
-    channel_axis, weight_axis = _PRODUCTS[chain.operator]
     along = [1] * weight.ndim
-    along[weight_axis] = -1
-    scaled = relax.const((weight.astype(np.float64) * chain.scale.reshape(along)).astype(weight.dtype))
-    product = relax.Call(call.op, [substitute(call.args[0], values), scaled], call.attrs, call.ty_args)
-    variable = builder.emit(product, name_hint=chain.product.var.name)
+    along[_PRODUCTS[chain.operator][1]] = -1
+    scaled = (weight.astype(np.float64) * chain.scale.reshape(along)).astype(weight.dtype)
+    return relax.Call(call.op, [call.args[0], relax.const(scaled)], call.attrs, call.ty_args)
+
+
+def _shifted(product: relax.Var, chain: _Chain, builder: relax.BlockBuilder) -> relax.Expr:
     if not chain.shift.any():
-        return variable
-    shift = chain.shift.astype(weight.dtype).reshape([-1] + [1] * (channel_axis - 1))
-    return builder.emit(relax.op.add(variable, relax.const(shift)), name_hint=name)
+        return product
+    shift = chain.shift.astype(str(product.ty.dtype)).reshape([-1] + [1] * (_PRODUCTS[chain.operator][0] - 1))
+    return builder.emit(relax.op.add(product, relax.const(shift)))
 
 
 def _use_counts(function: relax.Function) -> dict[str, int]:
@@ -172,11 +162,3 @@ def _use_counts(function: relax.Function) -> dict[str, int]:
         if isinstance(returned, relax.Var):
             counts[returned.name] = counts.get(returned.name, 0) + 1
     return counts
-
-
-def _operator(value: relax.Expr) -> str:
-    return str(value.op.name) if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) else ""
-
-
-def _is_constant(value: relax.Expr) -> bool:
-    return isinstance(value, tvm.ir.GenericConst) and isinstance(value.value, tvm.runtime.Tensor)

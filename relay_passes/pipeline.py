@@ -19,6 +19,7 @@ from tvm import relax
 
 from relay_passes.annotate import AnnotateDevices
 from relay_passes.fold_affine import FoldAffine
+from relay_passes.fold_small import FoldSmall
 from relay_passes.partition import PartitionStages
 from relay_passes.placement import Placement
 from relay_passes.remove_identities import RemoveIdentities
@@ -71,6 +72,7 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
                 transform.DecomposeOpsForInference(),
                 transform.CanonicalizeBindings(),
                 transform.EliminateCommonSubexpr(),
+                FoldSmall(),
                 transform.FoldConstant(),
                 FoldAffine(),
                 transform.DeadCodeElimination(["main"]),

@@ -39,7 +39,7 @@ class BlobStore:
         self._pins: dict[str, set[str]] = {}
         self._pin_path = folder / "pins" / uuid.uuid4().hex
         with self._exclusively():
-            self._pin_file: IO[str] = open(self._pin_path, "w", encoding="ascii")  # noqa: SIM115
+            self._pin_file: IO[str] = self._pin_path.open("w", encoding="ascii")
             fcntl.flock(self._pin_file, fcntl.LOCK_EX)
         self._closed = False
 
@@ -88,12 +88,11 @@ class BlobStore:
                 self._evict(blob)
                 path = self._path(blob.sha256)
                 path.parent.mkdir(exist_ok=True)
-                os.replace(name, path)
+                Path(name).replace(path)
         except OSError as error:
             raise BlobError(f"blob {blob.sha256[:12]} cannot be written to {self._folder}: {error}") from error
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
+            Path(name).unlink(missing_ok=True)
 
     def read(self, blob: BlobSpec) -> Bytes:
         """The content.
@@ -138,7 +137,7 @@ class BlobStore:
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
-        with self._mutex, open(self._folder / "lock", "w", encoding="ascii") as file:
+        with self._mutex, (self._folder / "lock").open("w", encoding="ascii") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -180,7 +179,7 @@ class BlobStore:
         for path in (self._folder / "pins").iterdir():
             if path == self._pin_path:
                 continue
-            with open(path, encoding="ascii") as file:
+            with path.open(encoding="ascii") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:

@@ -104,7 +104,7 @@ class WorkerConnection:
         self._channel = open_channel(endpoint.address, endpoint.tls)
 
     def describe(self, timeout_seconds: float) -> WorkerDescription:
-        best: tuple[int, int, pb.DescribeReply] | None = None
+        rounds: list[tuple[int, int, pb.DescribeReply]] = []
         for _ in range(CLOCK_ROUNDS):
             start = now()
             try:
@@ -112,10 +112,8 @@ class WorkerConnection:
             except DeadlineError as error:
                 raise WorkerUnavailableError(f"{error}. Is the address right, and its worker running?") from error
             end = now()
-            if best is None or end - start < best[0]:
-                best = (end - start, reply.clock_nanoseconds - (start + end) // 2, reply)
-        assert best is not None
-        round_trip, offset, reply = best
+            rounds.append((end - start, reply.clock_nanoseconds - (start + end) // 2, reply))
+        round_trip, offset, reply = min(rounds, key=lambda one: one[0])  # the quickest is the least uncertain
         if reply.protocol_version != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"{self.endpoint} speaks protocol version {reply.protocol_version}, this client {PROTOCOL_VERSION}: "
@@ -140,7 +138,7 @@ class WorkerConnection:
         timeout_seconds: float,
         on_progress: Callable[[int, int], None],
     ) -> int:
-        """Sends the blobs that the worker has not got; ``on_progress(sent bytes, of bytes)``. Returns the bytes sent."""
+        """Sends the blobs that the worker lacks; ``on_progress(bytes sent, of bytes)``. Returns the bytes sent."""
         known = {blob.sha256: blob for blob in blobs}
         request = pb.MissingBlobsRequest(deployment=deployment, blobs=[blob_message(blob) for blob in known.values()])
         reply = self._unary(methods.MISSING_BLOBS, request, timeout_seconds)
@@ -225,7 +223,7 @@ def _blob_chunks(
 ) -> Iterator[pb.PutBlobRequest]:
     yield pb.PutBlobRequest(blob=blob_message(blob))
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 yield pb.PutBlobRequest(chunk=chunk)
                 count(len(chunk))

@@ -78,7 +78,7 @@ class Deployments:
 class ControlService:
     """One method per row of ``control_methods``; errors of the project become statuses, others are reported as such.
 
-    Only a worker that was given its name (``named``) insists on it; one that goes by its host's takes any machine's part.
+    Only a worker that was given its name (``named``) insists on it; one that goes by its host's takes any part.
     """
 
     def __init__(self, machine: str, named: bool, threads: int, deployments: Deployments, tls: TlsFiles | None) -> None:

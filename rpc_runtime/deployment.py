@@ -96,7 +96,7 @@ class Deployment:
                 stages,
                 self._outgoing,
                 recorder,
-                lambda stage, error: self._stage_failed(stage, error),
+                self._stage_failed,
             )
             self._executor.start()
         return needed

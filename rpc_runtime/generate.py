@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    from grpc_tools import protoc
+    from grpc_tools import protoc  # type: ignore[import-untyped, unused-ignore]
 
     package = Path(__file__).resolve().parent
     root = package.parent

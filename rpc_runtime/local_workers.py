@@ -1,4 +1,4 @@
-"""Worker processes on this host, for trying things out and for using several cores: start, find, and surely end them."""
+"""Worker processes on this host, to try things out and to use several cores: start, find, and surely end them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -91,6 +92,7 @@ class LocalWorkers:
         for process in self._processes.values():
             with contextlib.suppress(OSError):
                 process.terminate()
+                process.send_signal(signal.SIGCONT)  # one that was stopped could not end
         deadline = time.monotonic() + TERMINATE_SECONDS
         for process in self._processes.values():
             try:
@@ -123,8 +125,8 @@ class LocalWorkers:
         root = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
         environment = {**os.environ, TOKEN_VARIABLE: self._token, "PYTHONPATH": path}
-        with open(Path(self._folder.name) / f"{len(self._processes)}.log", "wb") as log:
-            return subprocess.Popen(
+        with (Path(self._folder.name) / f"{len(self._processes)}.log").open("wb") as log:
+            return subprocess.Popen(  # noqa: S603 (our own interpreter and module)
                 command,
                 stdin=subprocess.PIPE,  # its end tells the worker that this process has gone, however it went
                 stdout=subprocess.PIPE,
@@ -135,8 +137,7 @@ class LocalWorkers:
 
     def _wait_ready(self, name: str, deadline: float, timeout_seconds: float) -> str:
         process = self._processes[name]
-        assert process.stdout is not None
-        line = _read_line(process.stdout, deadline)
+        line = _read_line(process.stdout, deadline) if process.stdout is not None else None
         if line is None:
             raise DeadlineError(
                 f"worker {name!r} was not ready within {timeout_seconds:g} seconds. {self._quoted(name)}"

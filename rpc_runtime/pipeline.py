@@ -192,9 +192,9 @@ class Pipeline:
         stream = self._begin()
         try:
             sequence = self._submit(stream, checked_inputs(self._program, inputs), self._timeout_seconds)
-            assert sequence is not None
-            result = self._collect(stream, sequence)
-            assert result is not None
+            result = self._collect(stream, sequence) if sequence is not None else None
+            if result is None:
+                raise WorkerError("this pipeline was closed while it ran")
             return result
         finally:
             self._end(stream)

@@ -14,8 +14,8 @@ import grpc
 
 from rpc_runtime.errors import InputError
 
-TOKEN_VARIABLE = "TVM_SPLIT_TOKEN"
-_TOKEN_KEY = "authorization"
+TOKEN_VARIABLE = "TVM_SPLIT_TOKEN"  # noqa: S105 (a name, no secret)
+_METADATA_KEY = "authorization"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Token:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((_TOKEN_KEY, f"Bearer {self.text}"),)
+        return ((_METADATA_KEY, f"Bearer {self.text}"),)
 
 
 def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -> Token | None:
@@ -110,7 +110,7 @@ class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         for key, value in handler_call_details.invocation_metadata:
             given = value.encode(errors="replace") if isinstance(value, str) else bytes(value)
-            if key == _TOKEN_KEY and hmac.compare_digest(given, self._expected):
+            if key == _METADATA_KEY and hmac.compare_digest(given, self._expected):
                 return continuation(handler_call_details)
         return self._refuse
 

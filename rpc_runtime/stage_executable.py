@@ -182,7 +182,7 @@ def _load_library(content: Bytes, scratch: Path, where: str) -> Any:
             file.write(content.data)
         return tvm.runtime.load_module(name)
     finally:
-        os.unlink(name)
+        Path(name).unlink()
 
 
 def _check_architecture(content: Bytes, where: str) -> None:

@@ -105,6 +105,8 @@ def _prepare_process(config: WorkerConfig) -> None:
         TVM_NUM_THREADS=str(config.threads),
         TVM_BIND_THREADS="0",
     )
+    # TVM's FFI imports torch where it is installed, which takes seconds and hundreds of megabytes; a worker needs none.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 
 def _serve_until(config: WorkerConfig, stop: threading.Event) -> None:
@@ -146,6 +148,12 @@ def _serve_until(config: WorkerConfig, stop: threading.Event) -> None:
 
 
 def _bind(server: Any, config: WorkerConfig) -> int:
+    host, wanted = split_address(config.listen)
+    try:  # gRPC would only say that it failed, and write the reason into its own log
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host.strip("[]"), wanted), family=family).close()
+    except OSError as error:
+        raise WorkerError(f"cannot listen on {config.listen}: {error.strerror}") from error
     try:
         if config.tls is None:
             port = server.add_insecure_port(config.listen)
@@ -154,7 +162,7 @@ def _bind(server: Any, config: WorkerConfig) -> int:
     except RuntimeError:
         port = 0
     if not port:
-        raise WorkerError(f"cannot listen on {config.listen}: the port is in use, or the host is not this machine")
+        raise WorkerError(f"cannot listen on {config.listen}")
     return int(port)
 
 

@@ -54,9 +54,7 @@ def _rules(target: Target) -> tuple[NamedRule, ...]:
     if is_cpu(target):
         traits = traits_of(target)
         return tuple((name, lambda function, rule=rule: rule(function, traits)) for name, rule in cpu.RULES)
-    return tuple(
-        (name, lambda function, rule=rule: gpu.apply_rule(rule, function, target)) for name, rule in gpu.RULES
-    )
+    return tuple((name, lambda function, rule=rule: gpu.apply_rule(rule, function, target)) for name, rule in gpu.RULES)
 
 
 def _once(
@@ -87,8 +85,6 @@ def _schedule(function: tirx.PrimFunc, rules: tuple[NamedRule, ...]) -> tirx.Pri
         if scheduled is not None:
             return scheduled.with_attr(SCHEDULE_ATTRIBUTE, name).with_attr(IS_SCHEDULED, True)
     return function.with_attr(SCHEDULE_ATTRIBUTE, UNSCHEDULED)
-
-
 
 
 def _keep_symbol(scheduled: tirx.PrimFunc, original: tirx.PrimFunc) -> tirx.PrimFunc:

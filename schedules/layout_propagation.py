@@ -19,18 +19,25 @@ from schedules.shapes import static_shape
 LAYOUT_TRANSFORM = "relax.layout_transform"
 UNARY = frozenset(
     f"relax.{name}"
-    for name in (
-        "abs astype ceil clip cos erf exp floor log negative round rsqrt sigmoid sin sqrt square tanh "
-        "nn.relu nn.leakyrelu nn.gelu nn.gelu_tanh nn.selu nn.silu nn.softplus nn.relu6"
-    ).split()
+    for name in ["abs", "astype", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative", "round", "rsqrt", "sigmoid", "sin", "sqrt", "square", "tanh", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.gelu_tanh", "nn.selu", "nn.silu", "nn.softplus", "nn.relu6"]
 )
-BINARY = frozenset(f"relax.{name}" for name in "add subtract multiply divide maximum minimum power".split())
+NUMPY_TYPES = frozenset(["float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"])
+BINARY = frozenset(f"relax.{name}" for name in ["add", "subtract", "multiply", "divide", "maximum", "minimum", "power"])
 
 
 def cancel_layout_transforms(module: tvm.IRModule) -> tvm.IRModule:
     """Every Relax function with fewer layout changes, and none of a constant."""
     module = _MoveLayoutTransforms(module).transform()
     return relax.transform.DeadCodeElimination()(module)
+
+
+def array_of(expression: relax.Expr) -> Any:
+    """A constant's numpy array, not copied; None for other expressions, and for types numpy does not have."""
+    if not isinstance(expression, tvm.ir.GenericConst) or not isinstance(expression.value, tvm.runtime.Tensor):
+        return None
+    if str(expression.value.dtype) not in NUMPY_TYPES:
+        return None
+    return np.from_dlpack(expression.value)
 
 
 def _axis_split(index_map: Any) -> tuple[str, int, int] | None:
@@ -116,8 +123,9 @@ class _MoveLayoutTransforms(PyExprMutator):  # type: ignore[misc]
 
     def _layout_transform(self, call: relax.Call) -> relax.Expr:
         source = call.args[0]
-        if isinstance(source, tvm.ir.GenericConst) and isinstance(source.value, tvm.runtime.Tensor):
-            constant = self._blocked_constant(call, np.from_dlpack(source.value))
+        array = array_of(source)
+        if array is not None:
+            constant = self._blocked_constant(call, array)
             return call if constant is None else constant
         outer = self._layout_change(call)
         inner = self._layout_change(source)
@@ -176,4 +184,5 @@ class _MoveLayoutTransforms(PyExprMutator):  # type: ignore[misc]
                 shape.append(extent)
         if len(set(order)) != len(places) or set(order) != set(places):
             return None
-        return relax.const(np.ascontiguousarray(array.reshape(shape).transpose([places[key] for key in order])))
+        moved = np.ascontiguousarray(array.reshape(shape).transpose([places[key] for key in order]))
+        return relax.const(moved, str(moved.dtype))

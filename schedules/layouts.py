@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
-from schedules.layout_propagation import cancel_layout_transforms
+from schedules.layout_propagation import array_of, cancel_layout_transforms
 from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE
 from schedules.legalize.matmul import matmul_packed
 from schedules.shapes import static_shape
@@ -115,8 +115,7 @@ class _PackMatmul(_ModuleMutator):
             bound = self.lookup_binding(expression)
             return None if bound is None else self._constant(bound)
         if isinstance(expression, tvm.ir.GenericConst):
-            value = expression.value
-            return np.from_dlpack(value) if isinstance(value, tvm.runtime.Tensor) else None
+            return array_of(expression)
         if not isinstance(expression, relax.Call) or not isinstance(expression.op, tvm.ir.Op):
             return None
         name, shape = str(expression.op.name), static_shape(expression)
@@ -146,5 +145,5 @@ class _PackMatmul(_ModuleMutator):
             packed[:whole] = matrix[:, : whole * lanes].reshape(depth, whole, lanes).transpose(1, 0, 2)
             if whole < blocks:
                 packed[whole, :, : columns - whole * lanes] = matrix[:, whole * lanes :]
-            self._packed[key] = relax.const(packed)
+            self._packed[key] = relax.const(packed, str(packed.dtype))
         return self._packed[key]

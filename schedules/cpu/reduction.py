@@ -23,9 +23,7 @@ def schedule_reduction(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc
     common = min(last.spatial, *(block.spatial for block in blocks if block.is_reduction))
     # Kept dimensions of extent 1 come last in a reduction's iterators: they are no loops to share.
     rows = 0
-    while rows < common and all(
-        block.extents[rows] == last.extents[rows] for block in blocks if block.is_reduction
-    ):
+    while rows < common and all(block.extents[rows] == last.extents[rows] for block in blocks if block.is_reduction):
         rows += 1
     if last.is_reduction and rows == last.spatial:
         return _single(schedule, blocks, traits)

@@ -81,7 +81,9 @@ def _dense(
     tiled_w = padded_extent(out_w, blocks, traits)
     needed_h = (out_h - 1) * strides[0] + dilation[0] * (kernel_h - 1) + 1
     needed_w = (tiled_w - 1) * strides[1] + dilation[1] * (kernel_w - 1) + 1
-    source = _padded(data, padding, max(needed_h, height if not any(padding) else 0), max(needed_w, width if not any(padding) else 0))
+    source = _padded(
+        data, padding, max(needed_h, height if not any(padding) else 0), max(needed_w, width if not any(padding) else 0)
+    )
     dtype = accumulator_dtype(out_dtype)
     reduce_block = te.reduce_axis((0, channels), name="ic")
     reduce_h = te.reduce_axis((0, kernel_h), name="kh")
@@ -119,7 +121,9 @@ def _depthwise(
     tiled_w = padded_extent(out_w, 1, traits)
     needed_h = (out_h - 1) * strides[0] + dilation[0] * (kernel_h - 1) + 1
     needed_w = (tiled_w - 1) * strides[1] + dilation[1] * (kernel_w - 1) + 1
-    source = _padded(data, padding, max(needed_h, height if not any(padding) else 0), max(needed_w, width if not any(padding) else 0))
+    source = _padded(
+        data, padding, max(needed_h, height if not any(padding) else 0), max(needed_w, width if not any(padding) else 0)
+    )
     dtype = accumulator_dtype(out_dtype)
     reduce_h = te.reduce_axis((0, kernel_h), name="kh")
     reduce_w = te.reduce_axis((0, kernel_w), name="kw")

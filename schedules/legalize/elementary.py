@@ -94,8 +94,8 @@ def gelu(x: Any) -> Any:
 
 
 def gelu_tanh(x: Any) -> Any:
-    inner = _number(0.79788456080286536) * x * (_number(1.0) + _number(0.044715) * x * x)
-    return _number(0.5) * x * (_number(1.0) + tanh(inner))
+    # (1 + tanh(u)) / 2 is sigmoid(2 u), which does not cancel for negative x.
+    return x * sigmoid(_number(2 * 0.79788456080286536) * x * (_number(1.0) + _number(0.044715) * x * x))
 
 
 ELEMENTARY: dict[str, Elementary] = {

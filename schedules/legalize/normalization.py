@@ -22,7 +22,9 @@ Reducer = Callable[..., Any]
 Element = Callable[[tuple[Any, ...], Any], Any]
 
 
-def reduce_rows(rows: tuple[int, ...], extent: int, element: Element, reducer: Reducer, lanes: int, name: str) -> te.Tensor:
+def reduce_rows(
+    rows: tuple[int, ...], extent: int, element: Element, reducer: Reducer, lanes: int, name: str
+) -> te.Tensor:
     """``reducer`` over ``element(row, 0 <= k < extent)``: a tensor of shape ``rows``."""
     whole = extent // lanes
     if whole < 2:
@@ -30,7 +32,9 @@ def reduce_rows(rows: tuple[int, ...], extent: int, element: Element, reducer: R
         return te.compute(rows, lambda *row: reducer(element(row, k), axis=k), name=name)
     step = te.reduce_axis((0, whole), name="step")
     partial_result = te.compute(
-        (*rows, lanes), lambda *index: reducer(element(index[:-1], step * lanes + index[-1]), axis=step), name=f"{name}_lanes"
+        (*rows, lanes),
+        lambda *index: reducer(element(index[:-1], step * lanes + index[-1]), axis=step),
+        name=f"{name}_lanes",
     )
     rest = te.reduce_axis((0, lanes + extent % lanes), name="lane")
 
@@ -76,7 +80,9 @@ def layer_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, epsilon: float, 
 
     squares = reduce_rows(shape, extent, square, te.sum, lanes, "row_squares")
     scale = te.compute(
-        shape, lambda *row: tirx.const(1.0, dtype) / tirx.sqrt(squares[row] * share + tirx.const(epsilon, dtype)), name="row_scale"
+        shape,
+        lambda *row: tirx.const(1.0, dtype) / tirx.sqrt(squares[row] * share + tirx.const(epsilon, dtype)),
+        name="row_scale",
     )
 
     def element(*i: Any) -> Any:

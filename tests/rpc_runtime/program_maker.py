@@ -1,4 +1,4 @@
-"""Makes small programs of real stages for the tests: relax functions, compiled, exported, with their weights as blobs."""
+"""Makes small programs of real stages for the tests: relax functions, compiled, with their weights as blobs."""
 
 from __future__ import annotations
 

@@ -224,10 +224,9 @@ def test_what_the_iterable_raises_comes_out_after_the_results_before_it(
         raise KeyError("the camera fell off")
 
     with open_on(workers, program, maker) as pipeline:
-        got = []
+        got: list[tuple[np.ndarray, ...]] = []
         with pytest.raises(KeyError, match="camera"):
-            for result in pipeline.stream(source()):
-                got.append(result)
+            got.extend(pipeline.stream(source()))
         assert len(got) == 5
         assert same(pipeline.run(batches[0]), got[0])
 

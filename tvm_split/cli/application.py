@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 import warnings
 from types import FrameType
 from typing import Annotated, Any
@@ -41,7 +42,7 @@ class Commands(TyperGroup):
 
 def _end_with(error: Exception, text: str, *, wrong_use: bool) -> None:
     if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
-        raise error
+        traceback.print_exception(error)
     print_error(text)
     raise typer.Exit(WRONG_USE if wrong_use else FAILED) from error
 
@@ -90,7 +91,18 @@ def run_application() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries, about code that the user of a command cannot change
-    app()
+    try:
+        app()
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is buffered; where nobody reads it any more, drop it, or Python would complain of it at its end."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

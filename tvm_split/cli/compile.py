@@ -11,6 +11,7 @@ from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, bytes_text, print_json, print_note, step_progress
 from tvm_split.cli.model_source import ModelRequest
 from tvm_split.cli.planning import ClusterRequest, PlanRequest
+from tvm_split.cli.wrong_use import WrongUseError
 
 if TYPE_CHECKING:
     from tvm_split.bundle import Bundle
@@ -45,7 +46,7 @@ def compile(
     machines = ClusterRequest(cluster, workers, threads)
     request = PlanRequest(split or (), stages, objective.value)
     if plan is not None and (machines.is_given or threads is not None or request.is_given):
-        raise typer.BadParameter("it says all this already; leave other planning options out", param_hint="--plan")
+        raise WrongUseError("it says all this already; leave other planning options out", "--plan")
     loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
     planned = _read_plan(plan) if plan is not None else request.plan(loaded, machines.cluster())
     bundle = compile_with_progress(loaded, planned, verify=not no_verify, dump=dump)

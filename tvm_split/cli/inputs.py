@@ -97,10 +97,13 @@ def _random(spec: TensorSpec, generator: np.random.Generator) -> np.ndarray:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as content:
-            if not isinstance(content, np.lib.npyio.NpzFile):
-                raise InputError(f"{path} is a single array; save it with numpy.savez")
+        content = np.load(path, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            raise InputError(f"{path} is a single array; save it with numpy.savez")
+        with content:
             return {name: content[name] for name in content.files}
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, EOFError) as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+from tvm_split.cli.wrong_use import WrongUseError
 
 if TYPE_CHECKING:
     from tvm_split.model import Model
@@ -30,17 +30,17 @@ class ModelRequest:
         """Import the model.
 
         Raises:
-            typer.BadParameter: there is no such file, module or function, or an option cannot be read.
+            WrongUseError: there is no such file, module or function, or an option cannot be read.
             ModelImportError: the model cannot be imported.
         """
         dimensions = dict(_dimension(text) for text in self.dimensions)
         shapes = [_shape(text) for text in self.input_shapes]
         if Path(self.source).suffix.lower() in FILE_SUFFIXES:
             if not Path(self.source).is_file():
-                raise typer.BadParameter(f"there is no file {self.source!r}", param_hint="MODEL")
+                raise WrongUseError(f"there is no file {self.source!r}", "MODEL")
             if shapes:
-                raise typer.BadParameter(
-                    "a file knows its inputs; bind open sizes with --batch or --dimension", param_hint="--input-shape"
+                raise WrongUseError(
+                    "a file knows its inputs; bind open sizes with --batch or --dimension", "--input-shape"
                 )
             return self._import(self.source, None, dimensions)
         source, examples = _from_python(self.source)
@@ -58,9 +58,9 @@ def _from_python(reference: str) -> tuple[Any, Any]:
     """The model and example inputs (or None) that ``module:name`` stands for."""
     module_name, separator, name = reference.partition(":")
     if not (separator and module_name and name):
-        raise typer.BadParameter(
+        raise WrongUseError(
             f"{reference!r} is neither a file that ends in {' or '.join(FILE_SUFFIXES)} nor MODULE:NAME",
-            param_hint="MODEL",
+            "MODEL",
         )
     # A script in the current folder is what a person means; installed console scripts do not look there.
     folder = str(Path.cwd())
@@ -69,10 +69,10 @@ def _from_python(reference: str) -> tuple[Any, Any]:
     try:
         found = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise typer.BadParameter(f"cannot import {module_name!r}: {error}", param_hint="MODEL") from error
+        raise WrongUseError(f"cannot import {module_name!r}: {error}", "MODEL") from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise typer.BadParameter(f"{module_name!r} has no {name!r}", param_hint="MODEL")
+            raise WrongUseError(f"{module_name!r} has no {name!r}", "MODEL")
         found = getattr(found, part)
     if not _is_module(found) and callable(found):
         found = found()
@@ -91,14 +91,14 @@ def _is_module(value: Any) -> bool:
 def _dimension(text: str) -> tuple[str, int]:
     name, separator, size = text.partition("=")
     if not (name and separator and size.isdigit() and int(size) > 0):
-        raise typer.BadParameter(f"{text!r} is not NAME=SIZE", param_hint="--dimension")
+        raise WrongUseError(f"{text!r} is not NAME=SIZE", "--dimension")
     return name, int(size)
 
 
 def _shape(text: str) -> tuple[tuple[int, ...], str]:
     sizes, _, dtype = text.partition(":")
     if not all(size.strip().isdigit() for size in sizes.split(",")):
-        raise typer.BadParameter(f"{text!r} is not a shape like 1,3,224,224 or 1,128:int64", param_hint="--input-shape")
+        raise WrongUseError(f"{text!r} is not a shape like 1,3,224,224 or 1,128:int64", "--input-shape")
     return tuple(int(size) for size in sizes.split(",")), dtype or "float32"
 
 
@@ -111,7 +111,7 @@ def _example(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
     try:
         kind = np.dtype(dtype)
     except TypeError as error:
-        raise typer.BadParameter(f"{dtype!r} is no dtype of numpy", param_hint="--input-shape") from error
+        raise WrongUseError(f"{dtype!r} is no dtype of numpy", "--input-shape") from error
     if kind.kind in "fV":
         return generator.standard_normal(shape).astype(kind)
     return generator.integers(0, 2, shape).astype(kind)

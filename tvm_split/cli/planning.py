@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import typer
+from tvm_split.cli.wrong_use import WrongUseError
 
 if TYPE_CHECKING:
     from tvm_split.cluster import Cluster
@@ -34,7 +34,7 @@ class ClusterRequest:
         """The machines; by default two worker processes on this host.
 
         Raises:
-            typer.BadParameter: options that contradict each other.
+            WrongUseError: options that contradict each other.
             ClusterError: the cluster file does not fit.
         """
         from tvm_split.cluster import Cluster
@@ -42,9 +42,9 @@ class ClusterRequest:
         if self.file is not None:
             for given, option in ((self.workers, "--workers"), (self.threads, "--threads")):
                 if given is not None:
-                    raise typer.BadParameter("a cluster file says this for each machine", param_hint=option)
+                    raise WrongUseError("a cluster file says this for each machine", option)
             if self.in_process:
-                raise typer.BadParameter("a cluster file names machines elsewhere", param_hint="--in-process")
+                raise WrongUseError("a cluster file names machines elsewhere", "--in-process")
             return Cluster.from_yaml(self.file)
         if self.in_process:
             return Cluster.in_process(self.workers or 1, self.threads)
@@ -74,6 +74,6 @@ class PlanRequest:
             machine, separator, names = text.partition("=")
             chosen = [name.strip() for name in names.split(",") if name.strip()]
             if not (machine and separator and chosen):
-                raise typer.BadParameter(f"{text!r} is not MACHINE=LAYER,LAYER", param_hint="--split")
+                raise WrongUseError(f"{text!r} is not MACHINE=LAYER,LAYER", "--split")
             layers.setdefault(machine, []).extend(chosen)
         return layers or None

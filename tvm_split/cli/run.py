@@ -16,6 +16,7 @@ from tvm_split.cli.console import STDOUT, print_json, print_note, step_progress
 from tvm_split.cli.deploy import deploy_with_progress
 from tvm_split.cli.model_source import ModelRequest
 from tvm_split.cli.planning import ClusterRequest, PlanRequest
+from tvm_split.cli.wrong_use import WrongUseError
 
 if TYPE_CHECKING:
     from rpc_runtime.program import TensorSpec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tvm_split.cluster import Cluster
     from tvm_split.deployment import Deployment
 
+BAR_STEPS = 200
 SOURCE_HELP = "A folder of `tvm-split compile`, or a MODEL as for `tvm-split plan`, planned and compiled first."
 
 
@@ -72,7 +74,7 @@ def run(
 ) -> None:
     """Stream inputs through the pipeline and say how fast each stage was."""
     if sum(given is not None for given in (inputs, images, random)) > 1:
-        raise typer.BadParameter("give one of them", param_hint="--inputs, --images, --random")
+        raise WrongUseError("give one of them", "--inputs, --images, --random")
     request = ClusterRequest(cluster, workers, threads, in_process)
     plan = PlanRequest(split or (), stages, objective.value)
     model = ModelRequest(source, batch, dimension or (), input_shape or ())
@@ -112,14 +114,14 @@ def run(
 def _bundle_and_cluster(model: ModelRequest, plan: PlanRequest, request: ClusterRequest) -> tuple[Bundle, Cluster]:
     if not is_bundle(model.source):
         if Path(model.source).is_dir():
-            raise typer.BadParameter(f"{model.source!r} is a folder without a bundle", param_hint="BUNDLE|MODEL")
+            raise WrongUseError(f"{model.source!r} is a folder without a bundle", "BUNDLE|MODEL")
         loaded = model.load()
         cluster = request.cluster()
         return compile_with_progress(loaded, plan.plan(loaded, cluster)), cluster
     from tvm_split.bundle import Bundle
 
     if plan.is_given or model.batch is not None or model.dimensions or model.input_shapes:
-        raise typer.BadParameter("a bundle is planned and compiled already; leave options of the plan out")
+        raise WrongUseError("is planned and compiled already; leave options of the plan out", "BUNDLE")
     bundle = Bundle.load(model.source)
     return bundle, cluster_for(bundle, request)
 
@@ -142,7 +144,7 @@ def _micro_batches(
         return images_of_folder(expected, images, size, centre, spread)
     for given, option in ((size, "--size"), (mean, "--mean"), (standard_deviation, "--std")):
         if given is not None:
-            raise typer.BadParameter("is for --images", param_hint=option)
+            raise WrongUseError("is for --images", option)
     return random_inputs(expected, random or 1) if inputs is None else inputs_from_file(expected, inputs)
 
 
@@ -154,7 +156,7 @@ def _three_numbers(text: str | None, option: str) -> tuple[float, ...] | None:
     except ValueError:
         numbers = ()
     if len(numbers) != 3:
-        raise typer.BadParameter(f"{text!r} is not three numbers with commas between them", param_hint=option)
+        raise WrongUseError(f"{text!r} is not three numbers with commas between them", option)
     return numbers
 
 
@@ -162,12 +164,14 @@ def _stream(deployment: Deployment, fed: MicroBatches, repeat: int, *, keep: boo
     """The outputs (none unless they are to be kept), and the seconds from the first input to the last output."""
     results: list[Arrays] = []
     count = fed.count * repeat
+    stride = max(1, count // BAR_STEPS)  # so that drawing the bar costs nothing that is measured
     with step_progress("running") as report:
         start = time.perf_counter()
         for done, outputs in enumerate(deployment.stream(fed.stream(repeat)), start=1):
             if keep:
                 results.append(outputs)
-            report("running", done, count)
+            if done % stride == 0:
+                report("running", done, count)
         return results, time.perf_counter() - start
 
 

@@ -11,6 +11,7 @@ import typer
 
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, bytes_text, print_error, print_json
+from tvm_split.cli.wrong_use import WrongUseError
 
 if TYPE_CHECKING:
     from rpc_runtime.client import WorkerEndpoint
@@ -35,7 +36,7 @@ def status(
 ) -> None:
     """Ask workers what they are and what they hold. Exit code 1 if one of them does not answer."""
     if (cluster is None) == (not address):
-        raise typer.BadParameter("give one of them", param_hint="--cluster, --address")
+        raise WrongUseError("give one of them", "--cluster, --address")
     if cluster is not None:
         from tvm_split.cluster import Cluster
 

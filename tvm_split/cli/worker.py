@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rpc_runtime.errors import InputError
+from tvm_split.cli.wrong_use import WrongUseError
 
 
 def worker(
@@ -40,9 +42,11 @@ def worker(
     from rpc_runtime.worker import WorkerConfig, serve
 
     if (tls_certificate is None) != (tls_key is None):
-        raise typer.BadParameter("a certificate and its key belong together", param_hint="--tls-certificate, --tls-key")
+        raise WrongUseError("a certificate and its key belong together", "--tls-certificate, --tls-key")
     if tls_ca is not None and tls_certificate is None:
-        raise typer.BadParameter("needs --tls-certificate and --tls-key as well", param_hint="--tls-ca")
+        raise WrongUseError("needs --tls-certificate and --tls-key as well", "--tls-ca")
+    # tvm_ffi imports torch wherever it is installed; a worker has no use for it, and starts in half the time without.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     serve(
         WorkerConfig(
             listen=listen,

@@ -116,7 +116,7 @@ def _overlap(found: Demonstration) -> str:
     )
     return (
         "A number is a micro-batch, and so is a colour; a dot is a machine that does not compute. While the test set "
-        f"ran, two or more machines were at work at once {working:.0%} of the time, and computing {computing:.0%} of it."
+        f"ran, two or more machines were at work at once {working:.0%} of the time, computing {computing:.0%} of it."
     )
 
 

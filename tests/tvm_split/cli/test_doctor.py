@@ -23,4 +23,5 @@ def test_a_check_that_raises_is_a_failure(monkeypatch):
 
     monkeypatch.setattr("tvm.support.cc.get_cc", no_linker)
     failed = [check for check in all_checks() if check.verdict is Verdict.FAIL]
-    assert [check.found for check in failed if "broken" in check.found] == ["RuntimeError: broken"]
+    assert [check.name for check in failed] == ["linker", "tiny program"]
+    assert {check.found for check in failed} == {"RuntimeError: broken"}

@@ -61,6 +61,19 @@ def test_a_worker_ends_cleanly(worker, number):
     assert "Traceback" not in errors
 
 
+def test_a_run_after_deploy_sends_nothing(invoke_json, start_process, bundle, tmp_path):
+    machines = []
+    for name in ("machine-a", "machine-b"):
+        process = start_process("worker", "--name", name, "--cache", tmp_path / name, "--json")
+        machines.append({"name": name, "address": json.loads(process.stdout.readline())["address"]})
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(json.dumps({"machines": machines}))
+    assert all(each["sent_bytes"] > 0 for each in invoke_json("deploy", bundle, "--cluster", cluster)["machines"])
+    assert all(each["sent_bytes"] == 0 for each in invoke_json("deploy", bundle, "--cluster", cluster)["machines"])
+    found = invoke_json("run", bundle, "--cluster", cluster, "--random", "3")
+    assert (found["blob_bytes_sent"], found["micro_batches"]) == (0, 3)
+
+
 def test_a_worker_does_not_open_itself_to_the_network(start_process):
     process = start_process("worker", "--listen", "0.0.0.0:0")
     _, errors = process.communicate(timeout=20)

@@ -1,0 +1,51 @@
+"""Rewrite a function binding by binding: the loop that several passes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tvm
+from tvm import relax
+
+from relay_passes.contract import bindings_of, main_function, returned_fields
+from relay_passes.substitute import substitute
+
+Replace = Callable[[str, relax.Expr, relax.BlockBuilder], relax.Expr | None]
+"""From a variable's name and what it would be bound to, with earlier replacements made, to what replaces the variable
+(which may take bindings of its own, emitted through the builder), or None to bind it as it is."""
+
+
+def rewrite_main(module: tvm.IRModule, replace: Replace) -> tvm.IRModule:
+    """The module with ``main`` rewritten as one dataflow block that returns a tuple of variables."""
+    function = main_function(module)
+    result_name = getattr(function.body.body, "name", "")
+    builder = relax.BlockBuilder()
+    values: dict[str, relax.Expr] = {}
+    with builder.function("main", list(function.params)):
+        with builder.dataflow():
+            for binding in bindings_of(function):
+                name = binding.var.name
+                if name != result_name:
+                    expression = substitute(binding.value, values)
+                    replacement = replace(name, expression, builder)
+                    values[name] = builder.emit(expression, name_hint=name) if replacement is None else replacement
+            fields = [substitute(each, values) for each in returned_fields(function)]
+            # A result has to be a variable, or nobody can receive it.
+            fields = [each if isinstance(each, relax.Var) else builder.emit(each) for each in fields]
+            outputs = builder.emit_output(relax.Tuple(fields), name_hint=result_name or "outputs")
+        builder.emit_func_output(outputs)
+    updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
+    rewritten = builder.get()["main"]
+    updated["main"] = rewritten if function.attrs is None else rewritten.with_attrs(function.attrs)
+    return updated
+
+
+def operator_name(expression: relax.Expr | None) -> str:
+    """The name of the operator that an expression calls (``relax.add``), or an empty string."""
+    if isinstance(expression, relax.Call) and isinstance(expression.op, tvm.ir.Op):
+        return str(expression.op.name)
+    return ""
+
+
+def is_tensor_constant(expression: relax.Expr) -> bool:
+    return isinstance(expression, tvm.ir.GenericConst) and isinstance(expression.value, tvm.runtime.Tensor)

@@ -1,0 +1,272 @@
+"""What a user sees when machines die, hang, or misbehave: soon, and with the cause named."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from rpc_runtime import client, pipeline
+from rpc_runtime import worker_pb2 as pb
+from rpc_runtime.channels import open_channel
+from rpc_runtime.client import WorkerEndpoint, describe
+from rpc_runtime.control_methods import LINK_PATH
+from rpc_runtime.errors import (
+    BlobError,
+    DeadlineError,
+    ProtocolError,
+    StageError,
+    WorkerError,
+    WorkerUnavailableError,
+)
+from rpc_runtime.framing import PROTOCOL_VERSION, FrameKind, control_frame, tensor_frames
+from rpc_runtime.local_workers import LocalWorkers
+from rpc_runtime.pipeline import Pipeline
+from rpc_runtime.program import CLIENT, Program, TensorSpec
+from rpc_runtime.security import Token
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.rpc_runtime.test_pipeline import A, B, C, batches_for, chain, double, open_on, same
+
+
+@pytest.fixture
+def own_workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers([A, B, C]) as started:
+        yield started
+
+
+def endless(program: Program) -> Iterator[list[np.ndarray]]:
+    return itertools.cycle(batches_for(program, 2))
+
+
+def test_a_killed_worker_is_named_and_not_its_neighbour(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    pipe = open_on(own_workers, program, maker)
+    results = pipe.stream(endless(program))
+    next(results)
+    os.kill(own_workers.process_ids[B], signal.SIGKILL)
+    with pytest.raises(WorkerUnavailableError) as caught:
+        list(results)
+    for word in (B, own_workers.endpoints[B].address, "'two'"):
+        assert word in str(caught.value)
+    with pytest.raises(WorkerUnavailableError, match=B):
+        pipe.run(batches_for(program, 1)[0])
+    pipe.close()
+    x = TensorSpec("x", (2, 8), "float32")
+    rest = ProgramMaker(maker.folder)
+    assert rest.input("x") == x
+    survivor = rest.program([rest.stage("one", C, [x], double)])
+    with open_on(own_workers, survivor, rest) as again:  # the others live on
+        again.run(batches_for(survivor, 1)[0])
+    assert describe(own_workers.endpoints[C], 10).deployments == ()
+
+
+def test_a_hanging_worker_is_named(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    with open_on(own_workers, program, maker) as pipe:
+        results = pipe.stream(endless(program))
+        next(results)
+        os.kill(own_workers.process_ids[B], signal.SIGSTOP)
+        with pytest.raises(WorkerUnavailableError, match=f"{B}.*silent") as caught:
+            list(results)
+        assert "'two'" in str(caught.value)
+
+
+def test_no_progress_names_the_stage(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    with open_on(own_workers, program, maker, timeout_seconds=2.0) as pipe:
+        pipe.run(batches_for(program, 1)[0])
+        os.kill(own_workers.process_ids[C], signal.SIGSTOP)
+        with pytest.raises(DeadlineError, match=rf"stage '(two|three)' on machine '({B}|{C})'"):
+            pipe.run(batches_for(program, 1)[0])
+        os.kill(own_workers.process_ids[C], signal.SIGCONT)
+        pipe.run(batches_for(program, 1)[0])
+
+
+def test_a_stage_that_raises_is_named(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    wrong = TensorSpec("wrong", (2, 9), "float32")
+    broken = ProgramMaker(maker.folder)
+    broken.stage("two", B, [wrong], double)  # compiled for another shape
+    stages = (program.stages[0], replace(program.stages[1], library=broken.stages[0].library), program.stages[2])
+    program = replace(program, stages=stages)
+    with open_on(workers, program, maker) as pipe, pytest.raises(StageError, match=f"stage 'two' on machine '{B}'"):
+        pipe.run(batches_for(program, 1)[0])
+    assert describe(workers.endpoints[B], 10).deployments == ()
+
+
+def test_a_stage_that_returns_the_wrong_number_is_named(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    broken = ProgramMaker(maker.folder)
+    broken.stage("two", B, [TensorSpec("x", (2, 8), "float32")], lambda x: [*double(x), *double(x)])
+    stages = (program.stages[0], replace(program.stages[1], library=broken.stages[0].library), program.stages[2])
+    program = replace(program, stages=stages)
+    with open_on(workers, program, maker) as pipe, pytest.raises(StageError, match="tuple of 1 tensors.* of 2"):
+        pipe.run(batches_for(program, 1)[0])
+
+
+def test_a_gpu_stage_on_a_machine_without_gpu(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    if describe(workers.endpoints[A], 30).cuda_devices:
+        pytest.skip("this machine has a GPU")
+    x = maker.input("x")
+    program = maker.program([maker.stage("one", A, [x], double, device="cuda")])
+    with pytest.raises(WorkerError, match=f"stage 'one' on machine '{A}'.*only 'cpu'"):
+        open_on(workers, program, maker)
+
+
+def test_a_library_for_another_architecture(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    content = bytearray(maker.blob_path(program.stages[0].library.sha256).read_bytes())
+    content[18:20] = (183 if content[18] != 183 else 62).to_bytes(2, "little")
+    other = replace(program.stages[0], library=maker.blob(bytes(content)))
+    with pytest.raises(WorkerError, match="stage 'one'.*compiled for"):
+        open_on(workers, replace(program, stages=(other, *program.stages[1:])), maker)
+
+
+def test_a_changed_blob_is_refused(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    x = maker.input("x")
+    weight = np.random.default_rng().random((2, 8)).astype(np.float32)
+    stage = maker.stage("one", A, [x], lambda a, b: double(a), weights={"w": weight})
+    program = maker.program([stage])
+    path = maker.blob_path(program.stages[0].weights[0].blob.sha256)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BlobError, match=f"{A}.*changed"):
+        open_on(workers, program, maker)
+    path.unlink()
+    with pytest.raises(BlobError, match="cannot read blob"):
+        open_on(workers, program, maker)
+
+
+def test_a_weight_of_another_shape_is_refused(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    stage = program.stages[0]
+    weight = replace(stage.weights[0], blob=maker.weight_blob(np.ones((8, 2), np.float32)))
+    with pytest.raises(BlobError, match=r"weight 'one.w'.*holds float32\[8, 2\]"):
+        open_on(workers, replace(program, stages=(replace(stage, weights=(weight,)), *program.stages[1:])), maker)
+
+
+def test_a_wrong_token(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    for token in ("wrong", None):
+        endpoints = {name: replace(endpoint, token=token) for name, endpoint in workers.endpoints.items()}
+        with pytest.raises(WorkerError, match=f"{A}.*token"):
+            Pipeline.open(program, endpoints, maker.blob_path)
+    assert "secret" not in repr(WorkerEndpoint("a", "b:1", "secret"))
+
+
+def test_addresses_that_were_mixed_up(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    ends = workers.endpoints
+    swapped = {A: replace(ends[B], machine=A), B: replace(ends[A], machine=B), C: ends[C]}
+    with pytest.raises(WorkerError, match=f"the stages are for machine '{A}', and this worker is '{B}'"):
+        Pipeline.open(program, swapped, maker.blob_path)
+
+
+def test_nobody_listens(maker: ProgramMaker) -> None:
+    program = chain(maker)
+    endpoints = {name: WorkerEndpoint(name, "127.0.0.1:9") for name in program.machines}
+    with pytest.raises(WorkerUnavailableError, match=rf"machine '{A}' at 127.0.0.1:9"):
+        Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=5)
+
+
+def speak(endpoint: WorkerEndpoint, messages: list[bytes]) -> grpc.StatusCode:
+    """What a worker ends a data stream with after these messages."""
+    channel = open_channel(endpoint.address, None)
+    try:
+        call = channel.stream_stream(LINK_PATH)(
+            iter(messages), metadata=Token(endpoint.token or "").metadata, timeout=10
+        )
+        list(call)
+        return grpc.StatusCode.OK
+    except grpc.RpcError as status:
+        code = status.code()  # type: ignore[attr-defined]
+        assert isinstance(code, grpc.StatusCode)
+        return code
+    finally:
+        channel.close()
+
+
+def hello(deployment: str, source: str, destination: str, version: int = PROTOCOL_VERSION) -> bytes:
+    message = pb.Hello(protocol_version=version, deployment=deployment, source=source, destination=destination)
+    return control_frame(FrameKind.HELLO, message.SerializeToString())
+
+
+def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    random = np.random.default_rng(7)
+    program = chain(maker)
+    batch = batches_for(program, 1)[0]
+    with open_on(workers, program, maker) as pipe:
+        expected = pipe.run(batch)
+        deployment = pipe._deployment
+        refused = [
+            [],
+            [b""],
+            *([random.bytes(int(size))] for size in random.integers(1, 300, 20)),
+            [control_frame(FrameKind.HELLO, random.bytes(50))],
+            [control_frame(FrameKind.HELLO, b"x" * 10_000)],
+            [control_frame(FrameKind.CREDIT)],
+            [hello("0" * 32, CLIENT, A)],
+            [hello(deployment, CLIENT, A, version=99)],
+            [hello(deployment, CLIENT, B)],
+            [hello(deployment, "nobody", A)],
+            [hello(deployment, A, "nobody")],
+            [hello(deployment, CLIENT, A)],  # which is open already
+        ]
+        for messages in refused:
+            assert speak(workers.endpoints[A], messages) is grpc.StatusCode.INVALID_ARGUMENT
+        assert same(pipe.run(batch), expected)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"garbage"],
+        list(tensor_frames(99, 0, np.zeros(64, np.uint8))),
+        list(tensor_frames(0, 5, np.zeros(64, np.uint8))),
+        list(tensor_frames(0, 0, np.zeros(65, np.uint8))),
+        [frame for n in range(50) for frame in tensor_frames(0, n, np.zeros(64, np.uint8))],
+    ],
+    ids=["garbage", "unknown tensor", "wrong sequence", "wrong size", "without credit"],
+)
+def test_a_peer_that_breaks_the_protocol_fails_only_its_deployment(
+    workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch, frames: list[bytes]
+) -> None:
+    """The client itself plays the bad peer: its link to the first machine says what it must not."""
+    program = chain(maker)
+    batch = batches_for(program, 1)[0]
+    with open_on(workers, program, maker) as good:
+        expected = good.run(batch)
+        monkeypatch.setattr(pipeline.OutgoingLink, "frames", lambda self: iter(frames))
+        with pytest.raises(ProtocolError, match=A), open_on(workers, program, maker) as bad:
+            list(bad.stream(endless(program)))
+        monkeypatch.undo()
+        assert same(good.run(batch), expected)
+
+
+def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    before = describe(workers.endpoints[A], 10).deployments
+    pipe = open_on(workers, program, maker)
+    assert len(describe(workers.endpoints[A], 10).deployments) == len(before) + 1
+    pipe._watch.close()  # what the end of the client's process does to it
+    for endpoint in workers.endpoints.values():
+        for _ in range(100):
+            if describe(endpoint, 10).deployments == before:
+                break
+        assert describe(endpoint, 10).deployments == before
+    pipe.close()
+
+
+def test_blobs_that_are_missing_or_too_long(workers: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
+    connection = client.WorkerConnection(workers.endpoints[A])
+    with pytest.raises(ProtocolError, match="watch it first"):
+        connection.send_blobs("0" * 32, [], maker.blob_path, 5, lambda sent, total: None)
+    connection.close()

@@ -1,0 +1,80 @@
+"""Builds a Relax graph the way tvm_split.compile does, and runs it on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.target import Target
+
+import schedules
+
+HOST = Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 2})
+Graph = Callable[..., relax.Expr]
+
+
+def graph_of(graph: Graph, inputs: Sequence[np.ndarray]) -> tvm.IRModule:
+    """A module whose ``main`` is ``graph(builder, *variables)``."""
+    builder = relax.BlockBuilder()
+    variables = [
+        relax.Var(f"input_{number}", relax.TensorType(array.shape, str(array.dtype)))
+        for number, array in enumerate(inputs)
+    ]
+    with builder.function("main", variables):
+        with builder.dataflow():
+            result = builder.emit_output(graph(builder, *variables))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def lower(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """All passes up to scheduled kernels."""
+    transform = relax.transform
+    passes = [
+        transform.FoldBatchnormToConv2D(),
+        transform.DecomposeOpsForInference(),
+        transform.CanonicalizeBindings(),
+        transform.FoldConstant(),
+        lambda current: schedules.convert_layouts(current, target),
+        transform.LegalizeOps(dict(schedules.legalizations(target))),
+        transform.AnnotateTIROpPattern(),
+        transform.FoldConstant(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+        transform.DeadCodeElimination(["main"]),
+        lambda current: schedules.apply(current, target),
+    ]
+    with target:
+        for each in passes:
+            module = each(module)
+    return module
+
+
+def run(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Target = HOST) -> np.ndarray:
+    machine = relax.VirtualMachine(tvm.compile(lowered, target=target), tvm.cpu())
+    result = machine["main"](*(tvm.runtime.tensor(array) for array in inputs))
+    return result.numpy()
+
+
+def rules(lowered: tvm.IRModule) -> set[str]:
+    return set(schedules.chosen_rules(lowered).values())
+
+
+def evaluate(graph: Graph, inputs: Sequence[np.ndarray], target: Target = HOST) -> tuple[np.ndarray, set[str]]:
+    """The graph's result, and which rules scheduled its kernels."""
+    lowered = lower(graph_of(graph, inputs), target)
+    return run(lowered, inputs, target), rules(lowered)
+
+
+def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float = 1e-4) -> None:
+    """Errors relative to the largest expected value."""
+    assert actual.shape == expected.shape
+    scale = max(float(np.abs(expected).max(initial=0.0)), 1e-6)
+    worst = float(np.abs(actual.astype("float64") - expected).max(initial=0.0))
+    assert worst <= tolerance * scale, f"error {worst} where values reach {scale}"
+
+
+def normal(seed: int, *shape: int, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)

@@ -1,0 +1,84 @@
+"""What `schedules.apply` promises of every module, whatever its kernels."""
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+import schedules
+from schedules import cpu
+from tests.schedules.schedule_harness import HOST, evaluate, graph_of, lower, normal, rules, run
+
+
+def small_network(builder, x):
+    weights = [normal(1, 32, 16, 3, 3), normal(2, 32, 32, 3, 3), normal(3, 32, 32, 3, 3)]
+    for weight in weights:
+        x = builder.emit(relax.op.nn.conv2d(x, relax.const(weight), padding=(1, 1)))
+        x = builder.emit(relax.op.clip(x, 0, 6))
+    return x
+
+
+def test_every_kernel_says_which_rule_scheduled_it():
+    lowered = lower(graph_of(small_network, [normal(0, 1, 16, 9, 9)]), HOST)
+    kernels = [function for _, function in lowered.functions_items() if isinstance(function, tirx.PrimFunc)]
+    assert all(schedules.SCHEDULE_ATTRIBUTE in kernel.attrs for kernel in kernels)
+    assert len(schedules.chosen_rules(lowered)) == len(kernels)
+    assert "conv2d" in rules(lowered)
+
+
+def test_the_same_module_gives_the_same_kernels():
+    first, second = (lower(graph_of(small_network, [normal(0, 1, 16, 9, 9)]), HOST) for _ in range(2))
+    assert tvm_ffi.structural_equal(first, second)
+
+
+def test_apply_leaves_its_input_alone_and_a_second_time_changes_nothing():
+    lowered = lower(graph_of(small_network, [normal(0, 1, 16, 9, 9)]), HOST)
+    again = schedules.apply(lowered, HOST)
+    assert tvm_ffi.structural_equal(lowered, again)
+
+
+def test_clip_costs_no_layout_change():
+    lowered = lower(graph_of(small_network, [normal(0, 1, 16, 9, 9)]), HOST)
+    changes = [name for name in schedules.chosen_rules(lowered) if "layout_transform" in name]
+    assert len(changes) == 2, "one at the input, one at the output"
+
+
+def test_a_rule_that_fails_falls_to_the_next(monkeypatch):
+    def fails(function, traits):
+        raise tvm.error.InternalError("no such loop")
+
+    x = normal(0, 1, 16, 9, 9)
+    reference = run(lower(graph_of(small_network, [x]), HOST), [x])
+    monkeypatch.setattr(cpu, "RULES", tuple((name, fails if name != "fallback" else rule) for name, rule in cpu.RULES))
+    actual, chosen = evaluate(small_network, [x])
+    assert chosen == {"fallback"}
+    np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-3)
+
+
+def test_equal_workloads_are_scheduled_once(monkeypatch):
+    seen = []
+
+    def counting(function, traits, rule=cpu.RULES[0][1]):
+        seen.append(function)
+        return rule(function, traits)
+
+    monkeypatch.setattr(cpu, "RULES", (("conv2d", counting), *cpu.RULES[1:]))
+    lower(graph_of(small_network, [normal(0, 1, 16, 9, 9)]), HOST)
+    hashes = [tvm_ffi.structural_hash(function) for function in seen]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_symbolic_shapes_and_scans_are_right():
+    builder = relax.BlockBuilder()
+    rows = tirx.Var("rows", "int64")
+    x = relax.Var("x", relax.TensorType((rows, 16), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            total = builder.emit(relax.op.cumsum(x, axis=1))
+            result = builder.emit_output(relax.op.nn.softmax(total, -1))
+        builder.emit_func_output(result)
+    lowered = lower(builder.get(), HOST)
+    data = normal(0, 5, 16)
+    total = np.cumsum(data.astype("float64"), axis=1)
+    powers = np.exp(total - total.max(-1, keepdims=True))
+    np.testing.assert_allclose(run(lowered, [data]), powers / powers.sum(-1, keepdims=True), rtol=1e-4, atol=1e-6)

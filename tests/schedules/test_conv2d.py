@@ -1,0 +1,120 @@
+"""Convolutions of odd shapes against torch in float64."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+from tests.schedules.schedule_harness import assert_close, evaluate, normal
+
+
+def convolution(weight, bias, **attributes):
+    def graph(builder, x, *residual):
+        y = builder.emit(relax.op.nn.conv2d(x, relax.const(weight), **attributes))
+        y = builder.emit(relax.op.add(y, relax.const(bias.reshape(1, -1, 1, 1))))
+        if residual:
+            y = builder.emit(relax.op.add(y, residual[0]))
+        return builder.emit(relax.op.nn.relu(y))
+
+    return graph
+
+
+def expected(x, weight, bias, residual=0.0, **attributes):
+    result = torch.nn.functional.conv2d(
+        *(torch.tensor(array.astype("float64")) for array in (x, weight, bias)),
+        stride=attributes.get("strides", 1),
+        dilation=attributes.get("dilation", 1),
+        groups=attributes.get("groups", 1),
+        padding=attributes.get("padding", 0),
+    )
+    return np.maximum(result.numpy() + residual, 0.0)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    inputs=st.sampled_from([1, 3, 16, 17, 24, 48]),
+    outputs=st.sampled_from([1, 8, 16, 17, 48, 130]),
+    size=st.tuples(st.sampled_from([3, 7, 13]), st.sampled_from([3, 7, 13, 30])),
+    kernel=st.sampled_from([1, 2, 3]),
+    stride=st.sampled_from([1, 2]),
+    padding=st.sampled_from([0, 1]),
+    dilation=st.sampled_from([1, 2]),
+    batch=st.sampled_from([1, 3]),
+)
+def test_dense(inputs, outputs, size, kernel, stride, padding, dilation, batch):
+    kernel = kernel if dilation * (kernel - 1) < min(size) + 2 * padding else 1
+    x, weight = normal(0, batch, inputs, *size), normal(1, outputs, inputs, kernel, kernel)
+    bias = normal(2, outputs)
+    attributes = {"strides": (stride, stride), "padding": (padding, padding), "dilation": (dilation, dilation)}
+    actual, _ = evaluate(convolution(weight, bias, **attributes), [x])
+    assert_close(actual, expected(x, weight, bias, **attributes))
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    channels=st.sampled_from([3, 16, 17, 24, 64]),
+    size=st.sampled_from([5, 7, 13]),
+    kernel=st.sampled_from([3, 5]),
+    stride=st.sampled_from([1, 2]),
+    batch=st.sampled_from([1, 3]),
+)
+def test_depthwise(channels, size, kernel, stride, batch):
+    x, weight, bias = (
+        normal(0, batch, channels, size, size),
+        normal(1, channels, 1, kernel, kernel),
+        normal(2, channels),
+    )
+    attributes = {"strides": (stride, stride), "padding": (kernel // 2, kernel // 2), "groups": channels}
+    actual, _ = evaluate(convolution(weight, bias, **attributes), [x])
+    assert_close(actual, expected(x, weight, bias, **attributes))
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "groups"), [(32, 64, 2), (6, 12, 3), (16, 32, 16)])
+def test_grouped(inputs, outputs, groups):
+    x, weight, bias = normal(0, 1, inputs, 7, 7), normal(1, outputs, inputs // groups, 3, 3), normal(2, outputs)
+    attributes = {"padding": (1, 1), "groups": groups}
+    actual, _ = evaluate(convolution(weight, bias, **attributes), [x])
+    assert_close(actual, expected(x, weight, bias, **attributes))
+
+
+def test_deep_channels_come_in_chunks_of_weights():
+    x, weight, bias = normal(0, 1, 512, 7, 7), normal(1, 64, 512, 3, 3) / 60, normal(2, 64)
+    actual, chosen = evaluate(convolution(weight, bias, padding=(1, 1)), [x])
+    assert chosen == {"conv2d", "elementwise"}
+    assert_close(actual, expected(x, weight, bias, padding=(1, 1)))
+
+
+def test_residual_is_added_in_the_same_kernel():
+    x, weight, bias = normal(0, 1, 32, 9, 9), normal(1, 32, 32, 3, 3), normal(2, 32)
+    actual, chosen = evaluate(convolution(weight, bias, padding=(1, 1)), [x, x])
+    assert chosen == {"conv2d", "elementwise"}
+    assert_close(actual, expected(x, weight, bias, residual=x, padding=(1, 1)))
+
+
+def test_uneven_padding():
+    x, weight, bias = normal(0, 1, 16, 9, 9), normal(1, 16, 16, 3, 3), normal(2, 16)
+    actual, _ = evaluate(convolution(weight, bias, padding=(0, 2, 1, 0), strides=(2, 1)), [x])
+    padded = np.pad(x, ((0, 0), (0, 0), (0, 1), (2, 0)))
+    assert_close(actual, expected(padded, weight, bias, strides=(2, 1)))
+
+
+def test_half_precision_accumulates_in_single():
+    x, weight = normal(0, 1, 64, 7, 7, dtype="float16"), normal(1, 32, 64, 3, 3, dtype="float16")
+    bias = normal(2, 32, dtype="float16")
+    attributes = {"padding": (1, 1)}
+    actual, _ = evaluate(convolution(weight, bias, out_dtype="float16", **attributes), [x])
+    assert actual.dtype == np.float16
+    assert_close(actual, expected(x, weight, bias, **attributes), tolerance=2e-3)
+
+
+def test_weights_that_are_no_constant():
+    x, weight = normal(0, 1, 16, 7, 7), normal(1, 16, 16, 3, 3)
+
+    def graph(builder, data, kernel):
+        return builder.emit(relax.op.nn.conv2d(data, kernel, padding=(1, 1)))
+
+    actual, _ = evaluate(graph, [x, weight])
+    exact = (torch.tensor(array.astype("float64")) for array in (x, weight))
+    assert_close(actual, torch.nn.functional.conv2d(*exact, padding=1).numpy())

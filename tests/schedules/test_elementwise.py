@@ -1,0 +1,78 @@
+"""Element maps and moves, in the dtypes that models carry."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+from tests.schedules.schedule_harness import assert_close, evaluate, normal
+
+extents = st.lists(st.sampled_from([1, 3, 13, 17, 130]), min_size=1, max_size=3)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(shape=extents, dtype=st.sampled_from(["float32", "float16", "int64", "int32"]))
+def test_arithmetic_is_fused(shape, dtype):
+    left, right = ((8 * normal(seed, *shape)).astype(dtype) for seed in (0, 1))
+
+    def graph(builder, a, b):
+        return builder.emit(relax.op.maximum(builder.emit(relax.op.add(a, b)), builder.emit(relax.op.subtract(a, b))))
+
+    actual, chosen = evaluate(graph, [left, right])
+    assert actual.dtype == np.dtype(dtype)
+    assert_close(actual, np.maximum(left + right, left - right).astype("float64"), tolerance=1e-3)
+    assert chosen == {"elementwise"}
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(shape=st.lists(st.sampled_from([1, 3, 17, 130]), min_size=3, max_size=3), axes=st.permutations([0, 1, 2]))
+def test_transpose_and_concatenate(shape, axes):
+    x = normal(0, *shape)
+
+    def graph(builder, data):
+        moved = builder.emit(relax.op.permute_dims(data, list(axes)))
+        return builder.emit(relax.op.concat([moved, moved], axis=1))
+
+    actual, chosen = evaluate(graph, [x])
+    moved = x.transpose(axes)
+    assert np.array_equal(actual, np.concatenate([moved, moved], axis=1))
+    assert chosen == {"elementwise"}
+
+
+def test_gather():
+    table, indices = normal(0, 50, 17), np.array([[3, 0, 49], [7, 7, 1]], "int64")
+    actual, _ = evaluate(lambda builder, a, b: builder.emit(relax.op.take(a, b, axis=0)), [table, indices])
+    assert np.array_equal(actual, table[indices])
+
+
+REFERENCES = {
+    "exp": torch.exp,
+    "erf": torch.erf,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "nn.silu": torch.nn.functional.silu,
+    "nn.gelu": torch.nn.functional.gelu,
+    "nn.gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCES))
+def test_polynomials_are_exact_enough(name):
+    x = np.concatenate([np.linspace(-30, 30, 3001), np.linspace(-1e-3, 1e-3, 201)]).astype("float32")
+    operator = relax.op
+    for part in name.split("."):
+        operator = getattr(operator, part)
+    actual, _ = evaluate(lambda builder, data: builder.emit(operator(data)), [x])
+    exact = REFERENCES[name](torch.tensor(x.astype("float64"))).numpy()
+    assert (np.abs(actual - exact) / np.maximum(np.abs(exact), 1.0)).max() <= 1e-6
+
+
+def test_polynomials_at_the_ends():
+    x = np.array([np.nan, np.inf, -np.inf, 89.0, -200.0, 0.0], "float32")
+    actual, _ = evaluate(lambda builder, data: builder.emit(relax.op.exp(data)), [x])
+    assert np.array_equal(actual, np.array([np.nan, np.inf, 0, np.inf, 0, 1], "float32"), equal_nan=True)
+    actual, _ = evaluate(lambda builder, data: builder.emit(relax.op.tanh(data)), [x])
+    assert_close(actual[1:], np.array([1.0, -1.0, 1.0, -1.0, 0.0]))
+    assert np.isnan(actual[0])
