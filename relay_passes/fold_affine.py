@@ -149,7 +149,10 @@ def _scaled(call: relax.Call, chain: _Chain) -> relax.Call:
 def _shifted(product: relax.Var, chain: _Chain, builder: relax.BlockBuilder) -> relax.Expr:
     if not chain.shift.any():
         return product
-    shift = chain.shift.astype(str(product.ty.dtype)).reshape([-1] + [1] * (_PRODUCTS[chain.operator][0] - 1))
+    trailing = _PRODUCTS[chain.operator][0] - 1
+    # Behind a convolution of its full rank, or TVM's ConvertLayout changes the layout back before the addition.
+    shape = [1, -1] + [1] * trailing if trailing else [-1]
+    shift = chain.shift.astype(str(product.ty.dtype)).reshape(shape)
     return builder.emit(relax.op.add(product, relax.const(shift)))
 
 

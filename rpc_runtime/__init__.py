@@ -1,0 +1,1 @@
+"""What runs on the machines, and the client's side of it: see ``pipeline``, ``worker`` and ``local_workers``."""

@@ -10,8 +10,10 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shutil
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,6 +24,9 @@ import numpy as np
 from rpc_runtime.errors import BlobError
 from rpc_runtime.framing import Bytes
 from rpc_runtime.program import BlobSpec
+
+STALE_SECONDS = 86_400.0
+"""Nobody writes one blob for a day."""
 
 
 class BlobStore:
@@ -41,6 +46,7 @@ class BlobStore:
         with self._exclusively():
             self._pin_file: IO[str] = self._pin_path.open("w", encoding="ascii")
             fcntl.flock(self._pin_file, fcntl.LOCK_EX)
+            self._sweep()
         self._closed = False
 
     @property
@@ -141,6 +147,12 @@ class BlobStore:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
+    def _sweep(self) -> None:
+        """Removes what processes that were killed left half written."""
+        for path in self.scratch.iterdir():
+            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+                path.unlink(missing_ok=True)
+
     def _write_pins(self) -> None:
         self._pin_file.seek(0)
         self._pin_file.truncate()
@@ -153,6 +165,9 @@ class BlobStore:
                 f"blob {blob.sha256[:12]} has {blob.size_bytes} bytes, and the cache {self._folder} may hold "
                 f"{self._limit_bytes}: raise its limit"
             )
+        free = shutil.disk_usage(self._folder).free
+        if blob.size_bytes > free:
+            raise BlobError(f"blob {blob.sha256[:12]} has {blob.size_bytes} bytes, and {self._folder} has {free} free")
 
     def _evict(self, blob: BlobSpec) -> None:
         """Makes room for a blob. Called with the lock of all processes held."""

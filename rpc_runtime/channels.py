@@ -29,6 +29,7 @@ _BOTH_SIDES = [
     ("grpc.keepalive_timeout_ms", KEEPALIVE_MILLISECONDS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.lookahead_bytes", 8 << 20),  # lets a large tensor flow without waiting for window updates
 ]
 SERVER_OPTIONS = [
     *_BOTH_SIDES,

@@ -9,14 +9,14 @@ from typing import Any
 
 from rpc_runtime import worker_pb2 as pb
 from rpc_runtime.blob_store import BlobStore
-from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.executor import StageExecutor
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.link_call import LinkCall
 from rpc_runtime.links import IncomingLink, Moved, OutgoingLink
 from rpc_runtime.machine_plan import MachinePlan, PlannedRoute
 from rpc_runtime.measurements import RECEIVE, SEND, Recorder
-from rpc_runtime.program import CLIENT, StageSpec
+from rpc_runtime.program import CLIENT, BlobSpec, StageSpec
 from rpc_runtime.security import TlsFiles, Token
 from rpc_runtime.stage_executable import StageExecutable, WeightCache, new_slot, tensor_bytes
 
@@ -59,7 +59,7 @@ class Deployment:
     def machine(self) -> str:
         return self._loaded().machine
 
-    def pin(self, blobs: list[Any]) -> tuple[Any, ...]:
+    def pin(self, blobs: list[BlobSpec]) -> tuple[BlobSpec, ...]:
         """Keeps blobs for this deployment; the missing ones."""
         with self._lock:
             self._check_open_locked()
@@ -80,7 +80,7 @@ class Deployment:
             if self._plan is not None:
                 raise WorkerError(f"deployment {self.identifier[:8]} is loaded already")
             self._plan = plan
-        self._blobs.pin(self.identifier, [blob for stage in plan.stages for blob in stage.blobs])
+        self.pin([blob for stage in plan.stages for blob in stage.blobs])
         needed = _check_memory(plan)
         cache = WeightCache()
         stages = [self._load_stage(stage, cache) for stage in plan.stages]
@@ -165,7 +165,13 @@ class Deployment:
             if closed:
                 call.close()
         for call in calls:
-            call.wait_accepted(timeout_seconds)
+            try:
+                call.wait_accepted(timeout_seconds)
+            except WorkerUnavailableError as error:
+                raise WorkerError(
+                    f"machine {plan.machine!r} cannot send to its neighbour: {error} "
+                    f"{plan.machine!r} itself must be able to reach that address"
+                ) from error
 
     def _call(self, machine: str, peer: PeerAddress) -> LinkCall:
         self._attach((machine, peer.machine))
@@ -180,7 +186,7 @@ class Deployment:
             destination=peer.machine,
             frames=link.frames(),
             on_frame=link.receive,
-            on_broken=lambda error: self.link_failed(peer.machine, str(error)),
+            on_broken=lambda error: self._link_broken(peer.machine, error),
         )
 
     def attach_incoming(self, source: str) -> IncomingLink:
@@ -205,6 +211,10 @@ class Deployment:
             if ends in self._attached:
                 raise ProtocolError(f"the link from {ends[0]!r} to {ends[1]!r} is open already")
             self._attached.add(ends)
+
+    def _link_broken(self, peer: str, error: TvmSplitError) -> None:
+        fail = self.protocol_failed if isinstance(error, ProtocolError) else self.link_failed
+        fail(peer, str(error))
 
     def link_failed(self, peer: str, message: str) -> None:
         """A connection has gone; whether its other end is the cause, the client finds out."""

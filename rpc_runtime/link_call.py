@@ -10,7 +10,7 @@ import grpc
 from rpc_runtime import worker_pb2 as pb
 from rpc_runtime.channels import error_of, open_channel
 from rpc_runtime.control_methods import LINK_PATH
-from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.framing import PROTOCOL_VERSION, Frame, FrameKind, control_frame, decode, error_text
 from rpc_runtime.security import TlsFiles, Token
 
@@ -83,13 +83,13 @@ class LinkCall:
         try:
             for message in self._call:
                 self._take(decode(message))
-            error = ProtocolError(f"{self._where} ended a data stream")
+            error = WorkerUnavailableError(f"{self._where} ended a data stream")
         except grpc.RpcError as status:
             error = error_of(status, self._where)
         except TvmSplitError as wrong:
             error = type(wrong)(f"{self._where}: {wrong}")
         except Exception as unexpected:
-            error = ProtocolError(f"{self._where}: {unexpected!r}")
+            error = WorkerError(f"{self._where}: {unexpected!r}")
         self._call.cancel()
         if self._error is None:
             self._error = error

@@ -101,6 +101,8 @@ class OutgoingLink:
             self._on_moved(sending.route, sequence, start, now())
             del value, data
             with self._lock:
+                if self._closed:
+                    return
                 sending.queue.popleft()
                 self._on_room_locked()
 
@@ -137,8 +139,7 @@ class OutgoingLink:
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
-            self._wake.notify_all()
+            self.close_locked()
 
 
 class Slot(Protocol):

@@ -23,12 +23,13 @@ from rpc_runtime.machine_plan import PlannedRoute, machine_plan
 from rpc_runtime.measurements import StageStatistics, TraceEvent
 from rpc_runtime.program import CLIENT, Program
 from rpc_runtime.result_queue import ResultQueue, array_slot
-from rpc_runtime.watch import WorkerWatch
+from rpc_runtime.watch import LINK_GRACE_SECONDS, WorkerWatch
 
 Progress = Callable[[str, int, int], None]
 """Called while blobs are sent: machine, bytes sent, of bytes."""
 
 UNLOAD_SECONDS = 5.0
+CAUSE_SECONDS = 0.5
 UNDER_WAY_PER_DEPTH = 8
 """Limits the micro-batches under way, times the depth of the program: more than all queues of a path can hold."""
 
@@ -143,13 +144,27 @@ class Pipeline:
         self._on_every_machine(describe)
         self._watch.start(self._timeout_seconds)
         self._on_every_machine(load)
-        self._on_every_machine(connect)
+        try:
+            self._on_every_machine(connect)
+            self._open_streams()
+        except WorkerError as error:
+            raise self._cause_of(error) from error
+
+    def _open_streams(self) -> None:
         for machine, outgoing in self._outgoing.items():
             self._call(machine, CLIENT, machine, outgoing.frames(), outgoing.receive)
         for machine, incoming in self._incoming.items():
             self._call(machine, machine, CLIENT, incoming.credit_frames(), incoming.receive)
         for call in self._calls:
             call.wait_accepted(self._timeout_seconds)
+
+    def _cause_of(self, error: WorkerError) -> TvmSplitError:
+        """Why connecting failed: often because something else broke, which the watch hears of at the same time."""
+        if not self._watch.wait_report(CAUSE_SECONDS):
+            return error
+        with self._lock:
+            self._changed.wait_for(lambda: self._failure is not None, LINK_GRACE_SECONDS + 1.0)
+            return self._failure() if self._failure is not None else error
 
     def _on_every_machine(self, step: Callable[[str], None]) -> None:
         """Runs a step on all machines at once; raises the first error in the machines' order."""

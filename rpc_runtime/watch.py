@@ -27,6 +27,7 @@ from rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
+from rpc_runtime.program import CLIENT
 
 SILENCE_SECONDS = 5.0
 """Workers speak every second; one that has said nothing for so long is taken for dead."""
@@ -121,7 +122,13 @@ class WorkerWatch:
 
     def link_broken(self, peer: str, error: TvmSplitError) -> None:
         """The client's own data stream to ``peer`` broke."""
-        self._report(Report(ReportKind.LINK, "client", str(error), peer))
+        kind = ReportKind.PROTOCOL if isinstance(error, ProtocolError) else ReportKind.LINK
+        self._report(Report(kind, CLIENT, str(error), peer))
+
+    def wait_report(self, timeout_seconds: float) -> bool:
+        """Whether anything has gone wrong, waiting a little for the news."""
+        with self._lock:
+            return self._changed.wait_for(lambda: bool(self._reports), timeout_seconds)
 
     def finished(self) -> dict[str, int]:
         """Stage name to micro-batches computed, as far as known."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import selectors
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,12 +80,12 @@ def serve(config: WorkerConfig) -> None:
         guard = "only the token protects" if config.token else "anybody who reaches this port controls"
         print(f"warning: listening on {config.listen} without TLS: {guard} this machine", file=sys.stderr)
     _prepare_process(config)
-    stop = threading.Event()
+    # Handlers run inside whatever the main thread is doing, where taking a lock could deadlock: they write to a pipe.
+    signalled, signal_end = os.pipe()
+    os.set_blocking(signal_end, False)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    if config.exit_with_parent:
-        threading.Thread(target=_wait_for_parent, args=(stop,), name="parent", daemon=True).start()
-    _serve_until(config, stop)
+        signal.signal(number, lambda *_: os.write(signal_end, b"."))
+    _serve_until(config, lambda: _wait_for_end(signalled, config.exit_with_parent))
 
 
 def _prepare_process(config: WorkerConfig) -> None:
@@ -109,7 +110,7 @@ def _prepare_process(config: WorkerConfig) -> None:
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 
-def _serve_until(config: WorkerConfig, stop: threading.Event) -> None:
+def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None:
     import grpc
 
     from rpc_runtime.blob_store import BlobStore
@@ -138,7 +139,7 @@ def _serve_until(config: WorkerConfig, stop: threading.Event) -> None:
         port = _bind(server, config)
         server.start()
         _announce(config, name, port)
-        stop.wait()
+        wait_for_end()
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
         stopped = server.stop(STOP_SECONDS)
@@ -153,7 +154,7 @@ def _bind(server: Any, config: WorkerConfig) -> int:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.create_server((host.strip("[]"), wanted), family=family).close()
     except OSError as error:
-        raise WorkerError(f"cannot listen on {config.listen}: {error.strerror}") from error
+        raise WorkerError(f"cannot listen on {config.listen}: {os.strerror(error.errno or 0)}") from error
     try:
         if config.tls is None:
             port = server.add_insecure_port(config.listen)
@@ -176,10 +177,16 @@ def _announce(config: WorkerConfig, name: str, port: int) -> None:
     print(line, flush=True)
 
 
-def _wait_for_parent(stop: threading.Event) -> None:
-    while os.read(0, 4096):
-        pass
-    stop.set()
+def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
+    """Returns after a signal, or when standard input ends."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(signalled, selectors.EVENT_READ)
+        if exit_with_parent:
+            selector.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd == signalled or not os.read(0, 4096):
+                    return
 
 
 def _force_exit() -> None:

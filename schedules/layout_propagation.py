@@ -17,9 +17,10 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from schedules.shapes import static_shape
 
 LAYOUT_TRANSFORM = "relax.layout_transform"
+ELEMENTWISE = "abs astype ceil clip cos erf exp floor log negative round rsqrt sigmoid sin sqrt square tanh"
+ACTIVATIONS = "relu leakyrelu gelu gelu_tanh selu silu softplus relu6"
 UNARY = frozenset(
-    f"relax.{name}"
-    for name in ["abs", "astype", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative", "round", "rsqrt", "sigmoid", "sin", "sqrt", "square", "tanh", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.gelu_tanh", "nn.selu", "nn.silu", "nn.softplus", "nn.relu6"]
+    [*(f"relax.{name}" for name in ELEMENTWISE.split()), *(f"relax.nn.{name}" for name in ACTIVATIONS.split())]
 )
 NUMPY_TYPES = frozenset(["float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"])
 BINARY = frozenset(f"relax.{name}" for name in ["add", "subtract", "multiply", "divide", "maximum", "minimum", "power"])

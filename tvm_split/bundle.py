@@ -34,6 +34,9 @@ _PROGRAM = TypeAdapter(Program)
 class Bundle:
     """A compiled program, the plan it follows, its blobs and its readable IR.
 
+    ``outputs`` are the names of the model's outputs, in its order; the program knows them by the names of its tensors.
+    ``verified`` says whether the compiled stages were compared with the source framework before this was made.
+
     ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives the names of every stage's kernels, which
     show what was fused. ``versions`` are those of TVM and its FFI, which a worker must have too.
     """
@@ -44,6 +47,8 @@ class Bundle:
     ir: Mapping[str, str]
     kernels: Mapping[str, tuple[str, ...]]
     versions: Mapping[str, str]
+    outputs: tuple[str, ...]
+    verified: bool
     blobs: BlobFolder = field(compare=False)
 
     @classmethod
@@ -57,7 +62,8 @@ class Bundle:
         kernels: Mapping[str, tuple[str, ...]],
     ) -> Bundle:
         versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
-        return cls(model.name, plan, program, dict(ir), dict(kernels), versions, blobs)
+        outputs = tuple(tensor.name for tensor in model.outputs)
+        return cls(model.name, plan, program, dict(ir), dict(kernels), versions, outputs, False, blobs)
 
     @property
     def digest(self) -> str:
@@ -102,10 +108,11 @@ class Bundle:
             kernels = {stage: tuple(names) for stage, names in manifest["kernels"].items()}
             ir_digests = dict(manifest["ir"])
             model, versions = str(manifest["model"]), dict(manifest["versions"])
+            outputs, verified = tuple(manifest["outputs"]), bool(manifest["verified"])
         except (KeyError, ValidationError, PlanError, AttributeError, TypeError) as error:
             raise BundleError(f"{folder}/manifest.json does not describe a bundle: {error}") from error
         ir = {name: _checked_text(folder / "ir" / f"{name}.py", digest) for name, digest in ir_digests.items()}
-        bundle = cls(model, plan, program, ir, kernels, versions, BlobFolder(folder / "blobs"))
+        bundle = cls(model, plan, program, ir, kernels, versions, outputs, verified, BlobFolder(folder / "blobs"))
         for blob in bundle._blob_specs():
             _check_blob(bundle.blob_path(blob.sha256), blob)
         return bundle
@@ -119,6 +126,8 @@ class Bundle:
             "version": VERSION,
             "versions": dict(self.versions),
             "model": self.model,
+            "outputs": list(self.outputs),
+            "verified": self.verified,
             "plan": self.plan.to_dict(),
             "program": dataclasses.asdict(self.program),
             "kernels": self.kernels,

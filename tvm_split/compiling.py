@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import tempfile
 from collections.abc import Callable, Mapping
@@ -84,7 +85,7 @@ def compile(
     bundle = Bundle.create(model, plan, program, blobs, _readable(cut), kernels)
     if verify:
         report("comparing with the source", steps - 1, steps)
-        verify_bundle(model, plan, bundle, cut.computations)
+        bundle = dataclasses.replace(bundle, verified=verify_bundle(model, plan, bundle, cut.computations))
     report("done", steps, steps)
     return bundle
 

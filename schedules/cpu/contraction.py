@@ -63,7 +63,8 @@ class Tiling:
 
     ``chunk`` iterations of the outermost reduction loop are accumulated in registers before they are added to a tile
     in memory (None: all of them, and nothing is written but results). ``group`` image rows share such a chunk of
-    weights. ``unroll`` steps of the innermost reduction loop.
+    weights. ``unroll`` steps of the innermost reduction loop. ``prepare_inside`` pads just what a group of rows reads,
+    in the same thread, instead of the whole image before.
     """
 
     tile: RegisterTile
@@ -71,19 +72,26 @@ class Tiling:
     group: int
     blocks_outermost: bool
     unroll: int
+    prepare_inside: bool = False
 
 
 def schedule_contraction(
     schedule: s_tir.Schedule, parts: Parts, roles: LoopRoles, tiling: Tiling, traits: Traits
 ) -> None:
     """Tile the anchor, accumulate in registers, compute the tail on each finished tile."""
-    for block in parts.preparation:
-        schedule_spatial_block(schedule, block, traits)
+    if not tiling.prepare_inside:
+        for block in parts.preparation:
+            schedule_spatial_block(schedule, block, traits)
     last = inline_into_last(schedule, list(parts.tail))
     anchor = parts.anchor.handle
     compute = _in_one_pass if tiling.chunk is None else _in_chunks
     lanes = parts.anchor.extents[roles.lanes]
     compute(schedule, anchor, last.handle, roles, tiling, lanes)
+    if tiling.prepare_inside:
+        outermost = schedule.get_loops(anchor)[0]
+        for block in reversed(parts.preparation):
+            schedule.compute_at(block.handle, outermost, preserve_unit_loops=True, index=0)
+            schedule.vectorize(schedule.get_loops(block.handle)[-1])
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,12 @@ def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: 
     elif tiling.group == 1:
         # A matrix has no height: its rows are shared by the threads.
         height, inner = [row_outer], []
-    parallel += [block_outer, *height] if tiling.blocks_outermost else [*height, block_outer]
+    if tiling.prepare_inside and not tiling.blocks_outermost:
+        # All channels of a group of rows in one thread, so that the rows are padded once.
+        parallel += height
+        inner = [block_outer, *inner]
+    else:
+        parallel += [block_outer, *height] if tiling.blocks_outermost else [*height, block_outer]
     reduction = [loops[position] for position in roles.reduction]
     return _Tiled(parallel, inner, [block_inner, row_inner, loops[roles.lanes]], reduction)
 

@@ -31,7 +31,7 @@ def _parallel(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> None:
     iterators = schedule.get(block).iter_vars
     if len(loops) != len(iterators):
         return
-    spatial = []
+    spatial: list[s_tir.schedule.LoopRV] = []
     iterations = 1
     for loop, iterator in zip(loops, iterators, strict=True):
         extent = schedule.get(loop).extent

@@ -26,7 +26,9 @@ def legalize_conv2d(traits: Traits) -> Callable[[BlockBuilder, relax.Call], rela
         data, weight = call.args
         if not str(attributes.out_layout).endswith("c"):
             return default_legalization(builder, call)
-        compute = _depthwise if int(attributes.groups) > 1 else _dense
+        # Depthwise weights hold one input channel a group and no block of them: OIHW16o.
+        depthwise = int(attributes.groups) > 1 and len(weight.ty.shape) == 5
+        compute = _depthwise if depthwise else partial(_dense, groups=int(attributes.groups))
         return builder.call_te(
             partial(
                 compute,
@@ -38,7 +40,7 @@ def legalize_conv2d(traits: Traits) -> Callable[[BlockBuilder, relax.Call], rela
             ),
             data,
             weight,
-            primfunc_name_hint="depthwise_conv2d" if compute is _depthwise else "conv2d",
+            primfunc_name_hint="depthwise_conv2d" if depthwise else "conv2d",
             primfunc_attrs={"op_pattern": OUT_ELEMENTWISE_FUSABLE},
         )
 
@@ -71,10 +73,14 @@ def _dense(
     dilation: list[int],
     out_dtype: str,
     traits: Traits,
+    groups: int,
 ) -> te.Tensor:
-    """Data [N, I/i, H, W, i] or [N, I, H, W]; weight [O/o, I/i, kh, kw, i, o] or [O/o, I, kh, kw, o]."""
-    batch, channels, height, width = (int(extent) for extent in data.shape[:4])
-    blocks, _, kernel_h, kernel_w = (int(extent) for extent in weight.shape[:4])
+    """Data [N, I/i, H, W, i] or [N, I, H, W]; weight [O/o, I/i, kh, kw, i, o] or [O/o, I, kh, kw, o].
+
+    With groups, the weight's I is that of one group, and blocks do not cross groups.
+    """
+    batch, _, height, width = (int(extent) for extent in data.shape[:4])
+    blocks, channels, kernel_h, kernel_w = (int(extent) for extent in weight.shape[:4])
     lanes = int(weight.shape[-1])
     out_h = _extent(height, kernel_h, strides[0], dilation[0], padding[0] + padding[2])
     out_w = _extent(width, kernel_w, strides[1], dilation[1], padding[1] + padding[3])
@@ -94,7 +100,8 @@ def _dense(
     def element(n: Any, o: Any, h: Any, w: Any, lane: Any) -> Any:
         row = h * strides[0] + reduce_h * dilation[0]
         column = w * strides[1] + reduce_w * dilation[1]
-        value = source[(n, reduce_block, row, column, *lane_axes)].astype(dtype)
+        block = reduce_block if groups == 1 else o // (blocks // groups) * channels + reduce_block
+        value = source[(n, block, row, column, *lane_axes)].astype(dtype)
         factor = weight[(o, reduce_block, reduce_h, reduce_w, *lane_axes, lane)].astype(dtype)
         return te.sum(value * factor, axis=[*axes, *lane_axes])
 

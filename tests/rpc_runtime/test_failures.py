@@ -107,7 +107,7 @@ def test_a_stage_that_returns_the_wrong_number_is_named(workers: LocalWorkers, m
     broken.stage("two", B, [TensorSpec("x", (2, 8), "float32")], lambda x: [*double(x), *double(x)])
     stages = (program.stages[0], replace(program.stages[1], library=broken.stages[0].library), program.stages[2])
     program = replace(program, stages=stages)
-    with open_on(workers, program, maker) as pipe, pytest.raises(StageError, match="tuple of 1 tensors.* of 2"):
+    with open_on(workers, program, maker) as pipe, pytest.raises(StageError, match=r"tuple of 1 tensors.* of 2"):
         pipe.run(batches_for(program, 1)[0])
 
 
@@ -125,7 +125,7 @@ def test_a_library_for_another_architecture(workers: LocalWorkers, maker: Progra
     content = bytearray(maker.blob_path(program.stages[0].library.sha256).read_bytes())
     content[18:20] = (183 if content[18] != 183 else 62).to_bytes(2, "little")
     other = replace(program.stages[0], library=maker.blob(bytes(content)))
-    with pytest.raises(WorkerError, match="stage 'one'.*compiled for"):
+    with pytest.raises(WorkerError, match=r"stage 'one'.*compiled for"):
         open_on(workers, replace(program, stages=(other, *program.stages[1:])), maker)
 
 
@@ -175,6 +175,16 @@ def test_nobody_listens(maker: ProgramMaker) -> None:
     endpoints = {name: WorkerEndpoint(name, "127.0.0.1:9") for name in program.machines}
     with pytest.raises(WorkerUnavailableError, match=rf"machine '{A}' at 127.0.0.1:9"):
         Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=5)
+
+
+def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """Machine B's address, as it is told to A, leads nowhere."""
+    program = chain(maker)
+    opened = Pipeline(program, workers.endpoints, 10.0)
+    opened._endpoints[B] = WorkerEndpoint(B, "127.0.0.1:9", workers.endpoints[B].token)
+    with pytest.raises(WorkerError, match=rf"'{A}' cannot send to its neighbour: machine '{B}' at 127.0.0.1:9"):
+        opened._open(maker.blob_path, lambda machine, sent, total: None)
+    opened.close()
 
 
 def speak(endpoint: WorkerEndpoint, messages: list[bytes]) -> grpc.StatusCode:

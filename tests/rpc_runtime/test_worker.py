@@ -16,8 +16,10 @@ import pytest
 from rpc_runtime.client import WorkerEndpoint, describe
 from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.local_workers import LocalWorkers
+from rpc_runtime.pipeline import Pipeline
 from rpc_runtime.security import TlsFiles
-from tests.rpc_runtime.test_pipeline import A
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.rpc_runtime.test_pipeline import A, B, C, batches_for, skips
 
 Start = Callable[..., "subprocess.Popen[str]"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +59,13 @@ def test_the_compiler_is_never_loaded(workers: LocalWorkers) -> None:
     assert "libtvm_runtime.so" in maps
     assert "libtvm_compiler" not in maps
     assert "libtorch" not in maps
+
+
+def test_a_client_needs_no_tvm() -> None:
+    modules = "rpc_runtime.pipeline, rpc_runtime.local_workers, rpc_runtime.worker"
+    code = f"import sys, {modules}; print('tvm' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout == "False\n"
 
 
 def test_a_worker_describes_its_machine(workers: LocalWorkers) -> None:
@@ -127,7 +136,7 @@ def test_an_open_address_needs_a_word_and_gives_a_warning(start: Start) -> None:
     assert "warning: listening on 0.0.0.0:0 without TLS" in process.communicate(timeout=30)[1]
 
 
-def test_tls(start: Start, tmp_path: Path) -> None:
+def make_certificate(tmp_path: Path) -> tuple[Path, Path]:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     made = subprocess.run(
         [
@@ -140,6 +149,24 @@ def test_tls(start: Start, tmp_path: Path) -> None:
     )
     if made.returncode:
         pytest.skip("needs openssl to make a certificate")
+    return certificate, key
+
+
+def test_a_pipeline_over_tls(start: Start, tmp_path: Path, maker: ProgramMaker) -> None:
+    """Client and workers, and the workers among themselves, prove who they are; each worker has its own token."""
+    certificate, key = make_certificate(tmp_path)
+    files = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--tls-ca", str(certificate)]
+    endpoints = {}
+    for name in (A, B, C):
+        process = start(*files, "--ready-json", "--name", name, TVM_SPLIT_TOKEN=f"token-{name}")
+        endpoints[name] = WorkerEndpoint(name, ready(process), f"token-{name}", TlsFiles(certificate, certificate, key))
+    program = skips(maker)
+    with Pipeline.open(program, endpoints, maker.blob_path) as pipeline:
+        assert len(list(pipeline.stream(batches_for(program, 10)))) == 10
+
+
+def test_tls(start: Start, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
     files = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--ready-json"]
     address = ready(start(*files, TVM_SPLIT_TOKEN="abc"))
     trusted = TlsFiles(authority=certificate)

@@ -71,7 +71,7 @@ def test_depthwise(channels, size, kernel, stride, batch):
     assert_close(actual, expected(x, weight, bias, **attributes))
 
 
-@pytest.mark.parametrize(("inputs", "outputs", "groups"), [(32, 64, 2), (6, 12, 3), (16, 32, 16)])
+@pytest.mark.parametrize(("inputs", "outputs", "groups"), [(32, 64, 2), (48, 96, 3), (6, 12, 3), (16, 32, 16)])
 def test_grouped(inputs, outputs, groups):
     x, weight, bias = normal(0, 1, inputs, 7, 7), normal(1, outputs, inputs // groups, 3, 3), normal(2, outputs)
     attributes = {"padding": (1, 1), "groups": groups}
@@ -84,6 +84,13 @@ def test_deep_channels_come_in_chunks_of_weights():
     actual, chosen = evaluate(convolution(weight, bias, padding=(1, 1)), [x])
     assert chosen == {"conv2d", "elementwise"}
     assert_close(actual, expected(x, weight, bias, padding=(1, 1)))
+
+
+def test_channels_that_no_block_divides_are_padded():
+    x, weight, bias = normal(0, 1, 32, 13, 13), normal(1, 255, 32, 1, 1), normal(2, 255)
+    actual, chosen = evaluate(convolution(weight, bias), [x])
+    assert chosen == {"conv2d", "elementwise"}
+    assert_close(actual, expected(x, weight, bias))
 
 
 def test_residual_is_added_in_the_same_kernel():

@@ -71,6 +71,7 @@ def description(bundle: Bundle) -> dict[str, Any]:
     return {
         "model": bundle.model,
         "digest": bundle.digest,
+        "verified": bundle.verified,
         "stages": [
             {
                 "name": stage.name,

@@ -74,7 +74,7 @@ def _require_pillow() -> None:
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise TvmSplitError("reading images needs Pillow: pip install 'tvm-split[demo]' or pillow") from None
+        raise TvmSplitError("reading images needs Pillow: pip install 'tvm-split[images]' or pillow") from None
 
 
 def _pixels(path: Path, size: int) -> np.ndarray:

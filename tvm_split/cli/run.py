@@ -180,4 +180,4 @@ def _save(bundle: Bundle, output: Path | None, results: list[Arrays]) -> dict[st
         return {}
     from tvm_split.cli.inputs import save_outputs
 
-    return save_outputs(output, [tensor.name for tensor in bundle.program.outputs], results)
+    return save_outputs(output, list(bundle.outputs), results)

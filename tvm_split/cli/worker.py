@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -45,8 +44,6 @@ def worker(
         raise WrongUseError("a certificate and its key belong together", "--tls-certificate, --tls-key")
     if tls_ca is not None and tls_certificate is None:
         raise WrongUseError("needs --tls-certificate and --tls-key as well", "--tls-ca")
-    # tvm_ffi imports torch wherever it is installed; a worker has no use for it, and starts in half the time without.
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     serve(
         WorkerConfig(
             listen=listen,

@@ -24,7 +24,7 @@ from tvm_split.planner import plan
 from tvm_split.timeline import first_micro_batches
 
 SEED = 0
-MICRO_BATCH = 10
+MICRO_BATCH = 20
 """Images that travel together: enough that computing is not lost in the cost of a message; divides the test set."""
 WARM_UP_MICRO_BATCHES = 6
 SHOWN_MICRO_BATCHES = 6

@@ -16,6 +16,7 @@ from rpc_runtime.measurements import COMPUTE
 from tvm_split.cli.compile import description, print_bundle
 from tvm_split.cli.console import STDOUT
 from tvm_split.cli.statistics import statistics_as_json, statistics_table
+from tvm_split.cluster import usable_cores
 from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, WARM_UP_MICRO_BATCHES, Demonstration
 from tvm_split.timeline import LANE_NAMES, Timeline, axis, cells, draw, headings, machines_at_once, timeline
 from tvm_split.timeline_picture import draw_picture
@@ -114,10 +115,14 @@ def _overlap(found: Demonstration) -> str:
         sum(share for count, share in machines_at_once(found.events, kinds).items() if count > 1)
         for kinds in (LANE_NAMES, (COMPUTE,))
     )
-    return (
+    text = (
         "A number is a micro-batch, and so is a colour; a dot is a machine that does not compute. While the test set "
         f"ran, two or more machines were at work at once {working:.0%} of the time, computing {computing:.0%} of it."
     )
+    cores, processes = usable_cores(), len(found.bundle.program.machines) + 1
+    if cores < processes:
+        text += f" This host has {cores} cores for {processes} processes, so they also wait for each other."
+    return text
 
 
 def _at_once(found: Demonstration, kinds: Collection[str]) -> dict[str, float]:

@@ -1,0 +1,64 @@
+"""Well-known networks at their real size, over one, two and three workers, against their source framework.
+
+``scripts/check_models.py`` has them all, cut in every way; these are enough to notice when something breaks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import tvm_split
+from tests.models import torch_models
+from tests.models.onnx_models import light_model
+
+LIMIT = 1e-4
+
+
+def load(name: str) -> tvm_split.Model:
+    if name == "resnet50":
+        torch.manual_seed(1)
+        return tvm_split.load_model(torch_models.resnet50(), (torch.randn(1, 3, 224, 224),), name=name)
+    return tvm_split.load_model(light_model(name), name=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "split"),
+    [
+        ("resnet50", 3, {"machine-a": ["conv1"], "machine-b": ["layer2"], "machine-c": ["layer4"]}),
+        ("light_resnet50", 2, None),
+        ("light_squeezenet", 1, None),
+        ("light_squeezenet", 3, {"machine-a": ["n0"], "machine-b": ["n15"], "machine-c": ["n40"]}),
+        ("light_vgg19", 2, None),
+    ],
+)
+def test_answers_are_those_of_the_source(
+    name: str, workers: int, split: dict[str, list[str]] | None, three_workers: tvm_split.Cluster
+) -> None:
+    model = load(name)
+    planned = tvm_split.plan(model, three_workers, split=split, stages=workers)
+    generator = np.random.default_rng(7)
+    batches = [
+        tuple(generator.standard_normal(each.shape).astype(each.dtype) for each in model.inputs) for _ in range(3)
+    ]
+    bundle = tvm_split.compile(model, planned)
+    assert bundle.verified
+    with tvm_split.deploy(bundle, three_workers) as deployment:
+        assert len(deployment.stages) == workers
+        for batch, outputs in zip(batches, deployment.stream(batches), strict=True):
+            for mine, right in zip(outputs, model.reference.outputs(batch), strict=True):
+                assert np.abs(mine - right).max() < LIMIT * np.ptp(right)
+
+
+@pytest.mark.parametrize("name", sorted(torch_models.small_models()))
+def test_small_relatives_of_known_networks(name: str, three_workers: tvm_split.Cluster) -> None:
+    module, inputs = torch_models.small_models()[name]
+    with tvm_split.compile_and_deploy(module, inputs, three_workers) as deployment:
+        assert len(deployment.stages) == 3
+        outputs = deployment.run(*inputs)
+    with torch.no_grad():
+        expected = module(*inputs)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for mine, right in zip(outputs, expected, strict=True):
+        assert np.abs(mine - right.numpy()).max() < LIMIT * np.ptp(right.numpy())
