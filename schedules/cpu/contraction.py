@@ -118,12 +118,7 @@ def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: 
     elif tiling.group == 1:
         # A matrix has no height: its rows are shared by the threads.
         height, inner = [row_outer], []
-    if tiling.prepare_inside and not tiling.blocks_outermost:
-        # All channels of a group of rows in one thread, so that the rows are padded once.
-        parallel += height
-        inner = [block_outer, *inner]
-    else:
-        parallel += [block_outer, *height] if tiling.blocks_outermost else [*height, block_outer]
+    parallel += [block_outer, *height] if tiling.blocks_outermost else [*height, block_outer]
     reduction = [loops[position] for position in roles.reduction]
     return _Tiled(parallel, inner, [block_inner, row_inner, loops[roles.lanes]], reduction)
 

@@ -26,8 +26,6 @@ CHUNK_BYTES = 20 * 1024
 GROUP_BYTES = 16 * 1024
 SMALLEST_UNITS = 8
 SMALLEST_REUSE = 4
-SMALLEST_IMAGE_IN_PARTS_BYTES = 512 * 1024
-PADDED_ROWS_BYTES = 512 * 1024
 
 
 def schedule_conv2d(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
@@ -37,14 +35,13 @@ def schedule_conv2d(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | 
     if parts is None:
         return None
     extents = parts.anchor.extents
-    padded = parts.preparation[0].extents if len(parts.preparation) == 1 else None
     reduction = tuple(range(5, len(extents)))
     roles = LoopRoles(batch=(0,), blocks=1, height=2, rows=3, lanes=4, reduction=reduction)
-    schedule_contraction(schedule, parts, roles, choose_tiling(extents, padded, traits), traits)
+    schedule_contraction(schedule, parts, roles, choose_tiling(extents, traits), traits)
     return schedule.mod["main"]
 
 
-def choose_tiling(extents: tuple[int, ...], padded: tuple[int, ...] | None, traits: Traits) -> Tiling:
+def choose_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
     """Sizes for an anchor of these extents; `Tiling` says what they mean."""
     tile = dividing_tile(extents[3], extents[1], traits)
     lanes, channels, window = extents[4], extents[5], prod(extents[6:])
@@ -67,33 +64,10 @@ def choose_tiling(extents: tuple[int, ...], padded: tuple[int, ...] | None, trai
         )
         if group * extents[3] // tile.rows < SMALLEST_REUSE:
             chunk, group = None, 1
-    blocks_outermost = weights_bytes > LARGEST_SHARED_WEIGHTS_BYTES
-    rows = None if padded is None or chunk is not None or blocks_outermost else _padded_rows(extents, padded)
     return Tiling(
         tile=tile,
         chunk=chunk,
-        group=rows or group,
-        blocks_outermost=blocks_outermost,
-        prepare_inside=rows is not None,
+        group=group,
+        blocks_outermost=weights_bytes > LARGEST_SHARED_WEIGHTS_BYTES,
         unroll=4 if extents[-1] % 4 == 0 else 1,
     )
-
-
-def _padded_rows(extents: tuple[int, ...], padded: tuple[int, ...]) -> int | None:
-    """How many rows of output to pad the image for at once; None to pad all of a small image before.
-
-    A padded image that leaves the second-level cache costs a pass through memory: 10 % of VGG-16's second layer.
-    """
-    row_bytes = 4 * prod(padded[1:]) // padded[2]
-    if row_bytes * padded[2] < SMALLEST_IMAGE_IN_PARTS_BYTES:
-        return None
-    window, height = extents[6], extents[2]
-    stride = max((padded[2] - window) // max(height - 1, 1), 1)
-    fitting = [
-        rows
-        for rows in divisors(height)
-        if ((rows - 1) * stride + window) * row_bytes <= PADDED_ROWS_BYTES
-        and extents[0] * height // rows >= SMALLEST_UNITS
-    ]
-    best = max(fitting, default=1)
-    return best if best > 1 else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from schedules.blocks import blocks_of, inline_into_last, new_schedule
-from schedules.cpu.elementwise import SMALLEST_PARALLEL, vector_width
+from schedules.blocks import Block, blocks_of, inline_into_last, new_schedule
+from schedules.cpu.elementwise import SMALLEST_PARALLEL, schedule_spatial_block, vector_width
 from schedules.traits import Traits
 
 
@@ -20,32 +20,45 @@ def schedule_pooling(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc |
     if anchor.spatial == 0:
         return None
     for block in blocks[:position]:
-        schedule.compute_inline(block.handle)
-    last = inline_into_last(schedule, tail) if tail else anchor
-    if tail and (len(last.extents) != anchor.spatial or last.extents != anchor.extents[: anchor.spatial]):
-        return None
-    loops = schedule.get_loops(last.handle)[: anchor.spatial]
+        if _pads_innermost_axis(block):
+            schedule_spatial_block(schedule, block, traits)
+        else:
+            schedule.compute_inline(block.handle)
+    if tail:
+        last = inline_into_last(schedule, tail)
+        if last.extents != anchor.extents[: anchor.spatial]:
+            return None
+        finished = last.handle
+    else:
+        finished = schedule.cache_write(anchor.handle, 0, "local")
+    loops = schedule.get_loops(finished)
     width = vector_width(anchor.extents[anchor.spatial - 1], traits)
     outer = loops
     if width is not None:
         lane_outer, lane = schedule.split(loops[-1], [None, width])
         outer = [*loops[:-1], lane_outer]
-        if tail:
-            schedule.vectorize(lane)
+        schedule.vectorize(lane)
     fused = schedule.fuse(*outer)
     if anchor.iterations >= SMALLEST_PARALLEL:
         schedule.parallel(fused)
-    if tail:
-        schedule.compute_at(anchor.handle, fused, preserve_unit_loops=True)
-        schedule.set_scope(anchor.handle, 0, "local")
-    all_loops = schedule.get_loops(anchor.handle)
-    reduction = all_loops[-(len(anchor.extents) - anchor.spatial) :]
+    schedule.compute_at(anchor.handle, fused, preserve_unit_loops=True)
+    schedule.set_scope(anchor.handle, 0, "local")
+    own = schedule.get_loops(anchor.handle)
+    reduction = own[-(len(anchor.extents) - anchor.spatial) :]
     if width is not None:
-        lane = all_loops[-len(reduction) - 1]
-        if lane != fused:
-            schedule.reorder(*reduction, lane)
-            schedule.vectorize(lane)
+        lane = own[-len(reduction) - 1]
+        schedule.reorder(*reduction, lane)
+        schedule.vectorize(lane)
     initial = schedule.decompose_reduction(anchor.handle, reduction[0])
     if width is not None:
         schedule.vectorize(schedule.get_loops(initial)[-1])
     return schedule.mod["main"]
+
+
+def _pads_innermost_axis(block: Block) -> bool:
+    """Whether lanes of one vector may lie inside and outside the image: inlined, each would be a branch of its own.
+
+    Measured on a grouped 3 x 3 convolution of 128 plain channels, 56 x 56: 9.4 ms inlined, 2.0 ms apart.
+    """
+    reads = block.statement.reads
+    return len(reads) == 1 and int(reads[0].source.shape[-1]) != block.output_shape[-1]

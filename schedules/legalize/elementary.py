@@ -1,6 +1,6 @@
 """exp, erf, tanh as polynomials: vector instructions, where a call to libm takes one element at a time.
 
-Measured on 400 000 elements: GELU 1.3 ms with erff, 0.1 ms with this. All keep NaN and work in float32; float16 is
+Measured on 400 000 elements: GELU 1.3 ms with erff, 0.13 ms with this. All keep NaN and work in float32; float16 is
 widened first. Maximum relative errors against float64: exp 2e-7, tanh 4e-7; erf 3e-7 absolute.
 """
 
