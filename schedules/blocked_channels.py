@@ -1,0 +1,255 @@
+"""Carry tensors with channels in blocks from convolution to convolution, so that the layout seldom changes.
+
+A convolution wants NCHW[x]c: channels in blocks of a vector, the block innermost. Its result is kept like that, and every
+operator below that can work on blocks does; only an operator that cannot, or the function's end, gets the tensor changed
+back, once. All decisions are local and in the order of the bindings, and operators that are not named here are never
+touched.
+
+TVM's ConvertLayout was used before. In 0.27 it fails on stack, on the tuple that dropout returns and on group norm, and
+changes layouts around clip, erf and arithmetic with scalars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from schedules.layout_propagation import array_of
+from schedules.shapes import static_shape
+
+CONV2D = "relax.nn.conv2d"
+UNARY = frozenset(
+    f"relax.{name}"
+    for name in (
+        "abs astype ceil clip cos erf exp floor log negative round rsqrt sigmoid sin sqrt square tanh "
+        "nn.relu nn.leakyrelu nn.gelu nn.gelu_tanh nn.selu nn.silu nn.softplus nn.relu6"
+    ).split()
+)
+BINARY = frozenset(f"relax.{name}" for name in "add subtract multiply divide maximum minimum power".split())
+POOLS = frozenset(f"relax.nn.{name}" for name in ("max_pool2d", "avg_pool2d"))
+
+ChooseLayouts = Callable[[relax.Call], tuple[str, str, str]]
+"""From a convolution to its data, kernel and output layout: ``("NCHW16c", "OIHW16i16o", "NCHW16c")``."""
+
+
+def carry_blocked_channels(module: tvm.IRModule, choose: ChooseLayouts) -> tvm.IRModule:
+    """Every Relax function of the module, with blocked convolutions where ``choose`` says so."""
+    updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
+    for variable, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            updated[variable] = _Carrier(choose).rewritten(function)
+    return relax.transform.DeadCodeElimination()(updated)
+
+
+class _Carrier:
+    """Knows for every variable of the old function its plain form, its blocked form, or both."""
+
+    def __init__(self, choose: ChooseLayouts) -> None:
+        self._choose = choose
+        self._builder = relax.BlockBuilder()
+        self._plain: dict[str, relax.Expr] = {}
+        self._blocked: dict[str, tuple[relax.Var, int]] = {}
+
+    def rewritten(self, function: relax.Function) -> relax.Function:
+        result = function.body.body
+        with self._builder.function("main", list(function.params)):
+            with self._builder.dataflow():
+                for parameter in function.params:
+                    self._plain[parameter.name] = parameter
+                for block in function.body.blocks:
+                    for binding in block.bindings:
+                        if not (isinstance(result, relax.Var) and binding.var.same_as(result)):
+                            self._rewrite(binding)
+                        else:
+                            result = binding.value
+                returned = self._builder.emit_output(self._with_plain_operands(result))
+            self._builder.emit_func_output(returned)
+        rewritten = self._builder.get()["main"]
+        return rewritten if function.attrs is None else rewritten.with_attrs(function.attrs)
+
+    def _rewrite(self, binding: relax.VarBinding) -> None:
+        name, value = binding.var.name, binding.value
+        blocked = self._on_blocks(value) if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) else None
+        if blocked is None:
+            self._plain[name] = self._builder.emit(self._with_plain_operands(value), name_hint=name)
+        else:
+            call, size = blocked
+            self._blocked[name] = self._builder.emit(call, name_hint=name), size
+
+    def _on_blocks(self, call: relax.Call) -> tuple[relax.Call, int] | None:
+        """The call on blocked operands and the size of its result's blocks, or None if it needs plain ones."""
+        operator = str(call.op.name)
+        if operator == CONV2D:
+            return self._convolution(call)
+        if operator in UNARY:
+            source = self._blocked_form(call.args[0])
+            return None if source is None else (_call(call, [source[0], *call.args[1:]]), source[1])
+        if operator in BINARY:
+            return self._binary(call)
+        if operator in POOLS and str(call.attrs.layout) == "NCHW" and str(call.attrs.out_layout) in ("", "NCHW"):
+            return self._pool(call)
+        if operator == "relax.concat":
+            return self._concat(call)
+        if operator == "relax.mean" and call.attrs.keepdims and call.attrs.axis is not None:
+            source = self._blocked_form(call.args[0])
+            if source is not None and sorted(int(axis) % 4 for axis in call.attrs.axis) == [2, 3]:
+                return relax.op.mean(source[0], axis=[2, 3], keepdims=True), source[1]
+        return None
+
+    def _convolution(self, call: relax.Call) -> tuple[relax.Call, int] | None:
+        data_layout, kernel_layout, out_layout = self._choose(call)
+        size = _block_of(out_layout)
+        kernel = array_of(call.args[1])
+        if size is None or kernel is None:
+            return None
+        input_size = _block_of(data_layout)
+        data = self._plain_form(call.args[0]) if input_size is None else self._blocked_as(call.args[0], input_size)
+        convolution = relax.op.nn.conv2d(
+            data,
+            relax.const(_blocked_kernel(kernel, kernel_layout)),
+            strides=call.attrs.strides,
+            padding=call.attrs.padding,
+            dilation=call.attrs.dilation,
+            groups=call.attrs.groups,
+            data_layout=data_layout,
+            kernel_layout=kernel_layout,
+            out_layout=out_layout,
+            out_dtype=call.attrs.out_dtype,
+        )
+        return convolution, size
+
+    def _binary(self, call: relax.Call) -> tuple[relax.Call, int] | None:
+        forms = [self._blocked_form(argument) for argument in call.args]
+        sizes = {form[1] for form in forms if form is not None}
+        if len(sizes) != 1:
+            return None
+        (size,) = sizes
+        whole = static_shape(call)
+        operands: list[relax.Expr] = []
+        for argument, form in zip(call.args, forms, strict=True):
+            operand = form[0] if form is not None else self._fitting_operand(argument, whole, size)
+            if operand is None:
+                return None
+            operands.append(operand)
+        return _call(call, operands), size
+
+    def _fitting_operand(self, argument: relax.Expr, whole: Sequence[int] | None, size: int) -> relax.Expr | None:
+        """A plain operand beside a blocked one: a scalar as it is, one value per channel or a whole tensor in blocks."""
+        shape = static_shape(argument)
+        if shape is None or whole is None or len(whole) != 4:
+            return None
+        if not any(length != 1 for length in shape):
+            return argument
+        array = array_of(argument)
+        if array is not None and len(shape) in (3, 4):
+            array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+            if array.shape[1] == whole[1]:
+                return relax.const(_blocked_array(array, size))
+            return None
+        return self._blocked_as(argument, size) if tuple(shape) == tuple(whole) else None
+
+    def _pool(self, call: relax.Call) -> tuple[relax.Call, int] | None:
+        source = self._blocked_form(call.args[0])
+        if source is None:
+            return None
+        layout = f"NCHW{source[1]}c"
+        pool = relax.op.nn.max_pool2d if call.op.name == "relax.nn.max_pool2d" else relax.op.nn.avg_pool2d
+        pooled = pool(
+            source[0],
+            pool_size=call.attrs.pool_size,
+            strides=call.attrs.strides,
+            padding=call.attrs.padding,
+            dilation=call.attrs.dilation,
+            ceil_mode=bool(call.attrs.ceil_mode),
+            count_include_pad=bool(call.attrs.count_include_pad),
+            layout=layout,
+            out_layout=layout,
+        )
+        return pooled, source[1]
+
+    def _concat(self, call: relax.Call) -> tuple[relax.Call, int] | None:
+        parts = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else ()
+        forms = [self._blocked_form(part) for part in parts]
+        known = [form for form in forms if form is not None]
+        if not known or len(known) != len(forms) or len({size for _, size in known}) != 1:
+            return None
+        if call.attrs.axis is None or int(call.attrs.axis) % 4 != 1:
+            return None
+        return relax.op.concat([variable for variable, _ in known], axis=1), known[0][1]
+
+    def _blocked_form(self, expression: relax.Expr) -> tuple[relax.Var, int] | None:
+        return self._blocked.get(expression.name) if isinstance(expression, relax.Var) else None
+
+    def _blocked_as(self, expression: relax.Expr, size: int) -> relax.Expr:
+        """The blocked form of a tensor, made once for each size."""
+        known = self._blocked_form(expression)
+        if known is not None and known[1] == size:
+            return known[0]
+        plain = self._plain_form(expression)
+        blocked = self._builder.emit(
+            relax.op.layout_transform(plain, lambda n, c, h, w: (n, c // size, h, w, c % size)), name_hint="blocked"
+        )
+        if isinstance(expression, relax.Var) and known is None:
+            self._blocked[expression.name] = blocked, size
+        return blocked
+
+    def _plain_form(self, expression: relax.Expr) -> relax.Expr:
+        """The plain form of a tensor, made where it is first needed."""
+        if not isinstance(expression, relax.Var):
+            return expression
+        if expression.name not in self._plain:
+            blocked, size = self._blocked[expression.name]
+            change = relax.op.layout_transform(blocked, lambda n, c, h, w, lane: (n, c * size + lane, h, w))
+            self._plain[expression.name] = self._builder.emit(change, name_hint=f"{expression.name}_plain")
+        return self._plain[expression.name]
+
+    def _with_plain_operands(self, expression: relax.Expr) -> relax.Expr:
+        return _PlainOperands(self._plain_form).visit_expr(expression)
+
+
+@mutator
+class _PlainOperands(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, plain_form: Callable[[relax.Expr], relax.Expr]) -> None:
+        super().__init__()
+        self._plain_form = plain_form
+
+    def visit_var_(self, variable: relax.Var) -> relax.Expr:
+        return self._plain_form(variable)
+
+    def visit_dataflow_var_(self, variable: relax.DataflowVar) -> relax.Expr:
+        return self._plain_form(variable)
+
+
+def _call(call: relax.Call, operands: Sequence[relax.Expr]) -> relax.Call:
+    return relax.Call(call.op, list(operands), call.attrs, call.ty_args)
+
+
+def _block_of(layout: str) -> int | None:
+    """16 for ``NCHW16c``, None for ``NCHW``."""
+    digits = layout.removeprefix("NCHW").removesuffix("c")
+    return int(digits) if digits.isdigit() else None
+
+
+def _blocked_array(array: np.ndarray, size: int) -> np.ndarray:
+    """[N, C, H, W] as [N, C / size, H, W, size]."""
+    batch, channels, height, width = array.shape
+    split = array.reshape(batch, channels // size, size, height, width)
+    return np.ascontiguousarray(split.transpose(0, 1, 3, 4, 2))
+
+
+def _blocked_kernel(kernel: np.ndarray, layout: str) -> np.ndarray:
+    """[O, I, H, W] in ``OIHW[i]i[o]o`` ([O/o, I/i, H, W, i, o]) or ``OIHW[o]o`` ([O/o, I, H, W, o])."""
+    blocks = layout.removeprefix("OIHW")
+    inner, outer = (blocks.split("i") if "i" in blocks else ("", blocks))
+    output_size = int(outer.removesuffix("o"))
+    outputs, inputs, height, width = kernel.shape
+    if not inner:
+        split = kernel.reshape(outputs // output_size, output_size, inputs, height, width)
+        return np.ascontiguousarray(split.transpose(0, 2, 3, 4, 1))
+    input_size = int(inner)
+    split = kernel.reshape(outputs // output_size, output_size, inputs // input_size, input_size, height, width)
+    return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
