@@ -23,6 +23,7 @@ from relay_passes.fold_small import FoldSmall
 from relay_passes.partition import PartitionStages
 from relay_passes.placement import Placement
 from relay_passes.remove_identities import RemoveIdentities
+from relay_passes.unique_names import UniqueNames
 from relay_passes.verify_partition import VerifyPartition
 
 ModulePass = Any
@@ -72,8 +73,10 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
                 transform.DecomposeOpsForInference(),
                 transform.CanonicalizeBindings(),
                 transform.EliminateCommonSubexpr(),
+                UniqueNames(),
                 FoldSmall(),
                 transform.FoldConstant(),
+                UniqueNames(),
                 FoldAffine(),
                 transform.DeadCodeElimination(["main"]),
             ),

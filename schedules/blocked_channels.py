@@ -1,9 +1,9 @@
 """Carry tensors with channels in blocks from convolution to convolution, so that the layout seldom changes.
 
-A convolution wants NCHW[x]c: channels in blocks of a vector, the block innermost. Its result is kept like that, and every
-operator below that can work on blocks does; only an operator that cannot, or the function's end, gets the tensor changed
-back, once. All decisions are local and in the order of the bindings, and operators that are not named here are never
-touched.
+A convolution wants NCHW[x]c: channels in blocks of a vector, the block innermost. Its result is kept like that, and
+every operator below that can work on blocks does; only an operator that cannot, or the function's end, gets the tensor
+changed back, once. All decisions are local and in the order of the bindings, and operators that are not named here are
+never touched.
 
 TVM's ConvertLayout was used before. In 0.27 it fails on stack, on the tuple that dropout returns and on group norm, and
 changes layouts around clip, erf and arithmetic with scalars.
@@ -18,22 +18,47 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from schedules.layout_propagation import array_of
+from schedules.constants import array_of
 from schedules.shapes import static_shape
 
 CONV2D = "relax.nn.conv2d"
 UNARY = frozenset(
     f"relax.{name}"
-    for name in (
-        "abs astype ceil clip cos erf exp floor log negative round rsqrt sigmoid sin sqrt square tanh "
-        "nn.relu nn.leakyrelu nn.gelu nn.gelu_tanh nn.selu nn.silu nn.softplus nn.relu6"
-    ).split()
+    for name in [
+        "abs",
+        "astype",
+        "ceil",
+        "clip",
+        "cos",
+        "erf",
+        "exp",
+        "floor",
+        "log",
+        "negative",
+        "round",
+        "rsqrt",
+        "sigmoid",
+        "sin",
+        "sqrt",
+        "square",
+        "tanh",
+        "nn.relu",
+        "nn.leakyrelu",
+        "nn.gelu",
+        "nn.gelu_tanh",
+        "nn.selu",
+        "nn.silu",
+        "nn.softplus",
+        "nn.relu6",
+    ]
 )
-BINARY = frozenset(f"relax.{name}" for name in "add subtract multiply divide maximum minimum power".split())
+BINARY = frozenset(f"relax.{name}" for name in ["add", "subtract", "multiply", "divide", "maximum", "minimum", "power"])
 POOLS = frozenset(f"relax.nn.{name}" for name in ("max_pool2d", "avg_pool2d"))
 
-ChooseLayouts = Callable[[relax.Call], tuple[str, str, str]]
-"""From a convolution to its data, kernel and output layout: ``("NCHW16c", "OIHW16i16o", "NCHW16c")``."""
+Layouts = tuple[str, str, str]
+"""A convolution's data, kernel and output layout: ``("NCHW16c", "OIHW16i16o", "NCHW16c")``."""
+ChooseLayouts = Callable[[relax.Call], Layouts | None]
+"""From a convolution to the layouts it shall have, or None to leave it alone."""
 
 
 def carry_blocked_channels(module: tvm.IRModule, choose: ChooseLayouts) -> tvm.IRModule:
@@ -51,15 +76,16 @@ class _Carrier:
     def __init__(self, choose: ChooseLayouts) -> None:
         self._choose = choose
         self._builder = relax.BlockBuilder()
-        self._plain: dict[str, relax.Expr] = {}
-        self._blocked: dict[str, tuple[relax.Var, int]] = {}
+        # By the hash of the variable, which is its identity: names need not be unique.
+        self._plain: dict[int, relax.Expr] = {}
+        self._blocked: dict[int, tuple[relax.Var, int]] = {}
 
     def rewritten(self, function: relax.Function) -> relax.Function:
         result = function.body.body
         with self._builder.function("main", list(function.params)):
             with self._builder.dataflow():
                 for parameter in function.params:
-                    self._plain[parameter.name] = parameter
+                    self._plain[hash(parameter)] = parameter
                 for block in function.body.blocks:
                     for binding in block.bindings:
                         if not (isinstance(result, relax.Var) and binding.var.same_as(result)):
@@ -73,12 +99,13 @@ class _Carrier:
 
     def _rewrite(self, binding: relax.VarBinding) -> None:
         name, value = binding.var.name, binding.value
+        identity = hash(binding.var)
         blocked = self._on_blocks(value) if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) else None
         if blocked is None:
-            self._plain[name] = self._builder.emit(self._with_plain_operands(value), name_hint=name)
+            self._plain[identity] = self._builder.emit(self._with_plain_operands(value), name_hint=name)
         else:
             call, size = blocked
-            self._blocked[name] = self._builder.emit(call, name_hint=name), size
+            self._blocked[identity] = self._builder.emit(call, name_hint=name), size
 
     def _on_blocks(self, call: relax.Call) -> tuple[relax.Call, int] | None:
         """The call on blocked operands and the size of its result's blocks, or None if it needs plain ones."""
@@ -101,10 +128,12 @@ class _Carrier:
         return None
 
     def _convolution(self, call: relax.Call) -> tuple[relax.Call, int] | None:
-        data_layout, kernel_layout, out_layout = self._choose(call)
+        layouts, kernel = self._choose(call), array_of(call.args[1])
+        if layouts is None or kernel is None:
+            return None
+        data_layout, kernel_layout, out_layout = layouts
         size = _block_of(out_layout)
-        kernel = array_of(call.args[1])
-        if size is None or kernel is None:
+        if size is None:
             return None
         input_size = _block_of(data_layout)
         data = self._plain_form(call.args[0]) if input_size is None else self._blocked_as(call.args[0], input_size)
@@ -138,7 +167,7 @@ class _Carrier:
         return _call(call, operands), size
 
     def _fitting_operand(self, argument: relax.Expr, whole: Sequence[int] | None, size: int) -> relax.Expr | None:
-        """A plain operand beside a blocked one: a scalar as it is, one value per channel or a whole tensor in blocks."""
+        """A plain operand beside a blocked one: a scalar as it is; else one value per channel or all, in blocks."""
         shape = static_shape(argument)
         if shape is None or whole is None or len(whole) != 4:
             return None
@@ -182,7 +211,7 @@ class _Carrier:
         return relax.op.concat([variable for variable, _ in known], axis=1), known[0][1]
 
     def _blocked_form(self, expression: relax.Expr) -> tuple[relax.Var, int] | None:
-        return self._blocked.get(expression.name) if isinstance(expression, relax.Var) else None
+        return self._blocked.get(hash(expression)) if isinstance(expression, relax.Var) else None
 
     def _blocked_as(self, expression: relax.Expr, size: int) -> relax.Expr:
         """The blocked form of a tensor, made once for each size."""
@@ -194,18 +223,19 @@ class _Carrier:
             relax.op.layout_transform(plain, lambda n, c, h, w: (n, c // size, h, w, c % size)), name_hint="blocked"
         )
         if isinstance(expression, relax.Var) and known is None:
-            self._blocked[expression.name] = blocked, size
+            self._blocked[hash(expression)] = blocked, size
         return blocked
 
     def _plain_form(self, expression: relax.Expr) -> relax.Expr:
         """The plain form of a tensor, made where it is first needed."""
-        if not isinstance(expression, relax.Var):
+        identity = hash(expression) if isinstance(expression, relax.Var) else None
+        if identity is None or (identity not in self._plain and identity not in self._blocked):
             return expression
-        if expression.name not in self._plain:
-            blocked, size = self._blocked[expression.name]
+        if identity not in self._plain:
+            blocked, size = self._blocked[identity]
             change = relax.op.layout_transform(blocked, lambda n, c, h, w, lane: (n, c * size + lane, h, w))
-            self._plain[expression.name] = self._builder.emit(change, name_hint=f"{expression.name}_plain")
-        return self._plain[expression.name]
+            self._plain[identity] = self._builder.emit(change, name_hint=f"{expression.name}_plain")
+        return self._plain[identity]
 
     def _with_plain_operands(self, expression: relax.Expr) -> relax.Expr:
         return _PlainOperands(self._plain_form).visit_expr(expression)
@@ -244,7 +274,7 @@ def _blocked_array(array: np.ndarray, size: int) -> np.ndarray:
 def _blocked_kernel(kernel: np.ndarray, layout: str) -> np.ndarray:
     """[O, I, H, W] in ``OIHW[i]i[o]o`` ([O/o, I/i, H, W, i, o]) or ``OIHW[o]o`` ([O/o, I, H, W, o])."""
     blocks = layout.removeprefix("OIHW")
-    inner, outer = (blocks.split("i") if "i" in blocks else ("", blocks))
+    inner, outer = blocks.split("i") if "i" in blocks else ("", blocks)
     output_size = int(outer.removesuffix("o"))
     outputs, inputs, height, width = kernel.shape
     if not inner:

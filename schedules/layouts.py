@@ -12,7 +12,8 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 
-from schedules.layout_propagation import array_of, cancel_layout_transforms
+from schedules.blocked_channels import Layouts, carry_blocked_channels
+from schedules.constants import array_of
 from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE
 from schedules.legalize.matmul import matmul_packed
 from schedules.shapes import static_shape
@@ -33,38 +34,32 @@ def convert_layouts(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         return module
     traits = traits_of(target)
     module = _PadOutputChannels(module, traits).transform()
-    module = relax.transform.ConvertLayout({}, _conv2d_layouts(traits))(module)
-    module = cancel_layout_transforms(module)
+    module = carry_blocked_channels(module, _conv2d_layouts(traits))
     return _PackMatmul(module, traits).transform()
 
 
-def _conv2d_layouts(traits: Traits) -> Callable[[relax.Call], dict[str, list[str]]]:
-    def layouts(call: relax.Call) -> dict[str, list[str]]:
-        if not isinstance(call.op, tvm.ir.Op) or call.op.name != CONV2D:
-            return {}
-        unchanged = {CONV2D: [str(call.attrs.data_layout), str(call.attrs.kernel_layout), str(call.attrs.out_layout)]}
+def _conv2d_layouts(traits: Traits) -> Callable[[relax.Call], Layouts | None]:
+    """Data, kernel and output layout for a convolution; None to leave it as it is."""
+
+    def layouts(call: relax.Call) -> Layouts | None:
         data, weight = (static_shape(argument) for argument in call.args)
-        if data is None or weight is None or not isinstance(call.args[1], tvm.ir.GenericConst):
-            return unchanged
-        if not _is_plain(call):
-            return unchanged
+        if data is None or weight is None or array_of(call.args[1]) is None or not _is_plain(call):
+            return None
         groups = int(call.attrs.groups)
         inputs, outputs = data[1], weight[0]
         output_block = channel_block(outputs, traits)
         if output_block is None:
-            return unchanged
-        out_layout = f"NCHW{output_block}c"
+            return None
         if groups == inputs == outputs:
-            return {CONV2D: [out_layout, f"OIHW{output_block}o", out_layout]}
+            return f"NCHW{output_block}c", f"OIHW{output_block}o", f"NCHW{output_block}c"
         input_block = channel_block(inputs // groups, traits)
-        if groups != 1 and (input_block is None or channel_block(outputs // groups, traits) is None):
-            return unchanged
         if groups != 1:
             output_block = channel_block(outputs // groups, traits)
-            out_layout = f"NCHW{output_block}c"
+            if input_block is None or output_block is None:
+                return None
         if input_block is None:
-            return {CONV2D: ["NCHW", f"OIHW{output_block}o", out_layout]}
-        return {CONV2D: [f"NCHW{input_block}c", f"OIHW{input_block}i{output_block}o", out_layout]}
+            return "NCHW", f"OIHW{output_block}o", f"NCHW{output_block}c"
+        return f"NCHW{input_block}c", f"OIHW{input_block}i{output_block}o", f"NCHW{output_block}c"
 
     return layouts
 

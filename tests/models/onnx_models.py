@@ -32,7 +32,7 @@ def light_model(name: str, seed: int = 0) -> onnx.ModelProto:
     shapes = {each.name: tuple(numpy_helper.to_array(each)) for each in graph.initializer}
     constants = {node.output[0]: shapes[node.input[0]] for node in graph.node if node.op_type == "ConstantOfShape"}
     kept = [node for node in graph.node if node.op_type not in ("ConstantOfShape", "Softmax")]
-    softmax = next(node for node in graph.node if node.op_type == "Softmax")
+    result = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Softmax"}
     weights = {}
     for node in kept:
         for position, tensor in enumerate(node.input):
@@ -43,9 +43,10 @@ def light_model(name: str, seed: int = 0) -> onnx.ModelProto:
     initializers = [each for each in graph.initializer if each.name in used]
     initializers += [numpy_helper.from_array(values, tensor) for tensor, values in weights.items()]
     inputs = [each for each in graph.input if each.name not in shapes and each.name not in constants]
-    output = helper.make_tensor_value_info(softmax.input[0], onnx.TensorProto.FLOAT, None)
+    ends = [result.get(each.name, each.name) for each in graph.output]
+    outputs = [helper.make_tensor_value_info(each, onnx.TensorProto.FLOAT, None) for each in ends]
     made = helper.make_model(
-        helper.make_graph(kept, name, inputs, [output], initializers),
+        helper.make_graph(kept, name, inputs, outputs, initializers),
         opset_imports=model.opset_import,
         ir_version=model.ir_version,
     )

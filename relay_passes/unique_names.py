@@ -1,0 +1,56 @@
+"""Unique names: no two variables of ``main`` share a name.
+
+Requires: a normalised function ``main``.
+Ensures: its variables have distinct names; those that had one to themselves keep it.
+
+The passes of this room look variables up by name. Mutators of TVM number new variables ``lv``, ``lv1``, … without regard
+to what is there, so a layer of that name could be taken for another value.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.ir.transform import PassContext
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from relay_passes.contract import bindings_of, main_function
+
+
+@tvm.transform.module_pass(opt_level=0, name="UniqueNames")
+class UniqueNames:
+    """Rename variables of ``main`` that share a name."""
+
+    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
+        function = main_function(module)
+        names = [variable.name for variable in (*function.params, *(b.var for b in bindings_of(function)))]
+        if len(set(names)) == len(names):
+            return module
+        updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
+        updated["main"] = _Renamer(set()).visit_expr(function)
+        return updated
+
+
+@mutator
+class _Renamer(PyExprMutator):  # type: ignore[misc]
+    def __init__(self, taken: set[str]) -> None:
+        super().__init__()
+        self._taken = taken
+
+    def visit_var_def_(self, variable: relax.Var) -> relax.Var:
+        return self._renamed(variable, relax.Var)
+
+    def visit_dataflow_var_def_(self, variable: relax.DataflowVar) -> relax.Var:
+        return self._renamed(variable, relax.DataflowVar)
+
+    def _renamed(self, variable: relax.Var, kind: type) -> relax.Var:
+        name, number = variable.name, 0
+        while name in self._taken:
+            number += 1
+            name = f"{variable.name}_{number}"
+        self._taken.add(name)
+        if name == variable.name:
+            return variable
+        new = kind(name, variable.ty)
+        self.set_var_remap(variable, new)
+        return new
