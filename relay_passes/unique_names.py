@@ -3,7 +3,7 @@
 Requires: a normalised function ``main``.
 Ensures: its variables have distinct names; those that had one to themselves keep it.
 
-The passes of this room look variables up by name. Mutators of TVM number new variables ``lv``, ``lv1``, … without regard
+The passes of this room look variables up by name. TVM's mutators number new variables ``lv``, ``lv1``, … without regard
 to what is there, so a layer of that name could be taken for another value.
 """
 

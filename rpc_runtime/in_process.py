@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,13 +24,19 @@ from rpc_runtime.stage_executable import StageExecutable, WeightCache, array_fro
 class InProcessPipeline:
     """The same stages as a ``Pipeline`` computes, with the same results, one after another. A context manager.
 
+    They run on a thread of their own: TVM keeps a pool of workers per calling thread, whose size it reads when it first
+    needs it, so this is how ``threads`` can be chosen here without touching the pools of others.
+
     Raises:
         WorkerError: a stage cannot run on this machine.
         BlobError: a library or weight is missing or damaged.
     """
 
-    def __init__(self, program: Program, blob_path: Callable[[str], Path]) -> None:
+    def __init__(self, program: Program, blob_path: Callable[[str], Path], threads: int = 1) -> None:
         self._program = program
+        self._threads = threads
+        self._pool_is_made = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tvm-split-in-process")
         self._busy = threading.Lock()
         self._recorders = {
             machine: Recorder(machine, [stage.name for stage in program.stages_on(machine)])
@@ -54,10 +63,16 @@ class InProcessPipeline:
     def run(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         """The outputs for one micro-batch. Raises InputError, StageError."""
         arrays = checked_inputs(self._program, inputs)
+        if self._closed:
+            raise WorkerError("this pipeline is closed")
         if not self._busy.acquire(blocking=False):
             raise TvmSplitError("this pipeline is running already, in another thread: open a second one")
         try:
-            return self._compute(arrays)
+            if not self._pool_is_made:
+                self._pool_is_made = True
+                with _environment(TVM_NUM_THREADS=str(self._threads), TVM_BIND_THREADS="0"):
+                    return self._thread.submit(self._compute, arrays).result()
+            return self._thread.submit(self._compute, arrays).result()
         finally:
             self._busy.release()
 
@@ -67,8 +82,6 @@ class InProcessPipeline:
             yield self.run(batch)
 
     def _compute(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        if self._closed:
-            raise WorkerError("this pipeline is closed")
         sequence, self._sequence = self._sequence, self._sequence + 1
         given = {tensor.name: array for tensor, array in zip(self._program.inputs, arrays, strict=True)}
         values: dict[str, Any] = {name: tensor_from_array(array) for name, array in given.items()}
@@ -94,6 +107,7 @@ class InProcessPipeline:
     def close(self) -> None:
         """Frees libraries and weights."""
         self._closed = True
+        self._thread.shutdown()
         self._stages.clear()
 
     def __enter__(self) -> Self:
@@ -103,3 +117,18 @@ class InProcessPipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """The environment with some variables set, and afterwards as it was."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

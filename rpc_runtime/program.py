@@ -133,7 +133,7 @@ class Program:
 
     @cached_property
     def depths(self) -> dict[str, int]:
-        """Stage name to its depth: 1 for a stage that needs only model inputs, else one more than its deepest producer."""
+        """Stage name to its depth: 1 if it needs only model inputs, else one more than its deepest producer."""
         depths: dict[str, int] = {}
         for stage in self.stages:
             before = [self.producers[tensor.name] for tensor in stage.inputs]

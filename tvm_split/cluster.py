@@ -89,7 +89,7 @@ class Cluster:
     def in_process(cls, machines: int = 1, threads: int | None = None) -> Cluster:
         """No processes and no RPC: the stages are called in turn, in this process.
 
-        ``threads`` is for the whole process: TVM's thread pool has one size, set by the first deployment.
+        ``threads`` is what each kernel may use; all usable cores by default.
         """
         return cls("in_process", _lettered_machines(machines, threads or usable_cores()))
 

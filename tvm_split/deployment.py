@@ -131,7 +131,7 @@ def deploy(
     if cluster.kind == "in_process":
         _require_cpu(bundle)
         threads = max(machine.threads for machine in cluster.machines)
-        return Deployment(bundle, cluster, InProcessPipeline(bundle.program, bundle.blob_path))
+        return Deployment(bundle, cluster, InProcessPipeline(bundle.program, bundle.blob_path, threads))
     with contextlib.ExitStack() as undo:
         undo.callback(cluster.release)
         endpoints = {name: cluster.endpoints()[name] for name in bundle.program.machines}
