@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from rpc_runtime.inputs import checked_inputs
 from rpc_runtime.interface import Array
 from rpc_runtime.measurements import COMPUTE, Recorder, StageStatistics, TraceEvent, now
 from rpc_runtime.program import Program
+from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.stage_executable import StageExecutable, WeightCache, array_from_tensor, tensor_from_array
 
 
@@ -45,11 +45,11 @@ class InProcessPipeline:
         cache = WeightCache()
         self._stages: list[StageExecutable] = []
         self._closed = False
-        with tempfile.TemporaryDirectory(prefix="tvm-split-") as scratch:
+        with ScratchFolder("in-process") as scratch:
             for stage in program.stages:
                 library = read_blob(blob_path(stage.library.sha256), stage.library)
                 weights = (read_blob(blob_path(weight.blob.sha256), weight.blob) for weight in stage.weights)
-                self._stages.append(StageExecutable(stage, library, weights, Path(scratch), cache))
+                self._stages.append(StageExecutable(stage, library, weights, scratch.path, cache))
         self._sequence = 0
 
     @property

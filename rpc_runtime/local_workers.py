@@ -11,7 +11,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import IO, Self
 from rpc_runtime.client import WorkerEndpoint
 from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from rpc_runtime.program import CLIENT
+from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.security import TOKEN_VARIABLE
 
 TERMINATE_SECONDS = 5.0
@@ -51,7 +51,7 @@ class LocalWorkers:
             raise InputError(f"workers need names, all different and none {CLIENT!r}, got {list(names)}")
         if threads < 1:
             raise InputError(f"a worker needs at least one thread, got {threads}")
-        self._folder = tempfile.TemporaryDirectory(prefix="tvm-split-")
+        self._folder = ScratchFolder("workers")
         self._token = secrets.token_hex(16)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._endpoints: dict[str, WorkerEndpoint] = {}
@@ -104,7 +104,7 @@ class LocalWorkers:
                 if pipe is not None:
                     with contextlib.suppress(OSError):
                         pipe.close()
-        self._folder.cleanup()
+        self._folder.close()
 
     def __enter__(self) -> Self:
         return self
@@ -115,17 +115,17 @@ class LocalWorkers:
         self.close()
 
     def _log(self, name: str) -> Path:
-        return Path(self._folder.name) / f"{list(self._processes).index(name)}.log"
+        return self._folder.path / f"{list(self._processes).index(name)}.log"
 
     def _start(self, name: str, threads: int, cores: tuple[int, ...], cache: Path | None) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "rpc_runtime.worker", "--exit-with-parent", "--name", name]
-        command += ["--threads", str(threads), "--cache", str(cache or Path(self._folder.name) / "blobs")]
+        command += ["--threads", str(threads), "--cache", str(cache or self._folder.path / "blobs")]
         if cores:
             command += ["--cores", ",".join(map(str, cores))]
         root = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
         environment = {**os.environ, TOKEN_VARIABLE: self._token, "PYTHONPATH": path}
-        with (Path(self._folder.name) / f"{len(self._processes)}.log").open("wb") as log:
+        with (self._folder.path / f"{len(self._processes)}.log").open("wb") as log:
             return subprocess.Popen(  # noqa: S603 (our own interpreter and module)
                 command,
                 stdin=subprocess.PIPE,  # its end tells the worker that this process has gone, however it went

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tempfile
 from pathlib import Path
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
@@ -13,6 +12,7 @@ import tvm
 from safetensors.numpy import save
 
 from rpc_runtime.program import BlobSpec, TensorSpec, WeightSpec
+from rpc_runtime.scratch import ScratchFolder
 
 WEIGHT_NAME = "weight"
 
@@ -28,8 +28,8 @@ class BlobFolder:
     @classmethod
     def temporary(cls) -> BlobFolder:
         """A folder that is removed with the last object that uses it."""
-        owner = tempfile.TemporaryDirectory(prefix="tvm-split-bundle-")
-        return cls(Path(owner.name), owner)
+        owner = ScratchFolder("bundle")
+        return cls(owner.path, owner)
 
     def path(self, sha256: str) -> Path:
         return self.folder / sha256

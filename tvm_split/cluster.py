@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from rpc_runtime.client import WorkerEndpoint
 from rpc_runtime.local_workers import LocalWorkers
 from rpc_runtime.program import CLIENT
+from rpc_runtime.scratch import ScratchFolder
 from tvm_split.errors import ClusterError
 
 ClusterKind = Literal["local", "remote", "in_process"]
@@ -65,7 +65,7 @@ class Cluster:
     links: tuple[Link, ...] = ()
     _workers: LocalWorkers | None = field(default=None, repr=False)
     # The workers' blobs outlive the workers: a later deployment on the same cluster sends only what is new.
-    _cache: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+    _cache: ScratchFolder | None = field(default=None, repr=False)
     _keep_workers: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -116,10 +116,10 @@ class Cluster:
             raise ClusterError("an in-process cluster has no workers")
         if self.kind == "local":
             if self._cache is None:
-                self._cache = tempfile.TemporaryDirectory(prefix="tvm-split-cache-")
+                self._cache = ScratchFolder("cache")
             if self._workers is None:
                 self._workers = LocalWorkers(
-                    self.machine_names, threads=self.machines[0].threads, cache=Path(self._cache.name)
+                    self.machine_names, threads=self.machines[0].threads, cache=self._cache.path / "blobs"
                 )
             return dict(self._workers.endpoints)
         return {machine.name: _require_endpoint(machine) for machine in self.machines}
@@ -133,7 +133,7 @@ class Cluster:
         """End this cluster's own worker processes and remove what they cached; workers started elsewhere stay."""
         self._end_workers()
         if self._cache is not None:
-            self._cache.cleanup()
+            self._cache.close()
             self._cache = None
 
     def _end_workers(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from relay_passes.communication import Computation, computation, machine_modules
 from relay_passes.contract import main_function, returned_fields
 from relay_passes.pipeline import Observer, partition_phases, run_phases
 from rpc_runtime.program import Program, StageSpec, TensorSpec
+from rpc_runtime.scratch import ScratchFolder
 from tvm_split.blobs import BlobFolder
 from tvm_split.build import BuiltStage, build_stage
 from tvm_split.bundle import Bundle
@@ -71,12 +71,12 @@ def compile(
     blobs = BlobFolder.temporary()
     stages: list[StageSpec] = []
     kernels: dict[str, tuple[str, ...]] = {}
-    with tempfile.TemporaryDirectory(prefix="tvm-split-build-") as build_folder:
+    with ScratchFolder("build") as build_folder:
         for index, (stage, part) in enumerate(zip(plan.stages, cut.computations, strict=True)):
             report(f"compiling {stage.name} for {stage.machine}", index + 1, steps)
             target = plan.machine(stage.machine).target
             observe = _dump_to(dump, stage.name) if dump is not None else None
-            built = build_stage(part, target, Path(build_folder) / f"{stage.name}.so", observe)
+            built = build_stage(part, target, build_folder.path / f"{stage.name}.so", observe)
             stages.append(_stage_spec(index, stage, part, built, target, blobs))
             kernels[stage.name] = built.kernels
     made = {tensor.name: tensor for spec in stages for tensor in spec.outputs}

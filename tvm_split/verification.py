@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from relay_passes.communication import Computation
 from relay_passes.contract import bindings_of, main_function
 from relay_passes.substitute import substitute
 from rpc_runtime.in_process import InProcessPipeline
+from rpc_runtime.scratch import ScratchFolder
 from tvm_split.build import build_stage
 from tvm_split.bundle import Bundle
 from tvm_split.errors import VerificationError
@@ -71,8 +71,8 @@ def verify_bundle(model: Model, plan: Plan, bundle: Bundle, computations: Sequen
     if model.reference is None or inputs is None:
         return False
     expected = model.reference.outputs(inputs)
-    with tempfile.TemporaryDirectory(prefix="tvm-split-verify-") as folder:
-        runnable = _runnable_here(plan, bundle, computations, Path(folder))
+    with ScratchFolder("verify") as folder:
+        runnable = _runnable_here(plan, bundle, computations, folder.path)
         with InProcessPipeline(runnable.program, runnable.blob_path) as pipeline:
             actual = pipeline.run(inputs)
     for tensor, mine, right in zip(model.outputs, actual, expected, strict=True):

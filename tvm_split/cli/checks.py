@@ -139,20 +139,20 @@ def _cores() -> Check:
 
 def _tiny_program() -> Check:
     """Compile y = x + x, link it, load it, run it."""
-    import tempfile
-    from pathlib import Path
 
     import numpy as np
     import tvm
     from tvm import relax
+
+    from rpc_runtime.scratch import ScratchFolder
 
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((4,), "float32"))
     with builder.function("main", [x]):
         builder.emit_func_output(builder.emit(relax.op.add(x, x)))
     executable = relax.build(builder.get(), tvm.target.Target({"kind": "llvm"}))
-    with tempfile.TemporaryDirectory(prefix="tvm-split-doctor-") as folder:
-        library = str(Path(folder) / "tiny.so")
+    with ScratchFolder("doctor") as folder:
+        library = str(folder.path / "tiny.so")
         executable.export_library(library)
         machine = relax.VirtualMachine(tvm.runtime.load_module(library), tvm.cpu())
         result: Any = machine["main"](tvm.runtime.tensor(np.arange(4, dtype="float32"))).numpy()

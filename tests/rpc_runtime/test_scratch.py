@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import gc
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rpc_runtime.scratch import PREFIX, ScratchFolder, remove_orphans
+
+OWNER = "from rpc_runtime.scratch import ScratchFolder; f = ScratchFolder('test'); print(f.path, flush=True); input()"
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+def test_it_goes_when_it_is_closed() -> None:
+    with ScratchFolder("test") as folder:
+        (folder.path / "file").write_text("content")
+    assert not folder.path.exists()
+    folder.close()
+
+
+def test_it_goes_with_its_object() -> None:
+    folder = ScratchFolder("test")
+    path = folder.path
+    del folder
+    gc.collect()
+    assert not path.exists()
+
+
+def test_it_goes_after_its_process_was_killed() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    path = Path(owner.stdout.readline().strip())
+    remove_orphans()
+    assert path.exists()
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate()
+    assert path.exists()
+    remove_orphans()
+    assert not path.exists()
+
+
+def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+    other = tmp_path / f"{PREFIX}notes"
+    other.mkdir()
+    remove_orphans()
+    assert other.exists()
