@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint format protocol bench-overlap clean
+.PHONY: setup demo test lint format protocol check-models bench-overlap bench-kernels clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,12 @@ format: setup
 
 protocol: setup
 	$(BIN)/python -m rpc_runtime.generate
+
+check-models: setup
+	$(BIN)/python scripts/check_models.py
+
+bench-kernels: setup
+	$(BIN)/python scripts/bench_kernels.py
 
 bench-overlap: setup
 	$(BIN)/python scripts/bench_overlap.py

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from tvm_split.api import compile_and_deploy
     from tvm_split.bundle import Bundle
-    from tvm_split.cluster import Cluster, Link, Machine
+    from tvm_split.cluster import Cluster
     from tvm_split.compiling import compile
     from tvm_split.deployment import Deployment, deploy
     from tvm_split.errors import (
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from tvm_split.frontends import load_model
+    from tvm_split.machine import Link, Machine
     from tvm_split.model import Model
     from tvm_split.planner import Plan, plan
 
@@ -50,13 +51,14 @@ _HOMES = {
     ),
     "tvm_split.api": ("compile_and_deploy",),
     "tvm_split.bundle": ("Bundle",),
-    "tvm_split.cluster": ("Cluster", "Link", "Machine"),
+    "tvm_split.cluster": ("Cluster",),
     "tvm_split.compiling": ("compile",),
     "tvm_split.deployment": ("Deployment", "deploy"),
     "tvm_split.errors": (
         "BundleError", "ClusterError", "CompileError", "ModelImportError", "PlanError", "VerificationError",
     ),
     "tvm_split.frontends": ("load_model",),
+    "tvm_split.machine": ("Link", "Machine"),
     "tvm_split.model": ("Model",),
     "tvm_split.planner": ("Plan", "plan"),
 }  # fmt: skip

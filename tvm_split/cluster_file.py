@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rpc_runtime.client import WorkerEndpoint
 from rpc_runtime.security import TlsFiles
-from tvm_split.cluster import Cluster, Link, Machine
 from tvm_split.errors import ClusterError
+from tvm_split.machine import Link, Machine
 
 
 class _Strict(BaseModel):
@@ -68,8 +68,8 @@ class _ClusterFile(_Strict):
     links: list[_Link] = []
 
 
-def read_cluster_file(path: Path) -> Cluster:
-    """Read a cluster file; a `ClusterError` gives the file, the line and what is expected there."""
+def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]]:
+    """The machines and links in a file; a `ClusterError` gives the file, the line and what is expected there."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -89,8 +89,7 @@ def read_cluster_file(path: Path) -> Cluster:
         raise ClusterError("\n".join(problems)) from error
     _require_distinct_names(path, tree, parsed)
     folder = path.parent
-    return Cluster(
-        "remote",
+    return (
         tuple(_machine(entry, folder) for entry in parsed.machines),
         tuple(
             Link(each.source, each.destination, each.bytes_per_second, each.latency_seconds) for each in parsed.links

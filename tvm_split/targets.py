@@ -9,8 +9,9 @@ from typing import Any
 import tvm
 
 from rpc_runtime.client import describe
-from tvm_split.cluster import Cluster, Machine
+from tvm_split.cluster import Cluster
 from tvm_split.errors import ClusterError
+from tvm_split.machine import Machine
 
 DESCRIBE_TIMEOUT_SECONDS = 10.0
 

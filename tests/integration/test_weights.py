@@ -12,7 +12,7 @@ from torch import nn
 import tvm_split
 from rpc_runtime.local_workers import LocalWorkers
 from rpc_runtime.program import StageSpec
-from tvm_split.cluster import Machine
+from tvm_split.machine import Machine
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from torch import nn
 
 import tvm_split
 from rpc_runtime.client import WorkerEndpoint
-from tvm_split.cluster import Machine
+from tvm_split.machine import Machine
 
 
 class Network(nn.Module):

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_split.cluster import Cluster, Link, Machine
+from tvm_split.cluster import Cluster
 from tvm_split.errors import ClusterError
+from tvm_split.machine import Link, Machine
 
 
 def test_local_machines_are_lettered() -> None:

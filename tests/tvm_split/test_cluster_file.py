@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tvm_split.cluster import Cluster, Link
+from tvm_split.cluster import Cluster
 from tvm_split.errors import ClusterError
+from tvm_split.machine import Link
 
 GOOD = """\
 machines:

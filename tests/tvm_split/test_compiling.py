@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import tvm_split
-from tvm_split.cluster import Cluster, Machine
+from tvm_split.cluster import Cluster
+from tvm_split.machine import Machine
 
 
 class Network(nn.Module):

@@ -22,7 +22,8 @@ def cluster_for(bundle: Bundle, request: ClusterRequest) -> Cluster:
     Raises:
         ClusterError: the bundle is for machines that this host cannot stand in for.
     """
-    from tvm_split.cluster import Cluster, Machine
+    from tvm_split.cluster import Cluster
+    from tvm_split.machine import Machine
 
     if request.file is not None:
         return request.cluster()
