@@ -92,9 +92,9 @@ def small_model() -> onnx.ModelProto:
         helper.make_node("Gemm", ["f", "w3", "b3"], ["scores"], name="dense", transB=1),
     ]
     weights = [
-        weight("w1", 4, 3, 3, 3),
-        weight("b1", 4),
-        weight("w2", 2, 4, 3, 3),
+        weight("w1", 8, 3, 3, 3),
+        weight("b1", 8),
+        weight("w2", 2, 8, 3, 3),
         weight("w3", 5, 72),
         weight("b3", 5),
     ]
