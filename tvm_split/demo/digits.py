@@ -8,7 +8,7 @@ import numpy as np
 
 from tvm_split.demo.network import CHANNELS
 
-TEST_IMAGES = 360
+TEST_IMAGES = 720
 """A fifth of all images, kept apart; a multiple of the micro-batch, so that no image is padded or left out."""
 DARKEST = 16.0
 """The largest value of a pixel in the data set."""
