@@ -24,8 +24,9 @@ from rpc_runtime.stage_executable import StageExecutable, WeightCache, array_fro
 class InProcessPipeline:
     """The same stages as a ``Pipeline`` computes, with the same results, one after another. A context manager.
 
-    They run on a thread of their own: TVM keeps a pool of workers per calling thread, whose size it reads when it first
-    needs it, so this is how ``threads`` can be chosen here without touching the pools of others.
+    They run on a thread of their own: TVM keeps a pool of workers per calling thread and fixes its size when it first
+    needs it, so this is how ``threads`` can be chosen here. Two such pipelines of different ``threads`` that run at the
+    same time in two threads would disturb each other; one after the other they do not.
 
     Raises:
         WorkerError: a stage cannot run on this machine.
@@ -35,7 +36,6 @@ class InProcessPipeline:
     def __init__(self, program: Program, blob_path: Callable[[str], Path], threads: int = 1) -> None:
         self._program = program
         self._threads = threads
-        self._pool_is_made = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tvm-split-in-process")
         self._busy = threading.Lock()
         self._recorders = {
@@ -68,11 +68,9 @@ class InProcessPipeline:
         if not self._busy.acquire(blocking=False):
             raise TvmSplitError("this pipeline is running already, in another thread: open a second one")
         try:
-            if not self._pool_is_made:
-                self._pool_is_made = True
-                with _environment(TVM_NUM_THREADS=str(self._threads), TVM_BIND_THREADS="0"):
-                    return self._thread.submit(self._compute, arrays).result()
-            return self._thread.submit(self._compute, arrays).result()
+            # TVM asks the environment anew at every parallel loop.
+            with _environment(TVM_NUM_THREADS=str(self._threads), TVM_BIND_THREADS="0"):
+                return self._thread.submit(self._compute, arrays).result()
         finally:
             self._busy.release()
 
