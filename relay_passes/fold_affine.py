@@ -20,7 +20,7 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 
 from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
-from relay_passes.rewrite import is_tensor_constant, operator_name, rewrite_main
+from relay_passes.rewrite import constant, is_tensor_constant, operator_name, rewrite_main
 
 # Operator → (axis of the output's channels from the end, axis of the weight's output channels)
 _PRODUCTS = {"relax.nn.conv1d": (2, 0), "relax.nn.conv2d": (3, 0), "relax.nn.conv3d": (4, 0), "relax.matmul": (1, -1)}
@@ -143,7 +143,7 @@ def _scaled(call: relax.Call, chain: _Chain) -> relax.Call:
     along = [1] * weight.ndim
     along[_PRODUCTS[chain.operator][1]] = -1
     scaled = (weight.astype(np.float64) * chain.scale.reshape(along)).astype(weight.dtype)
-    return relax.Call(call.op, [call.args[0], relax.const(scaled)], call.attrs, call.ty_args)
+    return relax.Call(call.op, [call.args[0], constant(scaled)], call.attrs, call.ty_args)
 
 
 def _shifted(product: relax.Var, chain: _Chain, builder: relax.BlockBuilder) -> relax.Expr:
@@ -153,7 +153,7 @@ def _shifted(product: relax.Var, chain: _Chain, builder: relax.BlockBuilder) -> 
     # Behind a convolution of its full rank, or TVM's ConvertLayout changes the layout back before the addition.
     shape = [1, -1] + [1] * trailing if trailing else [-1]
     shift = chain.shift.astype(str(product.ty.dtype)).reshape(shape)
-    return builder.emit(relax.op.add(product, relax.const(shift)))
+    return builder.emit(relax.op.add(product, constant(shift)))
 
 
 def _use_counts(function: relax.Function) -> dict[str, int]:

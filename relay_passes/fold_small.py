@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from relay_passes.rewrite import is_tensor_constant, operator_name, rewrite_main
+from relay_passes.rewrite import constant, is_tensor_constant, operator_name, rewrite_main
 
 Array = np.ndarray[Any, Any]
 _ELEMENTWISE: dict[str, Callable[..., Array]] = {
@@ -50,7 +50,7 @@ class FoldSmall:
 
 def _replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
     folded = _folded(expression)
-    return None if folded is None else relax.const(folded)
+    return None if folded is None else constant(folded)
 
 
 def _folded(expression: relax.Expr) -> Array | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -49,3 +51,8 @@ def operator_name(expression: relax.Expr | None) -> str:
 
 def is_tensor_constant(expression: relax.Expr) -> bool:
     return isinstance(expression, tvm.ir.GenericConst) and isinstance(expression.value, tvm.runtime.Tensor)
+
+
+def constant(array: np.ndarray[Any, Any]) -> relax.Expr:
+    """A constant of the array's own dtype; ``relax.const`` by itself makes float32 of float64."""
+    return relax.const(array, array.dtype.name)

@@ -139,7 +139,7 @@ class _Carrier:
         data = self._plain_form(call.args[0]) if input_size is None else self._blocked_as(call.args[0], input_size)
         convolution = relax.op.nn.conv2d(
             data,
-            relax.const(_blocked_kernel(kernel, kernel_layout)),
+            relax.const(_blocked_kernel(kernel, kernel_layout), kernel.dtype.name),
             strides=call.attrs.strides,
             padding=call.attrs.padding,
             dilation=call.attrs.dilation,
@@ -177,7 +177,7 @@ class _Carrier:
         if array is not None and len(shape) in (3, 4):
             array = array.reshape((1,) * (4 - array.ndim) + array.shape)
             if array.shape[1] == whole[1]:
-                return relax.const(_blocked_array(array, size))
+                return relax.const(_blocked_array(array, size), array.dtype.name)
             return None
         return self._blocked_as(argument, size) if tuple(shape) == tuple(whole) else None
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import tvm
-from safetensors.numpy import save
+from safetensors import TensorSpec as SafeTensor
+from safetensors import serialize
 
 from rpc_runtime.program import BlobSpec, TensorSpec, WeightSpec
 from rpc_runtime.scratch import ScratchFolder
@@ -47,7 +48,9 @@ class BlobFolder:
         """Store a tensor as safetensors under the fixed name `WEIGHT_NAME`, so that equal weights are one blob."""
         values = np.ascontiguousarray(weight.numpy())
         spec = TensorSpec(name, tuple(values.shape), str(weight.dtype))
-        return WeightSpec(spec, self.add(save({WEIGHT_NAME: values})))
+        # By address, since safetensors' own functions for numpy do not know bfloat16.
+        entry = SafeTensor(dtype=spec.dtype, shape=spec.shape, data_ptr=values.ctypes.data, data_len=values.nbytes)
+        return WeightSpec(spec, self.add(serialize({WEIGHT_NAME: entry})))
 
     def copy_to(self, folder: Path, blob: BlobSpec) -> None:
         target = folder / blob.sha256

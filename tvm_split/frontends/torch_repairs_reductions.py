@@ -60,7 +60,9 @@ def _extreme_and_place(operator: Callable[..., relax.Expr], place: Callable[...,
         data, dim, keep = values["self"], int(values["dim"]), bool(values["keepdim"])
         if not shape_of(data):
             return data, relax.const(np.int64(0), "int64")
-        return emit(importer, operator(data, [dim], keepdims=keep)), emit(importer, place(data, dim, keep))
+        return emit(importer, operator(data, [dim], keepdims=keep)), emit(
+            importer, place(_comparable(importer, data), dim, keep)
+        )
 
     return convert
 
@@ -112,10 +114,15 @@ def _moments(importer: Importer, values: dict[str, Any]) -> tuple[relax.Expr, re
     return variance, mean if keep else emit(importer, relax.op.squeeze(mean, axes)), count
 
 
+def _comparable(importer: Importer, data: relax.Expr) -> relax.Expr:
+    """The data as TVM can find the place of an extreme in it: of bfloat16 its LLVM backend cannot, float32 is exact."""
+    return cast(importer, data, "float32") if dtype_of(data) == "bfloat16" else data
+
+
 def _place(operator: Callable[..., relax.Expr]) -> Repair:
     def convert(node: fx.Node, importer: Importer) -> relax.Expr:
         values = arguments(node, importer)
-        data, dim = values["self"], values["dim"]
+        data, dim = _comparable(importer, values["self"]), values["dim"]
         if dim is None:
             flat = emit(importer, relax.op.reshape(data, [-1]))
             found = emit(importer, operator(flat, 0, False))
