@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,10 +115,6 @@ class Cluster:
     ) -> None:
         self._keep_workers = False
         self.close()
-
-    def with_machines(self, machines: tuple[Machine, ...]) -> Cluster:
-        """The same cluster with other particulars of its machines."""
-        return dataclasses.replace(self, machines=machines)
 
 
 def usable_cores() -> int:

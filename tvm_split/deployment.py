@@ -13,6 +13,7 @@ import numpy as np
 from rpc_runtime.client import WorkerEndpoint, describe
 from rpc_runtime.errors import InputError
 from rpc_runtime.in_process import InProcessPipeline
+from rpc_runtime.interface import StagePipeline
 from rpc_runtime.measurements import StageStatistics, TraceEvent
 from rpc_runtime.pipeline import Pipeline
 from rpc_runtime.program import Program, StageSpec, TensorSpec
@@ -36,7 +37,7 @@ class DeploymentStatistics:
 class Deployment:
     """A model that is loaded on its machines and waits for inputs. Made by `deploy`."""
 
-    def __init__(self, bundle: Bundle, cluster: Cluster, pipeline: Pipeline | InProcessPipeline) -> None:
+    def __init__(self, bundle: Bundle, cluster: Cluster, pipeline: StagePipeline) -> None:
         self.bundle = bundle
         self._cluster = cluster
         self._pipeline = pipeline
@@ -79,8 +80,7 @@ class Deployment:
 
     def stats(self) -> DeploymentStatistics:
         """Counts and seconds per stage since the deployment was opened."""
-        sent = getattr(self._pipeline, "blob_bytes_sent", 0)
-        return DeploymentStatistics(self._pipeline.statistics(), sent)
+        return DeploymentStatistics(self._pipeline.statistics(), self._pipeline.blob_bytes_sent)
 
     def trace(self) -> tuple[TraceEvent, ...]:
         """When each stage received, computed and sent its latest micro-batches, on this process's monotonic clock."""

@@ -13,6 +13,7 @@ from tvm import relax
 
 from relay_passes.communication import Computation
 from relay_passes.contract import bindings_of, main_function
+from relay_passes.rewrite import operator_name
 from relay_passes.substitute import substitute
 from rpc_runtime.in_process import InProcessPipeline
 from rpc_runtime.scratch import ScratchFolder
@@ -137,8 +138,7 @@ def first_parting_layer(
         if name in mine:
             found = difference(mine[name], expected)
             if not found.is_within:
-                operator = getattr(getattr(operators[name], "op", None), "name", "value")
-                return model.layers[name], str(operator).removeprefix("relax."), found
+                return model.layers[name], operator_name(operators[name]).removeprefix("relax.") or "value", found
     return None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tvm import relax
 
 from relay_passes.contract import bindings_of, main_function
+from relay_passes.rewrite import operator_name
 from tvm_split.model import Model
 from tvm_split.planner.tensor_types import shape_of, size_bytes, tensors_in
 
@@ -15,7 +16,7 @@ from tvm_split.planner.tensor_types import shape_of, size_bytes, tensors_in
 # byte is worth, and 5 lies between cores with and without wide vectors.
 OPERATIONS_PER_SECOND = 50e9
 BYTES_PER_SECOND = 10e9
-# What one core serialises, sends or receives through gRPC in a second; docs/transport.md has the measurements.
+# What one core serialises, sends or receives through gRPC in a second when it does little else.
 WIRE_BYTES_PER_SECOND = 1.5e9
 
 
@@ -30,7 +31,7 @@ def estimated_seconds(model: Model) -> dict[str, float]:
         result = tensors_in(call.ty)
         operands = [tensor for argument in call.args for tensor in tensors_in(argument.ty)]
         moved = sum(size_bytes(tensor) for tensor in [*result, *operands])
-        work = operations(str(getattr(call.op, "name", "")), [shape_of(each) for each in operands], shape_of(result[0]))
+        work = operations(operator_name(call), [shape_of(each) for each in operands], shape_of(result[0]))
         seconds[layer] += max(work / OPERATIONS_PER_SECOND, moved / BYTES_PER_SECOND)
     return seconds
 
