@@ -49,7 +49,7 @@ class FoldAffine:
                 products[name] = builder.emit(_scaled(expression, starts[name]), name_hint=name)
                 return products[name]
             # What stands between a chain's ends is bound as it was, and then dead.
-            return _shifted(products[chains[name].members[0]], chains[name], builder) if name in chains else None
+            return _shifted(name, products[chains[name].members[0]], chains[name], builder) if name in chains else None
 
         return relax.transform.DeadCodeElimination(["main"])(rewrite_main(module, replacement))
 
@@ -146,14 +146,14 @@ def _scaled(call: relax.Call, chain: _Chain) -> relax.Call:
     return relax.Call(call.op, [call.args[0], constant(scaled)], call.attrs, call.ty_args)
 
 
-def _shifted(product: relax.Var, chain: _Chain, builder: relax.BlockBuilder) -> relax.Expr:
+def _shifted(name: str, product: relax.Var, chain: _Chain, builder: relax.BlockBuilder) -> relax.Expr:
     if not chain.shift.any():
         return product
     trailing = _PRODUCTS[chain.operator][0] - 1
     # Behind a convolution of its full rank, or TVM's ConvertLayout changes the layout back before the addition.
     shape = [1, -1] + [1] * trailing if trailing else [-1]
     shift = chain.shift.astype(str(product.ty.dtype)).reshape(shape)
-    return builder.emit(relax.op.add(product, constant(shift)))
+    return builder.emit(relax.op.add(product, constant(shift)), name_hint=name)
 
 
 def _use_counts(function: relax.Function) -> dict[str, int]:

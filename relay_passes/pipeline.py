@@ -3,7 +3,7 @@
 Relay left TVM; Relax is the IR here. The room keeps the name its first user gave it.
 
     whole graph ──▶ annotate ──▶ partition ──▶ verify ──▶ one communicating module per machine
-    each stage  ──▶ simplify ──▶ layout ──▶ lower ──▶ fuse ──▶ schedule ──▶ lift weights ──▶ build
+    each stage  ──▶ simplify ──▶ layout ──▶ lower ──▶ group ──▶ fuse ──▶ schedule ──▶ lift weights ──▶ build
 
 Between the phases a module is plain Relax that can be printed; `run_phases` shows each to an observer.
 """
@@ -91,7 +91,8 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
                 transform.FoldConstant(),
             ),
         ),
-        Phase("fuse", (transform.FuseOps(), transform.FuseTIR(), transform.DeadCodeElimination(["main"]))),
+        Phase("group", (transform.FuseOps(),)),
+        Phase("fuse", (transform.FuseTIR(), transform.DeadCodeElimination(["main"]))),
         Phase("schedule", (schedules.schedule,)),
     )
 

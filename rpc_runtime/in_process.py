@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from rpc_runtime.blob_store import read_blob
 from rpc_runtime.errors import TvmSplitError, WorkerError
@@ -18,7 +18,9 @@ from rpc_runtime.interface import Array
 from rpc_runtime.measurements import COMPUTE, Recorder, StageStatistics, TraceEvent, now
 from rpc_runtime.program import Program
 from rpc_runtime.scratch import ScratchFolder
-from rpc_runtime.stage_executable import StageExecutable, WeightCache, array_from_tensor, tensor_from_array
+from rpc_runtime.stage_executable import CallTime, StageExecutable, WeightCache, array_from_tensor, tensor_from_array
+
+Result = TypeVar("Result")
 
 
 class InProcessPipeline:
@@ -62,7 +64,13 @@ class InProcessPipeline:
 
     def run(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         """The outputs for one micro-batch. Raises InputError, StageError."""
-        arrays = checked_inputs(self._program, inputs)
+        return self._on_own_thread(self._compute, checked_inputs(self._program, inputs))
+
+    def call_times(self, inputs: Sequence[Array]) -> dict[str, list[CallTime]]:
+        """By stage, how long each function that its library calls took for one micro-batch."""
+        return self._on_own_thread(self._time_calls, checked_inputs(self._program, inputs))
+
+    def _on_own_thread(self, compute: Callable[[Sequence[Array]], Result], arrays: Sequence[Array]) -> Result:
         if self._closed:
             raise WorkerError("this pipeline is closed")
         if not self._busy.acquire(blocking=False):
@@ -70,7 +78,7 @@ class InProcessPipeline:
         try:
             # TVM asks the environment anew at every parallel loop.
             with _environment(TVM_NUM_THREADS=str(self._threads), TVM_BIND_THREADS="0"):
-                return self._thread.submit(self._compute, arrays).result()
+                return self._thread.submit(compute, arrays).result()
         finally:
             self._busy.release()
 
@@ -93,6 +101,18 @@ class InProcessPipeline:
             given[tensor.name].copy() if tensor.name in given else array_from_tensor(values[tensor.name], tensor)
             for tensor in self._program.outputs
         )
+
+    def _time_calls(self, arrays: Sequence[Array]) -> dict[str, list[CallTime]]:
+        values: dict[str, Any] = {
+            tensor.name: tensor_from_array(array) for tensor, array in zip(self._program.inputs, arrays, strict=True)
+        }
+        times = {}
+        for loaded in self._stages:
+            stage = loaded.stage
+            taken = [values[tensor.name] for tensor in stage.inputs]
+            times[stage.name] = loaded.call_times(taken)
+            values.update(zip((tensor.name for tensor in stage.outputs), loaded.run(taken), strict=True))
+        return times
 
     def statistics(self) -> tuple[StageStatistics, ...]:
         found = {stage.name: stage for recorder in self._recorders.values() for stage in recorder.statistics()}

@@ -19,39 +19,70 @@ from relay_passes.communication import Computation
 from relay_passes.lift_weights import lift_weights
 from relay_passes.pipeline import Observer, Schedules, run_phases, stage_phases
 from tvm_split.errors import CompileError
+from tvm_split.kernels import Kernel, kernels_of
 from tvm_split.planner.planning import tvm_target
 
 
 @dataclass(frozen=True)
 class BuiltStage:
-    """A stage's library file, its weights in the order of the function's last parameters, and its kernels' names."""
+    """A stage's library file, its weights in the order of the function's last parameters, and its kernels."""
 
     library: Path
     weights: tuple[tvm.runtime.Tensor, ...]
-    kernels: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
 
 
 def build_stage(
-    computation: Computation, target: Mapping[str, Any], library: Path, observe: Observer | None = None
+    computation: Computation,
+    target: Mapping[str, Any],
+    library: Path,
+    layers: Mapping[str, str] | None = None,
+    observe: Observer | None = None,
 ) -> BuiltStage:
-    """Optimise, compile and link one stage for a target.
+    """Optimise, compile and link one stage for a target; ``layers`` gives the source's name for each variable.
 
     Raises:
         CompileError: the target cannot be compiled for, or there is no linker for it.
     """
+    module = tvm.IRModule({"main": computation.function.with_attr("global_symbol", "main")})
+    return build_module(module, target, library, computation.name, layers, observe)
+
+
+def build_module(
+    module: tvm.IRModule,
+    target: Mapping[str, Any],
+    library: Path,
+    name: str,
+    layers: Mapping[str, str] | None = None,
+    observe: Observer | None = None,
+) -> BuiltStage:
+    """The same for a module whose ``main`` may call functions of the module; errors call it ``name``."""
     built_for = tvm_target(target)
     with built_for:
-        module = tvm.IRModule({"main": computation.function.with_attr("global_symbol", "main")})
-        module = run_phases(module, stage_phases(_schedules(built_for)), observe)
+        module, phases = _scheduled(module, built_for, observe)
         lifted = lift_weights(module)
         try:
             executable = relax.build(lifted.module, built_for)
-            executable.export_library(str(library), **_linker(target, computation.name))
+            executable.export_library(str(library), **_linker(target, name))
         except CompileError:
             raise
         except Exception as error:
-            raise CompileError(f"{computation.name} cannot be compiled for {dict(target)}: {error}") from error
-    return BuiltStage(library, lifted.weights, _kernel_names(lifted.module))
+            raise CompileError(f"{name} cannot be compiled for {dict(target)}: {error}") from error
+    return BuiltStage(library, lifted.weights, kernels_of(phases, layers or {}))
+
+
+def _scheduled(
+    module: tvm.IRModule, target: tvm.target.Target, observe: Observer | None
+) -> tuple[tvm.IRModule, dict[str, tvm.IRModule]]:
+    """The module with scheduled kernels, and what it was after each phase."""
+    phases: dict[str, tvm.IRModule] = {}
+
+    def remember(name: str, after: tvm.IRModule) -> None:
+        phases[name] = after
+        if observe is not None:
+            observe(name, after)
+
+    return run_phases(module, stage_phases(_schedules(target)), remember), phases
 
 
 def _schedules(target: tvm.target.Target) -> Schedules:
@@ -59,16 +90,6 @@ def _schedules(target: tvm.target.Target) -> Schedules:
         convert_layouts=lambda module: schedules.convert_layouts(module, target),
         legalizations=schedules.legalizations(target),
         schedule=lambda module: schedules.apply(module, target),
-    )
-
-
-def _kernel_names(module: tvm.IRModule) -> tuple[str, ...]:
-    return tuple(
-        sorted(
-            variable.name_hint
-            for variable, function in module.functions_items()
-            if isinstance(function, tvm.tirx.PrimFunc)
-        )
     )
 
 

@@ -22,12 +22,14 @@ from pydantic import TypeAdapter, ValidationError
 from rpc_runtime.program import BlobSpec, Program
 from tvm_split.blobs import BlobFolder, sha256_of
 from tvm_split.errors import BundleError, PlanError
+from tvm_split.kernels import Kernel
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 
 FORMAT = "tvm-split bundle"
-VERSION = 1
+VERSION = 2
 _PROGRAM = TypeAdapter(Program)
+_KERNELS = TypeAdapter(dict[str, tuple[Kernel, ...]])
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,15 @@ class Bundle:
     ``outputs`` are the names of the model's outputs, in its order; the program knows them by the names of its tensors.
     ``verified`` says whether the compiled stages were compared with the source framework before this was made.
 
-    ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives the names of every stage's kernels, which
-    show what was fused. ``versions`` are those of TVM and its FFI, which a worker must have too.
+    ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives every stage's kernels in the order of
+    their calls. ``versions`` are those of TVM and its FFI, which a worker must have too.
     """
 
     model: str
     plan: Plan
     program: Program
     ir: Mapping[str, str]
-    kernels: Mapping[str, tuple[str, ...]]
+    kernels: Mapping[str, tuple[Kernel, ...]]
     versions: Mapping[str, str]
     outputs: tuple[str, ...]
     verified: bool
@@ -59,7 +61,7 @@ class Bundle:
         program: Program,
         blobs: BlobFolder,
         ir: Mapping[str, str],
-        kernels: Mapping[str, tuple[str, ...]],
+        kernels: Mapping[str, tuple[Kernel, ...]],
     ) -> Bundle:
         versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
         outputs = tuple(tensor.name for tensor in model.outputs)
@@ -105,7 +107,7 @@ class Bundle:
         try:
             program = _PROGRAM.validate_python(manifest["program"])
             plan = Plan.from_dict(manifest["plan"], source=f"{folder}/manifest.json: plan")
-            kernels = {stage: tuple(names) for stage, names in manifest["kernels"].items()}
+            kernels = _KERNELS.validate_python(manifest["kernels"])
             ir_digests = dict(manifest["ir"])
             model, versions = str(manifest["model"]), dict(manifest["versions"])
             outputs, verified = tuple(manifest["outputs"]), bool(manifest["verified"])
@@ -130,7 +132,9 @@ class Bundle:
             "verified": self.verified,
             "plan": self.plan.to_dict(),
             "program": dataclasses.asdict(self.program),
-            "kernels": self.kernels,
+            "kernels": {
+                stage: [dataclasses.asdict(kernel) for kernel in kernels] for stage, kernels in self.kernels.items()
+            },
             "ir": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.ir.items()},
         }
         return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()

@@ -20,6 +20,7 @@ from tvm_split.blobs import BlobFolder
 from tvm_split.build import BuiltStage, build_stage
 from tvm_split.bundle import Bundle
 from tvm_split.errors import PlanError
+from tvm_split.kernels import Kernel
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan, PlannedStage
 from tvm_split.planner.planning import placement_of
@@ -70,13 +71,13 @@ def compile(
     cut = cut_model(model, plan, dump)
     blobs = BlobFolder.temporary()
     stages: list[StageSpec] = []
-    kernels: dict[str, tuple[str, ...]] = {}
+    kernels: dict[str, tuple[Kernel, ...]] = {}
     with ScratchFolder("build") as build_folder:
         for index, (stage, part) in enumerate(zip(plan.stages, cut.computations, strict=True)):
             report(f"compiling {stage.name} for {stage.machine}", index + 1, steps)
             target = plan.machine(stage.machine).target
             observe = _dump_to(dump, stage.name) if dump is not None else None
-            built = build_stage(part, target, build_folder.path / f"{stage.name}.so", observe)
+            built = build_stage(part, target, build_folder.path / f"{stage.name}.so", model.layers, observe)
             stages.append(_stage_spec(index, stage, part, built, target, blobs))
             kernels[stage.name] = built.kernels
     made = {tensor.name: tensor for spec in stages for tensor in spec.outputs}

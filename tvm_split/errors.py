@@ -25,5 +25,9 @@ class VerificationError(TvmSplitError):
     """The compiled stages and the source disagree; the message names the first layer whose values part."""
 
 
+class ProfileError(TvmSplitError):
+    """A compiled model cannot be timed here."""
+
+
 class BundleError(TvmSplitError):
     """A bundle folder is incomplete, changed, or written by another version."""

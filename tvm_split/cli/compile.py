@@ -80,7 +80,7 @@ def description(bundle: Bundle) -> dict[str, Any]:
                 "layers": stage.layers,
                 "library_bytes": stage.library.size_bytes,
                 "weight_bytes": sum(weight.blob.size_bytes for weight in stage.weights),
-                "kernels": bundle.kernels.get(stage.name, ()),
+                "kernels": sorted({kernel.function for kernel in bundle.kernels.get(stage.name, ())}),
             }
             for stage in bundle.program.stages
         ],
