@@ -120,7 +120,9 @@ def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: 
         height, inner = [row_outer], []
     parallel += [block_outer, *height] if tiling.blocks_outermost else [*height, block_outer]
     reduction = [loops[position] for position in roles.reduction]
-    return _Tiled(parallel, inner, [block_inner, row_inner, loops[roles.lanes]], reduction)
+    # Blocks inside of rows: a broadcast value is used for all blocks at once and then forgotten. The other way round
+    # LLVM keeps one for each row, and 14 x 2 spills.
+    return _Tiled(parallel, inner, [row_inner, block_inner, loops[roles.lanes]], reduction)
 
 
 def _in_one_pass(
@@ -163,7 +165,8 @@ def _in_chunks(
     own = schedule.get_loops(partial)[2 + len(loops.inner) :]
     # After rfactor: the chunk's own axis, then the anchor's spatial axes, then what is left of the reduction.
     spatial, reduction = own[: len(own) - len(roles.reduction)], own[len(own) - len(roles.reduction) :]
-    tile = [loop for position, loop in enumerate(spatial) if position > 0]
+    tile = [loop for position, loop in enumerate(spatial) if position not in (0, 1 + roles.blocks)]
+    tile.insert(len(tile) - 1, spatial[1 + roles.blocks])
     schedule.reorder(spatial[0], *reduction, *tile)
     reduction = _unroll_step(schedule, reduction, tiling.unroll)
     unroll_and_vectorize(schedule, tile)

@@ -37,15 +37,15 @@ def _cost(extent: int, rows: int, blocks: int) -> float:
 
 
 def _fits(rows: int, blocks: int, traits: Traits) -> bool:
-    """Whether LLVM 22 keeps the tile in registers.
+    """Whether LLVM 22 keeps the tile in registers: the sums, a weight vector for each block and one broadcast value.
 
-    With 32 registers it holds a broadcast value for each row besides the accumulators: 10 x 2 and 6 x 4 run at the
-    peak, 11 x 2, 8 x 3 and 14 x 2 spill and lose half. One weight vector needs no broadcast register, since AVX-512
-    broadcasts from memory inside the multiply-add. With 16 registers, 6 x 2 and 3 x 4 are the largest without loss.
+    Measured with 32 registers in the first-level cache: 14 x 2, 9 x 3 and 6 x 4 run at 90 % of the peak, 7 x 4 spills
+    and falls to 70 %. One weight vector needs no broadcast register, since AVX-512 broadcasts from memory inside the
+    multiply-add. With 16 registers, 6 x 2 and 3 x 4 are the largest without loss.
     """
     if traits.registers < 32:
         return rows * blocks <= 12
-    return rows <= 28 if blocks == 1 else rows * (blocks + 1) <= 30
+    return rows <= LARGEST_ROWS if blocks == 1 else rows * blocks + blocks + 1 <= traits.registers
 
 
 def choose_tile(
