@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import tvm
 import tvm_ffi
@@ -53,8 +54,10 @@ def chosen_rules(module: tvm.IRModule) -> dict[str, str]:
 def _rules(target: Target) -> tuple[NamedRule, ...]:
     if is_cpu(target):
         traits = traits_of(target)
-        return tuple((name, lambda function, rule=rule: rule(function, traits)) for name, rule in cpu.RULES)
-    return tuple((name, lambda function, rule=rule: gpu.apply_rule(rule, function, target)) for name, rule in gpu.RULES)
+        return tuple(
+            (name, lambda function, rule=rule: cpu.apply_rule(rule, function, traits)) for name, rule in cpu.RULES
+        )
+    return tuple((name, partial(gpu.apply_rule, rule, target=target)) for name, rule in gpu.RULES)
 
 
 def _once(

@@ -12,6 +12,7 @@ from schedules.cpu.elementwise import schedule_elementwise
 from schedules.cpu.fallback import schedule_fallback
 from schedules.cpu.matmul import schedule_matmul
 from schedules.cpu.pooling import schedule_pooling
+from schedules.cpu.prefetch import prefetch_weights
 from schedules.cpu.reduction import schedule_reduction
 from schedules.traits import Traits
 
@@ -26,3 +27,9 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("reduction", schedule_reduction),
     ("fallback", schedule_fallback),
 )
+
+
+def apply_rule(rule: Rule, function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
+    """The scheduled function, or None where the rule does not match."""
+    scheduled = rule(function, traits)
+    return None if scheduled is None else prefetch_weights(scheduled)

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.blocks import Block, blocks_of, inline_into_last
 from schedules.cpu.elementwise import schedule_spatial_block
-from schedules.cpu.register_tile import RegisterTile
+from schedules.cpu.prefetch import Region, mark_for_prefetch
+from schedules.cpu.register_tile import RegisterTile, divisors
 from schedules.traits import Traits
+
+# LLVM takes a prefetch for a use of all memory, so the sums leave their registers before it and come back after it.
+STEPS_BETWEEN_PREFETCHES = 64
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,8 @@ def schedule_contraction(
     anchor = parts.anchor.handle
     compute = _in_one_pass if tiling.chunk is None else _in_chunks
     lanes = parts.anchor.extents[roles.lanes]
-    compute(schedule, anchor, last.handle, roles, tiling, lanes)
+    vectors = prod(parts.anchor.extents[position] for position in roles.reduction)
+    compute(schedule, anchor, last.handle, roles, tiling, lanes, vectors)
     if tiling.prepare_inside:
         outermost = schedule.get_loops(anchor)[0]
         for block in reversed(parts.preparation):
@@ -126,7 +132,13 @@ def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: 
 
 
 def _in_one_pass(
-    schedule: s_tir.Schedule, anchor: SBlockRV, last: SBlockRV, roles: LoopRoles, tiling: Tiling, lanes: int
+    schedule: s_tir.Schedule,
+    anchor: SBlockRV,
+    last: SBlockRV,
+    roles: LoopRoles,
+    tiling: Tiling,
+    lanes: int,
+    vectors: int,
 ) -> None:
     """All of the reduction in registers: ``parallel, inner | reduction | tile``."""
     loops = _tile(schedule, anchor, roles, tiling)
@@ -137,6 +149,7 @@ def _in_one_pass(
     schedule.reverse_compute_at(last, around, preserve_unit_loops=True)
     schedule.set_scope(anchor, 0, "local")
     reduction = _unroll_step(schedule, loops.reduction, tiling.unroll)
+    reduction = _prefetch(schedule, reduction, len(loops.inner), tiling, vectors, vectors)
     unroll_and_vectorize(schedule, loops.tile)
     initial = schedule.decompose_reduction(anchor, reduction[0])
     depth = 1 + len(loops.inner)
@@ -145,7 +158,13 @@ def _in_one_pass(
 
 
 def _in_chunks(
-    schedule: s_tir.Schedule, anchor: SBlockRV, last: SBlockRV, roles: LoopRoles, tiling: Tiling, lanes: int
+    schedule: s_tir.Schedule,
+    anchor: SBlockRV,
+    last: SBlockRV,
+    roles: LoopRoles,
+    tiling: Tiling,
+    lanes: int,
+    vectors: int,
 ) -> None:
     """A chunk of weights stays in the first-level cache for a group of rows:
 
@@ -169,6 +188,9 @@ def _in_chunks(
     tile.insert(len(tile) - 1, spatial[1 + roles.blocks])
     schedule.reorder(spatial[0], *reduction, *tile)
     reduction = _unroll_step(schedule, reduction, tiling.unroll)
+    in_chunk = vectors // int(schedule.get(chunk).extent)
+    # Around the reduction: the group's rows, and the loop over the chunk itself, of which there is one turn.
+    reduction = _prefetch(schedule, reduction, len(loops.inner) + 1, tiling, in_chunk, vectors)
     unroll_and_vectorize(schedule, tile)
     unroll_and_vectorize(schedule, loops.tile)
     initial_partial = schedule.decompose_reduction(partial, reduction[0])
@@ -185,6 +207,26 @@ def _unroll_step(schedule: s_tir.Schedule, reduction: list[LoopRV], unroll: int)
     outer, inner = schedule.split(reduction[-1], [None, unroll])
     schedule.unroll(inner)
     return [*reduction[:-1], outer]
+
+
+def _prefetch(
+    schedule: s_tir.Schedule, reduction: list[LoopRV], around: int, tiling: Tiling, vectors: int, vectors_of_block: int
+) -> list[LoopRV]:
+    """Mark a loop of the reduction, each of whose turns takes `STEPS_BETWEEN_PREFETCHES`; the reduction's loops."""
+    steps = max(tiling.unroll, 1)
+    for position in reversed(range(len(reduction))):
+        loop = reduction[position]
+        extent = int(schedule.get(loop).extent)
+        if steps * extent >= 2 * STEPS_BETWEEN_PREFETCHES:
+            inside = min(each for each in divisors(extent) if each * steps >= STEPS_BETWEEN_PREFETCHES)
+            if inside == extent:
+                return reduction
+            split = [loop] if inside == 1 else list(schedule.split(loop, [None, inside]))
+            region = Region(around + position, tiling.tile.blocks, vectors, vectors_of_block)
+            mark_for_prefetch(schedule, split[0], region)
+            return [*reduction[:position], *split, *reduction[position + 1 :]]
+        steps *= extent
+    return reduction
 
 
 def unroll_and_vectorize(schedule: s_tir.Schedule, loops: Sequence[LoopRV], lanes: int | None = None) -> None:

@@ -100,7 +100,7 @@ def test_every_phase_can_be_dumped(model: tvm_split.Model, tmp_path: Path) -> No
         "3-verify.py",
     ]
     names = [path.name for path in sorted((tmp_path / "stage_1").iterdir())]
-    assert names == ["1-simplify.py", "2-layout.py", "3-lower.py", "4-fuse.py", "5-schedule.py"]
+    assert names == ["1-simplify.py", "2-layout.py", "3-lower.py", "4-group.py", "5-fuse.py", "6-schedule.py"]
 
 
 def machine_of(library: Path) -> str:

@@ -1,0 +1,168 @@
+"""Prefetching weights: while a tile of output channels is computed, the next one's weights come from memory.
+
+Weights are read once for each input, so they come from beyond the second-level cache; the first rows of each tile of
+channels would wait for them while memory then idles for the other rows. The hardware prefetches only a little ahead
+within a page. One prefetch in every step of the innermost reduction loop spreads the next region evenly.
+
+A schedule marks that loop by `mark_for_prefetch`; `prefetch_weights` then rewrites the finished function. Nothing else
+depends on it, and an address beyond the last weight is harmless: a prefetch never faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from tvm import s_tir, tirx
+from tvm.s_tir import SBlock, SBlockRealize
+from tvm.s_tir.schedule import LoopRV
+
+MARK = "tvm_split.prefetch"
+"""Loop annotation: the fields of a `Region`."""
+LOCALITY = 2
+READ, DATA = 0, 1
+# With few rows the weights are read about as fast as memory gives them, in order, and the hardware does better alone.
+MOST_PER_STEP = 16
+
+
+@dataclass(frozen=True)
+class Region:
+    """What one tile of output channels needs of the weights, before the next tile, or the next chunk of it, is begun.
+
+    It is read again and again by the marked loop and the ``loops_around`` loops just around it. For each of ``blocks``
+    channel blocks it holds ``vectors`` of the block's ``vectors_of_block`` vectors.
+    """
+
+    loops_around: int
+    blocks: int
+    vectors: int
+    vectors_of_block: int
+
+
+def mark_for_prefetch(schedule: s_tir.Schedule, loop: LoopRV, region: Region) -> None:
+    """Mark the innermost reduction loop of a contraction, the one whose body is the register tile."""
+    schedule.annotate(loop, MARK, list(astuple(region)))
+
+
+def prefetch_weights(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with prefetches in every marked loop; the function itself where none is marked."""
+    parameters = [parameter for parameter in function.params if hasattr(parameter, "shape")]
+    body = _rewritten(function.body, [], parameters)
+    return function if body.same_as(function.body) else function.with_body(body)
+
+
+def _rewritten(node: Any, around: list[tirx.For], parameters: list[Any]) -> Any:
+    """The statement with marked loops rewritten, inside the loops ``around``."""
+    if isinstance(node, tirx.For):
+        if MARK in node.annotations:
+            return _with_prefetches(node, around, parameters)
+        body = _rewritten(node.body, [*around, node], parameters)
+        return node if body.same_as(node.body) else _loop(node, body, node.annotations)
+    if isinstance(node, tirx.SeqStmt):
+        parts = [_rewritten(part, around, parameters) for part in node.seq]
+        unchanged = all(new.same_as(old) for new, old in zip(parts, node.seq, strict=True))
+        return node if unchanged else tirx.SeqStmt(parts)
+    if isinstance(node, SBlockRealize):
+        block = node.block
+        body = _rewritten(block.body, around, parameters)
+        if body.same_as(block.body):
+            return node
+        changed = SBlock(
+            block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
+            block.alloc_buffers, block.match_buffers, block.annotations,
+        )  # fmt: skip
+        return SBlockRealize(node.iter_values, node.predicate, changed)
+    return node
+
+
+def _with_prefetches(loop: tirx.For, around: list[tirx.For], parameters: list[Any]) -> tirx.For:
+    unmarked = {name: value for name, value in loop.annotations.items() if name != MARK}
+    region = Region(*(int(value) for value in loop.annotations[MARK]))
+    border = len(around) - region.loops_around
+    weight = _weight_load(loop.body, parameters)
+    if weight is None or border == 0:
+        return _loop(loop, loop.body, unmarked)
+    source, indices = weight
+    beginning = [_replaced(index, _next_region(around[:border])) for index in indices]
+    counted, steps = tirx.const(0, "int32"), 1
+    for each in (*around[border:], loop):
+        counted = counted * each.extent + each.loop_var
+        steps *= int(each.extent)
+    vectors = region.blocks * region.vectors
+    per_step = -(-vectors // steps)
+    if per_step > MOST_PER_STEP:
+        return _loop(loop, loop.body, unmarked)
+    prefetches = []
+    for number in range(per_step):
+        vector = counted * per_step + number if per_step > 1 else counted * vectors // steps
+        if region.blocks > 1 and region.vectors != region.vectors_of_block:
+            vector = vector // region.vectors * region.vectors_of_block + vector % region.vectors
+        # The offset runs on through the outer axes: the tensor lies in one piece.
+        at = [*beginning[:-1], vector * source.shape[-1]]
+        address = tirx.address_of(tirx.BufferLoad(source, at))
+        prefetches.append(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, READ, LOCALITY, DATA)))
+    return _loop(loop, tirx.SeqStmt([*prefetches, loop.body]), unmarked)
+
+
+def _loop(loop: tirx.For, body: Any, annotations: Mapping[str, Any]) -> tirx.For:
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, dict(annotations))
+
+
+def _next_region(beyond: Sequence[tirx.For]) -> dict[int, Any]:
+    """The loop variables outside of a region as they will be in the next one; every other variable is zero there."""
+    values: dict[int, Any] = {hash(loop.loop_var): loop.loop_var for loop in beyond}
+    carry: Any = tirx.const(1, "int32")
+    for loop in reversed(beyond):
+        stepped = loop.loop_var + carry
+        if loop.kind == tirx.ForKind.PARALLEL:
+            values[hash(loop.loop_var)] = stepped
+            break
+        values[hash(loop.loop_var)] = stepped % loop.extent
+        carry = stepped // loop.extent
+    return values
+
+
+def _weight_load(body: Any, parameters: list[Any]) -> tuple[Any, list[Any]] | None:
+    """The parameter that is read one vector at a time, and its indices in terms of loop variables."""
+    realize, vectorized = body, None
+    while isinstance(realize, tirx.For):
+        vectorized = realize.loop_var if realize.kind == tirx.ForKind.VECTORIZED else vectorized
+        realize = realize.body
+    if not isinstance(realize, SBlockRealize) or vectorized is None:
+        return None
+    bound = {
+        hash(iterator.var): value for iterator, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    }
+    for read in realize.block.reads:
+        last = read.region[-1].min
+        of_a_parameter = any(read.source.same_as(parameter) for parameter in parameters)
+        if of_a_parameter and isinstance(last, tirx.Var) and _is(bound.get(hash(last)), vectorized):
+            indices = [each.min for each in read.region]
+            return read.source, [_replaced(index, bound) for index in indices]
+    return None
+
+
+def _is(expression: Any, variable: tirx.Var) -> bool:
+    return isinstance(expression, tirx.Var) and bool(expression.same_as(variable))
+
+
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    tirx.Add: lambda a, b: a + b,
+    tirx.Sub: lambda a, b: a - b,
+    tirx.Mul: lambda a, b: a * b,
+    tirx.FloorDiv: tirx.floordiv,
+    tirx.FloorMod: tirx.floormod,
+    tirx.Min: tirx.min,
+    tirx.Max: tirx.max,
+}
+
+
+def _replaced(expression: Any, values: Mapping[int, Any]) -> Any:
+    """An index with its variables replaced, by their hash; variables that are not named become zero."""
+    if isinstance(expression, tirx.Var):
+        return values.get(hash(expression), tirx.const(0, "int32"))
+    combine = _OPERATORS.get(type(expression))
+    if combine is not None:
+        return combine(_replaced(expression.a, values), _replaced(expression.b, values))
+    return expression
