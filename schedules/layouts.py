@@ -88,6 +88,11 @@ class _PadOutputChannels(_ModuleMutator):
     def __init__(self, module: tvm.IRModule, traits: Traits) -> None:
         super().__init__(module)
         self.traits = traits
+        self._name = ""
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self._name = binding.var.name
+        super().visit_var_binding_(binding)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
@@ -112,7 +117,8 @@ class _PadOutputChannels(_ModuleMutator):
             dilation=list(attributes.dilation),
             out_dtype=attributes.out_dtype,
         )
-        return relax.op.strided_slice(self.builder_.emit(whole), axes=[1], begin=[0], end=[channels])
+        padded_result = self.builder_.emit(whole, name_hint=f"{self._name}_padded")
+        return relax.op.strided_slice(padded_result, axes=[1], begin=[0], end=[channels])
 
 
 def _is_plain(call: relax.Call) -> bool:

@@ -60,7 +60,8 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
                 function=function,
                 layers=_layers_of(behind, layers),
                 rule=rules.get(function, "none"),
-                operations=sum(counted.get(name, 0.0) for name in behind),
+                # What is padded or changed in layout has the operations of the layer it stands for, once.
+                operations=sum(counted.pop(_original(name), 0.0) for name in behind),
                 moved_bytes=sum(size_bytes(tensor) for tensor in [*operands, *tensors_in(call.ty)]),
             )
         )
@@ -73,14 +74,15 @@ def _layers_of(variables: Sequence[str], layers: Mapping[str, str]) -> tuple[str
 
 def _original(variable: str) -> str:
     """The model's variable that a layout change was made for: ``avgpool`` for ``avgpool_plain``."""
-    return re.sub(r"_(plain|blocked)$", "", variable)
+    return re.sub(r"_(plain|blocked|padded)$", "", variable)
 
 
 def _operations_by_variable(module: tvm.IRModule) -> dict[str, float]:
     counted = {}
     for binding in bindings_of(main_function(module)):
         call = binding.value
-        if isinstance(call, relax.Call):
+        results = tensors_in(call.ty) if isinstance(call, relax.Call) else []
+        if results:
             operands = [shape_of(tensor) for argument in call.args for tensor in tensors_in(argument.ty)]
-            counted[binding.var.name] = operations(operator_name(call), operands, shape_of(tensors_in(call.ty)[0]))
+            counted[binding.var.name] = operations(operator_name(call), operands, shape_of(results[0]))
     return counted

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 import tvm_split
 from rpc_runtime.errors import TvmSplitError
-from tvm_split.cli import compile, demo, deploy, doctor, plan, run, status, worker
+from tvm_split.cli import compile, demo, deploy, doctor, plan, profile, run, status, worker
 from tvm_split.cli.console import print_error
 
 DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
@@ -82,6 +82,7 @@ app.command("compile")(compile.compile)
 app.command("worker")(worker.worker)
 app.command("deploy")(deploy.deploy)
 app.command("run")(run.run)
+app.command("profile")(profile.profile)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 

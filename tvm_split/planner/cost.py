@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tvm import relax
 
@@ -23,17 +23,27 @@ WIRE_BYTES_PER_SECOND = 1.5e9
 def estimated_seconds(model: Model) -> dict[str, float]:
     """Seconds per layer on one core by a roofline: the longer of computing and of moving the operands once."""
     seconds = dict.fromkeys(model.layer_names, 0.0)
-    for binding in bindings_of(main_function(model.module)):
-        layer = model.layers.get(binding.var.name)
-        if layer is None or not isinstance(binding.value, relax.Call):
-            continue
-        call = binding.value
-        result = tensors_in(call.ty)
-        operands = [tensor for argument in call.args for tensor in tensors_in(argument.ty)]
-        moved = sum(size_bytes(tensor) for tensor in [*result, *operands])
-        work = operations(operator_name(call), [shape_of(each) for each in operands], shape_of(result[0]))
-        seconds[layer] += max(work / OPERATIONS_PER_SECOND, moved / BYTES_PER_SECOND)
+    for name, work, moved in _calls(model):
+        layer = model.layers.get(name)
+        if layer is not None:
+            seconds[layer] += max(work / OPERATIONS_PER_SECOND, moved / BYTES_PER_SECOND)
     return seconds
+
+
+def model_operations(model: Model) -> float:
+    """Floating-point operations of one run, as the layers are defined."""
+    return sum(work for _, work, _ in _calls(model))
+
+
+def _calls(model: Model) -> Iterator[tuple[str, float, int]]:
+    """Of every operation that makes a tensor: its variable, its operations, and the bytes of operands and results."""
+    for binding in bindings_of(main_function(model.module)):
+        call = binding.value
+        result = tensors_in(call.ty) if isinstance(call, relax.Call) else []
+        if result:
+            operands = [tensor for argument in call.args for tensor in tensors_in(argument.ty)]
+            work = operations(operator_name(call), [shape_of(each) for each in operands], shape_of(result[0]))
+            yield binding.var.name, work, sum(size_bytes(tensor) for tensor in [*result, *operands])
 
 
 def operations(operator: str, operands: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> float:

@@ -1,0 +1,41 @@
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+
+def test_every_kernel_with_its_layers(invoke_json, onnx_path):
+    found = invoke_json("profile", onnx_path, "--threads", "1", "--rounds", "2")
+    layers = [layer for kernel in found["kernels"] for layer in kernel["layers"]]
+    assert {"conv_1", "relu_1", "conv_2", "dense"} <= set(layers)
+    assert found["threads"] == 1
+    assert sum(kernel["share_of_time"] for kernel in found["kernels"]) == pytest.approx(1.0)
+    assert all(kernel["seconds"] > 0 for kernel in found["kernels"])
+    assert found["peak_operations_per_second"] > 1e9
+    assert found["peak_bytes_per_second"] > 1e8
+
+
+def test_calls_stand_in_their_order(invoke_json, onnx_path):
+    found = invoke_json("profile", onnx_path, "--threads", "1", "--rounds", "1", "--calls")
+    firsts = [kernel["layers"][0] for kernel in found["kernels"] if kernel["layers"]]
+    assert firsts.index("conv_1") < firsts.index("conv_2") < firsts.index("dense")
+    assert all(kernel["calls"] == 1 for kernel in found["kernels"])
+
+
+def test_a_table(invoke, onnx_path):
+    text = invoke("profile", onnx_path, "--threads", "1", "--rounds", "1").stdout
+    assert "conv_1" in text
+    assert "both measured now" in text
+
+
+def test_indices_cannot_be_made_up(invoke, tmp_path):
+    node = helper.make_node("Gather", ["table", "words"], ["rows"], name="lookup")
+    graph = helper.make_graph(
+        [node],
+        "words",
+        [helper.make_tensor_value_info("words", TensorProto.INT64, [4])],
+        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, [4, 3])],
+        [numpy_helper.from_array(np.ones((5, 3), np.float32), "table")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "w.onnx")
+    assert "example inputs" in invoke("profile", tmp_path / "w.onnx", code=1).stderr

@@ -1,0 +1,161 @@
+"""``tvm-split profile``: where the time of a model goes on this machine, kernel by kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tvm_split.cli import options
+from tvm_split.cli.compile import compile_with_progress
+from tvm_split.cli.console import STDOUT, print_json, short_list, step_progress
+from tvm_split.cli.model_source import ModelRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tvm_split.profiling import KernelProfile, ModelProfile
+
+MOST_LAYERS_SHOWN = 2
+
+
+def profile(
+    model: options.ModelArgument,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Threads to run with (default: all cores of this process).")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs to take the medians of.")] = 10,
+    calls: Annotated[
+        bool, typer.Option("--calls", help="Every call in its order, instead of equal kernels together.")
+    ] = False,
+    batch: options.BatchOption = None,
+    dimension: options.DimensionOption = None,
+    input_shape: options.InputShapeOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Time every kernel of a model on this machine, beside what the machine can do at most."""
+    from tvm_split.cluster import Cluster
+    from tvm_split.planner import plan
+    from tvm_split.profiling import profile as profile_model
+
+    loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
+    cluster = Cluster.in_process(1, threads)
+    bundle = compile_with_progress(loaded, plan(loaded, cluster), verify=False)
+    with step_progress("timing") as report:
+        found = profile_model(loaded, bundle, cluster.machines[0].threads, rounds=rounds, on_progress=report)
+    rows = [_Row((each,)) for each in found.kernels] if calls else _grouped(found.kernels)
+    if json:
+        print_json(_description(found, rows))
+    else:
+        _print(found, rows)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Calls that are shown together."""
+
+    calls: tuple[KernelProfile, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(each.seconds for each in self.calls)
+
+    @property
+    def operations(self) -> float:
+        return sum(each.kernel.operations for each in self.calls)
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(each.kernel.moved_bytes for each in self.calls)
+
+    @property
+    def layers(self) -> list[str]:
+        return list(dict.fromkeys(layer for each in self.calls for layer in each.kernel.layers))
+
+
+def _grouped(kernels: Sequence[KernelProfile]) -> list[_Row]:
+    """Calls of one function of one stage together, the longest first."""
+    groups: dict[tuple[str, str], list[KernelProfile]] = {}
+    for each in kernels:
+        groups.setdefault((each.stage, each.kernel.function), []).append(each)
+    return sorted((_Row(tuple(group)) for group in groups.values()), key=lambda row: -row.seconds)
+
+
+def _description(found: ModelProfile, rows: Sequence[_Row]) -> dict[str, Any]:
+    return {
+        "model": found.model,
+        "threads": found.threads,
+        "seconds": found.seconds,
+        "kernel_seconds": found.kernel_seconds,
+        "operations": found.operations,
+        "operations_per_second": found.operations / found.seconds,
+        "share_of_peak": found.share_of_peak(found.operations, found.seconds),
+        "peak_operations_per_second": found.ceilings.operations_per_second,
+        "peak_bytes_per_second": found.ceilings.bytes_per_second,
+        "slow_share": found.slow_share,
+        "kernels": [
+            {
+                "function": row.calls[0].kernel.function,
+                "rule": row.calls[0].kernel.rule,
+                "slow": row.calls[0].kernel.is_slow,
+                "calls": len(row.calls),
+                "seconds": row.seconds,
+                "share_of_time": row.seconds / found.kernel_seconds,
+                "operations": row.operations,
+                "moved_bytes": row.moved_bytes,
+                "share_of_peak": found.share_of_peak(row.operations, row.seconds),
+                "layers": row.layers,
+            }
+            for row in rows
+        ],
+    }
+
+
+def _print(found: ModelProfile, rows: Sequence[_Row]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    peak, bandwidth = found.ceilings.operations_per_second, found.ceilings.bytes_per_second
+    table = Table(
+        title=Text(
+            f"{found.model}: {found.seconds * 1e3:.2f} ms, one input at a time, {_count(found.threads, 'thread')}"
+        )
+    )
+    for heading in ("kernel", "rule", "layers"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("calls", "ms", "share", "GFLOP/s", "of peak", "GB/s"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        kernel = row.calls[0].kernel
+        table.add_row(
+            Text(kernel.function),
+            Text(f"{kernel.rule} (slow)" if kernel.is_slow else kernel.rule, "red" if kernel.is_slow else ""),
+            Text(short_list(row.layers, MOST_LAYERS_SHOWN) or "(layout)"),
+            str(len(row.calls)),
+            f"{row.seconds * 1e3:.3f}",
+            f"{row.seconds / found.kernel_seconds:.1%}",
+            f"{row.operations / row.seconds / 1e9:.1f}",
+            f"{found.share_of_peak(row.operations, row.seconds):.0%}",
+            f"{row.moved_bytes / row.seconds / 1e9:.1f}",
+        )
+    STDOUT.print(table)
+    STDOUT.print(
+        f"{found.operations / 1e9:.2f} GFLOP at {found.operations / found.seconds / 1e9:.0f} GFLOP/s, "
+        f"{found.share_of_peak(found.operations, found.seconds):.0%} of {peak / 1e9:.0f}; "
+        f"this machine reads {bandwidth / 1e9:.1f} GB/s (both measured now)",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    if found.slow_share > 0:
+        STDOUT.print(
+            f"{found.slow_share:.1%} of the time is in kernels that no schedule took: they run as plain loops",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
