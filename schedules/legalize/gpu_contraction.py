@@ -1,0 +1,209 @@
+"""Products and convolutions for a GPU -> TE: one shape of contraction, read through views that no memory holds.
+
+    left [batch, depth, rows], right [batch, depth, columns] -> product [slice, batch, rows, columns] -> result
+
+``left`` and ``right`` are views: a kernel's loads into shared memory compute them (zeros beyond the edges, the image
+behind a matrix of patches). Both have the sum's axis first, so that a thread's registers are contiguous there. Long
+sums of small products are cut into slices that different multiprocessors compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import te, tirx
+
+from schedules.blocks import ANCHOR
+from schedules.gpu.families import (
+    DEPTH_FIRST,
+    FETCH,
+    FEW_ROWS,
+    MOST_ROWS,
+    STORE,
+    TENSOR_CORE_SMALLEST,
+    TILE,
+    TILED,
+    VECTORS,
+)
+from schedules.gpu.tile import Cut, choose_cut, choose_slices
+from schedules.legalize.common import accumulator_dtype
+
+Element = Callable[[Any, Any, Any], Any]
+"""An operand's value at (batch, depth, row or column)."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A view on an input.
+
+    ``contiguous`` elements along its row or column axis lie side by side in memory and never part at an edge;
+    ``depth_first`` says that it is the depth whose elements lie side by side.
+    """
+
+    element: Element
+    dtype: str
+    contiguous: int = 1
+    depth_first: bool = False
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """``batch`` sums over ``depth`` of ``left * right``, each [rows, columns].
+
+    The results of a row lie side by side in memory in runs of ``contiguous``.
+    """
+
+    left: Operand
+    right: Operand
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    out_dtype: str
+    contiguous: int
+
+    @property
+    def uses_tensor_cores(self) -> bool:
+        """Half precision, and all extents large enough that padding them to whole fragments is not most of the work."""
+        smallest = min(self.rows, self.columns, self.depth)
+        return self.left.dtype == self.right.dtype == "float16" and smallest > TENSOR_CORE_SMALLEST
+
+
+Product = Callable[[Any, Any, Any], Any]
+"""The contraction's value at (batch, row, column), slices added up, in the accumulator's dtype."""
+
+
+def contract(contraction: Contraction, family: str, processors: int) -> Product:
+    """The anchor block of a contraction, tiled for its extents, as a function for the block that stores the result.
+
+    ``family`` is the operator's name; it becomes the chosen rule's name.
+    """
+    if contraction.rows <= MOST_ROWS:
+        return _few_rows(contraction, processors)
+    if contraction.columns <= MOST_ROWS:
+        turned = _few_rows(
+            replace(
+                contraction,
+                left=contraction.right,
+                right=contraction.left,
+                rows=contraction.columns,
+                columns=contraction.rows,
+            ),
+            processors,
+        )
+        return lambda batch, row, column: turned(batch, column, row)
+    if contraction.uses_tensor_cores:
+        return _plain(contraction, family)
+    cut = choose_cut(contraction.batch, contraction.rows, contraction.columns, contraction.depth, processors)
+    return _tiled(contraction, family, cut)
+
+
+def _tiled(contraction: Contraction, family: str, cut: Cut) -> Product:
+    """Extents padded to whole tiles, with zeros that the views give."""
+    tile = cut.tile
+    slice_depth = _whole(contraction.depth, cut.slices, tile.depth)
+    depth = slice_depth * cut.slices
+    rows, columns = (_whole(extent, 1, part) for extent, part in
+                     ((contraction.rows, tile.rows), (contraction.columns, tile.columns)))  # fmt: skip
+    left = _view(contraction.left, (contraction.batch, depth, rows), contraction.depth, contraction.rows, "left")
+    right = _view(
+        contraction.right, (contraction.batch, depth, columns), contraction.depth, contraction.columns, "right"
+    )
+    accumulator = accumulator_dtype(contraction.out_dtype)
+    k = te.reduce_axis((0, slice_depth), name="k")
+
+    def element(part: Any, batch: Any, row: Any, column: Any) -> Any:
+        at = part * slice_depth + k
+        return te.sum(left[batch, at, row].astype(accumulator) * right[batch, at, column].astype(accumulator), axis=k)
+
+    product = te.compute(
+        (cut.slices, contraction.batch, rows, columns),
+        element,
+        name=family,
+        attrs={ANCHOR: f"{TILED}{family}", TILE: tile.name, STORE: _vector(contraction.contiguous)},
+    )
+    return _added_up(product, cut.slices)
+
+
+def _few_rows(contraction: Contraction, processors: int) -> Product:
+    """Few rows: every weight is used once, so that nothing is gained by sharing it; slices keep all memory busy."""
+    slices = choose_slices(contraction.batch, contraction.columns, contraction.depth, processors)
+    slice_depth = _whole(contraction.depth, slices, 1)
+    accumulator = accumulator_dtype(contraction.out_dtype)
+    k = te.reduce_axis((0, slice_depth), name="k")
+
+    def element(part: Any, batch: Any, row: Any, column: Any) -> Any:
+        at = part * slice_depth + k
+        value = contraction.left.element(batch, at, row).astype(accumulator) * contraction.right.element(
+            batch, at, column
+        ).astype(accumulator)
+        if slice_depth * slices > contraction.depth:
+            value = tirx.if_then_else(at < contraction.depth, value, tirx.const(0, accumulator))
+        return te.sum(value, axis=k)
+
+    product = te.compute(
+        (slices, contraction.batch, contraction.rows, contraction.columns),
+        element,
+        name="few_rows",
+        attrs={ANCHOR: FEW_ROWS},
+    )
+    return _added_up(product, slices)
+
+
+def _plain(contraction: Contraction, family: str) -> Product:
+    """The form that the tensor core rule recognises: exact extents, no slices."""
+    batch, depth = contraction.batch, contraction.depth
+    left = te.compute((batch, contraction.rows, depth), lambda b, i, k: contraction.left.element(b, k, i), name="left")
+    right = te.compute(
+        (batch, depth, contraction.columns), lambda b, k, j: contraction.right.element(b, k, j), name="right"
+    )
+    accumulator = accumulator_dtype(contraction.out_dtype)
+    k = te.reduce_axis((0, depth), name="k")
+    product = te.compute(
+        (batch, contraction.rows, contraction.columns),
+        lambda b, i, j: te.sum(left[b, i, k].astype(accumulator) * right[b, k, j].astype(accumulator), axis=k),
+        name=family,
+    )
+    return lambda b, i, j: product[b, i, j]
+
+
+def _view(operand: Operand, shape: tuple[int, int, int], depth: int, extent: int, name: str) -> te.Tensor:
+    """An operand with zeros beyond its ``depth`` and ``extent``."""
+    _, padded_depth, padded_extent = shape
+    lanes = _vector(operand.contiguous) if extent % _vector(operand.contiguous) == 0 else 1
+
+    def element(batch: Any, k: Any, at: Any) -> Any:
+        value = operand.element(batch, k, at)
+        conditions = []
+        if padded_depth > depth:
+            conditions.append(k < depth)
+        if padded_extent > extent:
+            # In units of whole vectors, so that the condition is plainly one for all elements of a vector.
+            conditions.append(tirx.floordiv(at, lanes) < extent // lanes)
+        if conditions:
+            value = tirx.if_then_else(tirx.all(*conditions), value, tirx.const(0, operand.dtype))
+        return value
+
+    attributes = {FETCH: 1 if operand.depth_first else lanes, DEPTH_FIRST: int(operand.depth_first)}
+    return te.compute(shape, element, name=name, attrs=attributes)
+
+
+def _vector(contiguous: int) -> int:
+    return next(lanes for lanes in VECTORS if contiguous % lanes == 0)
+
+
+def _added_up(product: te.Tensor, slices: int) -> Product:
+    def value(batch: Any, row: Any, column: Any) -> Any:
+        total = product[0, batch, row, column]
+        for part in range(1, slices):
+            total = total + product[part, batch, row, column]
+        return total
+
+    return value
+
+
+def _whole(extent: int, parts: int, unit: int) -> int:
+    """The smallest multiple of ``unit`` of which ``parts`` cover ``extent``."""
+    return -(-extent // (parts * unit)) * unit
