@@ -71,9 +71,9 @@ def _is_contiguous(block: s_tir.SBlock) -> bool:
         indices = [each.min for each in region.region]
         if any(not _is_one(each.extent) for each in region.region):
             return False
-        if any(_uses(index, innermost) for index in indices[:-1]):
+        if any(uses(index, innermost) for index in indices[:-1]):
             return False
-        if indices and _uses(indices[-1], innermost) and not indices[-1].same_as(innermost):
+        if indices and uses(indices[-1], innermost) and not indices[-1].same_as(innermost):
             return False
     return True
 
@@ -82,5 +82,5 @@ def _is_one(extent: tirx.Expr) -> bool:
     return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
-def _uses(expression: tirx.Expr, variable: tirx.Var) -> bool:
+def uses(expression: tirx.Expr, variable: tirx.Var) -> bool:
     return any(variable.same_as(each) for each in tirx.analysis.undefined_vars(expression))

@@ -12,13 +12,11 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 from schedules.blocks import Block, blocks_of, inline_into_last, new_schedule
-from schedules.gpu.elementwise import bind_elements
+from schedules.gpu.elementwise import bind_elements, uses
 from schedules.gpu.families import DEPTHWISE
 
 LARGEST_WINDOW = 64
 """Elements of a window that one thread adds up alone; longer sums are reductions, which threads share."""
-SMALLEST_IMAGE = 1024
-"""Fewer outputs leave the GPU idle with one thread each."""
 
 
 def schedule_depthwise_conv2d(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
@@ -31,7 +29,7 @@ def schedule_depthwise_conv2d(function: tirx.PrimFunc, target: Target) -> tirx.P
 
 
 def schedule_pooling(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """``[pad ->] one short reduction [-> elementwise ...]`` over many outputs, neighbours along a spatial axis."""
+    """``[pad ->] one short reduction [-> elementwise ...]`` over a window that slides with the output."""
     schedule = new_schedule(function)
     blocks = blocks_of(schedule)
     if blocks is None:
@@ -39,8 +37,8 @@ def schedule_pooling(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc |
     reductions = [block for block in blocks if block.is_reduction]
     if len(reductions) != 1:
         return None
-    outputs = prod(reductions[0].extents[: reductions[0].spatial])
-    if outputs < SMALLEST_IMAGE or reductions[0].iterations // outputs > LARGEST_WINDOW:
+    anchor = reductions[0]
+    if prod(anchor.extents[anchor.spatial :]) > LARGEST_WINDOW or not _slides(anchor):
         return None
     return _windows(schedule, blocks)
 
@@ -63,7 +61,19 @@ def _windows(schedule: s_tir.Schedule, blocks: list[Block]) -> tirx.PrimFunc | N
     schedule.compute_at(anchor.handle, thread, preserve_unit_loops=True)
     schedule.set_scope(anchor.handle, 0, "local")
     reduction = schedule.get_loops(anchor.handle)[-(len(anchor.extents) - anchor.spatial) :]
+    # The sum's start stays a condition on the first element, which unrolling decides: a schedule cannot take it out
+    # where an image's rows do not end with a block of threads.
     for loop in reduction:
         schedule.unroll(loop)
-    schedule.decompose_reduction(anchor.handle, reduction[0])
     return schedule.mod["main"]
+
+
+def _slides(block: Block) -> bool:
+    """Whether what is added up moves along an axis with the output, and does not only lie along axes of its own."""
+    spatial = [iterator.var for iterator in block.statement.iter_vars[: block.spatial]]
+    reduction = [iterator.var for iterator in block.statement.iter_vars[block.spatial :]]
+    indices = [each.min for region in block.statement.reads for each in region.region]
+    return any(
+        any(uses(index, variable) for variable in spatial) and any(uses(index, variable) for variable in reduction)
+        for index in indices
+    )
