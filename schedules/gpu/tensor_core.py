@@ -1,4 +1,4 @@
-"""Products in half precision on tensor cores, as TVM's rule schedules them: 16 x 16 x 16 fragments, summed in float32."""
+"""Products in half precision on tensor cores, by TVM's rule: fragments of 16 x 16 x 16, summed in float32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def schedule_tensor_core(function: tirx.PrimFunc, target: Target) -> tirx.PrimFu
     if len(anchors) != 1:
         return None
     reads = anchors[0].statement.reads
-    extents = [extent for extent in anchors[0].extents[-3:]]
+    extents = anchors[0].extents[-3:]
     if len(reads) != 2 or any(str(region.source.dtype) != "float16" for region in reads):
         return None
     if min(extents) <= TENSOR_CORE_SMALLEST:

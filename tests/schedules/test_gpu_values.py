@@ -214,3 +214,15 @@ def test_softmax_and_layer_norm(rows, extent):
     reference = torch.softmax(torch.nn.functional.layer_norm(exact, (extent,), scale, shift, 1e-5), -1)
     assert_close(actual, reference.numpy(), tolerance=1e-3)
     assert chosen <= {"general_reduction", "reduction", "elementwise"}
+
+
+@pytest.mark.parametrize("axes", [[2, 3], [1], [0, 1, 2, 3]])
+def test_means(axes):
+    x = normal(0, 2, 40, 7, 7)
+
+    def graph(builder, data):
+        return builder.emit(relax.op.nn.relu(builder.emit(relax.op.mean(data, axes))))
+
+    actual, chosen = evaluate_serially(graph, [x])
+    assert_close(actual, np.maximum(np.asarray(x.astype("float64").mean(tuple(axes))), 0))
+    assert chosen <= {"reduction", "general_reduction", "fallback"}
