@@ -9,7 +9,6 @@ shared memory than a block may have, or if the fallback schedule's kernels take 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -42,6 +41,7 @@ from tests.schedules.gpu_kernels import (
     kernels_of,
     module_of_kernels,
     nvcc,
+    plan_for_a_gpu,
     spilled_bytes,
     unbound_blocks,
 )
@@ -164,7 +164,7 @@ def check(name: str, arch: str, half: bool, folder: Path) -> Checked:
         network = network.half()
         inputs = tuple(each.half() if each.is_floating_point() else each for each in inputs)
     model = tvm_split.load_model(network, inputs, name=name)
-    plan = tvm_split.plan(model, cuda_cluster(arch, folder), stages=1)
+    plan = plan_for_a_gpu(model, arch, folder)
     start = time.perf_counter()
     # Without a GPU the compiled stage cannot run, and thus not be compared with its source.
     tvm_split.compile(model, plan, verify=False)
@@ -199,14 +199,6 @@ def check(name: str, arch: str, half: bool, folder: Path) -> Checked:
         spilled_bytes=spills,
         compile_seconds=seconds,
     )
-
-
-def cuda_cluster(arch: str, folder: Path) -> tvm_split.Cluster:
-    """One machine with a GPU, which is never contacted."""
-    path = folder / "cluster.yaml"
-    target = {"kind": "cuda", "arch": arch}
-    path.write_text(json.dumps({"machines": [{"name": "gpu", "address": "192.0.2.1:7001", "target": target}]}))
-    return tvm_split.Cluster.from_yaml(path)
 
 
 def show(checked: Checked, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
+
+import tvm_split
 
 MOST_THREADS = 1024
 MOST_STATIC_SHARED_BYTES = 48 * 1024
@@ -76,8 +79,10 @@ BYTES |= {"signed char": 1, "nv_bfloat16": 2, "uchar": 1}
 
 
 def kernels_of(source: str) -> list[Kernel]:
-    """Every kernel that is defined in a CUDA source."""
+    """Every kernel that is defined in a CUDA source; raises where it has none."""
     heads = list(re.finditer(r"__global__ void __launch_bounds__\((\d+)\) (\w+)\([^)]*\) \{", source))
+    if not heads:
+        raise ValueError("the source defines no kernel")
     ends = [head.start() for head in heads[1:]] + [len(source)]
     return [
         Kernel(head.group(2), int(head.group(1)), _shared_bytes(source[head.end() : end]))
@@ -116,6 +121,14 @@ def compile_with_nvcc(source: str, arch: str, folder: Path) -> str:
 def spilled_bytes(messages: str) -> int:
     """Bytes of registers that went to memory, of all kernels."""
     return sum(int(count) for count in re.findall(r"(\d+) bytes spill stores", messages))
+
+
+def plan_for_a_gpu(model: tvm_split.Model, arch: str, folder: Path) -> tvm_split.Plan:
+    """The whole model as one stage on a machine with a GPU, which is never contacted."""
+    path = folder / "cluster.yaml"
+    target = {"kind": "cuda", "arch": arch}
+    path.write_text(json.dumps({"machines": [{"name": "gpu", "address": "192.0.2.1:7001", "target": target}]}))
+    return tvm_split.plan(model, tvm_split.Cluster.from_yaml(path), stages=1)
 
 
 def module_of_kernels(lowered: tvm.IRModule) -> tvm.IRModule:
