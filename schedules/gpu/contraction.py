@@ -31,10 +31,7 @@ def schedule_tiled(function: tirx.PrimFunc, target: Target, family: str) -> tirx
     if parts is None:
         return None
     views, anchor, tail = parts
-    left, right = (next(view for view in views if view.name.split("_")[0] == name) for name in ("left", "right"))
-    for view in views:
-        if view is not left and view is not right:
-            schedule.compute_inline(view.handle)
+    left, right = operand_views(schedule, views)
     tile = TILES[str(anchor.statement.annotations[TILE])]
     last = inline_into_last(schedule, tail)
     _tile(schedule, anchor, left, right, last, tile)
@@ -53,6 +50,15 @@ def find_parts(schedule: s_tir.Schedule, anchor: str) -> tuple[list[Block], Bloc
     if not behind or any(block.is_reduction for block in (*before, *behind)):
         return None
     return before, middle, behind
+
+
+def operand_views(schedule: s_tir.Schedule, before: list[Block]) -> tuple[Block, Block]:
+    """The views that a legalization named ``left`` and ``right``; what else stands before an anchor is inlined."""
+    named = {view.name.partition("_")[0]: view for view in before}
+    for view in before:
+        if view is not named["left"] and view is not named["right"]:
+            schedule.compute_inline(view.handle)
+    return named["left"], named["right"]
 
 
 def _tile(schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, last: Block, tile: Tile) -> None:
@@ -101,6 +107,7 @@ def _load_together(schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, t
     elements = int(schedule.get(depth).extent) * int(schedule.get(extent).extent)
     lanes = min(int(view.statement.annotations[FETCH]), max(1, elements // tile.threads))
     if int(view.statement.annotations[DEPTH_FIRST]):
+        lanes = 1
         schedule.reorder(extent, depth)
         depth, extent = extent, depth
         # Threads write one column of the shared matrix: four more elements a row put them into different banks.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 TILED = "tiled "
 """Anchors of tiled contractions are named with this prefix and the operator's name: ``tiled conv2d``."""
+TENSOR_CORE = "tensor_core"
 FEW_ROWS = "few_rows"
 DEPTHWISE = "depthwise_conv2d"
 TILE = "tvm_split.tile"
@@ -18,5 +19,5 @@ VECTORS = (4, 2, 1)
 """Elements of one load or store, the best first."""
 MOST_ROWS = 4
 """Products of up to this many rows are bound by reading the right operand once."""
-TENSOR_CORE_SMALLEST = 64
-"""Tensor cores take products all of whose extents are larger (the limit of TVM's rule)."""
+TENSOR_CORE_SMALLEST = 16
+"""Tensor cores take products all of whose extents fill a fragment at least."""

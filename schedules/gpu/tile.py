@@ -7,13 +7,16 @@ leaves most multiprocessors idle unless its sum is cut into slices, which costs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from tvm.target import Target
 
 MULTIPLICATIONS_PER_CYCLE = 128
 """float32 multiply-adds of one multiprocessor of an H100. An A100 has 64: everything but memory takes longer there."""
+TENSOR_MULTIPLICATIONS_PER_CYCLE = 1024
+"""The same for float16 on tensor cores: an A100's; the instructions used here reach about as much on an H100."""
 BYTES_PER_CYCLE = 2000
 """What the whole GPU moves between its second-level cache and its multiprocessors in a cycle."""
 SECOND_KERNEL_CYCLES = 4000
@@ -75,41 +78,108 @@ TILES: dict[str, Tile] = {
 }
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A tile, and into how many slices the sum is cut."""
+WARP = 32
+FRAGMENT = 16
+"""Rows, columns and depth of what one tensor core instruction multiplies."""
 
-    tile: Tile
-    slices: int
+
+@dataclass(frozen=True)
+class FragmentTile:
+    """``rows * columns`` results a block on tensor cores, shared by ``row_warps * column_warps`` warps."""
+
+    rows: int
+    columns: int
+    depth: int
+    row_warps: int
+    column_warps: int
+    efficiency: float
+
+    @property
+    def warps(self) -> int:
+        return self.row_warps * self.column_warps
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.depth}"
+
+
+# Nothing is loaded while fragments are multiplied, so that far less than the peak is reached.
+FRAGMENT_TILES: dict[str, FragmentTile] = {
+    tile.name: tile
+    for tile in (
+        FragmentTile(64, 128, 32, 2, 4, 0.4),
+        FragmentTile(64, 64, 32, 2, 2, 0.3),
+        FragmentTile(32, 64, 32, 2, 2, 0.2),
+        FragmentTile(32, 32, 32, 2, 2, 0.12),
+    )
+}
+
+
+class _AnyTile(Protocol):
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def efficiency(self) -> float: ...
+
+
+AnyTile = TypeVar("AnyTile", bound=_AnyTile)
+
+
+@dataclass(frozen=True)
+class Extents:
+    """``batch`` products [rows, depth] x [depth, columns]."""
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
 
 
 def multiprocessors(target: Target) -> int:
     return MULTIPROCESSORS.get(str(target.attrs.get("arch", "")), 108)
 
 
-def choose_cut(batch: int, rows: int, columns: int, depth: int, processors: int) -> Cut:
-    """The cut with the shortest estimated time for ``batch`` products [rows, depth] x [depth, columns]."""
-    return min(_candidates(depth), key=lambda cut: _cycles(cut, batch, rows, columns, depth, processors))
+def choose_tile(extents: Extents, processors: int) -> tuple[Tile, int]:
+    """The tile, and the slices of the sum, with the shortest estimated time."""
+    return _choose(TILES.values(), MULTIPLICATIONS_PER_CYCLE, extents, processors)
 
 
-def _candidates(depth: int) -> Iterator[Cut]:
-    for tile in TILES.values():
-        for slices in range(1, LARGEST_SLICES + 1):
-            # A slice of less than four rounds only waits for memory.
-            if slices == 1 or depth >= slices * 4 * tile.depth:
-                yield Cut(tile, slices)
+def choose_fragment_tile(extents: Extents, processors: int) -> tuple[FragmentTile, int]:
+    """The same for tensor cores."""
+    return _choose(FRAGMENT_TILES.values(), TENSOR_MULTIPLICATIONS_PER_CYCLE, extents, processors)
 
 
-def _cycles(cut: Cut, batch: int, rows: int, columns: int, depth: int, processors: int) -> float:
-    tile = cut.tile
-    blocks = batch * _whole(rows, tile.rows) * _whole(columns, tile.columns) * cut.slices
-    rounds = _whole(_whole(depth, cut.slices), tile.depth)
-    work = tile.rows * tile.columns * tile.depth * rounds / (MULTIPLICATIONS_PER_CYCLE * tile.efficiency)
+def _choose(tiles: Iterable[AnyTile], rate: int, extents: Extents, processors: int) -> tuple[AnyTile, int]:
+    candidates = [
+        (tile, slices)
+        for tile in tiles
+        for slices in range(1, LARGEST_SLICES + 1)
+        # A slice of less than four rounds only waits for memory.
+        if slices == 1 or extents.depth >= slices * 4 * tile.depth
+    ]
+    return min(candidates, key=lambda candidate: _cycles(candidate[0], candidate[1], rate, extents, processors))
+
+
+def _cycles(tile: _AnyTile, slices: int, rate: int, extents: Extents, processors: int) -> float:
+    blocks = extents.batch * _whole(extents.rows, tile.rows) * _whole(extents.columns, tile.columns) * slices
+    rounds = _whole(_whole(extents.depth, slices), tile.depth)
+    work = tile.rows * tile.columns * tile.depth * rounds / (rate * tile.efficiency)
     # Alone, a block of fewer than 256 threads waits for its own instructions.
     alone = work / min(1.0, tile.threads / 256) + rounds * LATENCY_CYCLES
     cycles = max(_whole(blocks, processors) * work, alone)
-    if cut.slices > 1:
-        cycles += SECOND_KERNEL_CYCLES + (cut.slices + 1) * batch * rows * columns * 4 / BYTES_PER_CYCLE
+    if slices > 1:
+        partial_bytes = (slices + 1) * extents.batch * extents.rows * extents.columns * 4
+        cycles += SECOND_KERNEL_CYCLES + partial_bytes / BYTES_PER_CYCLE
     return cycles
 
 

@@ -22,12 +22,13 @@ from schedules.gpu.families import (
     FEW_ROWS,
     MOST_ROWS,
     STORE,
+    TENSOR_CORE,
     TENSOR_CORE_SMALLEST,
     TILE,
     TILED,
     VECTORS,
 )
-from schedules.gpu.tile import Cut, choose_cut, choose_slices
+from schedules.gpu.tile import Extents, choose_fragment_tile, choose_slices, choose_tile
 from schedules.legalize.common import accumulator_dtype
 
 Element = Callable[[Any, Any, Any], Any]
@@ -38,14 +39,14 @@ Element = Callable[[Any, Any, Any], Any]
 class Operand:
     """A view on an input.
 
-    ``contiguous`` elements along its row or column axis lie side by side in memory and never part at an edge;
-    ``depth_first`` says that it is the depth whose elements lie side by side.
+    ``contiguous`` elements along its row or column axis lie side by side in memory, or ``contiguous_depth`` of them
+    along the sum: runs of so many, one after another.
     """
 
     element: Element
     dtype: str
     contiguous: int = 1
-    depth_first: bool = False
+    contiguous_depth: int = 1
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,8 @@ class Contraction:
     contiguous: int
 
     @property
-    def uses_tensor_cores(self) -> bool:
-        """Half precision, and all extents large enough that padding them to whole fragments is not most of the work."""
-        smallest = min(self.rows, self.columns, self.depth)
-        return self.left.dtype == self.right.dtype == "float16" and smallest > TENSOR_CORE_SMALLEST
+    def extents(self) -> Extents:
+        return Extents(self.batch, self.rows, self.columns, self.depth)
 
 
 Product = Callable[[Any, Any, Any], Any]
@@ -94,17 +93,21 @@ def contract(contraction: Contraction, family: str, processors: int) -> Product:
             processors,
         )
         return lambda batch, row, column: turned(batch, column, row)
-    if contraction.uses_tensor_cores:
-        return _plain(contraction, family)
-    cut = choose_cut(contraction.batch, contraction.rows, contraction.columns, contraction.depth, processors)
-    return _tiled(contraction, family, cut)
+    if uses_tensor_cores(contraction.extents, contraction.left.dtype, contraction.right.dtype):
+        return _fragments(contraction, processors)
+    return _tiled(contraction, family, processors)
 
 
-def _tiled(contraction: Contraction, family: str, cut: Cut) -> Product:
+def uses_tensor_cores(extents: Extents, *dtypes: str) -> bool:
+    """Half precision, and no extent smaller than a fragment."""
+    return set(dtypes) == {"float16"} and min(extents.rows, extents.columns, extents.depth) >= TENSOR_CORE_SMALLEST
+
+
+def _tiled(contraction: Contraction, family: str, processors: int) -> Product:
     """Extents padded to whole tiles, with zeros that the views give."""
-    tile = cut.tile
-    slice_depth = _whole(contraction.depth, cut.slices, tile.depth)
-    depth = slice_depth * cut.slices
+    tile, slices = choose_tile(contraction.extents, processors)
+    slice_depth = _whole(contraction.depth, slices, tile.depth)
+    depth = slice_depth * slices
     rows, columns = (_whole(extent, 1, part) for extent, part in
                      ((contraction.rows, tile.rows), (contraction.columns, tile.columns)))  # fmt: skip
     left = _view(contraction.left, (contraction.batch, depth, rows), contraction.depth, contraction.rows, "left")
@@ -119,12 +122,12 @@ def _tiled(contraction: Contraction, family: str, cut: Cut) -> Product:
         return te.sum(left[batch, at, row].astype(accumulator) * right[batch, at, column].astype(accumulator), axis=k)
 
     product = te.compute(
-        (cut.slices, contraction.batch, rows, columns),
+        (slices, contraction.batch, rows, columns),
         element,
         name=family,
         attrs={ANCHOR: f"{TILED}{family}", TILE: tile.name, STORE: _vector(contraction.contiguous)},
     )
-    return _added_up(product, cut.slices)
+    return _added_up(product, slices)
 
 
 def _few_rows(contraction: Contraction, processors: int) -> Product:
@@ -152,21 +155,34 @@ def _few_rows(contraction: Contraction, processors: int) -> Product:
     return _added_up(product, slices)
 
 
-def _plain(contraction: Contraction, family: str) -> Product:
-    """The form that the tensor core rule recognises: exact extents, no slices."""
-    batch, depth = contraction.batch, contraction.depth
-    left = te.compute((batch, contraction.rows, depth), lambda b, i, k: contraction.left.element(b, k, i), name="left")
-    right = te.compute(
-        (batch, depth, contraction.columns), lambda b, k, j: contraction.right.element(b, k, j), name="right"
+def _fragments(contraction: Contraction, processors: int) -> Product:
+    """For tensor cores: the left operand by rows, as it lies in memory; extents padded to whole tiles."""
+    tile, slices = choose_fragment_tile(contraction.extents, processors)
+    slice_depth = _whole(contraction.depth, slices, tile.depth)
+    depth = slice_depth * slices
+    rows, columns = _whole(contraction.rows, 1, tile.rows), _whole(contraction.columns, 1, tile.columns)
+    turned = Operand(
+        lambda batch, row, at: contraction.left.element(batch, at, row),
+        contraction.left.dtype,
+        contraction.left.contiguous_depth,
     )
-    accumulator = accumulator_dtype(contraction.out_dtype)
-    k = te.reduce_axis((0, depth), name="k")
+    left = _view(turned, (contraction.batch, rows, depth), contraction.rows, contraction.depth, "left")
+    right = _view(
+        contraction.right, (contraction.batch, depth, columns), contraction.depth, contraction.columns, "right"
+    )
+    k = te.reduce_axis((0, slice_depth), name="k")
+
+    def element(part: Any, batch: Any, row: Any, column: Any) -> Any:
+        at = part * slice_depth + k
+        return te.sum(left[batch, row, at].astype("float32") * right[batch, at, column].astype("float32"), axis=k)
+
     product = te.compute(
-        (batch, contraction.rows, contraction.columns),
-        lambda b, i, j: te.sum(left[b, i, k].astype(accumulator) * right[b, k, j].astype(accumulator), axis=k),
-        name=family,
+        (slices, contraction.batch, rows, columns),
+        element,
+        name=TENSOR_CORE,
+        attrs={ANCHOR: TENSOR_CORE, TILE: tile.name, STORE: _vector(contraction.contiguous)},
     )
-    return lambda b, i, j: product[b, i, j]
+    return _added_up(product, slices)
 
 
 def _view(operand: Operand, shape: tuple[int, int, int], depth: int, extent: int, name: str) -> te.Tensor:
@@ -186,7 +202,7 @@ def _view(operand: Operand, shape: tuple[int, int, int], depth: int, extent: int
             value = tirx.if_then_else(tirx.all(*conditions), value, tirx.const(0, operand.dtype))
         return value
 
-    attributes = {FETCH: 1 if operand.depth_first else lanes, DEPTH_FIRST: int(operand.depth_first)}
+    attributes = {FETCH: lanes, DEPTH_FIRST: int(operand.contiguous_depth > operand.contiguous)}
     return te.compute(shape, element, name=name, attrs=attributes)
 
 

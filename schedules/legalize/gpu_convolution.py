@@ -13,9 +13,9 @@ from tvm.target import Target
 
 from schedules.blocks import ANCHOR
 from schedules.gpu.families import DEPTHWISE
-from schedules.gpu.tile import multiprocessors
+from schedules.gpu.tile import Extents, multiprocessors
 from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE, accumulator_dtype, default_legalization
-from schedules.legalize.gpu_contraction import Contraction, Operand, contract
+from schedules.legalize.gpu_contraction import Contraction, Operand, contract, uses_tensor_cores
 from schedules.shapes import static_shape
 
 PLAIN_LAYOUTS = ("NCHW", "OIHW", "NCHW")
@@ -36,10 +36,10 @@ def legalize_conv2d(target: Target) -> Callable[[BlockBuilder, relax.Call], rela
             compute = partial(_depthwise, window=window, out_dtype=out_dtype)
             return builder.call_te(compute, data, weight, primfunc_name_hint="depthwise_conv2d", primfunc_attrs=FUSABLE)
         # A kernel of its own, which FoldConstant computes where the weight is a constant.
-        packed = builder.emit(
-            builder.call_te(partial(_pack, groups=window.groups), weight, primfunc_name_hint="pack_weight")
-        )
-        compute = partial(_dense, window=window, out_dtype=out_dtype, processors=processors)
+        by_outputs = uses_tensor_cores(window.extents, str(data.ty.dtype), str(weight.ty.dtype))
+        pack = partial(_pack, groups=window.groups, by_outputs=by_outputs)
+        packed = builder.emit(builder.call_te(pack, weight, primfunc_name_hint="pack_weight"))
+        compute = partial(_dense, window=window, out_dtype=out_dtype, processors=processors, by_outputs=by_outputs)
         return builder.call_te(compute, data, packed, primfunc_name_hint="conv2d", primfunc_attrs=FUSABLE)
 
     return legalize
@@ -66,6 +66,16 @@ class _Window:
             return (padded - self.dilation[axis] * (self.kernel[axis] - 1) - 1) // self.strides[axis] + 1
 
         return extent(0), extent(1)
+
+    @property
+    def extents(self) -> Extents:
+        """Outputs x pixels of all images, for each group."""
+        return Extents(
+            batch=self.groups,
+            rows=self.outputs // self.groups,
+            columns=self.image[0] * self.result[0] * self.result[1],
+            depth=self.group_inputs * self.kernel[0] * self.kernel[1],
+        )
 
     @property
     def is_pointwise(self) -> bool:
@@ -107,10 +117,10 @@ def _window(call: relax.Call) -> _Window | None:
     return window if min(window.result) > 0 else None
 
 
-def _pack(weight: te.Tensor, groups: int) -> te.Tensor:
-    """Weight [O, I, h, w] as [group, h * w * I, O / groups].
+def _pack(weight: te.Tensor, groups: int, by_outputs: bool) -> te.Tensor:
+    """Weight [O, I, h, w] as [group, h * w * I, O / groups], or with the last two exchanged where ``by_outputs``.
 
-    Loads of neighbouring outputs are neighbours then; and with the channels innermost, a tile of the sum lies within
+    What threads load together lies side by side then; and with the channels innermost, a tile of the sum lies within
     one position of the kernel, so that the kernel's row and column are no arithmetic of the threads.
     """
     outputs, inputs, height, width = (int(extent) for extent in weight.shape)
@@ -120,13 +130,24 @@ def _pack(weight: te.Tensor, groups: int) -> te.Tensor:
         position = k // inputs
         return weight[group * share + output, k % inputs, position // width, position % width]
 
-    return te.compute((groups, inputs * height * width, share), element, name="pack_weight")
+    depth = inputs * height * width
+    if by_outputs:
+        return te.compute((groups, share, depth), lambda group, at, k: element(group, k, at), name="pack_weight")
+    return te.compute((groups, depth, share), element, name="pack_weight")
 
 
-def _dense(data: te.Tensor, packed: te.Tensor, window: _Window, out_dtype: str, processors: int) -> te.Tensor:
-    """Outputs x pixels of all images, for each group."""
-    batch, (height, width) = window.image[0], window.result
-    pixels, inputs, share = height * width, window.group_inputs, window.outputs // window.groups
+def _dense(
+    data: te.Tensor, packed: te.Tensor, window: _Window, out_dtype: str, processors: int, by_outputs: bool
+) -> te.Tensor:
+    """Weights, as `_pack` gives them, times patches."""
+    extents, batch, (height, width) = window.extents, window.image[0], window.result
+    pixels, inputs, share = height * width, window.group_inputs, extents.rows
+    if by_outputs:
+        left = Operand(
+            lambda group, k, output: packed[group, output, k], str(packed.dtype), contiguous_depth=extents.depth
+        )
+    else:
+        left = Operand(lambda group, k, output: packed[group, k, output], str(packed.dtype), contiguous=share)
 
     def patch(group: Any, k: Any, at: Any) -> Any:
         pixel, position = at % pixels, k // inputs
@@ -140,12 +161,12 @@ def _dense(data: te.Tensor, packed: te.Tensor, window: _Window, out_dtype: str, 
 
     product = contract(
         Contraction(
-            left=Operand(lambda group, k, output: packed[group, k, output], str(packed.dtype), share),
+            left=left,
             right=Operand(patch, str(data.dtype), pixels if window.is_pointwise else 1),
-            batch=window.groups,
-            rows=share,
-            columns=batch * pixels,
-            depth=inputs * window.kernel[0] * window.kernel[1],
+            batch=extents.batch,
+            rows=extents.rows,
+            columns=extents.columns,
+            depth=extents.depth,
             out_dtype=out_dtype,
             contiguous=pixels,
         ),

@@ -56,7 +56,7 @@ def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, processors: int) 
 
     product = contract(
         Contraction(
-            left=Operand(read_left, str(left.dtype), depth_first=True),
+            left=Operand(read_left, str(left.dtype), contiguous_depth=depth),
             right=Operand(read_right, str(right.dtype), contiguous=columns),
             batch=batch,
             rows=all_rows,

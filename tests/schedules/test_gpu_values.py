@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import torch
+import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import relax
+from tvm import relax, tirx
 
-from tests.schedules.schedule_harness import assert_close, graph_of, lower, normal, rules, run
+import schedules
+from schedules.gpu.tensor_core import schedule_tensor_core
+from tests.schedules.schedule_harness import assert_close, fuse, graph_of, lower, normal, rules, run
 from tests.schedules.serial_threads import without_threads
 from tests.schedules.test_conv2d import convolution, expected
 from tests.schedules.test_targets import cuda
@@ -18,6 +21,19 @@ SM_90 = cuda("sm_90")
 def evaluate_serially(graph, inputs):
     lowered = lower(graph_of(graph, inputs), SM_90)
     return run(without_threads(lowered), inputs), rules(lowered)
+
+
+def evaluate_fragments(graph, inputs):
+    """The same, with plain loops in the place of tensor core instructions."""
+    fused = fuse(graph_of(graph, inputs), SM_90)
+    scheduled = tvm.IRModule(fused.functions, attrs=fused.attrs, global_infos=fused.global_infos)
+    for variable, function in fused.functions_items():
+        if isinstance(function, tirx.PrimFunc):
+            fragments = schedule_tensor_core(function, SM_90, with_instructions=False)
+            if fragments is not None:
+                scheduled.update_func(variable, fragments.with_attr("tirx.is_scheduled", True))
+                return run(without_threads(schedules.apply(scheduled, SM_90)), inputs)
+    raise AssertionError("no kernel is for tensor cores")
 
 
 @settings(max_examples=16, deadline=None, derandomize=True)
@@ -136,14 +152,47 @@ def test_a_residual_larger_than_the_product():
     assert_close(actual, left.astype("float64") @ right.astype("float64") + residual)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(
+    batch=st.sampled_from(BATCHES),
+    rows=st.sampled_from([16, 17, 130]),
+    depth=st.sampled_from([16, 24, 50, 130, 300]),
+    columns=st.sampled_from([16, 17, 130, 192]),
+)
+def test_half_precision_in_fragments(batch, rows, depth, columns):
+    left, right = (
+        normal(0, *batch[0], rows, depth, dtype="float16"),
+        normal(1, *batch[1], depth, columns, dtype="float16"),
+    )
+    bias = normal(2, columns, dtype="float16")
+
+    def graph(builder, a, b):
+        product = builder.emit(relax.op.matmul(a, b))
+        return builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(product, relax.const(bias)))))
+
+    actual = evaluate_fragments(graph, [left, right])
+    assert actual.dtype == np.float16
+    exact = np.maximum(left.astype("float64") @ right.astype("float64") + bias, 0)
+    assert_close(actual, exact, tolerance=2e-3)
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "groups", "stride"), [(16, 24, 1, 1), (3, 40, 1, 2), (64, 96, 2, 1)])
+def test_half_precision_convolution_in_fragments(inputs, outputs, groups, stride):
+    x, weight = normal(0, 2, inputs, 14, 14), normal(1, outputs, inputs // groups, 3, 3)
+    x, weight, bias = (array.astype("float16") for array in (x, weight, normal(2, outputs)))
+    attributes = {"padding": (1, 1), "strides": (stride, stride), "groups": groups}
+    actual = evaluate_fragments(convolution(weight, bias, out_dtype="float16", **attributes), [x])
+    assert_close(actual, expected(x, weight, bias, **attributes), tolerance=2e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32"])
 def test_dtypes(dtype):
     left, right = (4 * normal(0, 37, 130)).astype(dtype), (4 * normal(1, 130, 50)).astype(dtype)
     actual, chosen = evaluate_serially(lambda builder, a, b: builder.emit(relax.op.matmul(a, b)), [left, right])
     assert actual.dtype == np.dtype(dtype)
     assert chosen == {"matmul"}
     exact = left.astype("float64") @ right.astype("float64")
-    assert_close(actual, exact, tolerance=2e-3 if dtype == "float16" else 1e-6)
+    assert_close(actual, exact, tolerance=1e-6)
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)
