@@ -62,7 +62,7 @@ def operand_views(schedule: s_tir.Schedule, before: list[Block]) -> tuple[Block,
 
 
 def _tile(schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, last: Block, tile: Tile) -> None:
-    part, batch, rows, columns, depth = schedule.get_loops(anchor.handle)
+    part, batch, rows, columns, position, depth = schedule.get_loops(anchor.handle)
     lanes = int(anchor.statement.annotations[STORE])
     row_block, row_thread, row = schedule.split(rows, [None, tile.row_threads, tile.row_registers])
     # A thread's columns are groups of ``lanes``, the groups of all threads between them: stores stay side by side.
@@ -72,7 +72,7 @@ def _tile(schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, la
     depth_outer, depth_inner = schedule.split(depth, [None, tile.depth])
     schedule.reorder(
         part, batch, column_block, row_block, column_group, row_thread, column_thread,
-        depth_outer, depth_inner, row, column,
+        position, depth_outer, depth_inner, row, column,
     )  # fmt: skip
     schedule.bind(schedule.fuse(part, batch, column_block, row_block), "blockIdx.x")
     schedule.bind(column_group, "vthread.x")
@@ -96,7 +96,7 @@ def _tile(schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, la
         innermost = schedule.get_loops(registers)[-1]
         _, vector = schedule.split(innermost, [None, min(4, int(schedule.get(innermost).extent))])
         schedule.vectorize(vector)
-    schedule.decompose_reduction(anchor.handle, depth_outer)
+    schedule.decompose_reduction(anchor.handle, position)
 
 
 def _load_together(schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, tile: Tile) -> None:

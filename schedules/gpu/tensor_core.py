@@ -29,7 +29,7 @@ SHIFT_OF_SINGLES = 4
 def schedule_tensor_core(
     function: tirx.PrimFunc, target: Target, with_instructions: bool = True
 ) -> tirx.PrimFunc | None:
-    """Anchor iterators: slice, batch, row, column | depth.
+    """Anchor iterators: slice, batch, row, column | position, depth.
 
     Without ``with_instructions`` fragments are plain loops: slow, but with a meaning that can be run anywhere.
     """
@@ -47,7 +47,7 @@ def _fragments(
     schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, last: Block, with_instructions: bool
 ) -> None:
     tile = FRAGMENT_TILES[str(anchor.statement.annotations[TILE])]
-    part, batch, row, column, depth = schedule.get_loops(anchor.handle)
+    part, batch, row, column, position, depth = schedule.get_loops(anchor.handle)
     row_block, row_warp, row_fragment, row_element = schedule.split(
         row, [None, tile.row_warps, tile.rows // tile.row_warps // FRAGMENT, FRAGMENT]
     )
@@ -57,7 +57,7 @@ def _fragments(
     depth_outer, depth_fragment, depth_element = schedule.split(depth, [None, tile.depth // FRAGMENT, FRAGMENT])
     schedule.reorder(
         part, batch, column_block, row_block, row_warp, column_warp,
-        depth_outer, depth_fragment, row_fragment, column_fragment,
+        position, depth_outer, depth_fragment, row_fragment, column_fragment,
         row_element, column_element, depth_element,
     )  # fmt: skip
     fragments = schedule.blockize(row_element)
@@ -72,11 +72,11 @@ def _fragments(
         loaded.append(schedule.cache_read(fragments, index, scope))
         schedule.compute_at(loaded[-1], depth_fragment)
     to_memory = schedule.cache_write(fragments, 0, "shared")
-    schedule.storage_align(to_memory, 0, axis=-2, factor=FRAGMENT, offset=SHIFT_OF_SINGLES)
     to_shared = schedule.cache_write(fragments, 0, "wmma.accumulator")
+    schedule.storage_align(to_shared, 0, axis=-2, factor=FRAGMENT, offset=SHIFT_OF_SINGLES)
     schedule.reverse_compute_at(to_shared, warp)
     schedule.reverse_compute_at(to_memory, warp)
-    initial = schedule.decompose_reduction(fragments, depth_outer)
+    initial = schedule.decompose_reduction(fragments, position)
 
     pieces = [_in_fragments(schedule, block) for block in (*loaded, to_shared)]
     if with_instructions:

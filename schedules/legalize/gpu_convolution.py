@@ -142,26 +142,25 @@ def _dense(
     """Weights, as `_pack` gives them, times patches."""
     extents, batch, (height, width) = window.extents, window.image[0], window.result
     pixels, inputs, share = height * width, window.group_inputs, extents.rows
-    if by_outputs:
-        left = Operand(
-            lambda group, k, output: packed[group, output, k], str(packed.dtype), contiguous_depth=extents.depth
-        )
-    else:
-        left = Operand(lambda group, k, output: packed[group, k, output], str(packed.dtype), contiguous=share)
 
-    def patch(group: Any, k: Any, at: Any) -> Any:
-        pixel, position = at % pixels, k // inputs
+    def weights(group: Any, position: Any, channel: Any, output: Any) -> Any:
+        k = position * inputs + channel
+        return packed[group, output, k] if by_outputs else packed[group, k, output]
+
+    def patch(group: Any, position: Any, channel: Any, at: Any) -> Any:
+        pixel = at % pixels
         return window.read(
             data,
             at // pixels,
-            group * inputs + k % inputs,
+            group * inputs + channel,
             (pixel // width, pixel % width),
             (position // window.kernel[1], position % window.kernel[1]),
         )
 
+    run = {"contiguous_depth": extents.depth} if by_outputs else {"contiguous": share}
     product = contract(
         Contraction(
-            left=left,
+            left=Operand(weights, str(packed.dtype), **run),
             right=Operand(patch, str(data.dtype), pixels if window.is_pointwise else 1),
             batch=extents.batch,
             rows=extents.rows,
@@ -169,6 +168,7 @@ def _dense(
             depth=extents.depth,
             out_dtype=out_dtype,
             contiguous=pixels,
+            positions=window.kernel[0] * window.kernel[1],
         ),
         "conv2d",
         processors,

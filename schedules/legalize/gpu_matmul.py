@@ -46,12 +46,12 @@ def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, processors: int) 
     shared = prod(right_batch) == 1
     batch, all_rows = (1, prod(outer) * rows) if shared else (prod(outer), rows)
 
-    def read_left(at: Any, k: Any, row: Any) -> Any:
+    def read_left(at: Any, _: Any, k: Any, row: Any) -> Any:
         if shared:
             at, row = row // rows, row % rows
         return left[(*_own(_unravel(at, outer), left_batch, len(left_shape) - 2), row, k)]
 
-    def read_right(at: Any, k: Any, column: Any) -> Any:
+    def read_right(at: Any, _: Any, k: Any, column: Any) -> Any:
         return right[(*_own(_unravel(at, outer), right_batch, len(right_shape) - 2), k, column)]
 
     product = contract(

@@ -38,7 +38,7 @@ def evaluate_fragments(graph, inputs):
 
 @settings(max_examples=16, deadline=None, derandomize=True)
 @given(
-    inputs=st.sampled_from([1, 3, 16, 17, 130]),
+    inputs=st.sampled_from([1, 3, 17, 64, 130]),
     outputs=st.sampled_from([1, 3, 8, 17, 130]),
     size=st.tuples(st.sampled_from([1, 7, 13]), st.sampled_from([1, 7, 12, 13])),
     kernel=st.sampled_from([1, 2, 3]),
