@@ -78,8 +78,8 @@ def _tile(schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, la
     schedule.bind(column_group, "vthread.x")
     schedule.bind(row_thread, "threadIdx.y")
     schedule.bind(column_thread, "threadIdx.x")
-    schedule.unroll(row)
-    schedule.unroll(column)
+    for loop in (depth_inner, row, column):
+        schedule.unroll(loop)
     schedule.annotate(column_thread, "pragma_auto_unroll_max_step", UNROLL)
     schedule.annotate(column_thread, "pragma_unroll_explicit", 0)
 
