@@ -19,11 +19,12 @@ from schedules.blocks import Block, inline_into_last, new_schedule
 from schedules.gpu.contraction import find_parts, inline_into_store, operand_views
 from schedules.gpu.elementwise import bind_elements
 from schedules.gpu.families import FETCH, STORE, TENSOR_CORE, TILE
+from schedules.gpu.fragments import CLEAR, LOAD_LEFT, LOAD_RIGHT, MULTIPLY, register_fragments
+from schedules.gpu.fragments import STORE as STORE_RESULT
 from schedules.gpu.tile import FRAGMENT, FRAGMENT_TILES, WARP, FragmentTile
 
-# Rows of a matrix in shared memory begin in different banks, and stay aligned for fragments.
+# Rows of an operand in shared memory begin in different banks, and stay aligned for fragments.
 SHIFT_OF_HALVES = 8
-SHIFT_OF_SINGLES = 4
 
 
 def schedule_tensor_core(
@@ -73,7 +74,6 @@ def _fragments(
         schedule.compute_at(loaded[-1], depth_fragment)
     to_memory = schedule.cache_write(fragments, 0, "shared")
     to_shared = schedule.cache_write(fragments, 0, "wmma.accumulator")
-    schedule.storage_align(to_shared, 0, axis=-2, factor=FRAGMENT, offset=SHIFT_OF_SINGLES)
     schedule.reverse_compute_at(to_shared, warp)
     schedule.reverse_compute_at(to_memory, warp)
     initial = schedule.decompose_reduction(fragments, position)
@@ -114,11 +114,8 @@ def _in_fragments(schedule: s_tir.Schedule, block: SBlockRV) -> LoopRV:
 
 
 def _use_instructions(schedule: s_tir.Schedule, pieces: list[LoopRV], initial: SBlockRV, product: SBlockRV) -> None:
-    # The import registers all of TVM's instructions for NVIDIA GPUs, which takes half a minute.
-    from tvm.s_tir.tensor_intrin.cuda import get_wmma_intrin_group
-
-    names = get_wmma_intrin_group("shared", "shared", "float16", "float32", trans_b=False)
-    for piece, name in zip(pieces, ("load_a", "load_b", "store"), strict=True):
-        schedule.tensorize(piece, names[name])
-    schedule.tensorize(schedule.get_loops(initial)[-2], names["init"])
-    schedule.tensorize(schedule.get_loops(product)[-3], names["compute"])
+    register_fragments()
+    for piece, name in zip(pieces, (LOAD_LEFT, LOAD_RIGHT, STORE_RESULT), strict=True):
+        schedule.tensorize(piece, name)
+    schedule.tensorize(schedule.get_loops(initial)[-2], CLEAR)
+    schedule.tensorize(schedule.get_loops(product)[-3], MULTIPLY)
