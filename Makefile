@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint format protocol check-models bench-overlap bench-kernels clean
+.PHONY: setup demo test lint format protocol check-models check-cuda bench-overlap bench-kernels clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,10 @@ protocol: setup
 
 check-models: setup
 	$(BIN)/python scripts/check_models.py
+
+check-cuda: setup
+	$(BIN)/python scripts/check_cuda.py --arch sm_90
+	$(BIN)/python scripts/check_cuda.py --arch sm_80
 
 bench-kernels: setup
 	$(BIN)/python scripts/bench_kernels.py

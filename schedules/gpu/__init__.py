@@ -1,28 +1,45 @@
-"""Schedules for GPUs: TVM's own (dlight), which bind every kernel to threads without tuning."""
+"""Schedules for GPUs, in the order they are tried: the special before the general.
+
+Own rules where the legalizations of this package made the kernel, TVM's (dlight) for tensor cores and for reductions,
+which they share among threads well. All bind every block to threads.
+"""
 
 from __future__ import annotations
 
-from tvm import s_tir, tirx
+from collections.abc import Callable
+from functools import partial
+
+from tvm import tirx
 from tvm.s_tir import dlight
 from tvm.target import Target
 
-# Fallback stands last: it takes every function, and leaves no block without threads.
-RULES: tuple[tuple[str, object], ...] = (
-    ("matmul", dlight.gpu.Matmul()),
-    ("gemv", dlight.gpu.GEMV()),
-    ("reduction", dlight.gpu.Reduction()),
-    ("general_reduction", dlight.gpu.GeneralReduction()),
-    ("transpose", dlight.gpu.Transpose()),
-    ("fallback", dlight.gpu.Fallback()),
+from schedules.gpu.contraction import schedule_tiled
+from schedules.gpu.default_rules import apply_default
+from schedules.gpu.elementwise import schedule_elementwise
+from schedules.gpu.few_rows import schedule_few_rows
+from schedules.gpu.tensor_core import schedule_tensor_core
+from schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
+
+Rule = Callable[[tirx.PrimFunc, Target], tirx.PrimFunc | None]
+
+# Fallback stands last: it takes every function, one thread an output, and loads from memory what it needs each time.
+RULES: tuple[tuple[str, Rule], ...] = (
+    ("conv2d", partial(schedule_tiled, family="conv2d")),
+    ("matmul", partial(schedule_tiled, family="matmul")),
+    ("few_rows", schedule_few_rows),
+    ("depthwise_conv2d", schedule_depthwise_conv2d),
+    ("tensor_core", schedule_tensor_core),
+    ("default_matmul", partial(apply_default, dlight.gpu.Matmul())),
+    ("default_gemv", partial(apply_default, dlight.gpu.GEMV())),
+    ("elementwise", schedule_elementwise),
+    ("pooling", schedule_pooling),
+    ("reduction", partial(apply_default, dlight.gpu.Reduction())),
+    ("general_reduction", partial(apply_default, dlight.gpu.GeneralReduction())),
+    ("fallback", partial(apply_default, dlight.gpu.Fallback())),
 )
 
 
-def apply_rule(rule: object, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+def apply_rule(rule: Rule, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     """The scheduled function, or None where the rule does not match."""
     with target:
-        schedule = rule.apply(function, target, False)  # type: ignore[attr-defined]
-    if isinstance(schedule, list):
-        schedule = schedule[0] if schedule else None
-    if not isinstance(schedule, s_tir.Schedule):
-        return None
-    return schedule.mod["main"]
+        return rule(function, target)

@@ -8,6 +8,7 @@ from tvm import relax
 from tvm.relax import BlockBuilder
 from tvm.target import Target
 
+from schedules.legalize import gpu_convolution, gpu_matmul
 from schedules.legalize.convolution import legalize_conv2d
 from schedules.legalize.elementary import ELEMENTARY, legalize_elementary
 from schedules.legalize.matmul import legalize_matmul
@@ -19,6 +20,11 @@ Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
 
 def legalizations(target: Target) -> dict[str, Legalization]:
     """Own lowerings by operator name; operators that are not named keep TVM's."""
+    if str(target.kind.name) == "cuda":
+        return {
+            "relax.nn.conv2d": gpu_convolution.legalize_conv2d(target),
+            "relax.matmul": gpu_matmul.legalize_matmul(target),
+        }
     if not is_cpu(target):
         return {}
     traits = traits_of(target)

@@ -31,6 +31,12 @@ def graph_of(graph: Graph, inputs: Sequence[np.ndarray]) -> tvm.IRModule:
 
 def lower(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     """All passes up to scheduled kernels."""
+    with target:
+        return schedules.apply(fuse(module, target), target)
+
+
+def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """All passes up to fused kernels without a schedule."""
     transform = relax.transform
     passes = [
         transform.FoldBatchnormToConv2D(),
@@ -44,7 +50,6 @@ def lower(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         transform.FuseOps(),
         transform.FuseTIR(),
         transform.DeadCodeElimination(["main"]),
-        lambda current: schedules.apply(current, target),
     ]
     with target:
         for each in passes:

@@ -10,6 +10,7 @@ from tvm.target import Target
 from tvm.target.codegen import target_has_features
 
 import schedules
+from tests.schedules.gpu_kernels import unbound_blocks
 from tests.schedules.schedule_harness import HOST, assert_close, graph_of, lower, normal, run
 
 X86_V3 = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2})
@@ -90,40 +91,13 @@ def cuda(arch: str) -> Target:
     )
 
 
-def blocks_without_threads(function: tirx.PrimFunc) -> list[str]:
-    """Names of blocks that compute outside every thread binding."""
-    found: list[str] = []
-    bound = 0
-
-    def visit(statement):
-        nonlocal bound
-        binds = isinstance(statement, tirx.For) and statement.kind == tirx.ForKind.THREAD_BINDING
-        bound += binds
-        for child in children(statement):
-            visit(child)
-        if not bound and isinstance(statement, tirx.BufferStore):
-            found.append(str(statement.buffer.name))
-        bound -= binds
-
-    visit(function.body)
-    return found
-
-
-def children(statement):
-    for name in ("body", "block", "init", "then_case", "else_case"):
-        child = getattr(statement, name, None)
-        if child is not None:
-            yield child
-    yield from getattr(statement, "seq", ())
-
-
 @GRAPHS
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_cuda_kernels_are_bound_to_threads(graph, arch):
     lowered = lower(graph_of(graph, [INPUTS[graph]]), cuda(arch))
     for name, function in lowered.functions_items():
         if isinstance(function, tirx.PrimFunc):
-            assert blocks_without_threads(function) == [], name
+            assert unbound_blocks(function) == [], name
     assert set(schedules.chosen_rules(lowered).values()).isdisjoint({"none"})
 
 

@@ -1,0 +1,129 @@
+"""Contractions in tiles: operands through shared memory, results in registers, what follows on the finished tile.
+
+    block of threads:  a tile of rows x columns (x slice of the sum, x batch)
+      for each ``depth`` steps of the sum:
+        all threads together load a [depth, rows] and a [depth, columns] part of the operands into shared memory
+        for each step: every thread loads its rows and columns into registers, and multiplies each with each
+      every thread stores its results, with bias, residual and activation where the sum is not in slices
+
+The blocks of a warp write neighbouring columns, and neighbours in memory are loaded by neighbouring threads.
+"""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from schedules.blocks import Block, blocks_of, inline_into_last, new_schedule
+from schedules.gpu.elementwise import bind_elements
+from schedules.gpu.families import DEPTH_FIRST, FETCH, STORE, TILE, TILED
+from schedules.gpu.tile import TILES, Tile
+
+UNROLL = 512
+"""Statements up to which nvcc is asked to unroll what is not unrolled by name."""
+
+
+def schedule_tiled(function: tirx.PrimFunc, target: Target, family: str) -> tirx.PrimFunc | None:
+    """Views of two operands, one anchor of ``family``, and spatial blocks behind it."""
+    schedule = new_schedule(function)
+    parts = find_parts(schedule, f"{TILED}{family}")
+    if parts is None:
+        return None
+    views, anchor, tail = parts
+    left, right = operand_views(schedule, views)
+    tile = TILES[str(anchor.statement.annotations[TILE])]
+    last = inline_into_last(schedule, tail)
+    _tile(schedule, anchor, left, right, last, tile)
+    return schedule.mod["main"]
+
+
+def find_parts(schedule: s_tir.Schedule, anchor: str) -> tuple[list[Block], Block, list[Block]] | None:
+    """The blocks before the anchor, it, and those behind, if nothing else reduces."""
+    blocks = blocks_of(schedule)
+    if blocks is None:
+        return None
+    positions = [position for position, block in enumerate(blocks) if block.anchor == anchor]
+    if len(positions) != 1:
+        return None
+    before, middle, behind = blocks[: positions[0]], blocks[positions[0]], blocks[positions[0] + 1 :]
+    if not behind or any(block.is_reduction for block in (*before, *behind)):
+        return None
+    return before, middle, behind
+
+
+def operand_views(schedule: s_tir.Schedule, before: list[Block]) -> tuple[Block, Block]:
+    """The views that a legalization named ``left`` and ``right``; what else stands before an anchor is inlined."""
+    named = {view.name.partition("_")[0]: view for view in before}
+    for view in before:
+        if view is not named["left"] and view is not named["right"]:
+            schedule.compute_inline(view.handle)
+    return named["left"], named["right"]
+
+
+def _tile(schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, last: Block, tile: Tile) -> None:
+    part, batch, rows, columns, position, depth = schedule.get_loops(anchor.handle)
+    lanes = int(anchor.statement.annotations[STORE])
+    row_block, row_thread, row = schedule.split(rows, [None, tile.row_threads, tile.row_registers])
+    # A thread's columns are groups of ``lanes``, the groups of all threads between them: stores stay side by side.
+    column_block, column_group, column_thread, column = schedule.split(
+        columns, [None, tile.column_registers // lanes, tile.column_threads, lanes]
+    )
+    depth_outer, depth_inner = schedule.split(depth, [None, tile.depth])
+    schedule.reorder(
+        part, batch, column_block, row_block, column_group, row_thread, column_thread,
+        position, depth_outer, depth_inner, row, column,
+    )  # fmt: skip
+    schedule.bind(schedule.fuse(part, batch, column_block, row_block), "blockIdx.x")
+    schedule.bind(column_group, "vthread.x")
+    schedule.bind(row_thread, "threadIdx.y")
+    schedule.bind(column_thread, "threadIdx.x")
+    for loop in (depth_inner, row, column):
+        schedule.unroll(loop)
+    schedule.annotate(column_thread, "pragma_auto_unroll_max_step", UNROLL)
+    schedule.annotate(column_thread, "pragma_unroll_explicit", 0)
+
+    stored = schedule.cache_write(anchor.handle, 0, "local")
+    schedule.reverse_compute_at(stored, column_thread, preserve_unit_loops=True)
+    if not (anchor.extents[0] == 1 and inline_into_store(schedule, last.handle)):
+        bind_elements(schedule, last.handle)
+    schedule.vectorize(schedule.get_loops(stored)[-1])
+
+    for index, view in enumerate((left, right)):
+        _load_together(schedule, view, depth_outer, tile)
+        registers = schedule.cache_read(anchor.handle, index, "local")
+        schedule.compute_at(registers, depth_inner, preserve_unit_loops=True)
+        innermost = schedule.get_loops(registers)[-1]
+        _, vector = schedule.split(innermost, [None, min(4, int(schedule.get(innermost).extent))])
+        schedule.vectorize(vector)
+    schedule.decompose_reduction(anchor.handle, position)
+
+
+def _load_together(schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, tile: Tile) -> None:
+    """A view's part for ``depth`` steps of the sum, by all threads of the block, into shared memory."""
+    schedule.set_scope(view.handle, 0, "shared")
+    schedule.compute_at(view.handle, depth_outer, preserve_unit_loops=True)
+    depth, extent = schedule.get_loops(view.handle)[-2:]
+    elements = int(schedule.get(depth).extent) * int(schedule.get(extent).extent)
+    lanes = min(int(view.statement.annotations[FETCH]), max(1, elements // tile.threads))
+    if int(view.statement.annotations[DEPTH_FIRST]):
+        lanes = 1
+        schedule.reorder(extent, depth)
+        depth, extent = extent, depth
+        # Threads write one column of the shared matrix: four more elements a row put them into different banks.
+        schedule.storage_align(view.handle, 0, axis=-2, factor=32, offset=4)
+    fused = schedule.fuse(depth, extent)
+    _, row_thread, column_thread, vector = schedule.split(fused, [None, tile.row_threads, tile.column_threads, lanes])
+    schedule.bind(row_thread, "threadIdx.y")
+    schedule.bind(column_thread, "threadIdx.x")
+    schedule.vectorize(vector)
+
+
+def inline_into_store(schedule: s_tir.Schedule, last: SBlockRV) -> bool:
+    """Compute ``last`` where its input is stored, if it has one element for each of it."""
+    try:
+        schedule.reverse_compute_inline(last)
+    except Exception:
+        # A broadcast to a larger shape, for example: a kernel of its own then.
+        return False
+    return True

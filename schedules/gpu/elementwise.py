@@ -1,0 +1,86 @@
+"""Everything that only moves or maps elements: one thread an element, or one for four that lie side by side."""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.target import Target
+
+from schedules.blocks import Block, blocks_of, buffers_of, new_schedule
+
+THREADS = 256
+LANES = 4
+# Below this many elements, vectors would leave multiprocessors without a thread.
+SMALLEST_VECTORIZED = 1 << 17
+
+
+def schedule_elementwise(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+    """A function without reductions: intermediate blocks are inlined, each output is a kernel of its own."""
+    schedule = new_schedule(function)
+    blocks = blocks_of(schedule)
+    if blocks is None or any(block.is_reduction for block in blocks):
+        return None
+    outputs = {buffer.name for buffer in buffers_of(function)}
+    kept: list[Block] = []
+    for block in blocks:
+        written = block.statement.writes
+        if len(written) == 1 and written[0].source.name not in outputs:
+            schedule.compute_inline(block.handle)
+        else:
+            kept.append(block)
+    for block in kept:
+        bind_elements(schedule, block.handle)
+    return schedule.mod["main"]
+
+
+def bind_elements(
+    schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV, vectorize: bool = True
+) -> s_tir.schedule.LoopRV:
+    """Threads along the innermost axis, so that neighbours write neighbouring elements; returns the threads' loop."""
+    loops = schedule.get_loops(block)
+    if not loops:
+        loops = [schedule.add_unit_loop(block)]
+    extents = [int(schedule.get(loop).extent) for loop in loops]
+    iterations = 1
+    for extent in extents:
+        iterations *= extent
+    vectorized = (
+        vectorize
+        and extents[-1] % LANES == 0
+        and iterations >= SMALLEST_VECTORIZED
+        and _is_contiguous(schedule.get(block))
+    )
+    fused = schedule.fuse(*loops)
+    if vectorized:
+        outer, threads, lanes = schedule.split(fused, [None, THREADS, LANES])
+        schedule.vectorize(lanes)
+    else:
+        outer, threads = schedule.split(fused, [None, min(THREADS, _warps(iterations))])
+    schedule.bind(outer, "blockIdx.x")
+    schedule.bind(threads, "threadIdx.x")
+    return threads
+
+
+def _warps(iterations: int) -> int:
+    return -(-iterations // 32) * 32
+
+
+def _is_contiguous(block: s_tir.SBlock) -> bool:
+    """Whether along the innermost iterator everything read and written lies side by side, or is one value."""
+    innermost = block.iter_vars[-1].var
+    for region in [*block.reads, *block.writes]:
+        indices = [each.min for each in region.region]
+        if any(not _is_one(each.extent) for each in region.region):
+            return False
+        if any(uses(index, innermost) for index in indices[:-1]):
+            return False
+        if indices and uses(indices[-1], innermost) and not indices[-1].same_as(innermost):
+            return False
+    return True
+
+
+def _is_one(extent: tirx.Expr) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+
+
+def uses(expression: tirx.Expr, variable: tirx.Var) -> bool:
+    return any(variable.same_as(each) for each in tirx.analysis.undefined_vars(expression))

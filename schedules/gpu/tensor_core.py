@@ -1,0 +1,121 @@
+"""Products in half precision on tensor cores: warps multiply fragments of 16 x 16 x 16, and sum in float32.
+
+    block of threads:  a tile of rows x columns (x slice of the sum, x batch)
+      for each ``depth`` steps of the sum:
+        all threads together load a [rows, depth] and a [depth, columns] part of the operands into shared memory
+        each warp loads fragments of its rows and columns from there, and multiplies each with each
+      each warp lays its results into shared memory, and its threads store them with what follows
+
+Nothing is loaded for the next steps while these are multiplied; other blocks on the same multiprocessor fill the gap.
+"""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from schedules.blocks import Block, inline_into_last, new_schedule
+from schedules.gpu.contraction import find_parts, inline_into_store, operand_views
+from schedules.gpu.elementwise import bind_elements
+from schedules.gpu.families import FETCH, STORE, TENSOR_CORE, TILE
+from schedules.gpu.fragments import CLEAR, LOAD_LEFT, LOAD_RIGHT, MULTIPLY, register_fragments
+from schedules.gpu.fragments import STORE as STORE_RESULT
+from schedules.gpu.tile import FRAGMENT, FRAGMENT_TILES, WARP, FragmentTile
+
+# Rows of an operand in shared memory begin in different banks, and stay aligned for fragments.
+SHIFT_OF_HALVES = 8
+
+
+def schedule_tensor_core(
+    function: tirx.PrimFunc, target: Target, with_instructions: bool = True
+) -> tirx.PrimFunc | None:
+    """Anchor iterators: slice, batch, row, column | position, depth.
+
+    Without ``with_instructions`` fragments are plain loops: slow, but with a meaning that can be run anywhere.
+    """
+    schedule = new_schedule(function)
+    parts = find_parts(schedule, TENSOR_CORE)
+    if parts is None:
+        return None
+    views, anchor, tail = parts
+    left, right = operand_views(schedule, views)
+    _fragments(schedule, anchor, left, right, inline_into_last(schedule, tail), with_instructions)
+    return schedule.mod["main"]
+
+
+def _fragments(
+    schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, last: Block, with_instructions: bool
+) -> None:
+    tile = FRAGMENT_TILES[str(anchor.statement.annotations[TILE])]
+    part, batch, row, column, position, depth = schedule.get_loops(anchor.handle)
+    row_block, row_warp, row_fragment, row_element = schedule.split(
+        row, [None, tile.row_warps, tile.rows // tile.row_warps // FRAGMENT, FRAGMENT]
+    )
+    column_block, column_warp, column_fragment, column_element = schedule.split(
+        column, [None, tile.column_warps, tile.columns // tile.column_warps // FRAGMENT, FRAGMENT]
+    )
+    depth_outer, depth_fragment, depth_element = schedule.split(depth, [None, tile.depth // FRAGMENT, FRAGMENT])
+    schedule.reorder(
+        part, batch, column_block, row_block, row_warp, column_warp,
+        position, depth_outer, depth_fragment, row_fragment, column_fragment,
+        row_element, column_element, depth_element,
+    )  # fmt: skip
+    fragments = schedule.blockize(row_element)
+    schedule.bind(schedule.fuse(part, batch, column_block, row_block), "blockIdx.x")
+    warp = schedule.fuse(row_warp, column_warp)
+    schedule.bind(warp, "threadIdx.y")
+
+    for view in (left, right):
+        _load_together(schedule, view, depth_outer, tile)
+    loaded = []
+    for index, scope in enumerate(("wmma.matrix_a", "wmma.matrix_b")):
+        loaded.append(schedule.cache_read(fragments, index, scope))
+        schedule.compute_at(loaded[-1], depth_fragment)
+    to_memory = schedule.cache_write(fragments, 0, "shared")
+    to_shared = schedule.cache_write(fragments, 0, "wmma.accumulator")
+    schedule.reverse_compute_at(to_shared, warp)
+    schedule.reverse_compute_at(to_memory, warp)
+    initial = schedule.decompose_reduction(fragments, position)
+
+    pieces = [_in_fragments(schedule, block) for block in (*loaded, to_shared)]
+    if with_instructions:
+        _use_instructions(schedule, pieces, schedule.get_child_blocks(initial)[0], anchor.handle)
+    if not (anchor.extents[0] == 1 and inline_into_store(schedule, last.handle)):
+        bind_elements(schedule, last.handle)
+    fused = schedule.fuse(*schedule.get_loops(to_memory)[-2:])
+    lanes = int(anchor.statement.annotations[STORE])
+    _, thread, vector = schedule.split(fused, [None, WARP, lanes])
+    schedule.bind(thread, "threadIdx.x")
+    schedule.vectorize(vector)
+
+
+def _load_together(schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, tile: FragmentTile) -> None:
+    schedule.set_scope(view.handle, 0, "shared")
+    schedule.compute_at(view.handle, depth_outer, preserve_unit_loops=True)
+    fused = schedule.fuse(*schedule.get_loops(view.handle)[-2:])
+    lanes = int(view.statement.annotations[FETCH])
+    _, warp, thread, vector = schedule.split(fused, [None, tile.warps, WARP, lanes])
+    schedule.bind(warp, "threadIdx.y")
+    schedule.bind(thread, "threadIdx.x")
+    schedule.vectorize(vector)
+    schedule.storage_align(view.handle, 0, axis=-2, factor=FRAGMENT, offset=SHIFT_OF_HALVES)
+
+
+def _in_fragments(schedule: s_tir.Schedule, block: SBlockRV) -> LoopRV:
+    """The loop around one fragment of a copy of a matrix."""
+    row, column = schedule.get_loops(block)[-2:]
+    row_outer, row_inner = schedule.split(row, [None, FRAGMENT])
+    column_outer, column_inner = schedule.split(column, [None, FRAGMENT])
+    schedule.reorder(row_outer, column_outer, row_inner, column_inner)
+    schedule.unroll(row_outer)
+    schedule.unroll(column_outer)
+    return row_inner
+
+
+def _use_instructions(schedule: s_tir.Schedule, pieces: list[LoopRV], initial: SBlockRV, product: SBlockRV) -> None:
+    register_fragments()
+    for piece, name in zip(pieces, (LOAD_LEFT, LOAD_RIGHT, STORE_RESULT), strict=True):
+        schedule.tensorize(piece, name)
+    schedule.tensorize(schedule.get_loops(initial)[-2], CLEAR)
+    schedule.tensorize(schedule.get_loops(product)[-3], MULTIPLY)

@@ -1,0 +1,193 @@
+"""Tile sizes of contractions on a GPU: which part of a product one block of threads computes, and how many share a sum.
+
+A small model of time chooses among few tiles. It knows three things: a large tile needs fewer loads from shared memory
+for each multiplication, a block with few threads cannot keep a multiprocessor busy alone, and a product with few tiles
+leaves most multiprocessors idle unless its sum is cut into slices, which costs a second kernel and its traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from tvm.target import Target
+
+MULTIPLICATIONS_PER_CYCLE = 128
+"""float32 multiply-adds of one multiprocessor of an H100. An A100 has 64: everything but memory takes longer there."""
+TENSOR_MULTIPLICATIONS_PER_CYCLE = 1024
+"""The same for float16 on tensor cores: an A100's; the instructions used here reach about as much on an H100."""
+BYTES_PER_CYCLE = 2000
+"""What the whole GPU moves between its second-level cache and its multiprocessors in a cycle."""
+SECOND_KERNEL_CYCLES = 4000
+"""Starting one more kernel: 2 to 3 microseconds."""
+LATENCY_CYCLES = 400
+"""One round of loads to shared memory, a barrier, and the first use."""
+# Of the largest part of each family that is sold: A100 and H100.
+MULTIPROCESSORS = {"sm_80": 108, "sm_90": 132}
+LARGEST_SLICES = 8
+SMALL_COLUMNS = 64
+"""Columns of one block of threads where a product has few rows."""
+LARGEST_SLICES_OF_ROWS = 32
+
+
+@dataclass(frozen=True)
+class Tile:
+    """``rows * columns`` results a block, ``row_registers * column_registers`` of them in each thread's registers.
+
+    ``depth`` steps of the sum lie in shared memory at once. ``efficiency`` is the share of the peak that the inner
+    loop reaches when loads from shared memory are counted against multiplications: an estimate, not a measurement.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    row_registers: int
+    column_registers: int
+    efficiency: float
+
+    @property
+    def threads(self) -> int:
+        return self.row_threads * self.column_threads
+
+    @property
+    def row_threads(self) -> int:
+        return self.rows // self.row_registers
+
+    @property
+    def column_threads(self) -> int:
+        return self.columns // self.column_registers
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.depth}"
+
+
+TILES: dict[str, Tile] = {
+    tile.name: tile
+    for tile in (
+        Tile(128, 128, 8, 8, 8, 0.9),
+        Tile(64, 128, 8, 8, 8, 0.8),
+        Tile(64, 64, 16, 4, 8, 0.7),
+        Tile(32, 128, 16, 4, 8, 0.65),
+        Tile(32, 64, 16, 4, 4, 0.55),
+        Tile(32, 32, 16, 4, 4, 0.45),
+        Tile(16, 64, 16, 2, 4, 0.4),
+        Tile(16, 32, 32, 2, 4, 0.3),
+    )
+}
+
+
+WARP = 32
+FRAGMENT = 16
+"""Rows, columns and depth of what one tensor core instruction multiplies."""
+
+
+@dataclass(frozen=True)
+class FragmentTile:
+    """``rows * columns`` results a block on tensor cores, shared by ``row_warps * column_warps`` warps."""
+
+    rows: int
+    columns: int
+    depth: int
+    row_warps: int
+    column_warps: int
+    efficiency: float
+
+    @property
+    def warps(self) -> int:
+        return self.row_warps * self.column_warps
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.depth}"
+
+
+# Nothing is loaded while fragments are multiplied, so that far less than the peak is reached.
+FRAGMENT_TILES: dict[str, FragmentTile] = {
+    tile.name: tile
+    for tile in (
+        FragmentTile(64, 128, 32, 2, 4, 0.4),
+        FragmentTile(64, 64, 32, 2, 2, 0.3),
+        FragmentTile(32, 64, 32, 2, 2, 0.2),
+        FragmentTile(32, 32, 32, 2, 2, 0.12),
+    )
+}
+
+
+class _AnyTile(Protocol):
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def efficiency(self) -> float: ...
+
+
+AnyTile = TypeVar("AnyTile", bound=_AnyTile)
+
+
+@dataclass(frozen=True)
+class Extents:
+    """``batch`` products [rows, depth] x [depth, columns]."""
+
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+
+
+def multiprocessors(target: Target) -> int:
+    return MULTIPROCESSORS.get(str(target.attrs.get("arch", "")), 108)
+
+
+def choose_tile(extents: Extents, processors: int) -> tuple[Tile, int]:
+    """The tile, and the slices of the sum, with the shortest estimated time."""
+    return _choose(TILES.values(), MULTIPLICATIONS_PER_CYCLE, extents, processors)
+
+
+def choose_fragment_tile(extents: Extents, processors: int) -> tuple[FragmentTile, int]:
+    """The same for tensor cores."""
+    return _choose(FRAGMENT_TILES.values(), TENSOR_MULTIPLICATIONS_PER_CYCLE, extents, processors)
+
+
+def _choose(tiles: Iterable[AnyTile], rate: int, extents: Extents, processors: int) -> tuple[AnyTile, int]:
+    candidates = [
+        (tile, slices)
+        for tile in tiles
+        for slices in range(1, LARGEST_SLICES + 1)
+        # A slice of less than four rounds only waits for memory.
+        if slices == 1 or extents.depth >= slices * 4 * tile.depth
+    ]
+    return min(candidates, key=lambda candidate: _cycles(candidate[0], candidate[1], rate, extents, processors))
+
+
+def _cycles(tile: _AnyTile, slices: int, rate: int, extents: Extents, processors: int) -> float:
+    blocks = extents.batch * _whole(extents.rows, tile.rows) * _whole(extents.columns, tile.columns) * slices
+    rounds = _whole(_whole(extents.depth, slices), tile.depth)
+    work = tile.rows * tile.columns * tile.depth * rounds / (rate * tile.efficiency)
+    # Alone, a block of fewer than 256 threads waits for its own instructions.
+    alone = work / min(1.0, tile.threads / 256) + rounds * LATENCY_CYCLES
+    cycles = max(_whole(blocks, processors) * work, alone)
+    if slices > 1:
+        partial_bytes = (slices + 1) * extents.batch * extents.rows * extents.columns * 4
+        cycles += SECOND_KERNEL_CYCLES + partial_bytes / BYTES_PER_CYCLE
+    return cycles
+
+
+def _whole(extent: int, part: int) -> int:
+    return -(-extent // part)
+
+
+def choose_slices(batch: int, columns: int, depth: int, processors: int) -> int:
+    """Slices of a sum for one row: four blocks of threads on every multiprocessor, 32 steps a slice at least."""
+    blocks = batch * _whole(columns, SMALL_COLUMNS)
+    return max(1, min(4 * processors // blocks, depth // 32, LARGEST_SLICES_OF_ROWS))

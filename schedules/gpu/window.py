@@ -1,0 +1,79 @@
+"""Small sums for each output: depthwise convolutions and pooling windows, one output a thread.
+
+Neighbouring threads take neighbouring columns of the image, so that the loads of a window's element are side by side;
+windows overlap in the first-level cache. The sum stays in a register until everything behind it is applied.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm import s_tir, tirx
+from tvm.target import Target
+
+from schedules.blocks import Block, blocks_of, inline_into_last, new_schedule
+from schedules.gpu.elementwise import bind_elements, uses
+from schedules.gpu.families import DEPTHWISE
+
+LARGEST_WINDOW = 64
+"""Elements of a window that one thread adds up alone; longer sums are reductions, which threads share."""
+
+
+def schedule_depthwise_conv2d(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+    """The anchor that the legalization of convolutions makes where each output has one input channel."""
+    schedule = new_schedule(function)
+    blocks = blocks_of(schedule)
+    if blocks is None or not any(block.anchor == DEPTHWISE for block in blocks):
+        return None
+    return _windows(schedule, blocks)
+
+
+def schedule_pooling(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+    """``[pad ->] one short reduction [-> elementwise ...]`` over a window that slides with the output."""
+    schedule = new_schedule(function)
+    blocks = blocks_of(schedule)
+    if blocks is None:
+        return None
+    reductions = [block for block in blocks if block.is_reduction]
+    if len(reductions) != 1:
+        return None
+    anchor = reductions[0]
+    if prod(anchor.extents[anchor.spatial :]) > LARGEST_WINDOW or not _slides(anchor):
+        return None
+    return _windows(schedule, blocks)
+
+
+def _windows(schedule: s_tir.Schedule, blocks: list[Block]) -> tirx.PrimFunc | None:
+    position = next(index for index, block in enumerate(blocks) if block.is_reduction)
+    anchor, tail = blocks[position], blocks[position + 1 :]
+    if anchor.spatial == 0 or any(block.is_reduction for block in tail):
+        return None
+    for block in blocks[:position]:
+        schedule.compute_inline(block.handle)
+    if tail:
+        last = inline_into_last(schedule, tail)
+        if last.extents != anchor.extents[: anchor.spatial]:
+            return None
+        finished = last.handle
+    else:
+        finished = schedule.cache_write(anchor.handle, 0, "local")
+    thread = bind_elements(schedule, finished, vectorize=False)
+    schedule.compute_at(anchor.handle, thread, preserve_unit_loops=True)
+    schedule.set_scope(anchor.handle, 0, "local")
+    reduction = schedule.get_loops(anchor.handle)[-(len(anchor.extents) - anchor.spatial) :]
+    # The sum's start stays a condition on the first element, which unrolling decides: a schedule cannot take it out
+    # where an image's rows do not end with a block of threads.
+    for loop in reduction:
+        schedule.unroll(loop)
+    return schedule.mod["main"]
+
+
+def _slides(block: Block) -> bool:
+    """Whether what is added up moves along an axis with the output, and does not only lie along axes of its own."""
+    spatial = [iterator.var for iterator in block.statement.iter_vars[: block.spatial]]
+    reduction = [iterator.var for iterator in block.statement.iter_vars[block.spatial :]]
+    indices = [each.min for region in block.statement.reads for each in region.region]
+    return any(
+        any(uses(index, variable) for variable in spatial) and any(uses(index, variable) for variable in reduction)
+        for index in indices
+    )

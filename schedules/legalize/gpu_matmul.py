@@ -1,0 +1,99 @@
+"""relax.matmul for a GPU, as a batch of contractions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+from tvm import relax, te
+from tvm.relax import BlockBuilder
+from tvm.target import Target
+
+from schedules.gpu.tile import multiprocessors
+from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE, default_legalization
+from schedules.legalize.gpu_contraction import Contraction, Operand, contract
+from schedules.shapes import static_shape
+
+
+def legalize_matmul(target: Target) -> Callable[[BlockBuilder, relax.Call], relax.Expr]:
+    """Static matrices and batches of them; vectors and symbolic shapes are left to TVM."""
+    processors = multiprocessors(target)
+
+    def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+        shapes = [static_shape(argument) for argument in call.args]
+        if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
+            return default_legalization(builder, call)
+        return builder.call_te(
+            partial(_matmul, out_dtype=str(call.ty.dtype), processors=processors),
+            *call.args,
+            primfunc_name_hint="matmul",
+            primfunc_attrs={"op_pattern": OUT_ELEMENTWISE_FUSABLE},
+        )
+
+    return legalize
+
+
+def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, processors: int) -> te.Tensor:
+    """Left [..., M, K] times right [..., K, N] -> [..., M, N]; batch axes broadcast."""
+    left_shape, right_shape = ([int(extent) for extent in tensor.shape] for tensor in (left, right))
+    (rows, depth), columns = left_shape[-2:], right_shape[-1]
+    count = max(len(left_shape), len(right_shape)) - 2
+    left_batch, right_batch = ([1] * (count + 2 - len(shape)) + shape[:-2] for shape in (left_shape, right_shape))
+    outer = [max(pair) for pair in zip(left_batch, right_batch, strict=True)]
+    # One matrix for the whole batch: the batch is more rows.
+    shared = prod(right_batch) == 1
+    batch, all_rows = (1, prod(outer) * rows) if shared else (prod(outer), rows)
+
+    def read_left(at: Any, _: Any, k: Any, row: Any) -> Any:
+        if shared:
+            at, row = row // rows, row % rows
+        return left[(*_own(_unravel(at, outer), left_batch, len(left_shape) - 2), row, k)]
+
+    def read_right(at: Any, _: Any, k: Any, column: Any) -> Any:
+        return right[(*_own(_unravel(at, outer), right_batch, len(right_shape) - 2), k, column)]
+
+    product = contract(
+        Contraction(
+            left=Operand(read_left, str(left.dtype), contiguous_depth=depth),
+            right=Operand(read_right, str(right.dtype), contiguous=columns),
+            batch=batch,
+            rows=all_rows,
+            columns=columns,
+            depth=depth,
+            out_dtype=out_dtype,
+            contiguous=columns,
+        ),
+        "matmul",
+        processors,
+    )
+
+    def store(*index: Any) -> Any:
+        *at, row, column = index
+        flat = _ravel(at, outer)
+        value = product(0, flat * rows + row, column) if shared else product(flat, row, column)
+        return value.astype(out_dtype)
+
+    return te.compute((*outer, rows, columns), store, name="store")
+
+
+def _ravel(index: Sequence[Any], extents: Sequence[int]) -> Any:
+    flat: Any = 0
+    for value, extent in zip(index, extents, strict=True):
+        flat = flat * extent + value
+    return flat
+
+
+def _unravel(flat: Any, extents: Sequence[int]) -> list[Any]:
+    index: list[Any] = []
+    for extent in reversed(extents):
+        index.append(flat % extent)
+        flat = flat // extent
+    return index[::-1]
+
+
+def _own(index: Sequence[Any], extents: Sequence[int], rank: int) -> list[Any]:
+    """The last ``rank`` of the batch's indices, zero where the tensor has one matrix for all."""
+    own = [0 if extent == 1 else value for value, extent in zip(index, extents, strict=True)]
+    return own[len(own) - rank :]

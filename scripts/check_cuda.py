@@ -1,0 +1,239 @@
+"""Compile well-known networks for CUDA without a GPU, and show which rule schedules each part of them.
+
+For every model: its kernels, those outside of threads, and per rule the number of kernels, their operations, and their
+share of an estimated time (the longer of arithmetic and memory traffic on an H100; nothing is measured). Where nvcc is
+found, it compiles the kernels' source. Exits with 1 if a kernel is not bound to threads, asks for more threads or
+shared memory than a block may have, or if the fallback schedule's kernels take more than 1 % of the estimated time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tvm
+import tvm_ffi
+from rich.console import Console
+from rich.table import Table
+from tvm import relax, s_tir, tirx
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import schedules
+import tvm_split
+from relay_passes.contract import bindings_of
+from tests.models import torch_models
+from tests.schedules.gpu_kernels import (
+    MOST_STATIC_SHARED_BYTES,
+    MOST_THREADS,
+    compile_with_nvcc,
+    cuda_source,
+    kernels_of,
+    module_of_kernels,
+    nvcc,
+    plan_for_a_gpu,
+    spilled_bytes,
+    unbound_blocks,
+)
+from tvm_split.build import build_stage
+from tvm_split.compiling import cut_model
+from tvm_split.planner.planning import tvm_target
+
+TOKENS = torch.randint(0, 30000, (1, 128), generator=torch.Generator().manual_seed(0))
+IMAGE = torch.zeros(1, 3, 224, 224)
+MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[torch.Tensor, ...]]] = {
+    "resnet50": (torch_models.resnet50, (IMAGE,)),
+    "vgg16": (torch_models.vgg16, (IMAGE,)),
+    "mobilenet_v2": (torch_models.mobilenet_v2, (IMAGE,)),
+    "vit_b16": (torch_models.vit_b16, (IMAGE,)),
+    "bert_base": (torch_models.bert_base, (TOKENS, torch.ones_like(TOKENS))),
+    "gpt2_small": (torch_models.gpt2_small, (TOKENS,)),
+}
+SLOW = ("fallback", "none")
+LARGEST_SLOW_SHARE = 0.01
+# An H100 SXM: float32 multiply-adds outside of tensor cores, and device memory.
+MULTIPLY_ADDS_PER_SECOND = 33.5e12
+BYTES_PER_SECOND = 3.35e12
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rule's kernels of a model do in one run."""
+
+    kernels: int = 0
+    operations: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.kernels + other.kernels, self.operations + other.operations, self.seconds + other.seconds)
+
+
+def operations_of(function: tirx.PrimFunc) -> int:
+    """How often an unscheduled function's statements store, without initial values: a multiply-add counts once."""
+    total = 0
+    times = 1
+
+    def loop(statement: tirx.For, visitor: Any) -> None:
+        nonlocal times
+        times *= int(statement.extent)
+        visitor.default_visit(statement)
+        times //= int(statement.extent)
+
+    def block(statement: s_tir.SBlock, visitor: Any) -> None:
+        visitor.visit(statement.body)
+
+    def store(statement: tirx.BufferStore, visitor: Any) -> None:
+        nonlocal total
+        total += times
+
+    callbacks = [(tirx.For, loop), (s_tir.SBlock, block), (tirx.BufferStore, store)]
+    tvm_ffi.structural_visit(function.body, callbacks)
+    return total
+
+
+def traffic_of(function: tirx.PrimFunc) -> int:
+    """Bytes of a function's inputs and outputs, each moved once."""
+    buffers = [parameter for parameter in function.params if hasattr(parameter, "shape")]
+    return sum(
+        math.prod(int(extent) for extent in buffer.shape) * np.dtype(str(buffer.dtype)).itemsize
+        for buffer in buffers
+        # A gather reads few rows of its table.
+        if not (len(buffers) == 3 and str(buffers[1].dtype).startswith("int") and buffer is buffers[0])
+    )
+
+
+def calls_of(module: tvm.IRModule) -> Counter[str]:
+    """How often ``main`` calls each PrimFunc."""
+    return Counter(
+        binding.value.args[0].name_hint
+        for binding in bindings_of(module["main"])
+        if isinstance(binding.value, relax.Call)
+        and isinstance(binding.value.op, tvm.ir.Op)
+        and binding.value.op.name == "relax.call_tir"
+    )
+
+
+def work_by_rule(fused: tvm.IRModule, scheduled: tvm.IRModule) -> dict[str, Work]:
+    """From the stage's module before and after scheduling."""
+    calls, found = calls_of(fused), defaultdict(Work)
+    for name, rule in schedules.chosen_rules(scheduled).items():
+        function = fused[name]
+        operations = operations_of(function)
+        seconds = max(operations / MULTIPLY_ADDS_PER_SECOND, traffic_of(function) / BYTES_PER_SECOND)
+        found[rule] += Work(1, operations * calls[name], seconds * calls[name])
+    return found
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One model, compiled."""
+
+    model: str
+    work: Mapping[str, Work]
+    unbound: tuple[str, ...]
+    too_large: tuple[str, ...]
+    most_threads: int
+    most_shared_bytes: int
+    spilled_bytes: int | None
+    compile_seconds: float
+
+    @property
+    def slow_share(self) -> float:
+        total = sum(work.seconds for work in self.work.values())
+        return sum(self.work[rule].seconds for rule in SLOW if rule in self.work) / total
+
+    @property
+    def passes(self) -> bool:
+        return not self.unbound and not self.too_large and self.slow_share <= LARGEST_SLOW_SHARE
+
+
+def check(name: str, arch: str, half: bool, folder: Path) -> Checked:
+    build, inputs = MODELS[name]
+    network = build()
+    if half:
+        network = network.half()
+        inputs = tuple(each.half() if each.is_floating_point() else each for each in inputs)
+    model = tvm_split.load_model(network, inputs, name=name)
+    plan = plan_for_a_gpu(model, arch, folder)
+    start = time.perf_counter()
+    # Without a GPU the compiled stage cannot run, and thus not be compared with its source.
+    tvm_split.compile(model, plan, verify=False)
+    seconds = time.perf_counter() - start
+    # The same once more, stage by stage, to look at what the bundle does not keep.
+    (part,) = cut_model(model, plan).computations
+    phases: dict[str, tvm.IRModule] = {}
+    library = folder / f"{name}.so"
+    build_stage(part, plan.machine("gpu").target, library, phases.__setitem__)
+    scheduled = phases["schedule"]
+    unbound = tuple(
+        f"{variable.name_hint}: {', '.join(blocks)}"
+        for variable, function in scheduled.functions_items()
+        if isinstance(function, tirx.PrimFunc) and (blocks := unbound_blocks(function))
+    )
+    target = tvm_target(plan.machine("gpu").target)
+    with target:
+        source = cuda_source(tvm.compile(module_of_kernels(scheduled), target=target))
+    kernels = kernels_of(source)
+    spills = spilled_bytes(compile_with_nvcc(source, arch, folder)) if nvcc() is not None else None
+    return Checked(
+        model=name,
+        work=work_by_rule(phases["fuse"], scheduled),
+        unbound=unbound,
+        too_large=tuple(
+            kernel.name
+            for kernel in kernels
+            if kernel.threads > MOST_THREADS or kernel.shared_bytes > MOST_STATIC_SHARED_BYTES
+        ),
+        most_threads=max(kernel.threads for kernel in kernels),
+        most_shared_bytes=max(kernel.shared_bytes for kernel in kernels),
+        spilled_bytes=spills,
+        compile_seconds=seconds,
+    )
+
+
+def show(checked: Checked, console: Console) -> None:
+    total = sum(work.seconds for work in checked.work.values())
+    kernels = sum(work.kernels for work in checked.work.values())
+    table = Table("rule", "kernels", "mega-operations", "share of estimated time")
+    for rule, work in sorted(checked.work.items(), key=lambda item: -item[1].seconds):
+        table.add_row(rule, str(work.kernels), f"{work.operations / 1e6:.1f}", f"{work.seconds / total:.2%}")
+    console.print(
+        f"{checked.model}: {kernels} kernels, unbound = {len(checked.unbound)}, fallback {checked.slow_share:.2%}, "
+        f"at most {checked.most_threads} threads and {checked.most_shared_bytes} bytes of static shared memory, "
+        f"nvcc: {'not here' if checked.spilled_bytes is None else f'{checked.spilled_bytes} bytes spilled'}, "
+        f"compiled in {checked.compile_seconds:.1f} s"
+    )
+    console.print(table)
+    for problem in (*checked.unbound, *checked.too_large):
+        console.print(f"  wrong: {problem}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; all by default")
+    parser.add_argument("--arch", default="sm_90", help="sm_90 by default")
+    parser.add_argument("--half", action="store_true", help="networks in float16")
+    arguments = parser.parse_args()
+    console = Console()
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.models or MODELS:
+            results.append(check(name, arguments.arch, arguments.half, Path(folder)))
+            show(results[-1], console)
+    failed = [result.model for result in results if not result.passes]
+    console.print(f"{len(results)} models for {arguments.arch}: {f'failed: {failed}' if failed else 'all pass'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

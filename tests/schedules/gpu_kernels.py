@@ -1,0 +1,142 @@
+"""What can be said about CUDA kernels without a GPU: from the scheduled functions, and from the source made of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+
+import tvm_split
+
+MOST_THREADS = 1024
+MOST_STATIC_SHARED_BYTES = 48 * 1024
+
+
+def unbound_blocks(function: tirx.PrimFunc) -> list[str]:
+    """Names of the blocks that compute outside of a blockIdx, or outside of a threadIdx."""
+    found: list[str] = []
+    tags: list[str] = []
+    depth = 0
+    leaves = 0
+
+    def visit_loop(loop: tirx.For, visitor: Any) -> None:
+        bound = loop.kind == tirx.ForKind.THREAD_BINDING
+        if bound:
+            tags.append(str(loop.thread_binding.thread_tag))
+        visitor.default_visit(loop)
+        if bound:
+            tags.pop()
+
+    def visit_block(block: s_tir.SBlock, visitor: Any) -> None:
+        nonlocal depth, leaves
+        before, depth = leaves, depth + 1
+        visitor.default_visit(block)
+        depth -= 1
+        # A block with blocks inside computes nothing itself; the outermost is the function's own.
+        if leaves == before and depth > 0:
+            leaves += 1
+            if not all(any(tag.startswith(kind) for tag in tags) for kind in ("blockIdx", "threadIdx")):
+                found.append(str(block.name_hint))
+
+    tvm_ffi.structural_visit(function.body, [(tirx.For, visit_loop), (s_tir.SBlock, visit_block)])
+    if not leaves:
+        found.append(f"{function} has no blocks")
+    return found
+
+
+def cuda_source(executable: Any) -> str:
+    """The CUDA source of everything in a built module; empty where it has no kernel."""
+    return "".join(_sources(executable.mod))
+
+
+def _sources(module: Any) -> Iterator[str]:
+    for imported in module.imports:
+        if imported.kind == "cuda":
+            yield imported.inspect_source("cuda")
+        yield from _sources(imported)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of a source: threads a block, and bytes of shared memory a block that are declared in it."""
+
+    name: str
+    threads: int
+    shared_bytes: int
+
+
+BYTES = {"float": 4, "half": 2, "__half": 2, "double": 8, "int": 4, "int64_t": 8, "uint": 4, "bool": 1, "int8_t": 1}
+BYTES |= {"signed char": 1, "nv_bfloat16": 2, "uchar": 1}
+
+
+def kernels_of(source: str) -> list[Kernel]:
+    """Every kernel that is defined in a CUDA source; raises where it has none."""
+    heads = list(re.finditer(r"__global__ void __launch_bounds__\((\d+)\) (\w+)\([^)]*\) \{", source))
+    if not heads:
+        raise ValueError("the source defines no kernel")
+    ends = [head.start() for head in heads[1:]] + [len(source)]
+    return [
+        Kernel(head.group(2), int(head.group(1)), _shared_bytes(source[head.end() : end]))
+        for head, end in zip(heads, ends, strict=True)
+    ]
+
+
+def _shared_bytes(body: str) -> int:
+    total = 0
+    for kind, lanes, count in re.findall(r"__shared__ alignas\(\d+\) ([A-Za-z_ ]\w*?)(\d?) \w+\[(\d+)\]", body):
+        total += BYTES[kind] * int(lanes or 1) * int(count)
+    return total
+
+
+def nvcc() -> str | None:
+    return shutil.which("nvcc")
+
+
+def compile_with_nvcc(source: str, arch: str, folder: Path) -> str:
+    """What the assembler says about a source's kernels: registers, shared memory, spills; raises where nvcc fails."""
+    path = folder / "kernels.cu"
+    path.write_text(source)
+    command = [
+        str(nvcc()),
+        "-O3",
+        f"-arch={arch}",
+        "--ptxas-options=-v",
+        "-cubin",
+        "-o",
+        str(path) + ".cubin",
+        str(path),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+def spilled_bytes(messages: str) -> int:
+    """Bytes of registers that went to memory, of all kernels."""
+    return sum(int(count) for count in re.findall(r"(\d+) bytes spill stores", messages))
+
+
+def plan_for_a_gpu(model: tvm_split.Model, arch: str, folder: Path) -> tvm_split.Plan:
+    """The whole model as one stage on a machine with a GPU, which is never contacted."""
+    path = folder / "cluster.yaml"
+    target = {"kind": "cuda", "arch": arch}
+    path.write_text(json.dumps({"machines": [{"name": "gpu", "address": "192.0.2.1:7001", "target": target}]}))
+    return tvm_split.plan(model, tvm_split.Cluster.from_yaml(path), stages=1)
+
+
+def module_of_kernels(lowered: tvm.IRModule) -> tvm.IRModule:
+    """Only the PrimFuncs, under their own names."""
+    return tvm.IRModule(
+        {
+            variable: function.with_attr("global_symbol", variable.name_hint)
+            for variable, function in lowered.functions_items()
+            if isinstance(function, tirx.PrimFunc)
+        }
+    )

@@ -1,0 +1,149 @@
+"""Networks compiled for CUDA without a GPU: every kernel bound to threads, within a block's limits, by a fast rule.
+
+The networks have the published widths, and one layer of each kind; `scripts/check_cuda.py` compiles all of them whole.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from tvm import relax, te, tirx
+
+import schedules
+import tvm_split
+from tests.models import torch_models
+from tests.schedules.gpu_kernels import (
+    MOST_STATIC_SHARED_BYTES,
+    MOST_THREADS,
+    compile_with_nvcc,
+    cuda_source,
+    kernels_of,
+    module_of_kernels,
+    nvcc,
+    plan_for_a_gpu,
+    spilled_bytes,
+    unbound_blocks,
+)
+from tests.schedules.schedule_harness import graph_of, lower, normal
+from tests.schedules.test_targets import cuda
+from tvm_split.build import build_stage
+from tvm_split.compiling import cut_model
+
+TOKENS = torch.zeros(1, 128, dtype=torch.int64)
+IMAGE = torch.zeros(1, 3, 224, 224)
+MODELS = {
+    "resnet": (lambda: torch_models.resnet((1, 1, 1, 1), 64, 1000), (IMAGE,)),
+    "vgg": (lambda: torch_models.vgg([64, 64, "M", 128, "M", 256, "M", 512, "M", 512, "M"], 512, 7, 1000), (IMAGE,)),
+    "mobilenet": (
+        lambda: torch_models.mobilenet(
+            32,
+            [(1, 16, 1, 1), (6, 24, 1, 2), (6, 32, 1, 2), (6, 64, 1, 2), (6, 96, 1, 1), (6, 160, 1, 2), (6, 320, 1, 1)],
+            1280,
+            1000,
+        ),
+        (IMAGE,),
+    ),
+    "vit": (lambda: torch_models.vit(224, 16, 768, 1, 12, 1000), (IMAGE,)),
+    "bert": (lambda: torch_models.bert(1000, 512, 768, 1, 12), (TOKENS, torch.ones_like(TOKENS))),
+    "gpt2": (lambda: torch_models.gpt2(5025, 1024, 768, 1, 12), (TOKENS,)),
+}
+needs_nvcc = pytest.mark.skipif(nvcc() is None, reason="needs nvcc")
+
+
+@pytest.fixture(scope="module", params=sorted(MODELS))
+def model(request):
+    build, inputs = MODELS[request.param]
+    return tvm_split.load_model(build(), inputs, name=request.param)
+
+
+def scheduled_for(model, arch, folder):
+    """The whole network's kernels, from the steps of `tvm_split.compile`."""
+    plan = plan_for_a_gpu(model, arch, folder)
+    (stage,) = cut_model(model, plan).computations
+    phases = {}
+    build_stage(stage, plan.machine("gpu").target, folder / "stage.so", phases.__setitem__)
+    return phases["schedule"]
+
+
+def source_of(lowered, arch="sm_90"):
+    with cuda(arch):
+        return cuda_source(tvm.compile(module_of_kernels(lowered), target=cuda(arch)))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_every_kernel_of_a_network_is_bound_and_fits(model, arch, tmp_path):
+    scheduled = scheduled_for(model, arch, tmp_path)
+    functions = {
+        variable.name_hint: function
+        for variable, function in scheduled.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+    }
+    assert {name: blocks for name, function in functions.items() if (blocks := unbound_blocks(function))} == {}
+    chosen = schedules.chosen_rules(scheduled)
+    assert chosen.keys() == functions.keys()
+    assert set(chosen.values()).isdisjoint({"none", "fallback"})
+    source = source_of(scheduled, arch)
+    kernels = kernels_of(source)
+    assert len(kernels) >= len(functions)
+    assert source.count("__global__") == 2 * len(kernels)
+    for kernel in kernels:
+        assert 1 <= kernel.threads <= MOST_THREADS, kernel
+        assert kernel.shared_bytes <= MOST_STATIC_SHARED_BYTES, kernel
+    if nvcc() is not None:
+        compile_with_nvcc(source, arch, tmp_path)
+
+
+def test_blocks_outside_of_threads_are_found():
+    x = te.placeholder((4, 4), name="x")
+    function = te.create_prim_func([x, te.compute((4, 4), lambda i, j: x[i, j] + 1, name="more")])
+    assert unbound_blocks(function) == ["more"]
+    schedule = tvm.s_tir.Schedule(function)
+    outer, _ = schedule.get_loops("more")
+    schedule.bind(outer, "threadIdx.x")
+    assert unbound_blocks(schedule.mod["main"]) == ["more"]
+
+
+def pointwise(builder, x):
+    weight = relax.const(normal(0, 64, 64, 1, 1))
+    return builder.emit(relax.op.nn.relu(builder.emit(relax.op.nn.conv2d(x, weight))))
+
+
+def test_contiguous_pixels_are_loaded_and_stored_in_vectors():
+    lowered = lower(graph_of(pointwise, [np.zeros((1, 64, 56, 56), "float32")]), cuda("sm_90"))
+    source = source_of(lowered)
+    assert "*(float4*)(input_0_ptr" in source
+    assert "*(float4*)(compute_intermediate_ptr" in source
+
+
+def test_patches_are_never_a_matrix_in_memory():
+    def graph(builder, x):
+        return builder.emit(relax.op.nn.conv2d(x, relax.const(normal(0, 64, 64, 3, 3)), padding=(1, 1)))
+
+    lowered = lower(graph_of(graph, [np.zeros((1, 64, 56, 56), "float32")]), cuda("sm_90"))
+    kernels = kernels_of(source_of(lowered))
+    assert kernels[0].shared_bytes > 0
+    assert all(kernel.shared_bytes < 16384 for kernel in kernels)
+
+
+def half_product(builder, x):
+    product = builder.emit(relax.op.matmul(x, relax.const(normal(0, 768, 768, dtype="float16"))))
+    product = builder.emit(relax.op.add(product, relax.const(normal(1, 768, dtype="float16"))))
+    return builder.emit(relax.op.nn.gelu(product))
+
+
+def half_convolution(builder, x):
+    weight = relax.const(normal(0, 128, 96, 3, 3, dtype="float16"))
+    return builder.emit(relax.op.nn.relu(builder.emit(relax.op.nn.conv2d(x, weight, padding=(1, 1)))))
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("graph", "shape"), [(half_product, (1, 197, 768)), (half_convolution, (1, 96, 28, 28))])
+def test_half_precision_uses_tensor_cores(graph, shape, arch, tmp_path):
+    lowered = lower(graph_of(graph, [np.zeros(shape, "float16")]), cuda(arch))
+    assert set(schedules.chosen_rules(lowered).values()) == {"tensor_core"}
+    source = source_of(lowered, arch)
+    assert "nvcuda::wmma::mma_sync" in source
+    assert spilled_bytes(compile_with_nvcc(source, arch, tmp_path)) < 64
