@@ -33,10 +33,15 @@ class Parts:
 
 
 def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:
-    """The parts, if the function's anchor is of ``family`` and nothing else in it reduces."""
+    """The parts, if the function's anchor is of ``family`` and nothing else in it reduces; views are inlined."""
     blocks = blocks_of(schedule)
     if blocks is None:
         return None
+    if any(block.is_inline for block in blocks):
+        for block in blocks:
+            if block.is_inline:
+                schedule.compute_inline(block.handle)
+        return find_parts(schedule, family)
     anchors = [position for position, block in enumerate(blocks) if block.anchor == family]
     if len(anchors) != 1:
         return None
