@@ -1,7 +1,7 @@
 """Winograd convolution over blocked channels: tiles transformed, multiplied as 16 or 36 matrices, transformed back.
 
 *Grouped*: one parallel loop over groups of rows of tiles, and all between image and result stays in the second-level
-cache. *Staged*: three parallel loops, the middle one over products and channel blocks, so that every weight is read once.
+cache. *Staged*: three parallel loops, the middle one over products and channel blocks; every weight is read once.
 """
 
 from __future__ import annotations

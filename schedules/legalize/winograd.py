@@ -1,8 +1,8 @@
 """Winograd convolution over blocked channels -> TE, for groups of rows of tiles.
 
-``pad -> input rows -> input -> product (the anchor) -> sums -> output rows -> output -> store``. A tile is ``outputs`` x
-``outputs`` results of one channel block; a group is ``rows`` rows of tiles of one image, over its whole width, and holds
-all that lies between its image rows and its results. Tiles of a group are padded to whole register tiles.
+``pad -> input rows -> input -> product (the anchor) -> sums -> output rows -> output -> store``. A tile is ``outputs``
+x ``outputs`` results of one channel block; a group is ``rows`` rows of tiles of one image, over its whole width, and
+holds all that lies between its image rows and its results. Tiles of a group are padded to whole register tiles.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schedules.blocks import ANCHOR
 from schedules.cpu.register_tile import padded_extent
 from schedules.cpu.winograd_choice import Winograd
 from schedules.traits import Traits
-from schedules.winograd_transform import TAPS, tile_size, transformed_input, transformed_output
+from schedules.winograd_transform import TAPS, transformed_input, transformed_output
 
 FAMILY = "winograd"
 STAGED = "tvm_split.winograd_staged"
@@ -28,8 +28,8 @@ def winograd_conv2d(
 ) -> te.Tensor:
     """The convolution of data [N, I/i, H, W, i] with a kernel of 3 x 3, stride and dilation 1: [N, O/o, H', W', o].
 
-    ``weight`` is [tile, tile, O/o, I/i, i, o] as `schedules.winograd_transform.transformed_kernel` makes it; ``padding``
-    is top, left, bottom, right.
+    ``weight`` is [tile, tile, O/o, I/i, i, o], made by `schedules.winograd_transform.transformed_kernel`; ``padding`` is
+    top, left, bottom, right.
     """
     batch, channels, height, width, input_lanes = (int(extent) for extent in data.shape)
     size, _, blocks, _, _, lanes = (int(extent) for extent in weight.shape)
@@ -90,9 +90,7 @@ def winograd_conv2d(
         values = [sums[n, g, k, j, o, t, lane] for k in range(size)]
         return _one_of(a, outputs, lambda row: transformed_output(outputs, row, values))
 
-    by_output_rows = te.compute(
-        (batch, groups, blocks, tiles, outputs, size, lanes), output_rows, name="output_rows"
-    )
+    by_output_rows = te.compute((batch, groups, blocks, tiles, outputs, size, lanes), output_rows, name="output_rows")
 
     def tile(n: Any, g: Any, o: Any, t: Any, a: Any, b: Any, lane: Any) -> Any:
         values = [by_output_rows[n, g, o, t, a, k, lane] for k in range(size)]
