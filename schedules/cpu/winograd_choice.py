@@ -1,8 +1,8 @@
 """Whether a convolution is computed by Winograd's method, with which tiles, and how its steps are nested.
 
 A cost rule: seconds of one core for products, transforms, and bytes that come from beyond the second-level cache. The
-rates were measured on one core of an x86-64 server with AVX-512 at about 220 GFLOP/s and 15 GB/s; what is chosen depends
-on their ratios only, and those are alike on its kin.
+rates were measured on one core of an x86-64 server with AVX-512 at about 220 GFLOP/s and 15 GB/s; what is chosen
+depends on their ratios only, and those are alike on its kin.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from schedules.cpu.register_tile import divisors, padded_extent
+from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent, slowdown
 from schedules.traits import Traits
 from schedules.winograd_transform import POINT_PAIRS, TAPS, tile_size
 
@@ -19,13 +19,20 @@ from schedules.winograd_transform import POINT_PAIRS, TAPS, tile_size
 MULTIPLY_ADD_NS = 32 / 170
 # One byte from beyond the second-level cache, of weights or of what does not stay in a group.
 BYTE_NS = 1 / 15
-# Transforming one tile of one channel block, by outputs: [2] 16 values, [4] 36 values.
-INPUT_TRANSFORM_NS = {2: 35.0, 4: 110.0}
+# A weight vector from the second-level cache takes as long as this many multiply-adds: register tiles with fewer rows
+# wait for them.
+ROWS_FOR_A_WEIGHT = 5
+# A group with more tiles than one register tile has takes longer, by this factor of its products: measured at 64
+# channels of 224 x 224 (10.8 to 8.9 ms for groups of 28 and 14) and 128 of 112 x 112 (9.0 to 7.8).
+SEVERAL_TILES = 1.2
+# Transforming one tile of one channel block, by outputs: [2] 16 values, [4] 36 values; and copying one pixel of it.
+INPUT_TRANSFORM_NS = {2: 28.0, 4: 85.0}
 OUTPUT_TRANSFORM_NS = {2: 18.0, 4: 75.0}
-# A group's transformed input and sums have to stay in a second-level cache of 2 MB, next to weights.
-LARGEST_GROUP_BYTES = 2 * 1024 * 1024
-# Weights up to this are still there for the next group.
-LARGEST_KEPT_WEIGHTS_BYTES = 768 * 1024
+COPY_NS = 1.5
+# A second-level cache. What a group needs beyond it, weights included, is read again for every group ...
+CACHE_BYTES = 2 * 1024 * 1024
+# ... and so is all that lies between the steps of a group if that takes more than half of it.
+LARGEST_GROUP_BYTES = CACHE_BYTES // 2
 # Waking the threads and waiting for the last of them, for each parallel loop.
 PARALLEL_LOOP_NS = 4000.0
 # Direct convolution is more exact and its weights are smaller: it stays where Winograd's gain is less than a tenth.
@@ -36,13 +43,15 @@ LEAST_GAIN = 0.9
 class Winograd:
     """The sizes the method leaves open: what tuning would choose.
 
-    A tile has ``outputs`` x ``outputs`` results (2 or 4). A group has ``rows`` rows of tiles of one image. ``staged``:
-    input transform, products and output transform are parallel loops of their own, with all images' values between them
-    in memory; otherwise one parallel loop over groups does all three, and the values between stay in its cache.
+    A tile has ``outputs`` x ``outputs`` results (2 or 4). A group has ``rows`` x ``columns`` tiles of one image.
+    ``staged``: input transform, products and output transform are parallel loops of their own, with all images' values
+    between them in memory, and a group is an image; otherwise one parallel loop over groups does all three, and the
+    values between stay in its cache.
     """
 
     outputs: int
     rows: int
+    columns: int
     staged: bool
 
 
@@ -80,28 +89,33 @@ def direct_nanoseconds(workload: Workload, threads: int) -> float:
 
 
 def winograd_nanoseconds(workload: Workload, choice: Winograd, traits: Traits, threads: int) -> float:
-    """Seconds, times 1e9, that the rates above give for a choice."""
-    size = tile_size(choice.outputs)
-    tile_columns = -(-workload.out_width // choice.outputs)
-    groups = workload.batch * -(-workload.out_height // (choice.outputs * choice.rows))
-    tiles = padded_extent(choice.rows * tile_columns, workload.output_blocks, traits)
-    points = size * size
+    """The time that the rates above give for a choice. Weights from memory count in full: prefetching hides some."""
+    across = -(-workload.out_width // (choice.outputs * choice.columns))
+    groups = workload.batch * across * -(-workload.out_height // (choice.outputs * choice.rows))
+    tiles = padded_extent(choice.rows * choice.columns, workload.output_blocks, traits)
+    points = tile_size(choice.outputs) ** 2
     weights = 4 * points * workload.input_channels * workload.output_blocks * workload.output_lanes
-    products = points * tiles * workload.input_channels * workload.output_blocks * MULTIPLY_ADD_NS
-    transforms = tiles * (
-        workload.input_blocks * INPUT_TRANSFORM_NS[choice.outputs]
-        + workload.output_blocks * OUTPUT_TRANSFORM_NS[choice.outputs]
+    tile = dividing_tile(tiles, workload.output_blocks, traits)
+    slower = max(slowdown(tile), ROWS_FOR_A_WEIGHT / tile.rows)
+    products = points * tiles * workload.input_channels * workload.output_blocks * MULTIPLY_ADD_NS * slower
+    pixels = (choice.outputs * choice.rows + TAPS - 1) * (choice.outputs * choice.columns + TAPS - 1)
+    transforms = (
+        workload.input_blocks * (tiles * INPUT_TRANSFORM_NS[choice.outputs] + pixels * COPY_NS)
+        + workload.output_blocks * tiles * OUTPUT_TRANSFORM_NS[choice.outputs]
     )
     between = group_bytes(workload, choice, tiles)
-    group = products + transforms
     if choice.staged:
-        # Written, and read again, where a core's share does not stay in its cache.
-        beyond = 2 * between if groups * between > LARGEST_GROUP_BYTES * threads else 0
-        return (groups * (group + beyond * BYTE_NS) + weights * BYTE_NS) / threads + 3 * PARALLEL_LOOP_NS
+        # Written, and read again, where a core's share does not stay in its cache, or was written by another core.
+        kept = groups * between <= CACHE_BYTES * threads
+        beyond = 2 * between * ((threads - 1) / threads if kept else 1.0)
+        work = groups * (products + transforms + beyond * BYTE_NS) + weights * BYTE_NS
+        return work / threads + 3 * PARALLEL_LOOP_NS
     rounds = -(-groups // threads)
-    reads = weights if weights <= LARGEST_KEPT_WEIGHTS_BYTES else rounds * weights
+    products *= SEVERAL_TILES if tiles > tile.rows else 1.0
     beyond = 2 * between if between > LARGEST_GROUP_BYTES else 0
-    return rounds * (group + beyond * BYTE_NS) + reads * BYTE_NS + PARALLEL_LOOP_NS
+    again = max(0, min(weights, weights + between - CACHE_BYTES))
+    work = rounds * (products + transforms + (beyond + again) * BYTE_NS) + (weights - again) * BYTE_NS
+    return work + PARALLEL_LOOP_NS
 
 
 def group_bytes(workload: Workload, choice: Winograd, tiles: int) -> int:
@@ -112,7 +126,9 @@ def group_bytes(workload: Workload, choice: Winograd, tiles: int) -> int:
 
 def _candidates(workload: Workload) -> Iterator[Winograd]:
     for outputs in POINT_PAIRS:
-        tile_rows = -(-workload.out_height // outputs)
-        yield Winograd(outputs, tile_rows, staged=True)
-        for rows in divisors(tile_rows):
-            yield Winograd(outputs, rows, staged=False)
+        rows, columns = (-(-extent // outputs) for extent in (workload.out_height, workload.out_width))
+        yield Winograd(outputs, rows, columns, staged=True)
+        for some_rows in divisors(rows):
+            for some_columns in divisors(columns):
+                if (some_rows, some_columns) != (rows, columns):
+                    yield Winograd(outputs, some_rows, some_columns, staged=False)

@@ -1,8 +1,8 @@
 """Winograd convolution over blocked channels -> TE, for groups of rows of tiles.
 
 ``pad -> input rows -> input -> product (the anchor) -> sums -> output rows -> output -> store``. A tile is ``outputs``
-x ``outputs`` results of one channel block; a group is ``rows`` rows of tiles of one image, over its whole width, and
-holds all that lies between its image rows and its results. Tiles of a group are padded to whole register tiles.
+x ``outputs`` results of one channel block; a group is ``rows`` x ``columns`` tiles of one image, and holds all that
+lies between the pixels it reads and its results. Tiles of a group are padded to whole register tiles.
 """
 
 from __future__ import annotations
@@ -22,40 +22,44 @@ FAMILY = "winograd"
 STAGED = "tvm_split.winograd_staged"
 """Annotation of the anchor: whether its three steps are loops of their own (1) or one loop over groups (0)."""
 
+COLUMNS = "tvm_split.winograd_columns"
+"""Annotation of the anchor: how many of a group's tiles lie side by side."""
+
 
 def winograd_conv2d(
     data: te.Tensor, weight: te.Tensor, padding: list[int], choice: Winograd, traits: Traits
 ) -> te.Tensor:
     """The convolution of data [N, I/i, H, W, i] with a kernel of 3 x 3, stride and dilation 1: [N, O/o, H', W', o].
 
-    ``weight`` is [tile, tile, O/o, I/i, i, o], made by `schedules.winograd_transform.transformed_kernel`; ``padding`` is
-    top, left, bottom, right.
+    ``weight`` is [tile, tile, O/o, I/i, i, o], made by `schedules.winograd_transform.transformed_kernel`; ``padding``
+    is top, left, bottom, right.
     """
     batch, channels, height, width, input_lanes = (int(extent) for extent in data.shape)
     size, _, blocks, _, _, lanes = (int(extent) for extent in weight.shape)
     outputs = choice.outputs
     out_h = height + padding[0] + padding[2] - TAPS + 1
     out_w = width + padding[1] + padding[3] - TAPS + 1
-    tile_columns = -(-out_w // outputs)
-    rows = choice.rows
-    groups = -(-out_h // (outputs * rows))
-    tiles = rows * tile_columns
+    rows, columns = choice.rows, choice.columns
+    groups_across = -(-out_w // (outputs * columns))
+    groups = -(-out_h // (outputs * rows)) * groups_across
+    tiles = rows * columns
     padded_tiles = padded_extent(tiles, blocks, traits)
     zero = tirx.const(0, data.dtype)
 
     def padded(n: Any, g: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
-        h, w = g * (outputs * rows) + y - padding[0], x - padding[1]
+        h = g // groups_across * (outputs * rows) + y - padding[0]
+        w = g % groups_across * (outputs * columns) + x - padding[1]
         inside = tirx.all(h >= 0, h < height, w >= 0, w < width)
         return tirx.if_then_else(inside, data[n, c, h, w, lane], zero)
 
     image = te.compute(
-        (batch, groups, channels, outputs * rows + TAPS - 1, outputs * tile_columns + TAPS - 1, input_lanes),
+        (batch, groups, channels, outputs * rows + TAPS - 1, outputs * columns + TAPS - 1, input_lanes),
         padded,
         name="pad",
     )
 
     def input_rows(n: Any, g: Any, c: Any, t: Any, i: Any, x: Any, lane: Any) -> Any:
-        top, left = t // tile_columns * outputs, t % tile_columns * outputs
+        top, left = t // columns * outputs, t % columns * outputs
         values = [image[n, g, c, top + k, left + x, lane] for k in range(size)]
         return _one_of(i, size, lambda row: transformed_input(outputs, row, values))
 
@@ -82,7 +86,7 @@ def winograd_conv2d(
             axis=[reduce_block, reduce_lane],
         ),
         name="winograd",
-        attrs={ANCHOR: FAMILY, STAGED: int(choice.staged)},
+        attrs={ANCHOR: FAMILY, STAGED: int(choice.staged), COLUMNS: columns},
     )
     sums = te.compute(product.shape, lambda *index: product[index], name="sums")
 
@@ -99,9 +103,10 @@ def winograd_conv2d(
     finished = te.compute((batch, groups, blocks, tiles, outputs, outputs, lanes), tile, name="transformed_output")
 
     def stored(n: Any, o: Any, h: Any, w: Any, lane: Any) -> Any:
-        row, column = h % (outputs * rows), w
-        t = row // outputs * tile_columns + column // outputs
-        return finished[n, h // (outputs * rows), o, t, row % outputs, column % outputs, lane]
+        row, column = h % (outputs * rows), w % (outputs * columns)
+        g = h // (outputs * rows) * groups_across + w // (outputs * columns)
+        t = row // outputs * columns + column // outputs
+        return finished[n, g, o, t, row % outputs, column % outputs, lane]
 
     return te.compute((batch, blocks, out_h, out_w, lanes), stored, name="store")
 

@@ -36,17 +36,18 @@ def test_products_of_transforms_are_the_convolution(outputs):
     batch=st.integers(1, 2),
     outputs=st.sampled_from([2, 4]),
     staged=st.booleans(),
-    rows=st.integers(1, 4),
+    group=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     residual=st.booleans(),
 )
-def test_every_size_padding_and_structure(blocks, lanes, size, padding, batch, outputs, staged, rows, residual):
+def test_every_size_padding_and_structure(blocks, lanes, size, padding, batch, outputs, staged, group, residual):
     size = tuple(max(extent, 3 - padding[axis] - padding[axis + 2]) for axis, extent in enumerate(size))
     height, width = (extent + padding[axis] + padding[axis + 2] - 2 for axis, extent in enumerate(size))
-    rows = -(-height // outputs) if staged else min(rows, -(-height // outputs))
+    tiles = -(-height // outputs), -(-width // outputs)
+    group = tiles if staged else tuple(min(pair) for pair in zip(group, tiles, strict=True))
     inputs, outs = blocks[0] * lanes[0], blocks[1] * lanes[1]
     x, weight, bias = normal(0, batch, inputs, *size), normal(1, outs, inputs, 3, 3), normal(2, outs)
     added = normal(3, batch, outs, height, width) if residual else None
-    actual = _run_kernel(x, weight, bias, added, lanes, padding, Winograd(outputs, rows, staged))
+    actual = _run_kernel(x, weight, bias, added, lanes, padding, Winograd(outputs, *group, staged))
     top, left, bottom, right = padding
     padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
     assert_close(actual, expected(padded, weight, bias, residual=0.0 if added is None else added), TOLERANCE)
