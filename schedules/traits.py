@@ -36,6 +36,11 @@ def traits_of(target: Target) -> Traits:
     return Traits(lanes=4, registers=16)
 
 
+def threads_of(target: Target) -> int:
+    """How many threads a kernel runs on: the target's ``num-cores``, else one."""
+    return max(1, int(target.attrs.get("num-cores", 1)))
+
+
 def is_cpu(target: Target) -> bool:
     return str(target.kind.name) in LLVM_KINDS
 

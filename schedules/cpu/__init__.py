@@ -14,12 +14,14 @@ from schedules.cpu.matmul import schedule_matmul
 from schedules.cpu.pooling import schedule_pooling
 from schedules.cpu.prefetch import prefetch_weights
 from schedules.cpu.reduction import schedule_reduction
+from schedules.cpu.winograd import schedule_winograd
 from schedules.traits import Traits
 
 Rule = Callable[[tirx.PrimFunc, Traits], tirx.PrimFunc | None]
 
 RULES: tuple[tuple[str, Rule], ...] = (
     ("conv2d", schedule_conv2d),
+    ("winograd", schedule_winograd),
     ("depthwise_conv2d", schedule_depthwise_conv2d),
     ("matmul", schedule_matmul),
     ("elementwise", schedule_elementwise),

@@ -27,13 +27,18 @@ class RegisterTile:
     blocks: int
 
 
+def slowdown(tile: RegisterTile) -> float:
+    """How many times longer than at the peak a tile's multiply-adds take, at least 1."""
+    latency = ACCUMULATORS_TO_HIDE_LATENCY / (tile.rows * tile.blocks)
+    loads = (tile.rows + tile.blocks) / (tile.rows * tile.blocks) / LOADS_PER_MULTIPLY_ADD
+    return max(1.0, latency, loads)
+
+
 def _cost(extent: int, rows: int, blocks: int) -> float:
     """Relative time of computing ``extent`` rows in tiles, at least 1."""
     waste = -(-extent // rows) * rows / extent
-    latency = ACCUMULATORS_TO_HIDE_LATENCY / (rows * blocks)
-    loads = (rows + blocks) / (rows * blocks) / LOADS_PER_MULTIPLY_ADD
     # Ties go to more rows a weight vector: weights come from the second cache, broadcast values from the first.
-    return waste * max(1.0, latency, loads) + 0.1 / rows
+    return waste * slowdown(RegisterTile(rows, blocks)) + 0.1 / rows
 
 
 def _fits(rows: int, blocks: int, traits: Traits) -> bool:

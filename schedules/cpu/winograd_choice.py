@@ -1,0 +1,134 @@
+"""Whether a convolution is computed by Winograd's method, with which tiles, and how its steps are nested.
+
+A cost rule: seconds of one core for products, transforms, and bytes that come from beyond the second-level cache. The
+rates were measured on one core of an x86-64 server with AVX-512 at about 220 GFLOP/s and 15 GB/s; what is chosen
+depends on their ratios only, and those are alike on its kin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent, slowdown
+from schedules.traits import Traits
+from schedules.winograd_transform import POINT_PAIRS, TAPS, tile_size
+
+# One vector multiply-add, in nanoseconds: direct convolution reaches 170 GFLOP/s, and so do the products, as long as
+# their weights are near.
+MULTIPLY_ADD_NS = 32 / 170
+# One byte from beyond the second-level cache, of weights or of what does not stay in a group.
+BYTE_NS = 1 / 15
+# A weight vector from the second-level cache takes as long as this many multiply-adds: register tiles with fewer rows
+# wait for them.
+ROWS_FOR_A_WEIGHT = 5
+# A group with more tiles than one register tile has takes longer, by this factor of its products: measured at 64
+# channels of 224 x 224 (10.8 to 8.9 ms for groups of 28 and 14) and 128 of 112 x 112 (9.0 to 7.8).
+SEVERAL_TILES = 1.2
+# Transforming one tile of one channel block, by outputs: [2] 16 values, [4] 36 values; and copying one pixel of it.
+INPUT_TRANSFORM_NS = {2: 28.0, 4: 85.0}
+OUTPUT_TRANSFORM_NS = {2: 18.0, 4: 75.0}
+COPY_NS = 1.5
+# A second-level cache. What a group needs beyond it, weights included, is read again for every group ...
+CACHE_BYTES = 2 * 1024 * 1024
+# ... and so is all that lies between the steps of a group if that takes more than half of it.
+LARGEST_GROUP_BYTES = CACHE_BYTES // 2
+# Waking the threads and waiting for the last of them, for each parallel loop.
+PARALLEL_LOOP_NS = 4000.0
+# Direct convolution is more exact and its weights are smaller: it stays where Winograd's gain is less than a tenth.
+LEAST_GAIN = 0.9
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """The sizes the method leaves open: what tuning would choose.
+
+    A tile has ``outputs`` x ``outputs`` results (2 or 4). A group has ``rows`` x ``columns`` tiles of one image.
+    ``staged``: input transform, products and output transform are parallel loops of their own, with all images' values
+    between them in memory, and a group is an image; otherwise one parallel loop over groups does all three, and the
+    values between stay in its cache.
+    """
+
+    outputs: int
+    rows: int
+    columns: int
+    staged: bool
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A 3 x 3 convolution of stride and dilation 1; blocks have ``input_lanes`` and ``output_lanes`` channels."""
+
+    batch: int
+    input_blocks: int
+    output_blocks: int
+    out_height: int
+    out_width: int
+    input_lanes: int
+    output_lanes: int
+
+    @property
+    def input_channels(self) -> int:
+        return self.input_blocks * self.input_lanes
+
+
+def choose_winograd(workload: Workload, traits: Traits, threads: int) -> Winograd | None:
+    """The cheapest choice for ``threads`` threads, or None where direct convolution is about as fast."""
+    choices = list(_candidates(workload))
+    best = min(choices, key=lambda choice: winograd_nanoseconds(workload, choice, traits, threads))
+    limit = LEAST_GAIN * direct_nanoseconds(workload, threads)
+    return best if winograd_nanoseconds(workload, best, traits, threads) < limit else None
+
+
+def direct_nanoseconds(workload: Workload, threads: int) -> float:
+    """Direct convolution: its weights come from memory once, its image is small beside them or computed on for long."""
+    pixels = workload.batch * workload.out_height * workload.out_width
+    steps = pixels * workload.input_channels * TAPS * TAPS * workload.output_blocks
+    weights = 4 * TAPS * TAPS * workload.input_channels * workload.output_blocks * workload.output_lanes
+    return (steps * MULTIPLY_ADD_NS + weights * BYTE_NS) / threads + PARALLEL_LOOP_NS
+
+
+def winograd_nanoseconds(workload: Workload, choice: Winograd, traits: Traits, threads: int) -> float:
+    """The time that the rates above give for a choice. Weights from memory count in full: prefetching hides some."""
+    across = -(-workload.out_width // (choice.outputs * choice.columns))
+    groups = workload.batch * across * -(-workload.out_height // (choice.outputs * choice.rows))
+    tiles = padded_extent(choice.rows * choice.columns, workload.output_blocks, traits)
+    points = tile_size(choice.outputs) ** 2
+    weights = 4 * points * workload.input_channels * workload.output_blocks * workload.output_lanes
+    tile = dividing_tile(tiles, workload.output_blocks, traits)
+    slower = max(slowdown(tile), ROWS_FOR_A_WEIGHT / tile.rows)
+    products = points * tiles * workload.input_channels * workload.output_blocks * MULTIPLY_ADD_NS * slower
+    pixels = (choice.outputs * choice.rows + TAPS - 1) * (choice.outputs * choice.columns + TAPS - 1)
+    transforms = (
+        workload.input_blocks * (tiles * INPUT_TRANSFORM_NS[choice.outputs] + pixels * COPY_NS)
+        + workload.output_blocks * tiles * OUTPUT_TRANSFORM_NS[choice.outputs]
+    )
+    between = group_bytes(workload, choice, tiles)
+    if choice.staged:
+        # Written, and read again, where a core's share does not stay in its cache, or was written by another core.
+        kept = groups * between <= CACHE_BYTES * threads
+        beyond = 2 * between * ((threads - 1) / threads if kept else 1.0)
+        work = groups * (products + transforms + beyond * BYTE_NS) + weights * BYTE_NS
+        return work / threads + 3 * PARALLEL_LOOP_NS
+    rounds = -(-groups // threads)
+    products *= SEVERAL_TILES if tiles > tile.rows else 1.0
+    beyond = 2 * between if between > LARGEST_GROUP_BYTES else 0
+    again = max(0, min(weights, weights + between - CACHE_BYTES))
+    work = rounds * (products + transforms + (beyond + again) * BYTE_NS) + (weights - again) * BYTE_NS
+    return work + PARALLEL_LOOP_NS
+
+
+def group_bytes(workload: Workload, choice: Winograd, tiles: int) -> int:
+    """Transformed input and sums of a group of ``tiles`` tiles."""
+    values = workload.input_channels + workload.output_blocks * workload.output_lanes
+    return 4 * tile_size(choice.outputs) ** 2 * tiles * values
+
+
+def _candidates(workload: Workload) -> Iterator[Winograd]:
+    for outputs in POINT_PAIRS:
+        rows, columns = (-(-extent // outputs) for extent in (workload.out_height, workload.out_width))
+        yield Winograd(outputs, rows, columns, staged=True)
+        for some_rows in divisors(rows):
+            for some_columns in divisors(columns):
+                if (some_rows, some_columns) != (rows, columns):
+                    yield Winograd(outputs, some_rows, some_columns, staged=False)
