@@ -6,21 +6,23 @@ from collections.abc import Callable
 
 from tvm import tirx
 
-from schedules.cpu.conv2d import schedule_conv2d
-from schedules.cpu.depthwise_conv2d import schedule_depthwise_conv2d
+from schedules.cpu.conv2d import CONV2D
+from schedules.cpu.depthwise_conv2d import DEPTHWISE_CONV2D
 from schedules.cpu.elementwise import schedule_elementwise
 from schedules.cpu.fallback import schedule_fallback
-from schedules.cpu.matmul import schedule_matmul
+from schedules.cpu.matmul import MATMUL
 from schedules.cpu.pooling import schedule_pooling
 from schedules.cpu.reduction import schedule_reduction
+from schedules.template import Template, default_rule
 from schedules.traits import Traits
 
 Rule = Callable[[tirx.PrimFunc, Traits], tirx.PrimFunc | None]
 
+TEMPLATES: tuple[Template, ...] = (CONV2D, DEPTHWISE_CONV2D, MATMUL)
+"""Rules whose schedules have choices; tuning looks here for what it can tune."""
+
 RULES: tuple[tuple[str, Rule], ...] = (
-    ("conv2d", schedule_conv2d),
-    ("depthwise_conv2d", schedule_depthwise_conv2d),
-    ("matmul", schedule_matmul),
+    *((template.name, default_rule(template)) for template in TEMPLATES),
     ("elementwise", schedule_elementwise),
     ("pooling", schedule_pooling),
     ("reduction", schedule_reduction),

@@ -71,6 +71,20 @@ def dividing_tile(extent: int, block_count: int, traits: Traits) -> RegisterTile
     return choose_tile(extent, block_count, traits, [rows for rows in divisors(extent) if rows <= LARGEST_ROWS])
 
 
+def tiles_to_try(extent: int, block_count: int, traits: Traits) -> list[RegisterTile]:
+    """Dividing tiles for tuning: those that fit the registers, and those a little too large by our reckoning.
+
+    What LLVM keeps in registers depends on what else a kernel does, so the measured limit is not exact.
+    """
+    return [
+        RegisterTile(rows, blocks)
+        for blocks in (1, 2, 3, 4, 6)
+        if block_count % blocks == 0
+        for rows in divisors(extent)
+        if _fits(rows, blocks, traits) or rows * blocks <= traits.registers - 2
+    ]
+
+
 def divisors(extent: int) -> list[int]:
     return [divisor for divisor in range(1, extent + 1) if extent % divisor == 0]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.target import Target
 
 import schedules
@@ -31,6 +31,17 @@ def graph_of(graph: Graph, inputs: Sequence[np.ndarray]) -> tvm.IRModule:
 
 def lower(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     """All passes up to scheduled kernels."""
+    return schedules.apply(fuse(module, target), target)
+
+
+def unscheduled(module: tvm.IRModule, target: Target) -> list[tirx.PrimFunc]:
+    """The kernels before they are scheduled, as tuning sees them."""
+    functions = [each for _, each in fuse(module, target).functions_items() if isinstance(each, tirx.PrimFunc)]
+    return [each.without_attr("global_symbol") for each in functions]
+
+
+def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+    """All passes before scheduling."""
     transform = relax.transform
     passes = [
         transform.FoldBatchnormToConv2D(),
@@ -44,7 +55,6 @@ def lower(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         transform.FuseOps(),
         transform.FuseTIR(),
         transform.DeadCodeElimination(["main"]),
-        lambda current: schedules.apply(current, target),
     ]
     with target:
         for each in passes:
