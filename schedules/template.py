@@ -14,6 +14,7 @@ from math import prod
 
 from tvm import s_tir, tirx
 
+from schedules.blocks import new_schedule
 from schedules.traits import Traits
 
 CHOICES_ATTRIBUTE = "tvm_split.choices"
@@ -80,6 +81,13 @@ def schedule_by(template: Template, function: tirx.PrimFunc, traits: Traits, cho
     return schedule
 
 
+def choices_only(function: tirx.PrimFunc, choices: Choices) -> s_tir.Schedule:
+    """Nothing but the annotation: how choices that cannot be scheduled are remembered."""
+    schedule = new_schedule(function)
+    schedule.annotate(schedule.get_sblock("root"), CHOICES_ATTRIBUTE, text_of(choices))
+    return schedule
+
+
 def scheduled_function(schedule: s_tir.Schedule) -> tirx.PrimFunc:
     """The function of a schedule that `schedule_by` made, or that was replayed, with its choices as an attribute."""
     function = schedule.mod["main"]
@@ -87,8 +95,9 @@ def scheduled_function(schedule: s_tir.Schedule) -> tirx.PrimFunc:
     choices = schedule.get(root).annotations.get(CHOICES_ATTRIBUTE, None)
     if choices is None:
         return function
-    schedule.unannotate(root, CHOICES_ATTRIBUTE)
-    return schedule.mod["main"].with_attr(CHOICES_ATTRIBUTE, str(choices))
+    bare = schedule.copy()  # the annotation stays in the schedule's own trace, where records take it from
+    bare.unannotate(bare.get_sblock("root"), CHOICES_ATTRIBUTE)
+    return bare.mod["main"].with_attr(CHOICES_ATTRIBUTE, str(choices))
 
 
 def default_rule(template: Template) -> Callable[[tirx.PrimFunc, Traits], tirx.PrimFunc | None]:

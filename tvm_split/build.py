@@ -24,17 +24,25 @@ from tvm_split.planner.planning import tvm_target
 
 @dataclass(frozen=True)
 class BuiltStage:
-    """A stage's library file, its weights in the order of the function's last parameters, and its kernels' names."""
+    """A stage's library file, its weights in the order of the function's last parameters, and its kernels' names.
+
+    ``tuned`` has the choices of those kernels that a tuning database decided.
+    """
 
     library: Path
     weights: tuple[tvm.runtime.Tensor, ...]
     kernels: tuple[str, ...]
+    tuned: Mapping[str, str]
 
 
 def build_stage(
-    computation: Computation, target: Mapping[str, Any], library: Path, observe: Observer | None = None
+    computation: Computation,
+    target: Mapping[str, Any],
+    library: Path,
+    observe: Observer | None = None,
+    database: schedules.TunedKernels | None = None,
 ) -> BuiltStage:
-    """Optimise, compile and link one stage for a target.
+    """Optimise, compile and link one stage for a target, with the kernels that ``database`` has tuned.
 
     Raises:
         CompileError: the target cannot be compiled for, or there is no linker for it.
@@ -42,7 +50,7 @@ def build_stage(
     built_for = tvm_target(target)
     with built_for:
         module = tvm.IRModule({"main": computation.function.with_attr("global_symbol", "main")})
-        module = run_phases(module, stage_phases(_schedules(built_for)), observe)
+        module = run_phases(module, stage_phases(_schedules(built_for, database)), observe)
         lifted = lift_weights(module)
         try:
             executable = relax.build(lifted.module, built_for)
@@ -51,14 +59,21 @@ def build_stage(
             raise
         except Exception as error:
             raise CompileError(f"{computation.name} cannot be compiled for {dict(target)}: {error}") from error
-    return BuiltStage(library, lifted.weights, _kernel_names(lifted.module))
+    return BuiltStage(library, lifted.weights, _kernel_names(lifted.module), _tuned_choices(lifted.module))
 
 
-def _schedules(target: tvm.target.Target) -> Schedules:
+def unscheduled_stage(computation: Computation, target: tvm.target.Target) -> tvm.IRModule:
+    """One stage as far as the phase before scheduling: what tuning starts from."""
+    with target:
+        module = tvm.IRModule({"main": computation.function.with_attr("global_symbol", "main")})
+        return run_phases(module, stage_phases(_schedules(target, None))[:-1])
+
+
+def _schedules(target: tvm.target.Target, database: schedules.TunedKernels | None) -> Schedules:
     return Schedules(
         convert_layouts=lambda module: schedules.convert_layouts(module, target),
         legalizations=schedules.legalizations(target),
-        schedule=lambda module: schedules.apply(module, target),
+        schedule=lambda module: schedules.apply(module, target, database),
     )
 
 
@@ -72,26 +87,47 @@ def _kernel_names(module: tvm.IRModule) -> tuple[str, ...]:
     )
 
 
-def _linker(target: Mapping[str, Any], stage: str) -> dict[str, Callable[..., None]]:
-    """What ``export_library`` needs to link for another architecture; nothing for this host's."""
+def _tuned_choices(module: tvm.IRModule) -> dict[str, str]:
+    return {
+        variable.name_hint: str(function.attrs[schedules.CHOICES_ATTRIBUTE])
+        for variable, function in module.functions_items()
+        if isinstance(function, tvm.tirx.PrimFunc)
+        and str(function.attrs.get(schedules.SCHEDULE_ATTRIBUTE, "")).endswith(schedules.TUNED)
+    }
+
+
+def link_command(target: Mapping[str, Any], purpose: str) -> list[str] | None:
+    """The command that links for a target of another architecture than this host's; None for this host's.
+
+    Raises:
+        CompileError: there is none here.
+    """
     host = target.get("host") if target["kind"] != "llvm" else target
     triple = str(host.get("mtriple", "")) if isinstance(host, Mapping) else ""
     architecture = triple.partition("-")[0]
     if not architecture or architecture == _own_architecture():
-        return {}
+        return None
     command = _cross_linker(architecture)
     if command is None:
         raise CompileError(
-            f"{stage} is for {architecture}, and no linker for it is here; install the extra tvm-split[cross], or "
+            f"{purpose} is for {architecture}, and no linker for it is here; install the extra tvm-split[cross], or "
             f"a compiler named {architecture}-linux-gnu-gcc"
         )
+    return command
+
+
+def _linker(target: Mapping[str, Any], stage: str) -> dict[str, Callable[..., None]]:
+    """What ``export_library`` needs to link for another architecture; nothing for this host's."""
+    command = link_command(target, stage)
+    if command is None:
+        return {}
 
     def link(output: str, objects: str | Sequence[str], options: Sequence[str] | None = None) -> None:
         files = [objects] if isinstance(objects, str) else list(objects)
         arguments = [*command, "-shared", "-fPIC", "-o", output, *files, *(options or ())]
         result = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603
         if result.returncode != 0:
-            raise CompileError(f"linking {stage} for {architecture} with {command[0]} failed: {result.stderr.strip()}")
+            raise CompileError(f"linking {stage} with {command[0]} failed: {result.stderr.strip()}")
 
     return {"fcompile": link}
 

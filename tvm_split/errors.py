@@ -27,3 +27,7 @@ class VerificationError(TvmSplitError):
 
 class BundleError(TvmSplitError):
     """A bundle folder is incomplete, changed, or written by another version."""
+
+
+class TuningError(TvmSplitError):
+    """Tuning cannot start or go on, or a tuning database cannot be used."""
