@@ -135,6 +135,17 @@ def found_threads(message: str) -> int | None:
     return int(rest.split(".")[0]) if separator else None
 
 
+def build_kernel() -> Callable[..., Any]:
+    """Compiles a kernel. MetaSchedule's own does it too, after 20 seconds of importing intrinsics of GPUs."""
+
+    def build(module: Any, target: Any, parameters: Any) -> Any:
+        from tvm.driver import build as compile_module
+
+        return compile_module(module, target=target)
+
+    return build
+
+
 def export_to(folder: str, linker: tuple[str, ...] | None) -> Callable[[Any], str]:
     """Links a kernel into a library in a folder, so that a device needs no compiler."""
 

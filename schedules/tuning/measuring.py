@@ -18,6 +18,7 @@ from tvm.target import Target
 
 from schedules.tuning.devices import (
     Tracker,
+    build_kernel,
     evaluate_in_turn,
     export_to,
     found_threads,
@@ -38,7 +39,7 @@ class Effort:
     """How carefully each kernel is measured: ``rounds`` of at least ``round_milliseconds``, after one warm-up."""
 
     rounds: int = 3
-    round_milliseconds: int = 40
+    round_milliseconds: int = 20
     build_timeout_seconds: float = 15.0
     run_timeout_seconds: float = 20.0
 
@@ -86,6 +87,7 @@ class Measurer:
             self._builder = meta_schedule.builder.LocalBuilder(
                 max_workers=len(os.sched_getaffinity(0)),
                 timeout_sec=self.effort.build_timeout_seconds,
+                f_build=build_kernel(),
                 f_export=export_to(self._folder.name, tuple(linker) if linker else None),
                 initializer=prepare_process(self._threads),
             )

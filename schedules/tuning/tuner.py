@@ -29,7 +29,7 @@ from schedules.tuning.measuring import MAIN, Built, Measurer
 from schedules.tuning.search import propose
 from schedules.tuning.verdict import ROUNDS, judge
 
-BATCH = 8
+BATCH = 12
 CONTENDERS = 3
 
 
@@ -164,8 +164,12 @@ class Tuner:
             trials,
             [state.space.largest_size for state in self._states],
         )
+        left = max(0, trials - sum(len(state.history) for state in self._states))
         for state, budget in zip(self._states, budgets, strict=True):
-            state.budget = max(budget, len(state.history))
+            # Measured times differ a little from run to run, and shares with them: the sum holds all the same.
+            more = min(left, max(0, budget - len(state.history)))
+            state.budget = len(state.history) + more
+            left -= more
         for state in self._states:
             if self._stopping() or trials == 0:
                 break
