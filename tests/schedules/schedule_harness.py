@@ -29,9 +29,9 @@ def graph_of(graph: Graph, inputs: Sequence[np.ndarray]) -> tvm.IRModule:
     return builder.get()
 
 
-def lower(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+def lower(module: tvm.IRModule, target: Target, database: schedules.TunedKernels | None = None) -> tvm.IRModule:
     """All passes up to scheduled kernels."""
-    return schedules.apply(fuse(module, target), target)
+    return schedules.apply(fuse(module, target), target, database)
 
 
 def unscheduled(module: tvm.IRModule, target: Target) -> list[tirx.PrimFunc]:
