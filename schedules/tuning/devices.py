@@ -135,25 +135,21 @@ def found_threads(message: str) -> int | None:
     return int(rest.split(".")[0]) if separator else None
 
 
-def build_kernel() -> Callable[..., Any]:
-    """Compiles a kernel. MetaSchedule's own does it too, after 20 seconds of importing intrinsics of GPUs."""
+def build_into(folder: str, linker: tuple[str, ...] | None) -> Callable[[Any], str]:
+    """Compiles a (module, target) and links it into a library in a folder, so that a device needs no compiler.
 
-    def build(module: Any, target: Any, parameters: Any) -> Any:
-        from tvm.driver import build as compile_module
+    MetaSchedule's own default takes 20 seconds more, for importing intrinsics of GPUs.
+    """
 
-        return compile_module(module, target=target)
-
-    return build
-
-
-def export_to(folder: str, linker: tuple[str, ...] | None) -> Callable[[Any], str]:
-    """Links a kernel into a library in a folder, so that a device needs no compiler."""
-
-    def export(module: Any) -> str:
+    def build(task: Any) -> str:
         import os
         import subprocess
         import tempfile
 
+        from tvm.driver import build as compile_module
+
+        module, target = task
+        compiled = compile_module(module, target=target)
         handle, path = tempfile.mkstemp(suffix=".so", dir=folder)
         os.close(handle)
 
@@ -162,10 +158,10 @@ def export_to(folder: str, linker: tuple[str, ...] | None) -> Callable[[Any], st
             command = [*(linker or ()), "-shared", "-fPIC", "-o", output, *files, *(options or ())]
             subprocess.run(command, check=True, capture_output=True)  # noqa: S603
 
-        module.export_library(path, **({"fcompile": link} if linker else {}))
+        compiled.export_library(path, **({"fcompile": link} if linker else {}))
         return path
 
-    return export
+    return build
 
 
 def evaluate_in_turn(names: tuple[str, ...], rounds: int, round_milliseconds: int) -> Callable[..., list[float]]:

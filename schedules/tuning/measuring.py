@@ -1,4 +1,4 @@
-"""Building and timing kernels with MetaSchedule's builder and runners, every wait with a deadline."""
+"""Building kernels in processes of their own and timing them with MetaSchedule's runners, with deadlines."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any, Self
 import tvm
 from tvm import tirx
 from tvm.s_tir import meta_schedule
+from tvm.support.popen_pool import PopenPoolExecutor, StatusKind
 from tvm.target import Target
 
 from schedules.tuning.devices import (
     Tracker,
-    build_kernel,
+    build_into,
     evaluate_in_turn,
-    export_to,
     found_threads,
     prepare_process,
     session_with_threads,
@@ -31,6 +31,7 @@ from schedules.tuning.record_file import without_symbol
 LOCAL = "this machine"
 MAIN = "main"
 POLL_SECONDS = 0.05
+BUILDS_PER_PROCESS = 50
 LOOK_SECONDS = 2.0
 
 
@@ -82,15 +83,17 @@ class Measurer:
         self._threads = int(target.attrs.get("num-cores", 1))
         self.devices = tracker.wait_for_devices() if tracker is not None else 1
         self._folder = tempfile.TemporaryDirectory(prefix="tvm-split-tuning-")
+        self._linker = tuple(linker) if linker else None
         self._runner: Any = None
+        # MetaSchedule's LocalBuilder starts new processes for every batch, because they leak: seconds, where building
+        # takes tenths. These are renewed now and then instead.
+        self._builders: Any = PopenPoolExecutor(
+            max_workers=len(os.sched_getaffinity(0)),
+            timeout=self.effort.build_timeout_seconds,
+            initializer=prepare_process(self._threads),
+            maximum_process_uses=BUILDS_PER_PROCESS,
+        )
         try:
-            self._builder = meta_schedule.builder.LocalBuilder(
-                max_workers=len(os.sched_getaffinity(0)),
-                timeout_sec=self.effort.build_timeout_seconds,
-                f_build=build_kernel(),
-                f_export=export_to(self._folder.name, tuple(linker) if linker else None),
-                initializer=prepare_process(self._threads),
-            )
             self._runner = self._new_runner()
         except BaseException:
             self.close()
@@ -110,10 +113,13 @@ class Measurer:
             )
             for candidate in candidates
         ]
-        results = self._builder.build([meta_schedule.builder.BuilderInput(each, self.target) for each in modules])
+        compile_one = build_into(self._folder.name, self._linker)
+        tasks = [(each, self.target) for each in modules]
         return [
-            Built(None if each.artifact_path is None else str(each.artifact_path), _text(each.error_msg))
-            for each in results
+            Built(str(each.value), None)
+            if each.status == StatusKind.COMPLETE
+            else Built(None, str(each.value) or f"not built within {self.effort.build_timeout_seconds} seconds")
+            for each in self._builders.map_with_error_catching(compile_one, tasks)
         ]
 
     def start(
@@ -189,6 +195,9 @@ class Measurer:
 
     def close(self) -> None:
         """End the processes that build and measure. May be called again."""
+        if self._builders is not None:
+            _end(self._builders)
+            self._builders = None
         if self._runner is not None:
             _end(self._runner.pool)
             self._runner = None
@@ -261,12 +270,17 @@ class Measurer:
 
 
 def _end(pool: Any) -> None:
-    """Shut a pool down at once: its own shutdown first waits for a lock that a reader of a busy process holds."""
+    """End a pool's processes at once, whatever they do.
+
+    The pool's own shutdown would close the pipe of a busy process first, and wait for the lock that its reader holds.
+    """
+    pool._threadpool.shutdown(wait=False, cancel_futures=True)
     for worker in list(pool._worker_map.values()):
         process = worker._proc
         if process is not None:
             with contextlib.suppress(OSError):
                 process.kill()
+    pool._threadpool.shutdown(wait=True)
     pool.shutdown(wait=True)
 
 

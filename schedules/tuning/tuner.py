@@ -93,6 +93,7 @@ class _State:
     kernel: TunableKernel
     space: Space
     history: dict[str, Measured]
+    decided: bool
     budget: int = 1
 
     @property
@@ -147,7 +148,8 @@ class Tuner:
         self._seed = seed
         self._report = on_progress or (lambda progress: None)
         self._should_stop = should_stop or (lambda: False)
-        self._states = [self._state(kernel) for kernel in kernels]
+        decided = TuningDatabase(database.folder)
+        self._states = [self._state(kernel, decided) for kernel in kernels]
         self._began = time.monotonic()
         self._measured_now = 0
         self.stopped = False
@@ -181,19 +183,29 @@ class Tuner:
         decided = TuningDatabase(self._database.folder)
         return tuple(self._result(state, whole, decided) for state in self._states)
 
-    def _state(self, kernel: TunableKernel) -> _State:
+    def _state(self, kernel: TunableKernel, decided: TuningDatabase) -> _State:
         space = kernel.template.space(kernel.function, self._traits)
         if space is None:
             raise ValueError(f"{kernel.name} is no kernel of template {kernel.template.name}")
-        return _State(kernel, space, self._database.history(kernel.function, self._target))
+        history = self._database.history(kernel.function, self._target)
+        return _State(kernel, space, history, decided.decision(kernel.function, self._target) is not None)
 
     def _measure_defaults(self) -> None:
-        for state in self._states:
-            if self._stopping():
-                return
-            if state.default_text not in state.history:
-                self._tell("measuring defaults", state)
-                self._write(*self._measure(self._prepare(state, [state.space.default])))
+        """All defaults that no earlier run measured, built in one go."""
+        missing = [state for state in self._states if state.default_text not in state.history]
+        if not missing or self._stopping():
+            return
+        self._tell("measuring defaults", missing[0])
+        schedules = [self._schedule(state, state.space.default) for state in missing]
+        built = self._measurer.build([{MAIN: scheduled_function(each)} for each in schedules])
+        batches = [
+            _Batch(state, (schedule,), (state.default_text,), (library,))
+            for state, schedule, library in zip(missing, schedules, built, strict=True)
+        ]
+        started = [self._measurer.start(batch.built, batch.state.kernel.function) for batch in batches]
+        for batch, futures in zip(batches, started, strict=True):
+            self._write(*self._finish(batch, futures))
+            self._tell("measuring defaults", batch.state)
 
     def _search(self, state: _State) -> None:
         """Measure until the kernel's budget is spent or its space is exhausted.
@@ -229,7 +241,7 @@ class Tuner:
         hopeful = [
             text for text in challengers if default is not None and (state.history[text].seconds or default) < default
         ]
-        if not any(state.history[text].rounds < ROUNDS for text in hopeful):
+        if state.decided or not any(state.history[text].rounds < ROUNDS for text in hopeful):
             return
         self._tell("comparing with the default", state)
         texts = [state.default_text, *hopeful]
@@ -267,9 +279,6 @@ class Tuner:
     def _schedule(self, state: _State, choices: Choices) -> s_tir.Schedule:
         return schedule_by(state.kernel.template, state.kernel.function, self._traits, choices)
 
-    def _measure(self, batch: _Batch) -> tuple[_Batch, list[tuple[float, ...] | None]]:
-        return self._finish(batch, self._measurer.start(batch.built, batch.state.kernel.function))
-
     def _finish(self, batch: _Batch, started: Sequence[object]) -> tuple[_Batch, list[tuple[float, ...] | None]]:
         try:
             timings = self._measurer.finish(started, batch.built, batch.state.kernel.function)
@@ -282,6 +291,7 @@ class Tuner:
         for text, schedule, rounds in zip(batch.texts, batch.schedules, timings, strict=True):
             seconds = None if rounds is None else sorted(rounds)[len(rounds) // 2]
             state.history[text] = Measured(seconds, len(rounds or ()))
+            state.decided = False  # what is new may be better than what an earlier run decided
             self._measured_now += 1
             trace = (schedule or choices_only(state.kernel.function, choices_from(text))).trace
             self._database.add_trial(state.kernel.function, self._target, trace, rounds)

@@ -66,16 +66,16 @@ def test_tracker_with_two_servers_one_of_which_is_killed(model, plan, tmp_path):
                 lab.kill_server(1)
 
         report = tvm_split.tune(
-            model, plan, database=tmp_path / "tuned", trials=40, tracker=lab.address, key=KEY, effort=QUICK,
+            model, plan, database=tmp_path / "tuned", trials=18, tracker=lab.address, key=KEY, effort=QUICK,
             on_progress=kill_in_the_middle,
         )  # fmt: skip
     assert devices[0] == 2
-    assert report.trials == 40
+    assert report.trials == 18
     assert not report.stopped
     assert all(kernel.default_seconds is not None for kernel in report.kernels)
     assert sum(kernel.failures for kernel in report.kernels) <= 1
     assert sum(kernel.share for kernel in report.kernels) == pytest.approx(1.0)
-    assert len(set(tried(tmp_path / "tuned"))) == 40
+    assert len(set(tried(tmp_path / "tuned"))) == 18
 
 
 def test_stop_and_resume_with_one_server(model, plan, tmp_path):
@@ -88,13 +88,13 @@ def test_stop_and_resume_with_one_server(model, plan, tmp_path):
                 should_stop=lambda: (folder / "trials" / RECORDS).exists() and len(tried(folder)) >= stop_after,
             )  # fmt: skip
 
-        first = run(20, stop_after=5)
+        first = run(12, stop_after=4)
         assert first.stopped
-        assert 5 <= first.trials < 20
-        second = run(20, stop_after=1000)
-    assert second.trials == 20
+        assert 4 <= first.trials < 12
+        second = run(12, stop_after=1000)
+    assert second.trials == 12
     assert not second.stopped
-    assert len(tried(folder)) == len(set(tried(folder))) == 20
+    assert len(tried(folder)) == len(set(tried(folder))) == 12
 
 
 def test_the_database_changes_what_is_compiled(model, plan, tmp_path, monkeypatch):
@@ -137,8 +137,8 @@ def decide_otherwise(kernel, target):
 
 
 def test_tuned_here_is_never_slower_than_the_default_was_measured(model, plan, tmp_path):
-    report = tvm_split.tune(model, plan, database=tmp_path, trials=14, effort=QUICK)
-    assert report.trials == 14
+    report = tvm_split.tune(model, plan, database=tmp_path, trials=8, effort=QUICK)
+    assert report.trials == 8
     assert all(kernel.tuned_seconds <= kernel.default_seconds for kernel in report.kernels)
     database = TuningDatabase(tmp_path)
     target = tvm_target(plan.machines[0].target)
