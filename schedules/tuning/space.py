@@ -9,7 +9,7 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir import meta_schedule
 
-from schedules.template import CHOICES_ATTRIBUTE, Choices, Template, text_of
+from schedules.template import CHOICES_ATTRIBUTE, Choices, Space, Template, text_of
 from schedules.traits import Traits
 
 ATTEMPTS = 100
@@ -17,29 +17,26 @@ ATTEMPTS = 100
 
 def metaschedule_space(template: Template, traits: Traits) -> meta_schedule.space_generator.ScheduleFn:
     """The space of a template for MetaSchedule; functions of other families are left alone."""
+    return meta_schedule.space_generator.ScheduleFn(
+        lambda schedule: sample_and_schedule(schedule, template, traits), sch_rules=[], postprocs=[], mutator_probs={}
+    )
 
-    def sample(schedule: s_tir.Schedule) -> None:
-        function = schedule.mod["main"]
-        space = template.space(function, traits)
-        if space is None:
-            return
-        for _ in range(ATTEMPTS):
-            choices: Choices = {
-                name: values[
-                    int(
-                        schedule.get(
-                            schedule.sample_categorical(list(range(len(values))), [1 / len(values)] * len(values))
-                        )
-                    )
-                ]
-                for name, values in space.axes.items()
-            }
-            if space.contains(choices):
-                break
-        else:
-            choices = space.default
-        made = template.schedule(function, traits, choices)
-        made.trace.apply_to_schedule(schedule, remove_postproc=False)
-        schedule.annotate(schedule.get_sblock("root"), CHOICES_ATTRIBUTE, text_of(choices))
 
-    return meta_schedule.space_generator.ScheduleFn(sample, sch_rules=[], postprocs=[], mutator_probs={})
+def sample_and_schedule(schedule: s_tir.Schedule, template: Template, traits: Traits) -> None:
+    """Schedule the function of a fresh schedule by sampled choices, or the cost rule's where sampling finds none."""
+    function = schedule.mod["main"]
+    space = template.space(function, traits)
+    if space is None:
+        return
+    choices = next((each for each in (_sample(schedule, space) for _ in range(ATTEMPTS)) if space.contains(each)), None)
+    chosen = choices or space.default
+    template.schedule(function, traits, chosen).trace.apply_to_schedule(schedule, remove_postproc=False)
+    schedule.annotate(schedule.get_sblock("root"), CHOICES_ATTRIBUTE, text_of(chosen))
+
+
+def _sample(schedule: s_tir.Schedule, space: Space) -> Choices:
+    sampled = {}
+    for name, values in space.axes.items():
+        decision = schedule.sample_categorical(list(range(len(values))), [1 / len(values)] * len(values))
+        sampled[name] = values[int(schedule.get(decision))]
+    return sampled
