@@ -1,8 +1,8 @@
-"""TIR -> fast TIR: layouts, lowerings and schedules per target, without tuning.
+"""TIR -> fast TIR: layouts, lowerings and schedules per target; tuning is in `schedules.tuning`.
 
     convert_layouts(module, target)   Relax -> Relax, before lowering: blocked channels, packed matrices
     legalizations(target)             operator name -> lowering, for relax.transform.LegalizeOps
-    apply(module, target)             every PrimFunc scheduled, after FuseTIR
+    apply(module, target, database)   every PrimFunc scheduled, after FuseTIR; tuned kernels from the database
     chosen_rules(module)              which rule scheduled which PrimFunc: "fallback" and "none" are slow
 
 Knows nothing of how a network is split, nor of where it runs.
@@ -10,8 +10,18 @@ Knows nothing of how a network is split, nor of where it runs.
 
 from __future__ import annotations
 
-from schedules.apply import SCHEDULE_ATTRIBUTE, apply, chosen_rules
+from schedules.apply import SCHEDULE_ATTRIBUTE, TUNED, TunedKernels, apply, chosen_rules
 from schedules.layouts import convert_layouts
 from schedules.legalize import legalizations
+from schedules.template import CHOICES_ATTRIBUTE
 
-__all__ = ["SCHEDULE_ATTRIBUTE", "apply", "chosen_rules", "convert_layouts", "legalizations"]
+__all__ = [
+    "CHOICES_ATTRIBUTE",
+    "SCHEDULE_ATTRIBUTE",
+    "TUNED",
+    "TunedKernels",
+    "apply",
+    "chosen_rules",
+    "convert_layouts",
+    "legalizations",
+]

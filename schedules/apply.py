@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import tvm
 import tvm_ffi
@@ -13,11 +14,14 @@ from tvm.target import Target
 
 from schedules import cpu, gpu
 from schedules.blocks import has_static_shapes
+from schedules.template import CHOICES_ATTRIBUTE
 from schedules.traits import is_cpu, traits_of
 
 SCHEDULE_ATTRIBUTE = "tvm_split.schedule"
 """PrimFunc attribute: the name of the rule that scheduled it; `chosen_rules` lists them."""
 UNSCHEDULED = "none"
+TUNED = " (tuned)"
+"""What the rule's name ends in where the choices were measured."""
 IS_SCHEDULED = "tirx.is_scheduled"
 
 logger = logging.getLogger(__name__)
@@ -25,8 +29,18 @@ logger = logging.getLogger(__name__)
 NamedRule = tuple[str, Callable[[tirx.PrimFunc], tirx.PrimFunc | None]]
 
 
-def apply(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+class TunedKernels(Protocol):
+    """What tuning decided, as `schedules.tuning.TuningDatabase` knows it."""
+
+    def kernel(self, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+        """The function scheduled as was decided for this target, or None where nothing was."""
+
+
+def apply(module: tvm.IRModule, target: Target, database: TunedKernels | None = None) -> tvm.IRModule:
     """Every PrimFunc scheduled for ``target``, each with the attribute `SCHEDULE_ATTRIBUTE`.
+
+    A kernel that ``database`` has measured to be faster with other choices is taken from there, and its rule is marked
+    with `TUNED`.
 
     Requires the module after FuseTIR. A rule that fails on a function falls to the next one and is logged; a function
     that is scheduled already (``tirx.is_scheduled``) stays. The input module is not changed.
@@ -34,9 +48,13 @@ def apply(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     rules = _rules(target)
     done: dict[int, list[tuple[tirx.PrimFunc, tirx.PrimFunc]]] = {}
     functions = {}
+
+    def tuned(workload: tirx.PrimFunc, default: tirx.PrimFunc) -> tirx.PrimFunc:
+        return default if database is None else _tuned(workload, default, target, database)
+
     for variable, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc) and not function.attrs.get(IS_SCHEDULED, 0):
-            functions[variable] = _keep_symbol(_once(function, rules, done), function)
+            functions[variable] = _keep_symbol(_once(function, rules, done, tuned), function)
         else:
             functions[variable] = function
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
@@ -54,9 +72,7 @@ def chosen_rules(module: tvm.IRModule) -> dict[str, str]:
 def _rules(target: Target) -> tuple[NamedRule, ...]:
     if is_cpu(target):
         traits = traits_of(target)
-        return tuple(
-            (name, lambda function, rule=rule: cpu.apply_rule(rule, function, traits)) for name, rule in cpu.RULES
-        )
+        return tuple((name, lambda function, rule=rule: rule(function, traits)) for name, rule in cpu.RULES)
     return tuple((name, partial(gpu.apply_rule, rule, target=target)) for name, rule in gpu.RULES)
 
 
@@ -64,13 +80,14 @@ def _once(
     function: tirx.PrimFunc,
     rules: tuple[NamedRule, ...],
     done: dict[int, list[tuple[tirx.PrimFunc, tirx.PrimFunc]]],
+    tuned: Callable[[tirx.PrimFunc, tirx.PrimFunc], tirx.PrimFunc],
 ) -> tirx.PrimFunc:
     bare = function.without_attr("global_symbol") if "global_symbol" in function.attrs else function
     seen = done.setdefault(tvm_ffi.structural_hash(bare), [])
     for workload, scheduled in seen:
         if tvm_ffi.structural_equal(workload, bare):
             return scheduled
-    scheduled = _schedule(bare, rules)
+    scheduled = tuned(bare, _schedule(bare, rules))
     seen.append((bare, scheduled))
     return scheduled
 
@@ -88,6 +105,19 @@ def _schedule(function: tirx.PrimFunc, rules: tuple[NamedRule, ...]) -> tirx.Pri
         if scheduled is not None:
             return scheduled.with_attr(SCHEDULE_ATTRIBUTE, name).with_attr(IS_SCHEDULED, True)
     return function.with_attr(SCHEDULE_ATTRIBUTE, UNSCHEDULED)
+
+
+def _tuned(function: tirx.PrimFunc, default: tirx.PrimFunc, target: Target, database: TunedKernels) -> tirx.PrimFunc:
+    """The function as tuning decided, where that is anything else than its default."""
+    choices = default.attrs.get(CHOICES_ATTRIBUTE, None)
+    if choices is None:
+        return default  # no template, so nothing that could be tuned
+    found = database.kernel(function, target)
+    if found is None or found.attrs.get(CHOICES_ATTRIBUTE, None) == choices:
+        return default
+    return found.with_attr(SCHEDULE_ATTRIBUTE, f"{default.attrs[SCHEDULE_ATTRIBUTE]}{TUNED}").with_attr(
+        IS_SCHEDULED, True
+    )
 
 
 def _keep_symbol(scheduled: tirx.PrimFunc, original: tirx.PrimFunc) -> tirx.PrimFunc:

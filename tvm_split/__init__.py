@@ -35,12 +35,14 @@ if TYPE_CHECKING:
         CompileError,
         ModelImportError,
         PlanError,
+        TuningError,
         VerificationError,
     )
     from tvm_split.frontends import load_model
     from tvm_split.machine import Link, Machine
     from tvm_split.model import Model
     from tvm_split.planner import Plan, plan
+    from tvm_split.tuning import TuningReport, merge_databases, tune
 
 __version__ = "0.1.0"
 
@@ -55,12 +57,14 @@ _HOMES = {
     "tvm_split.compiling": ("compile",),
     "tvm_split.deployment": ("Deployment", "deploy"),
     "tvm_split.errors": (
-        "BundleError", "ClusterError", "CompileError", "ModelImportError", "PlanError", "VerificationError",
+        "BundleError", "ClusterError", "CompileError", "ModelImportError", "PlanError", "TuningError",
+        "VerificationError",
     ),
     "tvm_split.frontends": ("load_model",),
     "tvm_split.machine": ("Link", "Machine"),
     "tvm_split.model": ("Model",),
     "tvm_split.planner": ("Plan", "plan"),
+    "tvm_split.tuning": ("TuningReport", "merge_databases", "tune"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -82,6 +86,8 @@ __all__ = [
     "PlanError",
     "ProtocolError",
     "StageError",
+    "TuningError",
+    "TuningReport",
     "TvmSplitError",
     "VerificationError",
     "WorkerError",
@@ -90,7 +96,9 @@ __all__ = [
     "compile_and_deploy",
     "deploy",
     "load_model",
+    "merge_databases",
     "plan",
+    "tune",
 ]
 
 

@@ -37,15 +37,18 @@ def build_stage(
     target: Mapping[str, Any],
     library: Path,
     layers: Mapping[str, str] | None = None,
+    database: schedules.TunedKernels | None = None,
     observe: Observer | None = None,
 ) -> BuiltStage:
-    """Optimise, compile and link one stage for a target; ``layers`` gives the source's name for each variable.
+    """Optimise, compile and link one stage for a target, with the kernels that ``database`` has tuned.
+
+    ``layers`` gives the source's name for each variable.
 
     Raises:
         CompileError: the target cannot be compiled for, or there is no linker for it.
     """
     module = tvm.IRModule({"main": computation.function.with_attr("global_symbol", "main")})
-    return build_module(module, target, library, computation.name, layers, observe)
+    return build_module(module, target, library, computation.name, layers, database, observe)
 
 
 def build_module(
@@ -54,12 +57,13 @@ def build_module(
     library: Path,
     name: str,
     layers: Mapping[str, str] | None = None,
+    database: schedules.TunedKernels | None = None,
     observe: Observer | None = None,
 ) -> BuiltStage:
     """The same for a module whose ``main`` may call functions of the module; errors call it ``name``."""
     built_for = tvm_target(target)
     with built_for:
-        module, phases = _scheduled(module, built_for, observe)
+        module, phases = _scheduled(module, built_for, database, observe)
         lifted = lift_weights(module)
         try:
             executable = relax.build(lifted.module, built_for)
@@ -72,7 +76,10 @@ def build_module(
 
 
 def _scheduled(
-    module: tvm.IRModule, target: tvm.target.Target, observe: Observer | None
+    module: tvm.IRModule,
+    target: tvm.target.Target,
+    database: schedules.TunedKernels | None,
+    observe: Observer | None,
 ) -> tuple[tvm.IRModule, dict[str, tvm.IRModule]]:
     """The module with scheduled kernels, and what it was after each phase."""
     phases: dict[str, tvm.IRModule] = {}
@@ -82,37 +89,56 @@ def _scheduled(
         if observe is not None:
             observe(name, after)
 
-    return run_phases(module, stage_phases(_schedules(target)), remember), phases
+    return run_phases(module, stage_phases(_schedules(target, database)), remember), phases
 
 
-def _schedules(target: tvm.target.Target) -> Schedules:
+def unscheduled_stage(computation: Computation, target: tvm.target.Target) -> tvm.IRModule:
+    """One stage as far as the phase before scheduling: what tuning starts from."""
+    with target:
+        module = tvm.IRModule({"main": computation.function.with_attr("global_symbol", "main")})
+        return run_phases(module, stage_phases(_schedules(target, None))[:-1])
+
+
+def _schedules(target: tvm.target.Target, database: schedules.TunedKernels | None) -> Schedules:
     return Schedules(
         convert_layouts=lambda module: schedules.convert_layouts(module, target),
         legalizations=schedules.legalizations(target),
-        schedule=lambda module: schedules.apply(module, target),
+        schedule=lambda module: schedules.apply(module, target, database),
     )
 
 
-def _linker(target: Mapping[str, Any], stage: str) -> dict[str, Callable[..., None]]:
-    """What ``export_library`` needs to link for another architecture; nothing for this host's."""
+def link_command(target: Mapping[str, Any], purpose: str) -> list[str] | None:
+    """The command that links for a target of another architecture than this host's; None for this host's.
+
+    Raises:
+        CompileError: there is none here.
+    """
     host = target.get("host") if target["kind"] != "llvm" else target
     triple = str(host.get("mtriple", "")) if isinstance(host, Mapping) else ""
     architecture = triple.partition("-")[0]
     if not architecture or architecture == _own_architecture():
-        return {}
+        return None
     command = _cross_linker(architecture)
     if command is None:
         raise CompileError(
-            f"{stage} is for {architecture}, and no linker for it is here; install the extra tvm-split[cross], or "
+            f"{purpose} is for {architecture}, and no linker for it is here; install the extra tvm-split[cross], or "
             f"a compiler named {architecture}-linux-gnu-gcc"
         )
+    return command
+
+
+def _linker(target: Mapping[str, Any], stage: str) -> dict[str, Callable[..., None]]:
+    """What ``export_library`` needs to link for another architecture; nothing for this host's."""
+    command = link_command(target, stage)
+    if command is None:
+        return {}
 
     def link(output: str, objects: str | Sequence[str], options: Sequence[str] | None = None) -> None:
         files = [objects] if isinstance(objects, str) else list(objects)
         arguments = [*command, "-shared", "-fPIC", "-o", output, *files, *(options or ())]
         result = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603
         if result.returncode != 0:
-            raise CompileError(f"linking {stage} for {architecture} with {command[0]} failed: {result.stderr.strip()}")
+            raise CompileError(f"linking {stage} with {command[0]} failed: {result.stderr.strip()}")
 
     return {"fcompile": link}
 

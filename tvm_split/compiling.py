@@ -24,6 +24,7 @@ from tvm_split.kernels import Kernel
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan, PlannedStage
 from tvm_split.planner.planning import placement_of
+from tvm_split.tuning_folder import open_database
 from tvm_split.verification import verify_bundle
 
 Progress = Callable[[str, int, int], None]
@@ -50,6 +51,7 @@ def compile(
     *,
     verify: bool = True,
     dump_folder: str | Path | None = None,
+    database: str | Path | None = None,
     on_progress: Progress | None = None,
 ) -> Bundle:
     """Compile every stage of a plan for its machine's target.
@@ -57,7 +59,11 @@ def compile(
     With ``verify`` the compiled stages are run in this process on the model's example inputs and compared with the
     source framework, where both are at hand. ``dump_folder`` receives the IR after every phase.
 
+    Kernels that were tuned for a machine's target come from ``database``, a folder of `tvm_split.tune`; by default
+    the one that `tvm_split.tuning_folder.default_folder` finds, if it exists.
+
     Raises:
+        TuningError: the tuning database is damaged, or there is none where one was named.
         PlanError: the plan does not fit the model.
         CompileError: a stage cannot be compiled for its target.
         VerificationError: the compiled stages and the source disagree; names the first layer whose values part.
@@ -65,6 +71,7 @@ def compile(
     if plan.model != model.name:
         raise PlanError(f"the plan is for model {plan.model!r}, the model is {model.name!r}")
     dump = Path(dump_folder) if dump_folder is not None else None
+    tuned = open_database(database)
     steps = len(plan.stages) + 1 + verify
     report = on_progress or (lambda what, done, steps: None)
     report("cutting the graph", 0, steps)
@@ -77,7 +84,7 @@ def compile(
             report(f"compiling {stage.name} for {stage.machine}", index + 1, steps)
             target = plan.machine(stage.machine).target
             observe = _dump_to(dump, stage.name) if dump is not None else None
-            built = build_stage(part, target, build_folder.path / f"{stage.name}.so", model.layers, observe)
+            built = build_stage(part, target, build_folder.path / f"{stage.name}.so", model.layers, tuned, observe)
             stages.append(_stage_spec(index, stage, part, built, target, blobs))
             kernels[stage.name] = built.kernels
     made = {tensor.name: tensor for spec in stages for tensor in spec.outputs}

@@ -31,3 +31,7 @@ class ProfileError(TvmSplitError):
 
 class BundleError(TvmSplitError):
     """A bundle folder is incomplete, changed, or written by another version."""
+
+
+class TuningError(TvmSplitError):
+    """Tuning cannot start or go on, or a tuning database cannot be used."""

@@ -25,14 +25,16 @@ class Kernel:
     """One call of a compiled function.
 
     ``function`` is its symbol in the library; equal kernels share it. ``layers`` are the source's own names for what it
-    computes, empty for a change of layout. ``rule`` scheduled it. ``operations`` are those of the layers as they are
-    defined (a multiplication and an addition are two), whatever algorithm computes them; ``moved_bytes`` is every
-    operand and result once.
+    computes, empty for a change of layout. ``rule`` scheduled it, by the ``choices`` that a template leaves open
+    (``tile=14x2 unroll=4``), which tuning may have measured. ``operations`` are those of the layers as they are defined
+    (a multiplication and an addition are two), whatever algorithm computes them; ``moved_bytes`` is every operand and
+    result once.
     """
 
     function: str
     layers: tuple[str, ...]
     rule: str
+    choices: str
     operations: float
     moved_bytes: int
 
@@ -60,6 +62,7 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
                 function=function,
                 layers=_layers_of(behind, layers),
                 rule=rules.get(function, "none"),
+                choices=str(scheduled[function].attrs.get(schedules.CHOICES_ATTRIBUTE, "")),
                 # What is padded or changed in layout has the operations of the layer it stands for, once.
                 operations=sum(counted.pop(_original(name), 0.0) for name in behind),
                 moved_bytes=sum(size_bytes(tensor) for tensor in [*operands, *tensors_in(call.ty)]),

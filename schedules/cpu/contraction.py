@@ -15,8 +15,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.blocks import Block, blocks_of, inline_into_last
 from schedules.cpu.elementwise import schedule_spatial_block
-from schedules.cpu.prefetch import Region, mark_for_prefetch
 from schedules.cpu.register_tile import RegisterTile, divisors
+from schedules.prefetch import Region, mark_for_prefetch
 from schedules.traits import Traits
 
 # LLVM takes a prefetch for a use of all memory, so the sums leave their registers before it and come back after it.

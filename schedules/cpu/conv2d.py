@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from math import prod
 
-from tvm import tirx
-
-from schedules.blocks import new_schedule
-from schedules.cpu.contraction import LoopRoles, Tiling, find_parts, schedule_contraction
+from schedules.cpu.contraction import LoopRoles, Tiling
 from schedules.cpu.register_tile import dividing_tile, divisors
+from schedules.cpu.tiling_space import contraction_template
 from schedules.traits import Traits
 
 FAMILY = "conv2d_blocked"
@@ -28,17 +26,9 @@ SMALLEST_UNITS = 8
 SMALLEST_REUSE = 4
 
 
-def schedule_conv2d(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
+def roles_of(extents: tuple[int, ...]) -> LoopRoles:
     """Anchor iterators: n, channel block, h, w, lane | input channel block, kh, kw[, input lane]."""
-    schedule = new_schedule(function)
-    parts = find_parts(schedule, FAMILY)
-    if parts is None:
-        return None
-    extents = parts.anchor.extents
-    reduction = tuple(range(5, len(extents)))
-    roles = LoopRoles(batch=(0,), blocks=1, height=2, rows=3, lanes=4, reduction=reduction)
-    schedule_contraction(schedule, parts, roles, choose_tiling(extents, traits), traits)
-    return schedule.mod["main"]
+    return LoopRoles(batch=(0,), blocks=1, height=2, rows=3, lanes=4, reduction=tuple(range(5, len(extents))))
 
 
 def choose_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
@@ -66,3 +56,6 @@ def choose_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
         blocks_outermost=shares_image,
         unroll=4 if extents[-1] % 4 == 0 else 1,
     )
+
+
+CONV2D = contraction_template("conv2d", FAMILY, roles_of, choose_tiling)

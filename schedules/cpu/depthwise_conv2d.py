@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from tvm import tirx
-
-from schedules.blocks import new_schedule
-from schedules.cpu.contraction import LoopRoles, Tiling, find_parts, schedule_contraction
+from schedules.cpu.contraction import LoopRoles, Tiling
 from schedules.cpu.register_tile import dividing_tile, divisors
+from schedules.cpu.tiling_space import contraction_template
 from schedules.traits import Traits
 
 FAMILY = "depthwise_conv2d_blocked"
 GROUP_BYTES = 32 * 1024
 
 
-def schedule_depthwise_conv2d(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
+def roles_of(extents: tuple[int, ...]) -> LoopRoles:
     """Anchor iterators: n, channel block, h, w, lane | kh, kw."""
-    schedule = new_schedule(function)
-    parts = find_parts(schedule, FAMILY)
-    if parts is None:
-        return None
-    extents = parts.anchor.extents
+    return LoopRoles(batch=(0,), blocks=1, height=2, rows=3, lanes=4, reduction=(5, 6))
+
+
+def choose_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
+    """Sizes for an anchor of these extents; `Tiling` says what they mean."""
     # Padding the whole image first costs as much as the convolution, which does only nine multiply-adds an element.
     row_bytes = 4 * extents[3] * extents[4]
     group = max((rows for rows in divisors(extents[2]) if rows * row_bytes <= GROUP_BYTES), default=1)
-    tiling = Tiling(
+    return Tiling(
         tile=dividing_tile(extents[3], 1, traits),
         chunk=None,
         group=group,
@@ -31,6 +29,6 @@ def schedule_depthwise_conv2d(function: tirx.PrimFunc, traits: Traits) -> tirx.P
         blocks_outermost=True,
         unroll=extents[-1],
     )
-    roles = LoopRoles(batch=(0,), blocks=1, height=2, rows=3, lanes=4, reduction=(5, 6))
-    schedule_contraction(schedule, parts, roles, tiling, traits)
-    return schedule.mod["main"]
+
+
+DEPTHWISE_CONV2D = contraction_template("depthwise_conv2d", FAMILY, roles_of, choose_tiling, chunks=False)

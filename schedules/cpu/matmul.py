@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from tvm import tirx
-
-from schedules.blocks import new_schedule
-from schedules.cpu.contraction import LoopRoles, Tiling, find_parts, schedule_contraction
+from schedules.cpu.contraction import LoopRoles, Tiling
 from schedules.cpu.register_tile import dividing_tile, divisors
+from schedules.cpu.tiling_space import contraction_template
 from schedules.traits import Traits
 
 FAMILY = "matmul_packed"
@@ -17,15 +15,10 @@ SMALLEST_CHUNK = 64
 SMALLEST_REUSE = 4
 
 
-def schedule_matmul(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
+def roles_of(extents: tuple[int, ...]) -> LoopRoles:
     """Anchor iterators: batch ..., column block, m, lane | k."""
-    schedule = new_schedule(function)
-    parts = find_parts(schedule, FAMILY)
-    if parts is None:
-        return None
-    extents = parts.anchor.extents
     count = len(extents)
-    roles = LoopRoles(
+    return LoopRoles(
         batch=tuple(range(count - 4)),
         blocks=count - 4,
         height=None,
@@ -33,8 +26,6 @@ def schedule_matmul(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | 
         lanes=count - 2,
         reduction=(count - 1,),
     )
-    schedule_contraction(schedule, parts, roles, choose_tiling(extents, traits), traits)
-    return schedule.mod["main"]
 
 
 def choose_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
@@ -47,3 +38,6 @@ def choose_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
         if chunk < SMALLEST_CHUNK:
             chunk = None
     return Tiling(tile=tile, chunk=chunk, group=0, blocks_outermost=True, unroll=4 if depth % 4 == 0 else 1)
+
+
+MATMUL = contraction_template("matmul", FAMILY, roles_of, choose_tiling)

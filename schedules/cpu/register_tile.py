@@ -19,6 +19,7 @@ ACCUMULATORS_TO_HIDE_LATENCY = 8
 # 0.63 (8 x 2) reach the peak, 1.04 (28 x 1) still 95 %.
 LOADS_PER_MULTIPLY_ADD = 0.9
 LARGEST_ROWS = 28
+SMALLEST_ACCUMULATORS = 4
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,22 @@ def choose_tile(
 def dividing_tile(extent: int, block_count: int, traits: Traits) -> RegisterTile:
     """The cheapest tile whose rows divide ``extent``."""
     return choose_tile(extent, block_count, traits, [rows for rows in divisors(extent) if rows <= LARGEST_ROWS])
+
+
+def tiles_to_try(extent: int, block_count: int, traits: Traits) -> list[RegisterTile]:
+    """Dividing tiles for tuning: those that fit the registers, and those a little too large by our reckoning.
+
+    What LLVM keeps in registers depends on what else a kernel does, so the measured limit is not exact. Tiles of fewer
+    than four accumulators are left out where there are larger ones: they always wait for themselves.
+    """
+    tiles = [
+        RegisterTile(rows, blocks)
+        for blocks in (1, 2, 3, 4, 6)
+        if block_count % blocks == 0
+        for rows in divisors(extent)
+        if _fits(rows, blocks, traits) or rows * blocks <= traits.registers - 2
+    ]
+    return [tile for tile in tiles if tile.rows * tile.blocks >= SMALLEST_ACCUMULATORS] or tiles
 
 
 def divisors(extent: int) -> list[int]:

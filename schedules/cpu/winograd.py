@@ -10,9 +10,9 @@ from tvm import s_tir, tirx
 
 from schedules.blocks import Block, inline_into_last, new_schedule
 from schedules.cpu.contraction import Parts, find_parts, unroll_and_vectorize
-from schedules.cpu.prefetch import Region, mark_for_prefetch
 from schedules.cpu.register_tile import RegisterTile, dividing_tile
 from schedules.legalize.winograd import COLUMNS, FAMILY, STAGED
+from schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
 from schedules.traits import Traits
 
 # Steps of the reduction over a block's channels that are unrolled.
@@ -40,7 +40,7 @@ def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc 
     _transform_input(schedule, parts, group)
     for block in (parts.preparation[-1], sums):
         schedule.storage_align(block.handle, 0, PLANE_AXIS, ALIGNED_FLOATS, traits.lanes)
-    return schedule.mod["main"]
+    return prefetch_weights(schedule.mod["main"])
 
 
 def _tile_results(

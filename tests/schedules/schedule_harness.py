@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.target import Target
 
 import schedules
@@ -29,14 +29,20 @@ def graph_of(graph: Graph, inputs: Sequence[np.ndarray]) -> tvm.IRModule:
     return builder.get()
 
 
-def lower(module: tvm.IRModule, target: Target) -> tvm.IRModule:
+def lower(module: tvm.IRModule, target: Target, database: schedules.TunedKernels | None = None) -> tvm.IRModule:
     """All passes up to scheduled kernels."""
     with target:
-        return schedules.apply(fuse(module, target), target)
+        return schedules.apply(fuse(module, target), target, database)
+
+
+def unscheduled(module: tvm.IRModule, target: Target) -> list[tirx.PrimFunc]:
+    """The kernels before they are scheduled, as tuning sees them."""
+    functions = [each for _, each in fuse(module, target).functions_items() if isinstance(each, tirx.PrimFunc)]
+    return [each.without_attr("global_symbol") for each in functions]
 
 
 def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """All passes up to fused kernels without a schedule."""
+    """All passes before scheduling."""
     transform = relax.transform
     passes = [
         transform.FoldBatchnormToConv2D(),

@@ -8,9 +8,10 @@ import pytest
 from tvm import te, tirx
 from tvm.target import Target
 
-from schedules.cpu.matmul import schedule_matmul
-from schedules.cpu.prefetch import MARK, prefetch_weights
+from schedules.cpu.matmul import MATMUL
 from schedules.legalize.matmul import matmul_packed
+from schedules.prefetch import MARK, prefetch_weights
+from schedules.template import default_rule
 from schedules.traits import Traits, traits_of
 
 AVX512 = traits_of(Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}))
@@ -23,9 +24,9 @@ def product(rows: int, depth: int, columns: int, traits: Traits) -> tirx.PrimFun
 
 
 def prefetched(rows: int, depth: int, columns: int) -> str:
-    scheduled = schedule_matmul(product(rows, depth, columns, AVX512), AVX512)
+    scheduled = default_rule(MATMUL)(product(rows, depth, columns, AVX512), AVX512)
     assert scheduled is not None
-    return str(prefetch_weights(scheduled).script())
+    return str(scheduled.script())
 
 
 def test_the_next_tile_of_columns_is_fetched_in_equal_steps() -> None:

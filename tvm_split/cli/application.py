@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 import tvm_split
 from rpc_runtime.errors import TvmSplitError
-from tvm_split.cli import compile, demo, deploy, doctor, plan, profile, run, status, worker
+from tvm_split.cli import compile, demo, deploy, doctor, plan, profile, run, status, tune, worker
 from tvm_split.cli.console import print_error
 
 DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
@@ -79,6 +79,7 @@ def _common(
 app.command("demo")(demo.demo)
 app.command("plan")(plan.plan)
 app.command("compile")(compile.compile)
+app.command("tune")(tune.tune)
 app.command("worker")(worker.worker)
 app.command("deploy")(deploy.deploy)
 app.command("run")(run.run)

@@ -16,6 +16,7 @@ EXTRAS = {
     "torch": (("torch",), "models of PyTorch"),
     "onnx": (("onnx", "onnxruntime"), "models in ONNX files"),
     "demo": (("torch", "sklearn", "matplotlib"), "`tvm-split demo`, and timelines as pictures"),
+    "tracker": (("tornado",), "starting TVM's RPC tracker, for tuning on several machines"),
     "cross": (("ziglang",), "compiling for machines of another architecture"),
 }
 PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 14)

@@ -40,6 +40,7 @@ def compile(
     dump: Annotated[
         Path | None, typer.Option("--dump", metavar="FOLDER", help="Write the IR after every phase to this folder.")
     ] = None,
+    database: options.DatabaseOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Plan a model, compile each stage for its machine, prove the result, and write it all to a folder."""
@@ -49,7 +50,7 @@ def compile(
         raise WrongUseError("it says all this already; leave other planning options out", "--plan")
     loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
     planned = _read_plan(plan) if plan is not None else request.plan(loaded, machines.cluster())
-    bundle = compile_with_progress(loaded, planned, verify=not no_verify, dump=dump)
+    bundle = compile_with_progress(loaded, planned, verify=not no_verify, dump=dump, database=database)
     bundle.save(output)
     if json:
         print_json({"folder": str(output), **description(bundle)})
@@ -58,12 +59,14 @@ def compile(
         print_note(f"written to {output}; `tvm-split run {output}` runs it")
 
 
-def compile_with_progress(model: Model, plan: Plan, *, verify: bool = True, dump: Path | None = None) -> Bundle:
+def compile_with_progress(
+    model: Model, plan: Plan, *, verify: bool = True, dump: Path | None = None, database: Path | None = None
+) -> Bundle:
     """Compile with a bar on stderr."""
     from tvm_split.compiling import compile as compile_plan
 
     with step_progress("compiling") as report:
-        return compile_plan(model, plan, verify=verify, dump_folder=dump, on_progress=report)
+        return compile_plan(model, plan, verify=verify, dump_folder=dump, database=database, on_progress=report)
 
 
 def description(bundle: Bundle) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -21,6 +22,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from schedules.tuning import TuningProgress
 
 STDOUT = Console()
 STDERR = Console(stderr=True)
@@ -59,6 +63,28 @@ def transfer_progress() -> Iterator[Callable[[str, int, int], None]]:
             if machine not in tasks:
                 tasks[machine] = bars.add_task(f"sending to {machine}", total=total)
             bars.update(tasks[machine], completed=sent, total=total)
+
+        yield report
+
+
+@contextmanager
+def tuning_progress() -> Iterator[Callable[[TuningProgress], None]]:
+    """A bar of trials with what is being tuned, the best so far and the time left."""
+    with _progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}", markup=False)) as bars:
+        task = bars.add_task("preparing", total=None, left="")
+
+        def report(progress: TuningProgress) -> None:
+            best = ""
+            if progress.best_seconds and progress.default_seconds:
+                best = f": best {progress.best_seconds * 1e6:.1f} µs, default {progress.default_seconds * 1e6:.1f} µs"
+            left = "" if progress.seconds_left is None else f"{timedelta(seconds=round(progress.seconds_left))} left"
+            bars.update(
+                task,
+                description=f"{progress.doing}, {progress.kernel}{best}",
+                completed=progress.trials_done,
+                total=progress.trials,
+                left=left,
+            )
 
         yield report
 

@@ -61,6 +61,15 @@ SplitOption = Annotated[
 ]
 StagesOption = Annotated[int | None, typer.Option("--stages", min=1, help="Exactly so many stages.")]
 ObjectiveOption = Annotated[Objective, typer.Option("--objective", help="What the plan is made for.")]
+DatabaseOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--database",
+        metavar="FOLDER",
+        help="The folder of tuned kernels (default: $TVM_SPLIT_DATABASE, else tvm-split/tuning in the user's cache).",
+        file_okay=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write the result as JSON, and nothing else, to stdout.")]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="The longest wait for a worker or a result.")

@@ -98,6 +98,7 @@ def _description(found: ModelProfile, rows: Sequence[_Row]) -> dict[str, Any]:
             {
                 "function": row.calls[0].kernel.function,
                 "rule": row.calls[0].kernel.rule,
+                "choices": row.calls[0].kernel.choices,
                 "slow": row.calls[0].kernel.is_slow,
                 "calls": len(row.calls),
                 "seconds": row.seconds,

@@ -11,7 +11,7 @@ import pytest
 
 import tvm_split
 
-COMMANDS = ("demo", "plan", "compile", "worker", "deploy", "run", "status", "doctor")
+COMMANDS = ("demo", "plan", "compile", "tune", "worker", "deploy", "run", "status", "doctor")
 HEAVY = ("tvm", "torch", "onnx", "numpy", "grpc", "pydantic", "matplotlib")
 
 

@@ -1,0 +1,31 @@
+"""Tuning: a template's choices picked by measurement instead of by the cost rule.
+
+tuner.py      the run: defaults, search, duel            search.py, budget.py, verdict.py   its decisions, pure
+measuring.py  building, and MetaSchedule's runners         devices.py   this machine, or a tracker's devices
+database.py   what was measured, as a folder             space.py     the templates as MetaSchedule spaces
+"""
+
+from __future__ import annotations
+
+from schedules.tuning.database import DatabaseWriter, Decision, TuningDatabase
+from schedules.tuning.devices import Tracker
+from schedules.tuning.errors import DatabaseError, DeviceError, TuningError
+from schedules.tuning.measuring import Effort, Measurer, require_cpu
+from schedules.tuning.tuner import KernelResult, TunableKernel, Tuner, TuningProgress
+
+__all__ = [
+    "DatabaseError",
+    "DatabaseWriter",
+    "Decision",
+    "DeviceError",
+    "Effort",
+    "KernelResult",
+    "Measurer",
+    "Tracker",
+    "TunableKernel",
+    "Tuner",
+    "TuningDatabase",
+    "TuningError",
+    "TuningProgress",
+    "require_cpu",
+]

@@ -1,0 +1,217 @@
+"""The tuning database: a folder that `compile` looks into, that tuning resumes from, and that people share.
+
+    FOLDER/database_workload.json, database_tuning_record.json      what was decided: the default, and what beat it
+    FOLDER/trials/  (the same two files)                            everything that was ever measured
+
+Both are MetaSchedule's JSONDatabase and written by it, so TVM's own tools read them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Self
+
+from tvm import s_tir, tirx
+from tvm.s_tir import meta_schedule
+from tvm.target import Target
+
+from schedules.blocks import new_schedule
+from schedules.template import scheduled_function
+from schedules.tuning.errors import DatabaseError
+from schedules.tuning.record_file import (
+    RECORDS,
+    WORKLOADS,
+    RecordFolder,
+    StoredRecord,
+    finish_last_line,
+    module_of,
+)
+
+TRIALS = "trials"
+LOCK = ".writer"
+FAILED_ROUNDS = (1e10,)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one kernel: its median seconds (None: it failed) and of how many rounds."""
+
+    seconds: float | None
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The choices of a kernel that were measured fastest, as text, and its seconds."""
+
+    choices: str | None
+    seconds: float
+
+
+class TuningDatabase:
+    """What was decided so far, read once from a folder; a folder that does not exist is an empty database.
+
+    Raises:
+        DatabaseError: a file is damaged; names the file and the line.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._decided = RecordFolder(self.folder)
+
+    def __len__(self) -> int:
+        return len(self._decided.records)
+
+    def decision(self, function: tirx.PrimFunc, target: Target) -> Decision | None:
+        """What was decided for a kernel, the default's own choices perhaps; None where nothing was."""
+        record = self._best(function, target)
+        return None if record is None else Decision(record.choices, median(record.rounds))
+
+    def kernel(self, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+        """A kernel scheduled as it was decided, with its choices as attribute; None where nothing was decided.
+
+        A record that cannot be replayed (of another version of TVM or of the schedules) is logged and left out.
+        """
+        record = self._best(function, target)
+        if record is None:
+            return None
+        try:
+            schedule = new_schedule(function)
+            trace = self._decided.tuning_record(record).trace
+            trace.apply_to_schedule(schedule, remove_postproc=False)
+            return scheduled_function(schedule)
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            logger.warning(
+                "%s no longer fits its kernel, which keeps the default; tune again to replace it: %s",
+                record.place,
+                reason,
+            )
+            return None
+
+    def _best(self, function: tirx.PrimFunc, target: Target) -> StoredRecord | None:
+        # As MetaSchedule chooses: a decision is at most two records, each with the median of a duel.
+        found = [record for record in self._decided.of(function, target) if not record.failed]
+        return min(found, key=lambda record: median(record.rounds), default=None)
+
+
+class DatabaseWriter:
+    """The only writer of a database folder, as long as it is open. A context manager.
+
+    Raises:
+        DatabaseError: another process writes to the folder, it cannot be written, or a file is damaged.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        try:
+            (self.folder / TRIALS).mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise DatabaseError(f"cannot write the tuning database {self.folder}: {error.strerror}") from error
+        try:
+            self._take_lock()
+            for folder in (self.folder, self.folder / TRIALS):
+                for name in (WORKLOADS, RECORDS):
+                    if finish_last_line(folder / name):
+                        logger.warning("%s ended in an unfinished line, which was dropped", folder / name)
+            self._decided_before = RecordFolder(self.folder)
+            self._trials_before = RecordFolder(self.folder / TRIALS)
+            self._decided = meta_schedule.database.JSONDatabase(work_dir=str(self.folder))
+            self._trials = meta_schedule.database.JSONDatabase(work_dir=str(self.folder / TRIALS))
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def history(self, function: tirx.PrimFunc, target: Target) -> dict[str, Measured]:
+        """What was measured of a kernel before this writer was opened, by choices; the last measurement counts."""
+        return {
+            record.choices: Measured(None if record.failed else median(record.rounds), len(record.rounds))
+            for record in self._trials_before.of(function, target)
+            if record.choices is not None
+        }
+
+    def add_trial(
+        self, function: tirx.PrimFunc, target: Target, trace: s_tir.schedule.Trace, rounds: Sequence[float] | None
+    ) -> None:
+        """Write one measurement: the seconds of each round, or None for one that failed."""
+        _commit(self._trials, function, target, trace, list(rounds or FAILED_ROUNDS))
+
+    def add_decision(
+        self, function: tirx.PrimFunc, target: Target, trace: s_tir.schedule.Trace, seconds: float
+    ) -> None:
+        """Write what `compile` may choose from: the default of a kernel, or what was faster."""
+        _commit(self._decided, function, target, trace, [seconds])
+
+    def merge(self, other: str | Path) -> int:
+        """Take over what another folder has and this one lacks; returns how many records that were.
+
+        Where both have decided on a kernel, the faster one counts from now on.
+        """
+        folder = Path(other)
+        if not (folder / RECORDS).exists() and not (folder / TRIALS / RECORDS).exists():
+            raise DatabaseError(f"{folder} is no tuning database: it has no {RECORDS}")
+        taken = 0
+        for mine, database, theirs in (
+            (self._decided_before, self._decided, RecordFolder(folder)),
+            (self._trials_before, self._trials, RecordFolder(folder / TRIALS)),
+        ):
+            known = {_identity(mine, record) for record in mine.records}
+            for record in theirs.records:
+                if _identity(theirs, record) not in known:
+                    read = theirs.tuning_record(record)
+                    function = theirs.workloads[record.workload].mod["main"]
+                    _commit(database, function, read.target, read.trace, list(record.rounds))
+                    taken += 1
+        self._decided_before, self._trials_before = RecordFolder(self.folder), RecordFolder(self.folder / TRIALS)
+        return taken
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DatabaseError(
+                f"another process writes to the tuning database {self.folder}; wait for it, or give another folder and "
+                "merge the two afterwards"
+            ) from error
+
+
+def _commit(
+    database: meta_schedule.database.JSONDatabase,
+    function: tirx.PrimFunc,
+    target: Target,
+    trace: s_tir.schedule.Trace,
+    rounds: list[float],
+) -> None:
+    module = module_of(function)
+    workload = database.commit_workload(module)
+    arguments = meta_schedule.arg_info.ArgInfo.from_prim_func(module["main"])
+    database.commit_tuning_record(meta_schedule.database.TuningRecord(trace, workload, rounds, target, arguments))
+
+
+def _identity(folder: RecordFolder, record: StoredRecord) -> str:
+    """The same for records that say the same, wherever their workload stands in its file."""
+    return json.dumps([folder.workloads[record.workload].as_json(), record.content[1]])

@@ -1,0 +1,297 @@
+"""Building kernels in processes of their own and timing them with MetaSchedule's runners, with deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import tvm
+from tvm import tirx
+from tvm.s_tir import meta_schedule
+from tvm.support.popen_pool import PopenPoolExecutor, StatusKind
+from tvm.target import Target
+
+from schedules.tuning.devices import (
+    Tracker,
+    build_into,
+    evaluate_in_turn,
+    found_threads,
+    prepare_process,
+    session_with_threads,
+)
+from schedules.tuning.errors import DeviceError, TuningError
+from schedules.tuning.record_file import without_symbol
+
+LOCAL = "this machine"
+MAIN = "main"
+POLL_SECONDS = 0.05
+BUILDS_PER_PROCESS = 50
+LOOK_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How carefully each kernel is measured: ``rounds`` of at least ``round_milliseconds``, after one warm-up."""
+
+    rounds: int = 3
+    round_milliseconds: int = 20
+    build_timeout_seconds: float = 15.0
+    run_timeout_seconds: float = 20.0
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel's library, or why there is none."""
+
+    path: str | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each round, or why there are none."""
+
+    rounds: tuple[float, ...] | None
+    error: str | None
+
+
+class Measurer:
+    """Builds kernels for a target here and times them on ``tracker``'s devices, or on this machine. A context manager.
+
+    ``linker`` is a command that links for another architecture; None takes this machine's compiler.
+
+    Raises:
+        DeviceError: no device answers.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        tracker: Tracker | None = None,
+        effort: Effort | None = None,
+        linker: Sequence[str] | None = None,
+    ) -> None:
+        self.target = target
+        self.effort = effort or Effort()
+        self._tracker = tracker
+        self._threads = int(target.attrs.get("num-cores", 1))
+        self.devices = tracker.wait_for_devices() if tracker is not None else 1
+        self._folder = tempfile.TemporaryDirectory(prefix="tvm-split-tuning-")
+        self._linker = tuple(linker) if linker else None
+        self._runner: Any = None
+        # MetaSchedule's LocalBuilder starts new processes for every batch, because they leak: seconds, where building
+        # takes tenths. These are renewed now and then instead.
+        self._builders: Any = PopenPoolExecutor(
+            max_workers=len(os.sched_getaffinity(0)),
+            timeout=self.effort.build_timeout_seconds,
+            initializer=prepare_process(self._threads),
+            maximum_process_uses=BUILDS_PER_PROCESS,
+        )
+        try:
+            self._runner = self._new_runner()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_remote(self) -> bool:
+        return self._tracker is not None
+
+    def build(self, candidates: Sequence[Mapping[str, tirx.PrimFunc]]) -> list[Built]:
+        """One library per candidate, which is functions by name; all build at once on this machine's cores."""
+        if not candidates:
+            return []
+        modules = [
+            tvm.IRModule(
+                {name: without_symbol(each).with_attr("global_symbol", name) for name, each in candidate.items()}
+            )
+            for candidate in candidates
+        ]
+        compile_one = build_into(self._folder.name, self._linker)
+        tasks = [(each, self.target) for each in modules]
+        return [
+            Built(str(each.value), None)
+            if each.status == StatusKind.COMPLETE
+            else Built(None, str(each.value) or f"not built within {self.effort.build_timeout_seconds} seconds")
+            for each in self._builders.map_with_error_catching(compile_one, tasks)
+        ]
+
+    def start(
+        self, built: Sequence[Built], function: tirx.PrimFunc, names: tuple[str, ...] = (MAIN,), rounds: int = 0
+    ) -> list[Any]:
+        """Begin to time libraries that take the arguments of ``function``; `finish` waits for what this returns.
+
+        Remote devices work on all of them at once; this machine takes one after the other before this returns.
+        """
+        arguments = meta_schedule.arg_info.ArgInfo.from_prim_func(without_symbol(function))
+        self._runner.f_run_evaluator = evaluate_in_turn(
+            names, rounds or self.effort.rounds, self.effort.round_milliseconds
+        )
+        return [
+            self._runner.run([meta_schedule.runner.RunnerInput(each.path, "cpu", arguments)])[0]
+            if each.path is not None
+            else None
+            for each in built
+        ]
+
+    def finish(self, started: Sequence[Any], built: Sequence[Built], function: tirx.PrimFunc) -> list[Timing]:
+        """The timings of what `start` began; a remote one that fails is tried once more, on another device if it can.
+
+        Raises:
+            DeviceError: none succeeded and no device answers, or a device has another number of threads.
+        """
+        self._wait(started)
+        timings = [self._timing(future, each) for future, each in zip(started, built, strict=True)]
+        again = [i for i, each in enumerate(timings) if each.rounds is None and built[i].path is not None]
+        if self._tracker is None or not again:
+            return timings
+        # Before a kernel is blamed: a device may have died under it.
+        self.devices = self._tracker.wait_for_devices()
+        futures = self.start([built[i] for i in again], function)
+        self._wait(futures)
+        for i, future in zip(again, futures, strict=True):
+            timings[i] = self._timing(future, built[i])
+        if all(each.rounds is None for each in timings):
+            self._require_answer(self._tracker, timings[again[0]].error)
+        return timings
+
+    def measure(self, candidates: Sequence[tirx.PrimFunc], function: tirx.PrimFunc) -> list[Timing]:
+        """Build and time kernels that take the arguments of ``function``."""
+        built = self.build([{MAIN: each} for each in candidates])
+        try:
+            return self.finish(self.start(built, function), built, function)
+        finally:
+            self.discard(built)
+
+    def duel(
+        self, contenders: Sequence[tirx.PrimFunc], function: tirx.PrimFunc, rounds: int
+    ) -> list[tuple[float, ...]] | None:
+        """Each contender's seconds in rounds in which all run in turn on the same device; None where it failed."""
+        names = tuple(f"contender_{number}" for number in range(len(contenders)))
+        built = self.build([dict(zip(names, contenders, strict=True))])
+        try:
+            for _ in range(2):
+                started = self.start(built, function, names, rounds)
+                self._wait(started)
+                timing = self._timing(started[0], built[0])
+                if timing.rounds is not None:
+                    return [timing.rounds[number :: len(names)] for number in range(len(names))]
+            return None
+        finally:
+            self.discard(built)
+
+    def discard(self, built: Sequence[Built]) -> None:
+        """Remove libraries that are no longer needed."""
+        for each in built:
+            if each.path is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(each.path)  # noqa: PTH108
+
+    def close(self) -> None:
+        """End the processes that build and measure. May be called again."""
+        if self._builders is not None:
+            _end(self._builders)
+            self._builders = None
+        if self._runner is not None:
+            _end(self._runner.pool)
+            self._runner = None
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _new_runner(self) -> Any:
+        prepare = prepare_process(self._threads)
+        if self._tracker is None:
+            return meta_schedule.runner.LocalRunner(timeout_sec=self.effort.run_timeout_seconds, initializer=prepare)
+        runner = meta_schedule.runner.RPCRunner(
+            self._tracker.configuration,
+            max_workers=self.devices,
+            f_create_session=session_with_threads(self._threads),
+            initializer=prepare,
+        )
+        # MetaSchedule gives this pool no deadline: a device that is switched off would be waited for without end. One
+        # measurement waits for at most one other, and for its server to register again.
+        runner.pool._timeout = 2.0 * self._tracker.session_timeout_seconds + 10.0
+        return runner
+
+    def _wait(self, futures: Sequence[Any]) -> None:
+        """Until all are done, or no device has been registered for too long: then the run cannot go on."""
+        missing_since: float | None = None
+        looked = time.monotonic()
+        while self._tracker is not None and not all(each is None or each.done() for each in futures):
+            time.sleep(POLL_SECONDS)
+            now = time.monotonic()
+            if now - looked < LOOK_SECONDS:
+                continue
+            looked = now
+            try:
+                self.devices = self._tracker.count_devices()
+                missing_since = None
+            except DeviceError:
+                missing_since = missing_since or now
+                if now - missing_since > self._tracker.device_timeout_seconds:
+                    raise
+
+    def _require_answer(self, tracker: Tracker, reason: str | None) -> None:
+        """After failures only: is it the kernels, or does no device answer though some are registered?"""
+        connect = session_with_threads(self._threads)
+
+        def probe(configuration: Any) -> bool:
+            return connect(configuration) is not None
+
+        try:
+            self._runner.pool.submit(probe, tracker.configuration).result()
+        except Exception as error:
+            raise tracker.no_answer(reason or str(error)) from error
+
+    def _timing(self, future: Any, built: Built) -> Timing:
+        if future is None:
+            return Timing(None, built.error)
+        result = future.result()
+        if result.run_secs is not None:
+            return Timing(tuple(float(each) for each in result.run_secs), None)
+        error = _text(result.error_msg) or "no reason given"
+        threads = found_threads(error)
+        if threads is not None and self._tracker is not None:
+            raise self._tracker.wrong_threads(threads, self._threads)
+        return Timing(None, error)
+
+
+def _end(pool: Any) -> None:
+    """End a pool's processes at once, whatever they do.
+
+    The pool's own shutdown would close the pipe of a busy process first, and wait for the lock that its reader holds.
+    """
+    pool._threadpool.shutdown(wait=False, cancel_futures=True)
+    for worker in list(pool._worker_map.values()):
+        process = worker._proc
+        if process is not None:
+            with contextlib.suppress(OSError):
+                process.kill()
+    pool._threadpool.shutdown(wait=True)
+    pool.shutdown(wait=True)
+
+
+def _text(message: Any) -> str | None:
+    return None if message is None else str(message)
+
+
+def require_cpu(target: Target) -> None:
+    """Raises `TuningError` for targets whose kernels have no templates."""
+    if str(target.kind.name) not in ("llvm", "c"):
+        raise TuningError(
+            f"kernels for {target.kind.name!r} are not tuned yet: the templates are for CPUs; give a target of kind "
+            "'llvm', or tune the machines of the plan that are CPUs"
+        )

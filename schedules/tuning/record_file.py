@@ -1,0 +1,161 @@
+"""Reading the two files of a MetaSchedule database, line by line.
+
+MetaSchedule's own reader parses every trace before anything can be asked and names no line when it fails; `compile`
+only wants the few records of its own kernels. Writing is left to MetaSchedule.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import meta_schedule
+from tvm.target import Target
+
+from schedules.template import CHOICES_ATTRIBUTE
+from schedules.tuning.errors import DatabaseError
+
+WORKLOADS = "database_workload.json"
+RECORDS = "database_tuning_record.json"
+FAILED_SECONDS = 1e9
+"""MetaSchedule writes 1e10 seconds for what could not be measured."""
+MATCHED_IN_A_TARGET = ("kind", "mtriple", "mcpu", "mattr", "num-cores")
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """One line of the records: which workload, the measured rounds (seconds), the choices as text (or None)."""
+
+    place: str
+    content: Any
+    workload: int
+    target: tuple[str, ...]
+    rounds: tuple[float, ...]
+    choices: str | None
+
+    @property
+    def failed(self) -> bool:
+        return not self.rounds or self.rounds[0] >= FAILED_SECONDS
+
+
+class RecordFolder:
+    """The records of one folder, as they were when it was read; empty where there are none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.workloads = [_workload(place, content) for place, content in _lines(folder / WORKLOADS)]
+        self.records = [self._record(place, content) for place, content in _lines(folder / RECORDS)]
+        self._by_hash: dict[int, list[int]] = {}
+        for index, workload in enumerate(self.workloads):
+            self._by_hash.setdefault(_hash(workload.mod["main"]), []).append(index)
+
+    def of(self, function: tirx.PrimFunc, target: Target) -> list[StoredRecord]:
+        """The records of a kernel, whatever it is called, for a target of the same `target_key`; oldest first."""
+        bare = without_symbol(function)
+        same = {
+            index
+            for index in self._by_hash.get(_hash(bare), ())
+            if tvm_ffi.structural_equal(without_symbol(self.workloads[index].mod["main"]), bare)
+        }
+        wanted = target_key(target)
+        return [record for record in self.records if record.workload in same and record.target == wanted]
+
+    def tuning_record(self, record: StoredRecord) -> meta_schedule.database.TuningRecord:
+        """A record as MetaSchedule's object, with its trace."""
+        try:
+            return meta_schedule.database.TuningRecord.from_json(record.content[1], self.workloads[record.workload])
+        except Exception as error:
+            raise DatabaseError(_damaged(record.place, error)) from error
+
+    def _record(self, place: str, content: Any) -> StoredRecord:
+        try:
+            workload, (trace, rounds, target, _) = content
+            if not 0 <= workload < len(self.workloads):
+                raise ValueError(f"it is of workload {workload}, and {WORKLOADS} has {len(self.workloads)}")
+            seconds = tuple(float(value) for value in rounds or ())
+            return StoredRecord(place, content, workload, _key(target), seconds, _choices_in(trace))
+        except Exception as error:
+            raise DatabaseError(_damaged(place, error)) from error
+
+
+def target_key(target: Target) -> tuple[str, ...]:
+    """What must be the same for a kernel tuned for one target to be taken for another.
+
+    The number of threads (``num-cores``) is in it: what is best for one thread need not be for four.
+    """
+    return _key(json.loads(str(target)))
+
+
+def without_symbol(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    return function.without_attr("global_symbol") if "global_symbol" in function.attrs else function
+
+
+def module_of(function: tirx.PrimFunc) -> tvm.IRModule:
+    """A kernel as the only function of a module, named as MetaSchedule names it."""
+    return tvm.IRModule({"main": without_symbol(function).with_attr("global_symbol", "main")})
+
+
+def finish_last_line(path: Path) -> bool:
+    """Drop an unfinished last line: its writer was killed while it wrote. Returns whether there was one."""
+    if not path.exists():
+        return False
+    content = path.read_bytes()
+    complete = content.rfind(b"\n") + 1
+    if complete == len(content):
+        return False
+    with path.open("r+b") as file:
+        file.truncate(complete)
+    return True
+
+
+def _key(target: Any) -> tuple[str, ...]:
+    if isinstance(target, str):
+        target = json.loads(str(Target(target)))
+    values = (target.get(name, "") for name in MATCHED_IN_A_TARGET)
+    return tuple(",".join(sorted(map(str, value))) if isinstance(value, list) else str(value) for value in values)
+
+
+def _hash(function: tirx.PrimFunc) -> int:
+    return int(tvm_ffi.structural_hash(without_symbol(function)))
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Pairs of a place (file and line) and what stands there. An unfinished last line is being written, or was."""
+    if not path.exists():
+        return
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatabaseError(_damaged(str(path), error)) from error
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        if line.endswith("\n") and line.strip():
+            try:
+                yield f"{path}:{number}", json.loads(line)
+            except ValueError as error:
+                raise DatabaseError(_damaged(f"{path}:{number}", error)) from error
+
+
+def _workload(place: str, content: Any) -> meta_schedule.database.Workload:
+    try:
+        return meta_schedule.database.Workload.from_json(content)
+    except Exception as error:
+        raise DatabaseError(_damaged(place, error)) from error
+
+
+def _choices_in(trace: Any) -> str | None:
+    """The choices that `schedule_by` annotated, from a trace in JSON."""
+    for name, inputs, attributes, _ in trace[0]:
+        if name == "Annotate" and attributes == [CHOICES_ATTRIBUTE]:
+            return str(inputs[1]).strip('"')
+    return None
+
+
+def _damaged(place: str, error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"{place} is damaged: {first}; remove the line, or restore the folder from a copy"

@@ -1,0 +1,338 @@
+"""The tuning run: defaults first, then each kernel's search, most time first, and a duel that decides.
+
+measure every default ──▶ divide the trials by time ──▶ per kernel: propose, build, measure, write ──▶ duel ──▶ keep
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import s_tir, tirx
+from tvm.target import Target
+
+from schedules.template import (
+    Choices,
+    Space,
+    Template,
+    choices_from,
+    choices_only,
+    schedule_by,
+    scheduled_function,
+    text_of,
+)
+from schedules.traits import Traits, traits_of
+from schedules.tuning.budget import divide_trials
+from schedules.tuning.database import DatabaseWriter, Measured, TuningDatabase
+from schedules.tuning.measuring import MAIN, Built, Measurer
+from schedules.tuning.search import propose
+from schedules.tuning.verdict import ROUNDS, judge
+
+BATCH = 12
+CONTENDERS = 3
+
+
+@dataclass(frozen=True)
+class TunableKernel:
+    """A kernel before it is scheduled, the template that schedules it, and how often one run of the model calls it."""
+
+    name: str
+    function: tirx.PrimFunc
+    template: Template
+    count: int
+
+
+@dataclass(frozen=True)
+class KernelResult:
+    """What tuning found for one kernel. Seconds are for one call; None where nothing could be measured.
+
+    ``share`` is this kernel's part of the time of all tunable kernels with their default choices, counting calls.
+    ``tuned_seconds`` is the default's where nothing faster is kept.
+    """
+
+    name: str
+    template: str
+    count: int
+    share: float
+    default_seconds: float | None
+    tuned_seconds: float | None
+    default_choices: str
+    choices: str
+    kept: bool
+    trials: int
+    failures: int
+
+    @property
+    def gain(self) -> float:
+        """Default over tuned time; 1 where nothing is kept."""
+        if not self.default_seconds or not self.tuned_seconds:
+            return 1.0
+        return self.default_seconds / self.tuned_seconds
+
+
+@dataclass(frozen=True)
+class TuningProgress:
+    """Where a run is. ``trials_done`` of ``trials`` counts what earlier runs measured too."""
+
+    doing: str
+    kernel: str
+    trials_done: int
+    trials: int
+    failures: int
+    devices: int
+    default_seconds: float | None
+    best_seconds: float | None
+    seconds_left: float | None
+
+
+@dataclass
+class _State:
+    """A kernel and what is known of it."""
+
+    kernel: TunableKernel
+    space: Space
+    history: dict[str, Measured]
+    decided: bool
+    budget: int = 1
+
+    @property
+    def default_text(self) -> str:
+        return text_of(self.space.default)
+
+    @property
+    def default_seconds(self) -> float | None:
+        measured = self.history.get(self.default_text)
+        return None if measured is None else measured.seconds
+
+    @property
+    def weight(self) -> float:
+        return self.kernel.count * (self.default_seconds or 0.0)
+
+    @property
+    def failures(self) -> int:
+        return sum(each.seconds is None for each in self.history.values())
+
+    def ranking(self) -> list[str]:
+        """The choices that were measured, the fastest first."""
+        seconds = {text: each.seconds for text, each in self.history.items() if each.seconds is not None}
+        return sorted(seconds, key=lambda text: (seconds[text], text))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    state: _State
+    schedules: tuple[s_tir.Schedule | None, ...]
+    texts: tuple[str, ...]
+    built: tuple[Built, ...]
+
+
+class Tuner:
+    """One run over the kernels of one target. `run` may be called once."""
+
+    def __init__(
+        self,
+        kernels: Sequence[TunableKernel],
+        target: Target,
+        measurer: Measurer,
+        database: DatabaseWriter,
+        *,
+        seed: int = 0,
+        on_progress: Callable[[TuningProgress], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self._target = target
+        self._traits: Traits = traits_of(target)
+        self._measurer = measurer
+        self._database = database
+        self._seed = seed
+        self._report = on_progress or (lambda progress: None)
+        self._should_stop = should_stop or (lambda: False)
+        decided = TuningDatabase(database.folder)
+        self._states = [self._state(kernel, decided) for kernel in kernels]
+        self._began = time.monotonic()
+        self._measured_now = 0
+        self.stopped = False
+
+    def run(self, trials: int) -> tuple[KernelResult, ...]:
+        """Measure until the kernels together have ``trials`` trials, those of earlier runs included, and decide.
+
+        Every default is measured even with fewer trials. Returns the kernels in order of their share of the time.
+        """
+        self._measure_defaults()
+        self._states.sort(key=lambda state: -state.weight)
+        budgets = divide_trials(
+            [state.weight for state in self._states],
+            trials,
+            [state.space.largest_size for state in self._states],
+        )
+        left = max(0, trials - sum(len(state.history) for state in self._states))
+        for state, budget in zip(self._states, budgets, strict=True):
+            # Measured times differ a little from run to run, and shares with them: the sum holds all the same.
+            more = min(left, max(0, budget - len(state.history)))
+            state.budget = len(state.history) + more
+            left -= more
+        for state in self._states:
+            if self._stopping() or trials == 0:
+                break
+            if state.default_seconds is not None:
+                self._search(state)
+                if not self._stopping():
+                    self._duel(state)
+        whole = sum(state.weight for state in self._states) or 1.0
+        decided = TuningDatabase(self._database.folder)
+        return tuple(self._result(state, whole, decided) for state in self._states)
+
+    def _state(self, kernel: TunableKernel, decided: TuningDatabase) -> _State:
+        space = kernel.template.space(kernel.function, self._traits)
+        if space is None:
+            raise ValueError(f"{kernel.name} is no kernel of template {kernel.template.name}")
+        history = self._database.history(kernel.function, self._target)
+        return _State(kernel, space, history, decided.decision(kernel.function, self._target) is not None)
+
+    def _measure_defaults(self) -> None:
+        """All defaults that no earlier run measured, built in one go."""
+        missing = [state for state in self._states if state.default_text not in state.history]
+        if not missing or self._stopping():
+            return
+        self._tell("measuring defaults", missing[0])
+        schedules = [self._schedule(state, state.space.default) for state in missing]
+        built = self._measurer.build([{MAIN: scheduled_function(each)} for each in schedules])
+        batches = [
+            _Batch(state, (schedule,), (state.default_text,), (library,))
+            for state, schedule, library in zip(missing, schedules, built, strict=True)
+        ]
+        started = [self._measurer.start(batch.built, batch.state.kernel.function) for batch in batches]
+        for batch, futures in zip(batches, started, strict=True):
+            self._write(*self._finish(batch, futures))
+            self._tell("measuring defaults", batch.state)
+
+    def _search(self, state: _State) -> None:
+        """Measure until the kernel's budget is spent or its space is exhausted.
+
+        Remote devices measure one batch while the next is built here; on this machine building would disturb them.
+        """
+        size = max(BATCH, 2 * self._measurer.devices)
+        running: tuple[_Batch, list[object]] | None = None
+        while True:
+            under_way = set(running[0].texts) if running else set()
+            left = state.budget - len(state.history) - len(under_way)
+            history = {text: each.seconds for text, each in state.history.items()}
+            history.update(dict.fromkeys(under_way))
+            proposals = [] if self._stopping() else propose(state.space, history, min(size, max(left, 0)), self._seed)
+            batch = self._prepare(state, proposals) if proposals else None
+            if running is not None:
+                self._write(*self._finish(*running))
+                running = None
+            if batch is not None:
+                started = self._measurer.start(batch.built, state.kernel.function)
+                if self._measurer.is_remote:
+                    running = (batch, started)
+                else:
+                    self._write(*self._finish(batch, started))
+            elif running is None:
+                return
+            self._tell("searching", state)
+
+    def _duel(self, state: _State) -> None:
+        """The best candidates against the default on one device; the winner is kept if it is surely faster."""
+        challengers = [text for text in state.ranking() if text != state.default_text][:CONTENDERS]
+        default = state.default_seconds
+        hopeful = [
+            text for text in challengers if default is not None and (state.history[text].seconds or default) < default
+        ]
+        if state.decided or not any(state.history[text].rounds < ROUNDS for text in hopeful):
+            return
+        self._tell("comparing with the default", state)
+        texts = [state.default_text, *hopeful]
+        schedules = [self._schedule(state, choices_from(text)) for text in texts]
+        traces = [schedule.trace for schedule in schedules]
+        functions = [scheduled_function(schedule) for schedule in schedules]
+        rounds = self._measurer.duel(functions, state.kernel.function, ROUNDS)
+        if rounds is None:
+            return
+        verdicts = {text: judge(rounds[0], each) for text, each in zip(texts[1:], rounds[1:], strict=True)}
+        winner = min(verdicts, key=lambda text: verdicts[text].tuned_seconds)
+        function = state.kernel.function
+        default_seconds = verdicts[winner].default_seconds
+        self._database.add_decision(function, self._target, traces[0], default_seconds)
+        if verdicts[winner].is_faster:
+            trace = traces[texts.index(winner)]
+            self._database.add_decision(function, self._target, trace, verdicts[winner].tuned_seconds)
+        for text, trace, each in zip(texts, traces, rounds, strict=True):
+            self._database.add_trial(function, self._target, trace, each)
+            state.history[text] = Measured(sorted(each)[len(each) // 2], len(each))
+
+    def _prepare(self, state: _State, proposals: Sequence[Choices]) -> _Batch:
+        """Schedule and build candidates; one that cannot be scheduled costs its trial and nothing else."""
+        schedules: list[s_tir.Schedule | None] = []
+        for choices in proposals:
+            try:
+                schedules.append(self._schedule(state, choices))
+            except Exception:
+                schedules.append(None)
+        candidates = [{MAIN: scheduled_function(each)} for each in schedules if each is not None]
+        results = iter(self._measurer.build(candidates))
+        built = tuple(Built(None, "it cannot be scheduled") if each is None else next(results) for each in schedules)
+        return _Batch(state, tuple(schedules), tuple(text_of(each) for each in proposals), built)
+
+    def _schedule(self, state: _State, choices: Choices) -> s_tir.Schedule:
+        return schedule_by(state.kernel.template, state.kernel.function, self._traits, choices)
+
+    def _finish(self, batch: _Batch, started: Sequence[object]) -> tuple[_Batch, list[tuple[float, ...] | None]]:
+        try:
+            timings = self._measurer.finish(started, batch.built, batch.state.kernel.function)
+        finally:
+            self._measurer.discard(batch.built)
+        return batch, [each.rounds for each in timings]
+
+    def _write(self, batch: _Batch, timings: Sequence[tuple[float, ...] | None]) -> None:
+        state = batch.state
+        for text, schedule, rounds in zip(batch.texts, batch.schedules, timings, strict=True):
+            seconds = None if rounds is None else sorted(rounds)[len(rounds) // 2]
+            state.history[text] = Measured(seconds, len(rounds or ()))
+            state.decided = False  # what is new may be better than what an earlier run decided
+            self._measured_now += 1
+            trace = (schedule or choices_only(state.kernel.function, choices_from(text))).trace
+            self._database.add_trial(state.kernel.function, self._target, trace, rounds)
+
+    def _result(self, state: _State, whole: float, decided: TuningDatabase) -> KernelResult:
+        decision = decided.decision(state.kernel.function, self._target)
+        kept = decision is not None and decision.choices not in (None, state.default_text)
+        return KernelResult(
+            name=state.kernel.name,
+            template=state.kernel.template.name,
+            count=state.kernel.count,
+            share=state.weight / whole,
+            default_seconds=state.default_seconds,
+            tuned_seconds=decision.seconds if decision is not None and kept else state.default_seconds,
+            default_choices=state.default_text,
+            choices=str(decision.choices) if decision is not None and kept else state.default_text,
+            kept=kept,
+            trials=len(state.history),
+            failures=state.failures,
+        )
+
+    def _tell(self, doing: str, state: _State) -> None:
+        done = sum(len(each.history) for each in self._states)
+        trials = sum(max(each.budget, len(each.history)) for each in self._states)
+        elapsed = time.monotonic() - self._began
+        left = (trials - done) * elapsed / self._measured_now if self._measured_now else None
+        ranking = state.ranking()
+        self._report(
+            TuningProgress(
+                doing=doing,
+                kernel=state.kernel.name,
+                trials_done=done,
+                trials=trials,
+                failures=sum(each.failures for each in self._states),
+                devices=self._measurer.devices,
+                default_seconds=state.default_seconds,
+                best_seconds=state.history[ranking[0]].seconds if ranking else None,
+                seconds_left=left,
+            )
+        )
+
+    def _stopping(self) -> bool:
+        self.stopped = self.stopped or self._should_stop()
+        return self.stopped

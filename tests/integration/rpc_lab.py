@@ -1,0 +1,106 @@
+"""A lab on loopback: a real TVM RPC tracker and server processes, each with all its children killed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from schedules.tuning import DeviceError, Tracker
+
+KEY = "lab"
+START_SECONDS = 40.0
+
+
+class RpcLab:
+    """A tracker and ``servers`` devices of key `KEY`. A context manager."""
+
+    def __init__(self, folder: Path, servers: int, threads: int = 1) -> None:
+        self._log = (folder / "lab.log").open("ab")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.port = free_port()
+        self.servers: list[subprocess.Popen[bytes]] = []
+        try:
+            self._start("rpc_tracker", self.port)
+            # A server that finds no tracker tries again only after five seconds.
+            self._wait_for(self._tracker_answers)
+            for _ in range(servers):
+                self.start_server(threads)
+            self._wait_for(lambda: self.count() == servers)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def tracker(self, **options: float) -> Tracker:
+        return Tracker("127.0.0.1", self.port, KEY, **options)
+
+    def count(self) -> int:
+        try:
+            return self.tracker().count_devices()
+        except DeviceError:
+            return 0
+
+    def start_server(self, threads: int = 1) -> None:
+        options = ("--tracker", self.address, "--key", KEY, "--custom-addr", "127.0.0.1")
+        self.servers.append(self._start("rpc_server", free_port(), *options, threads=threads))
+
+    def kill_server(self, index: int) -> None:
+        """As if the machine lost its power: the server and what it runs are gone at once."""
+        kill_group(self.servers[index])
+
+    def close(self) -> None:
+        for process in self._processes:
+            kill_group(process)
+        self._log.close()
+
+    def __enter__(self) -> RpcLab:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _start(self, module: str, port: int, *options: str, threads: int = 1) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"tvm.exec.{module}", "--host", "127.0.0.1", "--silent"]
+        command += ["--port", str(port), "--port-end", str(port + 1), *options]
+        environment = {**os.environ, "TVM_NUM_THREADS": str(threads)}
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        return process
+
+    def _tracker_answers(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def _wait_for(self, condition) -> None:  # type: ignore[no-untyped-def]
+        deadline = time.monotonic() + START_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, Path(self._log.name).read_text()[-2000:]
+            time.sleep(0.1)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,202 @@
+"""Tuning for real: through a tracker with one and two servers, one killed in the middle, stopped and resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import tvm_split
+from schedules.tuning import DatabaseWriter, Effort, TuningDatabase
+from schedules.tuning.record_file import RECORDS
+from tests.integration.rpc_lab import KEY, RpcLab
+from tests.schedules.schedule_harness import normal
+from tvm_split.planner.planning import tvm_target
+from tvm_split.tuning import kernels_of
+
+pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 'tvm-split[tracker]'")
+
+QUICK = Effort(rounds=1, round_milliseconds=1)
+
+
+@pytest.fixture(scope="module")
+def model() -> tvm_split.Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3, padding=1),
+            torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 36, 10),
+        ).eval()  # fmt: skip
+    return tvm_split.load_model(network, (torch.randn(1, 3, 6, 6),))
+
+
+@pytest.fixture(scope="module")
+def plan(model: tvm_split.Model) -> tvm_split.Plan:
+    return tvm_split.plan(model, tvm_split.Cluster.in_process(machines=2, threads=1))
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays():
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert not [each for each in psutil.Process().children(recursive=True) if each not in before]
+
+
+def tried(folder: Path) -> list[str]:
+    """Every measured candidate, one text each: which kernel and which choices. Duels measure again on purpose."""
+    found = []
+    for line in (folder / "trials" / RECORDS).read_text().splitlines():
+        workload, (trace, rounds, _, _) = json.loads(line)
+        if len(rounds) == 1:
+            found.append(json.dumps([workload, trace]))
+    return found
+
+
+def test_tracker_with_two_servers_one_of_which_is_killed(model, plan, tmp_path):
+    with RpcLab(tmp_path, servers=2) as lab:
+        devices = []
+
+        def kill_in_the_middle(progress):
+            devices.append(progress.devices)
+            if progress.doing == "searching" and lab.servers[1].poll() is None:
+                lab.kill_server(1)
+
+        report = tvm_split.tune(
+            model, plan, database=tmp_path / "tuned", trials=18, tracker=lab.address, key=KEY, effort=QUICK,
+            on_progress=kill_in_the_middle,
+        )  # fmt: skip
+    assert devices[0] == 2
+    assert report.trials == 18
+    assert not report.stopped
+    assert all(kernel.default_seconds is not None for kernel in report.kernels)
+    assert sum(kernel.failures for kernel in report.kernels) <= 1
+    assert sum(kernel.share for kernel in report.kernels) == pytest.approx(1.0)
+    assert len(set(tried(tmp_path / "tuned"))) == 18
+
+
+def test_stop_and_resume_with_one_server(model, plan, tmp_path):
+    folder = tmp_path / "tuned"
+    with RpcLab(tmp_path, servers=1) as lab:
+
+        def run(trials, stop_after):
+            return tvm_split.tune(
+                model, plan, database=folder, trials=trials, tracker=lab.address, key=KEY, effort=QUICK,
+                should_stop=lambda: (folder / "trials" / RECORDS).exists() and len(tried(folder)) >= stop_after,
+            )  # fmt: skip
+
+        first = run(12, stop_after=4)
+        assert first.stopped
+        assert 4 <= first.trials < 12
+        second = run(12, stop_after=1000)
+    assert second.trials == 12
+    assert not second.stopped
+    assert len(tried(folder)) == len(set(tried(folder))) == 12
+
+
+def test_the_database_changes_what_is_compiled(model, plan, tmp_path, monkeypatch):
+    """What was decided is taken by itself from the default folder, and the answers stay those of the source."""
+    folder = tmp_path / "tuned"
+    report = tvm_split.tune(model, plan, database=folder, trials=0, effort=QUICK)
+    assert len(report.kernels) == 3
+    assert not any(kernel.kept for kernel in report.kernels)
+    target = tvm_target(plan.machines[0].target)
+    kernels = kernels_of(model, plan, [machine.name for machine in plan.machines], target)
+    decided = {}
+    with DatabaseWriter(folder) as writer:
+        for kernel in kernels:
+            space, schedule = decide_otherwise(kernel, target)
+            decided[kernel.name] = space
+            writer.add_decision(kernel.function, target, schedule.trace, 1e-9)
+    monkeypatch.setenv("TVM_SPLIT_DATABASE", str(folder))
+    bundle = tvm_split.compile(model, plan, dump_folder=tmp_path / "dump")
+    assert bundle.verified
+    scheduled = "\n".join(path.read_text() for path in (tmp_path / "dump").glob("*/*schedule.py"))
+    assert scheduled.count("(tuned)") == 3
+    assert all(choices in scheduled for choices in decided.values())
+    monkeypatch.setenv("TVM_SPLIT_DATABASE", str(tmp_path / "none"))
+    tvm_split.compile(model, plan, dump_folder=tmp_path / "other", verify=False)
+    assert not any("(tuned)" in path.read_text() for path in (tmp_path / "other").glob("*/*schedule.py"))
+    assert tvm_split.tune(model, plan, database=folder, trials=0, effort=QUICK).kernels[0].kept
+    x = normal(5, 1, 3, 6, 6)
+    with tvm_split.deploy(bundle, tvm_split.Cluster.in_process(machines=2, threads=1)) as deployment:
+        (mine,) = deployment.run(x)
+    assert np.abs(mine - model.reference.outputs((x,))[0]).max() < 1e-4
+
+
+def decide_otherwise(kernel, target):
+    from schedules.template import schedule_by, text_of
+    from schedules.traits import traits_of
+
+    space = kernel.template.space(kernel.function, traits_of(target))
+    choices = next(each for each in space.all_choices() if each != space.default)
+    return text_of(choices), schedule_by(kernel.template, kernel.function, traits_of(target), choices)
+
+
+def test_tuned_here_is_never_slower_than_the_default_was_measured(model, plan, tmp_path):
+    report = tvm_split.tune(model, plan, database=tmp_path, trials=8, effort=QUICK)
+    assert report.trials == 8
+    assert all(kernel.tuned_seconds <= kernel.default_seconds for kernel in report.kernels)
+    database = TuningDatabase(tmp_path)
+    target = tvm_target(plan.machines[0].target)
+    kept = {kernel.name for kernel in report.kernels if kernel.kept}
+    for kernel in kernels_of(model, plan, [machine.name for machine in plan.machines], target):
+        decision = database.decision(kernel.function, target)
+        is_default = decision is None or database.kernel(kernel.function, target) is None
+        assert (kernel.name in kept) <= (not is_default)
+
+
+def test_a_device_with_another_number_of_threads_is_refused(model, plan, tmp_path):
+    with (
+        RpcLab(tmp_path, servers=1, threads=2) as lab,
+        pytest.raises(tvm_split.TuningError, match=r"with 2 threads, and the target says 1.*TVM_NUM_THREADS=1"),
+    ):
+        tvm_split.tune(model, plan, database=tmp_path / "tuned", trials=3, tracker=lab.address, key=KEY, effort=QUICK)
+
+
+def test_the_last_device_dies(model, plan, tmp_path):
+    with RpcLab(tmp_path, servers=1) as lab:
+
+        def kill(progress):
+            if progress.doing == "searching":
+                lab.kill_server(0)
+
+        with pytest.raises(tvm_split.TuningError, match=rf"no device of key '{KEY}'.*query_rpc_tracker"):
+            tvm_split.tune(
+                model, plan, database=tmp_path / "tuned", trials=60, tracker=lab.address, key=KEY, effort=QUICK,
+                on_progress=kill, device_timeout_seconds=1.0,
+            )  # fmt: skip
+    assert 3 <= len(tried(tmp_path / "tuned")) < 60
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tracker": "127.0.0.1:1", "key": "x", "device_timeout_seconds": 0.1}, "no tracker answers at 127.0.0.1:1"),
+        ({"tracker": "127.0.0.1:1"}, "without a key"),
+        ({"key": "x"}, "without a tracker"),
+        ({"tracker": "here", "key": "x"}, "not HOST:PORT"),
+        ({"trials": -1}, "trials=-1"),
+    ],
+)
+def test_wrong_use(model, plan, tmp_path, options, message):
+    with pytest.raises(tvm_split.TuningError, match=message):
+        tvm_split.tune(model, plan, database=tmp_path, **options)
+
+
+def test_gpu_targets_are_refused_before_anything_is_done(model, tmp_path):
+    target = {"kind": "cuda", "arch": "sm_90"}
+    cluster = tvm_split.Cluster("in_process", (tvm_split.Machine("gpu", 1, target),))
+    with pytest.raises(tvm_split.TuningError, match="'cuda' are not tuned yet"):
+        tvm_split.tune(model, cluster, database=tmp_path / "tuned")
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_no_server_of_the_key(model, plan, tmp_path):
+    with RpcLab(tmp_path, servers=0) as lab, pytest.raises(tvm_split.TuningError, match="keys there: none"):
+        tvm_split.tune(
+            model, plan, database=tmp_path, tracker=lab.address, key=KEY, device_timeout_seconds=0.1, effort=QUICK
+        )

@@ -1,0 +1,110 @@
+"""Templates: every combination of their choices is a right kernel, and says which choices it was made with."""
+
+import random
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given
+from hypothesis import strategies as st
+from tvm import relax
+
+import schedules
+from schedules import cpu
+from schedules.template import (
+    CHOICES_ATTRIBUTE,
+    Space,
+    choices_from,
+    default_rule,
+    schedule_by,
+    scheduled_function,
+    text_of,
+)
+from schedules.traits import traits_of
+from tests.schedules.schedule_harness import HOST, graph_of, lower, normal, unscheduled
+
+TRAITS = traits_of(HOST)
+
+
+def convolution(channels, outputs, size, groups=1, stride=1):
+    weight = normal(1, outputs, channels // groups, 3, 3)
+
+    def graph(builder, x):
+        y = builder.emit(relax.op.nn.conv2d(x, relax.const(weight), padding=1, strides=stride, groups=groups))
+        return builder.emit(relax.op.nn.relu(y))
+
+    return graph, normal(0, 1, channels, size, size)
+
+
+def product(rows, depth, columns):
+    weight = normal(1, depth, columns)
+    return (lambda builder, x: builder.emit(relax.op.matmul(x, relax.const(weight)))), normal(0, rows, depth)
+
+
+CASES = {
+    "conv2d": convolution(32, 48, 12),
+    "depthwise_conv2d": convolution(32, 32, 12, groups=32, stride=2),
+    "matmul": product(24, 128, 48),
+}
+
+
+def template_and_function(name):
+    graph, data = CASES[name]
+    template = next(each for each in cpu.TEMPLATES if each.name == name)
+    functions = unscheduled(graph_of(graph, [data]), HOST)
+    return template, next(each for each in functions if template.space(each, TRAITS) is not None)
+
+
+def outputs_of(function):
+    library = tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), target=HOST)
+    tensors = [
+        tvm.runtime.tensor(normal(seed, *(int(extent) for extent in parameter.shape)))
+        for seed, parameter in enumerate(function.params)
+    ]
+    library["main"](*tensors)
+    return tensors[-1].numpy()
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_choices_change_the_kernel_and_not_its_result(name):
+    template, function = template_and_function(name)
+    space = template.space(function, TRAITS)
+    expected = outputs_of(scheduled_function(schedule_by(template, function, TRAITS, space.default)))
+    texts = set()
+    for choices in random.Random(0).sample(list(space.all_choices()), 6):
+        scheduled = scheduled_function(schedule_by(template, function, TRAITS, choices))
+        texts.add(scheduled.script())
+        assert choices_from(scheduled.attrs[CHOICES_ATTRIBUTE]) == choices
+        np.testing.assert_allclose(outputs_of(scheduled), expected, rtol=1e-3, atol=1e-3)
+    assert len(texts) == 6
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_default_kernel_says_its_choices(name):
+    graph, data = CASES[name]
+    lowered = lower(graph_of(graph, [data]), HOST)
+    symbol = next(symbol for symbol, rule in schedules.chosen_rules(lowered).items() if rule == name)
+    template, function = template_and_function(name)
+    assert lowered[symbol].attrs[CHOICES_ATTRIBUTE] == text_of(template.space(function, TRAITS).default)
+
+
+def test_functions_of_other_families_are_left_alone():
+    template, _ = template_and_function("conv2d")
+    _, function = template_and_function("matmul")
+    assert template.space(function, TRAITS) is None
+    assert default_rule(template)(function, TRAITS) is None
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.one_of(st.integers(-5, 99), st.sampled_from(["all", "7x4"]))))
+def test_choices_as_text_and_back(choices):
+    assert choices_from(text_of(choices)) == choices
+
+
+def test_text_that_is_no_choices():
+    with pytest.raises(ValueError, match="'tile' in 'tile' is not NAME=VALUE"):
+        choices_from("tile")
+
+
+def test_a_default_outside_its_space_is_refused():
+    with pytest.raises(ValueError, match="a=3"):
+        Space({"a": (1, 2)}, {"a": 3})

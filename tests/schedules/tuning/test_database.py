@@ -1,0 +1,135 @@
+"""The database folder: what goes in comes out, for the same kernel and target only."""
+
+import logging
+
+import pytest
+import tvm
+import tvm_ffi
+from tvm.s_tir import meta_schedule
+
+import schedules
+from schedules.template import CHOICES_ATTRIBUTE, schedule_by, text_of
+from schedules.tuning import DatabaseError, DatabaseWriter, TuningDatabase
+from schedules.tuning.record_file import RECORDS
+from tests.schedules.schedule_harness import HOST, graph_of, lower, run
+from tests.schedules.test_template import CASES, TRAITS, template_and_function
+
+OTHER_THREADS = tvm.target.Target({**{"kind": "llvm", "mcpu": str(HOST.attrs["mcpu"])}, "num-cores": 7})
+
+
+def written(folder, seconds=0.5, name="conv2d", target=HOST, which=3):
+    """A folder in which other choices than the default's were decided; returns the kernel and these choices."""
+    template, function = template_and_function(name)
+    space = template.space(function, TRAITS)
+    choices = [each for each in space.all_choices() if each != space.default][which]
+    with DatabaseWriter(folder) as writer:
+        for each, measured in ((space.default, 1.0), (choices, seconds)):
+            trace = schedule_by(template, function, TRAITS, each).trace
+            writer.add_trial(function, target, trace, [measured, measured * 1.1, measured * 0.9])
+            writer.add_decision(function, target, trace, measured)
+        failing = next(each for each in space.all_choices() if each not in (space.default, choices))
+        writer.add_trial(function, target, schedule_by(template, function, TRAITS, failing).trace, None)
+    return function, text_of(choices), text_of(failing)
+
+
+def test_what_was_decided_is_scheduled(tmp_path):
+    function, choices, _ = written(tmp_path)
+    database = TuningDatabase(tmp_path)
+    assert database.decision(function, HOST).choices == choices
+    assert database.kernel(function, HOST).attrs[CHOICES_ATTRIBUTE] == choices
+    assert database.decision(function, OTHER_THREADS) is None
+    assert database.kernel(template_and_function("matmul")[1], HOST) is None
+
+
+def test_apply_takes_tuned_kernels_and_says_so(tmp_path):
+    graph, data = CASES["conv2d"]
+    module = graph_of(graph, [data])
+    _, choices, _ = written(tmp_path)
+    before = lower(module, HOST)
+    after = lower(module, HOST, TuningDatabase(tmp_path))
+    assert "conv2d (tuned)" in set(schedules.chosen_rules(after).values())
+    name = next(name for name, rule in schedules.chosen_rules(after).items() if rule == "conv2d (tuned)")
+    assert after[name].attrs[CHOICES_ATTRIBUTE] == choices != before[name].attrs[CHOICES_ATTRIBUTE]
+    assert abs(run(after, [data]) - run(before, [data])).max() < 1e-3
+
+
+def test_a_decision_for_the_default_changes_nothing(tmp_path):
+    graph, data = CASES["conv2d"]
+    module = graph_of(graph, [data])
+    written(tmp_path, seconds=2.0)
+    assert tvm_ffi.structural_equal(lower(module, HOST, TuningDatabase(tmp_path)), lower(module, HOST))
+
+
+def test_history_has_medians_and_failures(tmp_path):
+    function, choices, failing = written(tmp_path)
+    with DatabaseWriter(tmp_path) as writer:
+        history = writer.history(function, HOST)
+        assert history[choices].seconds == pytest.approx(0.5)
+        assert history[choices].rounds == 3
+        assert history[failing].seconds is None
+        assert writer.history(function, OTHER_THREADS) == {}
+
+
+def test_metaschedule_reads_it_too(tmp_path):
+    function, _, _ = written(tmp_path)
+    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    database = meta_schedule.database.JSONDatabase(work_dir=str(tmp_path))
+    record = database.query_tuning_record(module, HOST, "main")
+    assert float(record.run_secs[0]) == 0.5
+
+
+def test_merging(tmp_path):
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    function, _, _ = written(mine)
+    product, product_choices, _ = written(theirs, name="matmul", which=1)
+    _, faster, _ = written(theirs, seconds=0.25, which=5)
+    with DatabaseWriter(mine) as writer:
+        taken = writer.merge(theirs)
+        assert taken == 10 - 3, "the default is decided and measured, and the failure, in both"
+        assert writer.merge(theirs) == 0
+        assert len(writer.history(product, HOST)) == 3
+    database = TuningDatabase(mine)
+    assert database.decision(product, HOST).choices == product_choices
+    assert database.decision(function, HOST).choices == faster
+
+
+def test_merging_what_is_no_database(tmp_path):
+    with DatabaseWriter(tmp_path / "mine") as writer, pytest.raises(DatabaseError, match="no tuning database"):
+        writer.merge(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("damage", ["[0, [[[[\n", "{}\n", '[7, [[[], []], [0.1], {"kind": "llvm"}, []]]\n'])
+def test_a_damaged_line_is_named(tmp_path, damage):
+    written(tmp_path)
+    path = tmp_path / RECORDS
+    path.write_text(path.read_text() + damage)
+    with pytest.raises(DatabaseError, match=rf"{RECORDS}:3 is damaged"):
+        TuningDatabase(tmp_path)
+
+
+def test_a_writer_that_was_killed_leaves_a_half_line_and_no_damage(tmp_path, caplog):
+    function, choices, _ = written(tmp_path)
+    path = tmp_path / "trials" / RECORDS
+    path.write_text(path.read_text() + '[0, [[[["GetSBl')
+    with caplog.at_level(logging.WARNING), DatabaseWriter(tmp_path) as writer:
+        assert choices in writer.history(function, HOST)
+    assert "unfinished line" in caplog.text
+    assert path.read_text().endswith("]\n")
+
+
+def test_a_record_that_no_longer_replays_is_logged_and_left_out(tmp_path, caplog):
+    function, _, _ = written(tmp_path)
+    path = tmp_path / RECORDS
+    path.write_text(path.read_text().replace('"root","main"', '"gone","main"'))
+    with caplog.at_level(logging.WARNING):
+        assert TuningDatabase(tmp_path).kernel(function, HOST) is None
+    assert "keeps the default" in caplog.text
+
+
+def test_one_writer_at_a_time(tmp_path):
+    with DatabaseWriter(tmp_path), pytest.raises(DatabaseError, match="another process writes"):
+        DatabaseWriter(tmp_path)
+
+
+def test_a_folder_that_does_not_exist_is_empty(tmp_path):
+    assert len(TuningDatabase(tmp_path / "none")) == 0

@@ -1,0 +1,55 @@
+"""``tvm-split tune`` on this machine; with a tracker it is tested in tests/integration/test_tuning.py."""
+
+import json
+import os
+import signal
+import time
+
+import psutil
+
+
+def test_list_tune_resume_compile(invoke_json, invoke, onnx_path, tmp_path):
+    folder = tmp_path / "tuned"
+    listed = invoke_json("tune", onnx_path, "--list", "--database", folder)
+    assert sum(kernel["share"] for kernel in listed["kernels"]) > 0.999
+    assert {kernel["template"] for kernel in listed["kernels"]} <= {"conv2d", "matmul"}
+    count = len(listed["kernels"])
+    assert listed["trials"] == count
+    tuned = invoke_json("tune", onnx_path, "--trials", count + 2, "--database", folder)
+    assert tuned["trials"] == count + 2
+    assert tuned["tuned_seconds"] <= tuned["default_seconds"]
+    again = invoke_json("tune", onnx_path, "--trials", count + 2, "--database", folder)
+    assert again["trials"] == count + 2
+    options = ("--workers", "1", "--database", folder)
+    invoke("compile", onnx_path, *options, "--output", tmp_path / "bundle")
+    merged = invoke_json("tune", "--merge", folder, "--database", tmp_path / "mine")
+    assert merged["records"] >= count + 2
+    assert "0 records" in invoke("tune", "--merge", folder, "--database", tmp_path / "mine").stdout
+
+
+def test_wrong_use(invoke, onnx_path, tmp_path):
+    assert "MODEL: give one" in invoke("tune", code=2).stderr
+    assert "--merge" in invoke("tune", onnx_path, "--merge", tmp_path, code=2).stderr
+    assert "is not JSON" in invoke("tune", onnx_path, "--target", "llvm", code=2).stderr
+    target = json.dumps({"kind": "cuda", "arch": "sm_90"})
+    assert "not tuned yet" in invoke("tune", onnx_path, "--target", target, code=1).stderr
+    missing = invoke("compile", onnx_path, "--database", tmp_path / "none", "--output", tmp_path / "b", code=1)
+    assert "no tuning database" in missing.stderr
+
+
+def test_an_interrupt_keeps_what_was_measured(start_process, onnx_path, tmp_path):
+    process = start_process("tune", onnx_path, "--trials", "100000", "--database", tmp_path / "tuned", env=os.environ)
+    records = tmp_path / "tuned" / "trials" / "database_tuning_record.json"
+    deadline = time.monotonic() + 90
+    while not (records.exists() and len(records.read_text().splitlines()) > 4):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "the same command goes on" in errors
+    assert "Traceback" not in errors
+    assert "tuned kernels" in output
+    assert not psutil.wait_procs(children, timeout=5)[1]

@@ -1,0 +1,214 @@
+"""``tvm-split tune``: measure better choices for a model's kernels on the machines that will run them."""
+
+from __future__ import annotations
+
+import json as json_format
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tvm_split.cli import options
+from tvm_split.cli.console import STDOUT, print_json, print_note, tuning_progress
+from tvm_split.cli.model_source import ModelRequest
+from tvm_split.cli.planning import ClusterRequest, PlanRequest
+from tvm_split.cli.wrong_use import WrongUseError
+
+if TYPE_CHECKING:
+    from tvm_split.cluster import Cluster
+    from tvm_split.tuning import TuningReport
+
+INTERRUPTED = 128 + signal.SIGINT
+DEFAULT_TRIALS = 200
+
+
+def tune(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=options.MODEL_HELP, show_default=False)] = None,
+    cluster: options.ClusterOption = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="JSON",
+            help="Instead of a cluster: one machine of this TVM target, for example "
+            '\'{"kind": "llvm", "mcpu": "cortex-a72", "mtriple": "aarch64-linux-gnu"}\' (default: this host).',
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Threads of each kernel, without a cluster (default: 1).")
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Of a cluster with different targets: tune for machines like this.")
+    ] = None,
+    tracker: Annotated[
+        str | None, typer.Option("--tracker", metavar="HOST:PORT", help="Measure on devices of this TVM RPC tracker.")
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", help="The key of the devices at the tracker.")] = None,
+    trials: Annotated[
+        int, typer.Option("--trials", min=0, help="Measurements over all kernels, those of earlier runs included.")
+    ] = DEFAULT_TRIALS,
+    database: options.DatabaseOption = None,
+    merge: Annotated[
+        Path | None, typer.Option("--merge", metavar="FOLDER", help="Take over another database; tunes nothing.")
+    ] = None,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="Only measure every kernel once, and list their shares of the time.")
+    ] = False,
+    split: options.SplitOption = None,
+    stages: options.StagesOption = None,
+    batch: options.BatchOption = None,
+    dimension: options.DimensionOption = None,
+    input_shape: options.InputShapeOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Tune a model's kernels by measuring, here or on devices of a TVM RPC tracker; `compile` uses what is found."""
+    if merge is not None:
+        if model is not None:
+            raise WrongUseError("it tunes nothing; leave the model out", "--merge")
+        _merge(database, merge, json)
+        return
+    if model is None:
+        raise WrongUseError("give one", "MODEL")
+    machines = _cluster(cluster, target, threads)
+    from tvm_split.tuning import tune as tune_model
+
+    loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
+    planned = PlanRequest(split or (), stages).plan(loaded, machines)
+    with _stop_at_interrupt() as should_stop, tuning_progress() as report:
+        found = tune_model(
+            loaded,
+            planned,
+            database=database,
+            trials=0 if list_only else trials,
+            machine=machine,
+            tracker=tracker,
+            key=key,
+            on_progress=report,
+            should_stop=should_stop,
+        )
+    if json:
+        print_json(_description(found))
+    else:
+        _print_report(found, list_only)
+    if found.stopped:
+        print_note("stopped; everything measured so far is kept, and the same command goes on from there")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _cluster(file: Path | None, target: str | None, threads: int | None) -> Cluster:
+    if file is not None:
+        if target is not None:
+            raise WrongUseError("a cluster file says this for each machine", "--target")
+        return ClusterRequest(file, None, threads).cluster()
+    from tvm_split.cluster import Cluster
+    from tvm_split.machine import Machine
+
+    if target is None:
+        return Cluster.in_process(1, threads or 1)
+    try:
+        parsed = json_format.loads(target)
+    except ValueError as error:
+        raise WrongUseError(f"{target!r} is not JSON: {error}", "--target") from error
+    if not isinstance(parsed, dict):
+        raise WrongUseError(f"{target!r} is not a JSON object", "--target")
+    return Cluster("in_process", (Machine("device", threads or int(parsed.get("num-cores", 1)), parsed),))
+
+
+def _merge(database: Path | None, other: Path, json: bool) -> None:
+    from tvm_split.tuning import merge_databases
+    from tvm_split.tuning_folder import default_folder
+
+    folder = database or default_folder()
+    taken = merge_databases(folder, other)
+    if json:
+        print_json({"database": str(folder), "merged": str(other), "records": taken})
+    else:
+        print(f"{taken} records of {other} are now in {folder}")
+
+
+@contextmanager
+def _stop_at_interrupt() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C ends the run after the measurements under way, a second one at once."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        print_note("stopping after the measurements under way; Ctrl-C again stops at once")
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _description(report: TuningReport) -> dict[str, Any]:
+    return {
+        "model": report.model,
+        "database": str(report.database),
+        "machines": report.machines,
+        "target": dict(report.target),
+        "trials": report.trials,
+        "devices": report.devices,
+        "stopped": report.stopped,
+        "default_seconds": report.default_seconds,
+        "tuned_seconds": report.tuned_seconds,
+        "kernels": [
+            {
+                "name": each.name,
+                "template": each.template,
+                "count": each.count,
+                "share": each.share,
+                "default_seconds": each.default_seconds,
+                "tuned_seconds": each.tuned_seconds,
+                "gain": each.gain,
+                "kept": each.kept,
+                "choices": each.choices,
+                "default_choices": each.default_choices,
+                "trials": each.trials,
+                "failures": each.failures,
+            }
+            for each in report.kernels
+        ],
+    }
+
+
+def _print_report(report: TuningReport, list_only: bool) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    title = f"{report.model}: kernels that can be tuned" if list_only else f"{report.model}: tuned kernels"
+    table = Table(title=Text(title))
+    table.add_column("kernel", overflow="fold")
+    table.add_column("template")
+    for heading in ("calls", "share", "default", "tuned", "gain", "trials"):
+        table.add_column(heading, justify="right")
+    table.add_column("choices", overflow="fold")
+    for each in report.kernels:
+        table.add_row(
+            Text(each.name),
+            each.template,
+            str(each.count),
+            f"{each.share:.1%}",
+            _microseconds(each.default_seconds),
+            _microseconds(each.tuned_seconds) if each.kept else "default",
+            f"{each.gain:.2f}" if each.kept else "",
+            f"{each.trials}" + (f" ({each.failures} failed)" if each.failures else ""),
+            Text(each.choices),
+        )
+    STDOUT.print(table)
+    print_note(
+        f"all of them, one run of the model: {report.default_seconds * 1e3:.3f} ms by default, "
+        f"{report.tuned_seconds * 1e3:.3f} ms tuned; records are in {report.database}"
+    )
+
+
+def _microseconds(seconds: float | None) -> str:
+    return "failed" if seconds is None else f"{seconds * 1e6:.1f} µs"

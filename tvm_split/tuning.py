@@ -1,0 +1,209 @@
+"""Tune the kernels of a model's parts on the machines that will run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+from schedules import cpu, tuning
+from schedules.traits import traits_of
+from schedules.tuning import KernelResult, TunableKernel, TuningProgress
+from tvm_split.build import link_command, unscheduled_stage
+from tvm_split.cluster import Cluster
+from tvm_split.compiling import cut_model
+from tvm_split.errors import TuningError
+from tvm_split.model import Model
+from tvm_split.planner.plan import Plan, PlannedMachine
+from tvm_split.planner.planning import plan as make_plan
+from tvm_split.planner.planning import tvm_target
+from tvm_split.targets import runs_here
+from tvm_split.tuning_folder import default_folder
+
+
+@dataclass(frozen=True)
+class TuningReport:
+    """What a run did: one result per kernel, in order of time. ``stopped`` says whether it was ended early.
+
+    ``trials`` are those in the database now, with those of earlier runs; ``devices`` how many took part at the end.
+    """
+
+    model: str
+    database: Path
+    machines: tuple[str, ...]
+    target: Mapping[str, Any]
+    kernels: tuple[KernelResult, ...]
+    trials: int
+    devices: int
+    stopped: bool
+
+    @property
+    def default_seconds(self) -> float:
+        """The time of all tunable kernels of one run of the model, with their default choices."""
+        return sum(each.count * (each.default_seconds or 0.0) for each in self.kernels)
+
+    @property
+    def tuned_seconds(self) -> float:
+        return sum(each.count * (each.tuned_seconds or 0.0) for each in self.kernels)
+
+
+def tune(
+    model: Model,
+    where: Plan | Cluster,
+    *,
+    database: str | Path | None = None,
+    trials: int = 200,
+    machine: str | None = None,
+    tracker: str | None = None,
+    key: str | None = None,
+    seed: int = 0,
+    effort: tuning.Effort | None = None,
+    device_timeout_seconds: float = 30.0,
+    on_progress: Callable[[TuningProgress], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> TuningReport:
+    """Measure better choices for the kernels of a plan's parts, and keep those that are faster than the default.
+
+    Args:
+        model: what `load_model` returned.
+        where: a plan, or a cluster that is then planned for automatically. Its machines to be tuned must have one
+            target; ``machine`` picks one where they have several.
+        database: the folder for records, shared with `compile`; by default `default_folder`.
+        trials: how many candidates to measure over all kernels, those already in the database included; divided by
+            the kernels' share of the time. 0 measures the defaults only.
+        tracker: ``"host:port"`` of a TVM RPC tracker, to measure on all its devices of ``key``; without it kernels
+            are measured on this machine.
+        seed: makes the search repeatable.
+        device_timeout_seconds: how long to wait when no device answers.
+        on_progress: called after every batch of measurements.
+        should_stop: asked between batches; when true the run ends with what it has. The same call resumes it.
+
+    Raises:
+        TuningError: a target that cannot be tuned, no device, or a database that cannot be used.
+    """
+    planned = where if isinstance(where, Plan) else make_plan(model, where)
+    if trials < 0:
+        raise TuningError(f"trials={trials} was asked for; give 0 or more")
+    machines = _machines_to_tune(planned, machine)
+    target = machines[0].target
+    built_for = tvm_target(target)
+    where_measured = _tracker(tracker, key, device_timeout_seconds)
+    with _errors():
+        tuning.require_cpu(built_for)
+        if where_measured is None and not runs_here(target):
+            raise TuningError(
+                f"this machine cannot run kernels for {dict(target)}; start a TVM RPC server on such a machine and "
+                "give its tracker and key"
+            )
+        kernels = kernels_of(model, planned, [each.name for each in machines], built_for)
+        folder = Path(database) if database is not None else default_folder()
+        linker = link_command(target, "a kernel")
+        with (
+            tuning.DatabaseWriter(folder) as writer,
+            tuning.Measurer(built_for, where_measured, effort, linker) as measurer,
+        ):
+            run = tuning.Tuner(
+                kernels, built_for, measurer, writer, seed=seed, on_progress=on_progress, should_stop=should_stop
+            )
+            results = run.run(trials)
+            return TuningReport(
+                model=model.name,
+                database=folder,
+                machines=tuple(each.name for each in machines),
+                target=target,
+                kernels=results,
+                trials=sum(each.trials for each in results),
+                devices=measurer.devices,
+                stopped=run.stopped,
+            )
+
+
+def merge_databases(into: str | Path, other: str | Path) -> int:
+    """Take over another tuning folder's records that ``into`` lacks; returns how many those were.
+
+    Raises:
+        TuningError: one of the two cannot be used.
+    """
+    with _errors(), tuning.DatabaseWriter(into) as writer:
+        return writer.merge(other)
+
+
+def kernels_of(
+    model: Model, plan: Plan, machines: Sequence[str], target: tvm.target.Target
+) -> tuple[TunableKernel, ...]:
+    """The tunable kernels of these machines' stages, equal ones once, with the number of calls in one run."""
+    cut = cut_model(model, plan)
+    traits = traits_of(target)
+    found: dict[int, list[TunableKernel]] = {}
+    for stage, computation in zip(plan.stages, cut.computations, strict=True):
+        if stage.machine not in machines:
+            continue
+        for name, function, count in _called_kernels(unscheduled_stage(computation, target)):
+            template = next((each for each in cpu.TEMPLATES if each.space(function, traits) is not None), None)
+            if template is None:
+                continue
+            same = found.setdefault(tvm_ffi.structural_hash(function), [])
+            for index, each in enumerate(same):
+                if tvm_ffi.structural_equal(each.function, function):
+                    same[index] = TunableKernel(each.name, function, template, each.count + count)
+                    break
+            else:
+                same.append(TunableKernel(name, function, template, count))
+    return tuple(kernel for same in found.values() for kernel in same)
+
+
+def _called_kernels(module: tvm.IRModule) -> Iterator[tuple[str, tirx.PrimFunc, int]]:
+    """Every PrimFunc of a lowered stage without its symbol, its name, and how often ``main`` calls it."""
+    counts: dict[str, int] = {}
+
+    def count(expression: Any) -> None:
+        if isinstance(expression, relax.Call) and expression.args and isinstance(expression.args[0], tvm.ir.GlobalVar):
+            name = str(expression.args[0].name_hint)
+            counts[name] = counts.get(name, 0) + 1
+
+    relax.analysis.post_order_visit(module["main"].body, count)
+    for variable, function in module.functions_items():
+        if isinstance(function, tirx.PrimFunc) and counts.get(variable.name_hint):
+            bare = function.without_attr("global_symbol") if "global_symbol" in function.attrs else function
+            yield variable.name_hint, bare, counts[variable.name_hint]
+
+
+def _machines_to_tune(plan: Plan, machine: str | None) -> list[PlannedMachine]:
+    """The machines of one target: all of the plan, or those like the named one."""
+    used = [each for each in plan.machines if any(stage.machine == each.name for stage in plan.stages)]
+    if machine is not None:
+        named = plan.machine(machine)
+        return [each for each in used if dict(each.target) == dict(named.target)]
+    targets = {str(sorted(each.target.items(), key=str)): each for each in used}
+    if len(targets) > 1:
+        listed = "; ".join(f"{each.name}: {dict(each.target)}" for each in targets.values())
+        raise TuningError(f"the machines have different targets ({listed}); tune one after the other, by its name")
+    return used
+
+
+def _tracker(address: str | None, key: str | None, device_timeout_seconds: float) -> tuning.Tracker | None:
+    if address is None:
+        if key is not None:
+            raise TuningError(f"key {key!r} was given without a tracker; give both or none")
+        return None
+    if not key:
+        raise TuningError(f"tracker {address!r} was given without a key; give the one its servers were started with")
+    host, separator, port = address.rpartition(":")
+    if not (host and separator and port.isdigit()):
+        raise TuningError(f"tracker {address!r} is not HOST:PORT")
+    return tuning.Tracker(host, int(port), key, device_timeout_seconds=device_timeout_seconds)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Errors of the tuning room as those of the front door."""
+    try:
+        yield
+    except tuning.TuningError as error:
+        raise TuningError(str(error)) from error
