@@ -11,6 +11,9 @@ from tvm import s_tir, tirx
 ANCHOR = "tvm_split.anchor"
 """Block annotation that legalizations give the block a schedule is built around; its value names the family."""
 
+INLINE = "tvm_split.inline"
+"""Block annotation of what is only another way to read a tensor: never worth memory of its own."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -38,6 +41,10 @@ class Block:
     def anchor(self) -> str | None:
         annotation = self.statement.annotations.get(ANCHOR, None)
         return None if annotation is None else str(annotation)
+
+    @property
+    def is_inline(self) -> bool:
+        return INLINE in self.statement.annotations
 
     @property
     def iterations(self) -> int:

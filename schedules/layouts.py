@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te
 from tvm.relax.expr_functor import mutator
 from tvm.target import Target
 
 from schedules.blocked_channels import Layouts, carry_blocked_channels
 from schedules.constants import array_of
 from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE
-from schedules.legalize.matmul import matmul_packed
+from schedules.legalize.matmul import matmul_packed, matmul_with_packing
 from schedules.module_mutator import ModuleMutator
 from schedules.shapes import static_shape
 from schedules.traits import Traits, channel_block, is_cpu, threads_of, traits_of
 from schedules.use_winograd import use_winograd
+from schedules.views import view_of
 
 CONV2D = "relax.nn.conv2d"
 PLAIN_LAYOUTS = ("NCHW", "OIHW", "NCHW")
@@ -119,7 +119,7 @@ def _is_plain(call: relax.Call) -> bool:
 
 @mutator
 class _PackMatmul(ModuleMutator):
-    """``matmul(x, constant [K, N])`` becomes a call with the constant as [N / lanes, K, lanes]."""
+    """Matrix products read views in place, and constants as [N / lanes, K, lanes]."""
 
     def __init__(self, module: tvm.IRModule, traits: Traits) -> None:
         super().__init__(module)
@@ -138,15 +138,29 @@ class _PackMatmul(ModuleMutator):
         # A matrix that the importer broadcast over the batch is still one matrix: numpy gives it strides of zero.
         while matrix is not None and matrix.ndim > 2 and (matrix.shape[0] == 1 or matrix.strides[0] == 0):
             matrix = matrix[0]
-        if matrix is None or matrix.ndim != 2 or len(right_shape) > len(left_shape):
+        # Rows of the left operand are read one element of a run after the other, for many columns at once.
+        left_view = view_of(left, self.lookup_binding, smallest_run=self.traits.lanes)
+        dtype = str(call.ty.dtype)
+        if matrix is not None and matrix.ndim == 2 and len(right_shape) <= len(left_shape):
+            return self._product(
+                lambda a, b: matmul_packed(left_view.tensor(a), b, right_shape[-1], dtype, self.traits),
+                left_view.source,
+                self._pack(matrix),
+            )
+        if len(right_shape) < 2 or matrix is not None:
             return call
-        return self.builder_.call_te(
-            partial(matmul_packed, columns=right_shape[-1], out_dtype=str(call.ty.dtype), traits=self.traits),
-            left,
-            self._pack(matrix),
-            primfunc_name_hint="matmul",
-            primfunc_attrs={"op_pattern": OUT_ELEMENTWISE_FUSABLE},
+        right_view = view_of(right, self.lookup_binding)
+        if left_view.is_copy and right_view.is_copy:
+            return call
+        return self._product(
+            lambda a, b: matmul_with_packing(left_view.tensor(a), right_view.tensor(b), dtype, self.traits),
+            left_view.source,
+            right_view.source,
         )
+
+    def _product(self, compute: Callable[..., te.Tensor], left: relax.Expr, right: relax.Expr) -> relax.Expr:
+        pattern = {"op_pattern": OUT_ELEMENTWISE_FUSABLE}
+        return self.builder_.call_te(compute, left, right, primfunc_name_hint="matmul", primfunc_attrs=pattern)
 
     def _constant(self, expression: relax.Expr) -> Any:
         """The numpy array an expression stands for: a constant, or a view of one; None otherwise."""

@@ -9,29 +9,23 @@ shared memory than a block may have, or if the fallback schedule's kernels take 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 import tvm
-import tvm_ffi
 from rich.console import Console
 from rich.table import Table
-from tvm import relax, s_tir, tirx
+from tvm import tirx
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import schedules
 import tvm_split
-from relay_passes.contract import bindings_of
 from tests.models import torch_models
 from tests.schedules.gpu_kernels import (
     MOST_STATIC_SHARED_BYTES,
@@ -47,6 +41,7 @@ from tests.schedules.gpu_kernels import (
 )
 from tvm_split.build import build_stage
 from tvm_split.compiling import cut_model
+from tvm_split.kernels import SLOW_RULES, Kernel
 from tvm_split.planner.planning import tvm_target
 
 TOKENS = torch.randint(0, 30000, (1, 128), generator=torch.Generator().manual_seed(0))
@@ -59,10 +54,9 @@ MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[torch.Tensor, ...]]
     "bert_base": (torch_models.bert_base, (TOKENS, torch.ones_like(TOKENS))),
     "gpt2_small": (torch_models.gpt2_small, (TOKENS,)),
 }
-SLOW = ("fallback", "none")
 LARGEST_SLOW_SHARE = 0.01
-# An H100 SXM: float32 multiply-adds outside of tensor cores, and device memory.
-MULTIPLY_ADDS_PER_SECOND = 33.5e12
+# An H100 SXM: float32 outside of tensor cores (a multiply-add is two operations), and device memory.
+OPERATIONS_PER_SECOND = 67e12
 BYTES_PER_SECOND = 3.35e12
 
 
@@ -71,66 +65,18 @@ class Work:
     """What a rule's kernels of a model do in one run."""
 
     kernels: int = 0
-    operations: int = 0
+    operations: float = 0.0
     seconds: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         return Work(self.kernels + other.kernels, self.operations + other.operations, self.seconds + other.seconds)
 
 
-def operations_of(function: tirx.PrimFunc) -> int:
-    """How often an unscheduled function's statements store, without initial values: a multiply-add counts once."""
-    total = 0
-    times = 1
-
-    def loop(statement: tirx.For, visitor: Any) -> None:
-        nonlocal times
-        times *= int(statement.extent)
-        visitor.default_visit(statement)
-        times //= int(statement.extent)
-
-    def block(statement: s_tir.SBlock, visitor: Any) -> None:
-        visitor.visit(statement.body)
-
-    def store(statement: tirx.BufferStore, visitor: Any) -> None:
-        nonlocal total
-        total += times
-
-    callbacks = [(tirx.For, loop), (s_tir.SBlock, block), (tirx.BufferStore, store)]
-    tvm_ffi.structural_visit(function.body, callbacks)
-    return total
-
-
-def traffic_of(function: tirx.PrimFunc) -> int:
-    """Bytes of a function's inputs and outputs, each moved once."""
-    buffers = [parameter for parameter in function.params if hasattr(parameter, "shape")]
-    return sum(
-        math.prod(int(extent) for extent in buffer.shape) * np.dtype(str(buffer.dtype)).itemsize
-        for buffer in buffers
-        # A gather reads few rows of its table.
-        if not (len(buffers) == 3 and str(buffers[1].dtype).startswith("int") and buffer is buffers[0])
-    )
-
-
-def calls_of(module: tvm.IRModule) -> Counter[str]:
-    """How often ``main`` calls each PrimFunc."""
-    return Counter(
-        binding.value.args[0].name_hint
-        for binding in bindings_of(module["main"])
-        if isinstance(binding.value, relax.Call)
-        and isinstance(binding.value.op, tvm.ir.Op)
-        and binding.value.op.name == "relax.call_tir"
-    )
-
-
-def work_by_rule(fused: tvm.IRModule, scheduled: tvm.IRModule) -> dict[str, Work]:
-    """From the stage's module before and after scheduling."""
-    calls, found = calls_of(fused), defaultdict(Work)
-    for name, rule in schedules.chosen_rules(scheduled).items():
-        function = fused[name]
-        operations = operations_of(function)
-        seconds = max(operations / MULTIPLY_ADDS_PER_SECOND, traffic_of(function) / BYTES_PER_SECOND)
-        found[rule] += Work(1, operations * calls[name], seconds * calls[name])
+def work_by_rule(kernels: Sequence[Kernel]) -> dict[str, Work]:
+    found: dict[str, Work] = defaultdict(Work)
+    for kernel in kernels:
+        seconds = max(kernel.operations / OPERATIONS_PER_SECOND, kernel.moved_bytes / BYTES_PER_SECOND)
+        found[kernel.rule] += Work(1, kernel.operations, seconds)
     return found
 
 
@@ -150,7 +96,7 @@ class Checked:
     @property
     def slow_share(self) -> float:
         total = sum(work.seconds for work in self.work.values())
-        return sum(self.work[rule].seconds for rule in SLOW if rule in self.work) / total
+        return sum(self.work[rule].seconds for rule in SLOW_RULES if rule in self.work) / total
 
     @property
     def passes(self) -> bool:
@@ -165,15 +111,14 @@ def check(name: str, arch: str, half: bool, folder: Path) -> Checked:
         inputs = tuple(each.half() if each.is_floating_point() else each for each in inputs)
     model = tvm_split.load_model(network, inputs, name=name)
     plan = plan_for_a_gpu(model, arch, folder)
-    start = time.perf_counter()
-    # Without a GPU the compiled stage cannot run, and thus not be compared with its source.
-    tvm_split.compile(model, plan, verify=False)
-    seconds = time.perf_counter() - start
-    # The same once more, stage by stage, to look at what the bundle does not keep.
     (part,) = cut_model(model, plan).computations
     phases: dict[str, tvm.IRModule] = {}
-    library = folder / f"{name}.so"
-    build_stage(part, plan.machine("gpu").target, library, phases.__setitem__)
+    start = time.perf_counter()
+    # Without a GPU the compiled stage cannot run, and thus not be compared with its source.
+    built = build_stage(
+        part, plan.machine("gpu").target, folder / f"{name}.so", model.layers, observe=phases.__setitem__
+    )
+    seconds = time.perf_counter() - start
     scheduled = phases["schedule"]
     unbound = tuple(
         f"{variable.name_hint}: {', '.join(blocks)}"
@@ -187,7 +132,7 @@ def check(name: str, arch: str, half: bool, folder: Path) -> Checked:
     spills = spilled_bytes(compile_with_nvcc(source, arch, folder)) if nvcc() is not None else None
     return Checked(
         model=name,
-        work=work_by_rule(phases["fuse"], scheduled),
+        work=work_by_rule(built.kernels),
         unbound=unbound,
         too_large=tuple(
             kernel.name
@@ -204,11 +149,12 @@ def check(name: str, arch: str, half: bool, folder: Path) -> Checked:
 def show(checked: Checked, console: Console) -> None:
     total = sum(work.seconds for work in checked.work.values())
     kernels = sum(work.kernels for work in checked.work.values())
-    table = Table("rule", "kernels", "mega-operations", "share of estimated time")
+    table = Table("rule", "calls", "mega-operations", "share of estimated time")
     for rule, work in sorted(checked.work.items(), key=lambda item: -item[1].seconds):
         table.add_row(rule, str(work.kernels), f"{work.operations / 1e6:.1f}", f"{work.seconds / total:.2%}")
     console.print(
-        f"{checked.model}: {kernels} kernels, unbound = {len(checked.unbound)}, fallback {checked.slow_share:.2%}, "
+        f"{checked.model}: {kernels} kernel calls, unbound = {len(checked.unbound)}, "
+        f"fallback {checked.slow_share:.2%}, "
         f"at most {checked.most_threads} threads and {checked.most_shared_bytes} bytes of static shared memory, "
         f"nvcc: {'not here' if checked.spilled_bytes is None else f'{checked.spilled_bytes} bytes spilled'}, "
         f"compiled in {checked.compile_seconds:.1f} s"

@@ -33,10 +33,15 @@ class Parts:
 
 
 def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:
-    """The parts, if the function's anchor is of ``family`` and nothing else in it reduces."""
+    """The parts, if the function's anchor is of ``family`` and nothing else in it reduces; views are inlined."""
     blocks = blocks_of(schedule)
     if blocks is None:
         return None
+    if any(block.is_inline for block in blocks):
+        for block in blocks:
+            if block.is_inline:
+                schedule.compute_inline(block.handle)
+        return find_parts(schedule, family)
     anchors = [position for position, block in enumerate(blocks) if block.anchor == family]
     if len(anchors) != 1:
         return None
@@ -149,7 +154,7 @@ def _in_one_pass(
     schedule.reverse_compute_at(last, around, preserve_unit_loops=True)
     schedule.set_scope(anchor, 0, "local")
     reduction = _unroll_step(schedule, loops.reduction, tiling.unroll)
-    reduction = _prefetch(schedule, reduction, len(loops.inner), tiling, vectors, vectors)
+    reduction = _prefetch(schedule, loops.inner, reduction, tiling, vectors, vectors)
     unroll_and_vectorize(schedule, loops.tile)
     initial = schedule.decompose_reduction(anchor, reduction[0])
     depth = 1 + len(loops.inner)
@@ -189,8 +194,8 @@ def _in_chunks(
     schedule.reorder(spatial[0], *reduction, *tile)
     reduction = _unroll_step(schedule, reduction, tiling.unroll)
     in_chunk = vectors // int(schedule.get(chunk).extent)
-    # Around the reduction: the group's rows, and the loop over the chunk itself, of which there is one turn.
-    reduction = _prefetch(schedule, reduction, len(loops.inner) + 1, tiling, in_chunk, vectors)
+    # Around the reduction stands the loop over the chunk itself, of which there is one turn.
+    reduction = _prefetch(schedule, [*loops.inner, spatial[0]], reduction, tiling, in_chunk, vectors)
     unroll_and_vectorize(schedule, tile)
     unroll_and_vectorize(schedule, loops.tile)
     initial_partial = schedule.decompose_reduction(partial, reduction[0])
@@ -210,23 +215,29 @@ def _unroll_step(schedule: s_tir.Schedule, reduction: list[LoopRV], unroll: int)
 
 
 def _prefetch(
-    schedule: s_tir.Schedule, reduction: list[LoopRV], around: int, tiling: Tiling, vectors: int, vectors_of_block: int
+    schedule: s_tir.Schedule,
+    around: list[LoopRV],
+    reduction: list[LoopRV],
+    tiling: Tiling,
+    vectors: int,
+    vectors_of_block: int,
 ) -> list[LoopRV]:
-    """Mark a loop of the reduction, each of whose turns takes `STEPS_BETWEEN_PREFETCHES`; the reduction's loops."""
+    """Mark a loop each of whose turns takes about `STEPS_BETWEEN_PREFETCHES`: of the reduction, or ``around`` it.
+
+    Returns the reduction's loops, of which one may be split in two.
+    """
     steps = max(tiling.unroll, 1)
-    for position in reversed(range(len(reduction))):
-        loop = reduction[position]
-        extent = int(schedule.get(loop).extent)
-        if steps * extent >= 2 * STEPS_BETWEEN_PREFETCHES:
-            inside = min(each for each in divisors(extent) if each * steps >= STEPS_BETWEEN_PREFETCHES)
-            if inside == extent:
-                return reduction
-            split = [loop] if inside == 1 else list(schedule.split(loop, [None, inside]))
-            region = Region(around + position, tiling.tile.blocks, vectors, vectors_of_block)
-            mark_for_prefetch(schedule, split[0], region)
-            return [*reduction[:position], *split, *reduction[position + 1 :]]
+    loops = [*around, *reduction]
+    for position in reversed(range(len(loops))):
+        extent = int(schedule.get(loops[position]).extent)
+        inside = next((each for each in divisors(extent) if each * steps >= STEPS_BETWEEN_PREFETCHES), extent)
+        if inside < extent and (inside == 1 or position >= len(around)):
+            split = [loops[position]] if inside == 1 else list(schedule.split(loops[position], [None, inside]))
+            mark_for_prefetch(schedule, split[0], Region(position, tiling.tile.blocks, vectors, vectors_of_block))
+            loops[position : position + 1] = split
+            break
         steps *= extent
-    return reduction
+    return loops[len(around) :]
 
 
 def unroll_and_vectorize(schedule: s_tir.Schedule, loops: Sequence[LoopRV], lanes: int | None = None) -> None:

@@ -47,27 +47,22 @@ def choose_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
     lanes, channels, window = extents[4], extents[5], prod(extents[6:])
     step_bytes = 4 * lanes * tile.blocks * window
     weights_bytes = 4 * lanes * extents[1] * channels * window
-    chunk = None
-    group = 1
+    units = extents[0] * extents[1] // tile.blocks
+    groups = [rows for rows in divisors(extents[2]) if units * (extents[2] // rows) >= SMALLEST_UNITS] or [1]
+    shares_image = weights_bytes > LARGEST_SHARED_WEIGHTS_BYTES
+    # Rows that share a tile's weights give the next ones time to come from memory: 256 to 1024 channels of 14 x 14 rise
+    # from 173 to 193 GFLOP/s. Where all weights stay in cache it is the rows that should stay nearer.
+    chunk, group = None, groups[-1] if shares_image else 1
     if step_bytes * channels > LARGEST_ONE_PASS_BYTES:
-        fitting = [divisor for divisor in divisors(channels) if divisor * step_bytes <= CHUNK_BYTES]
-        chunk = max(fitting, default=1)
         row_bytes = 4 * lanes * tile.blocks * extents[3]
-        units = extents[0] * extents[1] // tile.blocks
-        group = max(
-            (
-                rows
-                for rows in divisors(extents[2])
-                if rows * row_bytes <= GROUP_BYTES and units * (extents[2] // rows) >= SMALLEST_UNITS
-            ),
-            default=1,
-        )
-        if group * extents[3] // tile.rows < SMALLEST_REUSE:
-            chunk, group = None, 1
+        small = max((rows for rows in groups if rows * row_bytes <= GROUP_BYTES), default=1)
+        if small * extents[3] // tile.rows >= SMALLEST_REUSE:
+            fitting = [divisor for divisor in divisors(channels) if divisor * step_bytes <= CHUNK_BYTES]
+            chunk, group = max(fitting, default=1), small
     return Tiling(
         tile=tile,
         chunk=chunk,
         group=group,
-        blocks_outermost=weights_bytes > LARGEST_SHARED_WEIGHTS_BYTES,
+        blocks_outermost=shares_image,
         unroll=4 if extents[-1] % 4 == 0 else 1,
     )

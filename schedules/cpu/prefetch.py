@@ -10,8 +10,9 @@ depends on it, and an address beyond the last weight is harmless: a prefetch nev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from typing import Any
 
 from tvm import s_tir, tirx
@@ -23,7 +24,7 @@ MARK = "tvm_split.prefetch"
 LOCALITY = 2
 READ, DATA = 0, 1
 # With few rows the weights are read about as fast as memory gives them, in order, and the hardware does better alone.
-MOST_PER_STEP = 16
+MOST_PER_STEP = 64
 
 
 @dataclass(frozen=True)
@@ -125,21 +126,31 @@ def _next_region(beyond: Sequence[tirx.For]) -> dict[int, Any]:
 
 def _weight_load(body: Any, parameters: list[Any]) -> tuple[Any, list[Any]] | None:
     """The parameter that is read one vector at a time, and its indices in terms of loop variables."""
-    realize, vectorized = body, None
-    while isinstance(realize, tirx.For):
-        vectorized = realize.loop_var if realize.kind == tirx.ForKind.VECTORIZED else vectorized
-        realize = realize.body
-    if not isinstance(realize, SBlockRealize) or vectorized is None:
-        return None
+    return next((found for found in map(partial(_vector_read, parameters), _blocks_in(body, None)) if found), None)
+
+
+def _blocks_in(node: Any, vectorized: Any) -> Iterator[tuple[Any, Any]]:
+    """The blocks of a statement, each with the variable of the vector loop around it."""
+    if isinstance(node, tirx.For):
+        yield from _blocks_in(node.body, node.loop_var if node.kind == tirx.ForKind.VECTORIZED else vectorized)
+    elif isinstance(node, tirx.SeqStmt):
+        for part in node.seq:
+            yield from _blocks_in(part, vectorized)
+    elif isinstance(node, SBlockRealize):
+        yield node, vectorized
+
+
+def _vector_read(parameters: list[Any], found: tuple[Any, Any]) -> tuple[Any, list[Any]] | None:
+    realize, vectorized = found
     bound = {
         hash(iterator.var): value for iterator, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
     }
-    for read in realize.block.reads:
+    reduces = any(iterator.iter_type == tirx.IterVar.CommReduce for iterator in realize.block.iter_vars)
+    for read in realize.block.reads if reduces else ():
         last = read.region[-1].min
         of_a_parameter = any(read.source.same_as(parameter) for parameter in parameters)
         if of_a_parameter and isinstance(last, tirx.Var) and _is(bound.get(hash(last)), vectorized):
-            indices = [each.min for each in read.region]
-            return read.source, [_replaced(index, bound) for index in indices]
+            return read.source, [_replaced(each.min, bound) for each in read.region]
     return None
 
 

@@ -28,7 +28,7 @@ def legalize_matmul(traits: Traits) -> Callable[[BlockBuilder, relax.Call], rela
         if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
             return default_legalization(builder, call)
         return builder.call_te(
-            partial(_with_packing, out_dtype=str(call.ty.dtype), traits=traits),
+            partial(matmul_with_packing, out_dtype=str(call.ty.dtype), traits=traits),
             left,
             right,
             primfunc_name_hint="matmul",
@@ -38,7 +38,7 @@ def legalize_matmul(traits: Traits) -> Callable[[BlockBuilder, relax.Call], rela
     return legalize
 
 
-def _with_packing(left: te.Tensor, right: te.Tensor, out_dtype: str, traits: Traits) -> te.Tensor:
+def matmul_with_packing(left: te.Tensor, right: te.Tensor, out_dtype: str, traits: Traits) -> te.Tensor:
     """Left [..., M, K], right [..., K, N], batch axes broadcast."""
     batch = [int(extent) for extent in right.shape[:-2]]
     depth, columns = int(right.shape[-2]), int(right.shape[-1])

@@ -56,10 +56,10 @@ def test_few_rows_read_weights_as_fast_as_memory_gives_them() -> None:
 
 
 def test_a_short_reduction_is_left_alone() -> None:
-    assert "prefetch" not in prefetched(rows=16, depth=64, columns=128)
+    assert "prefetch" not in prefetched(rows=16, depth=16, columns=128)
 
 
-@pytest.mark.parametrize("depth", [64, 512])
+@pytest.mark.parametrize("depth", [16, 512, 2048])
 def test_no_mark_is_left(depth: int) -> None:
     assert MARK not in prefetched(rows=16, depth=depth, columns=128)
 
