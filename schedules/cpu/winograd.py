@@ -51,20 +51,15 @@ def _tile_results(
     n, o, h, w, lane = schedule.get_loops(last.handle)
     g, r, a = schedule.split(h, [None, rows, outputs])
     across, column, b = schedule.split(w, [None, columns, outputs])
-    group = None
-    if staged:
-        schedule.reorder(n, g, across, o, r, column, a, b, lane)
-        schedule.parallel(schedule.fuse(n, g, across, o, r))
-    else:
-        schedule.reorder(n, g, across, o, r, column, a, b, lane)
-        group = schedule.fuse(n, g, across)
-        schedule.parallel(group)
+    schedule.reorder(n, g, across, o, r, column, a, b, lane)
+    shared = schedule.fuse(n, g, across, o, r) if staged else schedule.fuse(n, g, across)
+    schedule.parallel(shared)
     for block in (output, output_rows):
         schedule.compute_at(block.handle, column, preserve_unit_loops=True)
         schedule.set_scope(block.handle, 0, "local")
         unroll_and_vectorize(schedule, schedule.get_loops(block.handle)[-3:])
     unroll_and_vectorize(schedule, [a, b, lane])
-    return group
+    return None if staged else shared
 
 
 def _multiply(
@@ -74,6 +69,7 @@ def _multiply(
     tile: RegisterTile,
     group: s_tir.schedule.LoopRV | None,
 ) -> None:
+    """One product of matrices for each plane, in register tiles; a tile's sums are added up in registers."""
     if group is not None:
         schedule.compute_at(sums.handle, group, preserve_unit_loops=True)
     n, g, i, j, o, t, lane = schedule.get_loops(sums.handle)[-7:]
@@ -99,6 +95,7 @@ def _multiply(
 
 
 def _transform_input(schedule: s_tir.Schedule, parts: Parts, group: s_tir.schedule.LoopRV | None) -> None:
+    """Tile by tile in two passes, through registers, from a copy of the group's pixels with zeros around the image."""
     pad, input_rows, factors = parts.preparation
     if group is not None:
         schedule.compute_at(factors.handle, group, preserve_unit_loops=True)
