@@ -189,7 +189,7 @@ def print_results(results: Sequence[dict[str, Any]], ceilings: Ceilings) -> floa
 def main() -> int:
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", default=[*IMAGES, *WORDS], choices=[*IMAGES, *WORDS, []])
+    parser.add_argument("models", nargs="*", help=f"of {', '.join([*IMAGES, *WORDS])}; all by default")
     parser.add_argument("--threads", type=int, nargs="*", default=[2, 1])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--output", type=Path, help="write the results as JSON")
@@ -199,7 +199,7 @@ def main() -> int:
         for threads in arguments.threads:
             ceilings = measure_ceilings(threads)
             results = []
-            for name in arguments.models:
+            for name in arguments.models or [*IMAGES, *WORDS]:
                 own = Path(folder) / name
                 own.mkdir(exist_ok=True)
                 print(f"{name}, {threads} threads", file=sys.stderr)
