@@ -19,8 +19,9 @@ $(STAMP): pyproject.toml requirements.lock
 demo: setup
 	$(BIN)/tvm-split demo
 
+# Each file's tests stay together, in one of two processes: more would only take each other's cores on a small machine.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .
