@@ -28,7 +28,7 @@ from schedules.traits import Traits, channel_block
 # 15 GFLOP/s for 3 x 3 with 4 channels a group, 2.4 for 1 x 1 with 80, where the peak is 200.
 PLAIN_COST = 13.0
 # Depthwise with k results a channel: plain loops run in vectors where half a vector divides the width (32 to 64
-# channels of 112 x 112: 1.1 ms, repeated 2.2 ms), and otherwise do not (64 to 256 of 28 x 28: 3.9 ms, repeated 0.44 ms).
+# channels of 112 x 112: 1.1 ms, repeated 2.2 ms), and else do not (64 to 256 of 28 x 28: 3.9 ms, repeated 0.44 ms).
 PLAIN_VECTOR_COST, REPEATED_COST = 4.5, 5.0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tvm import tirx
 
+from schedules.cpu.columns import schedule_columns
 from schedules.cpu.conv2d import schedule_conv2d
 from schedules.cpu.depthwise_conv2d import schedule_depthwise_conv2d
 from schedules.cpu.elementwise import schedule_elementwise
@@ -22,6 +23,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("conv2d", schedule_conv2d),
     ("depthwise_conv2d", schedule_depthwise_conv2d),
     ("matmul", schedule_matmul),
+    ("columns", schedule_columns),
     ("elementwise", schedule_elementwise),
     ("pooling", schedule_pooling),
     ("reduction", schedule_reduction),
