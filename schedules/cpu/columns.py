@@ -6,7 +6,7 @@ exponentials) stays in the first-level cache.
 
 from __future__ import annotations
 
-from tvm import tirx
+from tvm import s_tir, tirx
 
 from schedules.blocks import blocks_of, new_schedule
 from schedules.cpu.elementwise import SMALLEST_PARALLEL, vector_width
@@ -18,7 +18,7 @@ KEPT_BYTES = 16 * 1024
 
 
 def schedule_columns(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
-    """Iterators: of reductions (outer, column | k), between them (outer[, k], column), of the result (outer, k, column)."""
+    """Iterators of reductions: outer, column | k; of the result: outer, k, column; between them: outer[, k], column."""
     schedule = new_schedule(function)
     blocks = blocks_of(schedule)
     if blocks is None or blocks[-1].anchor != FAMILY:
@@ -37,14 +37,17 @@ def schedule_columns(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc |
     for block in blocks:
         loops = schedule.get_loops(block.handle)[1:]
         if block.is_reduction:
-            *spatial, step = loops
-            schedule.reorder(step, *spatial)
-            initial = schedule.decompose_reduction(block.handle, step)
-            if lanes is not None:
-                schedule.vectorize(schedule.split(schedule.get_loops(initial)[-1], [None, lanes])[1])
-        if lanes is not None:
-            schedule.vectorize(schedule.split(schedule.get_loops(block.handle)[-1], [None, lanes])[1])
+            loops = [loops[-1], *loops[:-1]]
+            schedule.reorder(*loops)
+        _vectorize(schedule, block.handle, lanes)
+        if block.is_reduction:
+            _vectorize(schedule, schedule.decompose_reduction(block.handle, loops[0]), lanes)
     return schedule.mod["main"]
+
+
+def _vectorize(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV, lanes: int | None) -> None:
+    if lanes is not None:
+        schedule.vectorize(schedule.split(schedule.get_loops(block)[-1], [None, lanes])[1])
 
 
 def columns_at_a_time(steps: int, columns: int, traits: Traits) -> int:

@@ -78,7 +78,8 @@ def legalize_softmax(traits: Traits, *, logarithm: bool) -> Callable[[BlockBuild
         axis = int(call.attrs.axis) % len(shape)
         inner = prod(shape[axis + 1 :])
         if inner == 1:
-            rows = reshaped(builder, call.args[0], (prod(shape[:axis]), shape[axis]))
+            leading = shape[:axis] if axis == len(shape) - 1 else (prod(shape[:axis]),)
+            rows = reshaped(builder, call.args[0], (*leading, shape[axis]))
             compute = partial(softmax, logarithm=logarithm, traits=traits)
         else:
             rows = reshaped(builder, call.args[0], (prod(shape[:axis]), shape[axis], inner))
