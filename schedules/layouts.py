@@ -15,14 +15,14 @@ from schedules.blocked_channels import Layouts, carry_blocked_channels
 from schedules.constants import array_of
 from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE
 from schedules.legalize.matmul import matmul_packed, matmul_with_packing
-from schedules.module_mutator import ModuleMutator
+from schedules.module_mutator import CONV2D, ModuleMutator, is_plain, operator_of, window_of
+from schedules.narrow_groups import widen_groups
+from schedules.one_dimensional import raise_to_two_dimensions
 from schedules.shapes import static_shape
 from schedules.traits import Traits, channel_block, is_cpu, threads_of, traits_of
 from schedules.use_winograd import use_winograd
 from schedules.views import view_of
 
-CONV2D = "relax.nn.conv2d"
-PLAIN_LAYOUTS = ("NCHW", "OIHW", "NCHW")
 VIEWS = ("relax.permute_dims", "relax.broadcast_to", "relax.reshape")
 
 
@@ -35,6 +35,7 @@ def convert_layouts(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     if not is_cpu(target):
         return module
     traits = traits_of(target)
+    module = widen_groups(raise_to_two_dimensions(module), traits)
     module = _PadOutputChannels(module, traits).transform()
     module = carry_blocked_channels(module, _conv2d_layouts(traits))
     module = use_winograd(module, traits, threads_of(target))
@@ -46,7 +47,7 @@ def _conv2d_layouts(traits: Traits) -> Callable[[relax.Call], Layouts | None]:
 
     def layouts(call: relax.Call) -> Layouts | None:
         data, weight = (static_shape(argument) for argument in call.args)
-        if data is None or weight is None or array_of(call.args[1]) is None or not _is_plain(call):
+        if data is None or weight is None or array_of(call.args[1]) is None or not is_plain(call):
             return None
         groups = int(call.attrs.groups)
         inputs, outputs = data[1], weight[0]
@@ -77,18 +78,13 @@ class _PadOutputChannels(ModuleMutator):
     def __init__(self, module: tvm.IRModule, traits: Traits) -> None:
         super().__init__(module)
         self.traits = traits
-        self._name = ""
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        self._name = binding.var.name
-        super().visit_var_binding_(binding)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        if not isinstance(call.op, tvm.ir.Op) or call.op.name != CONV2D or int(call.attrs.groups) != 1:
+        if operator_of(call) != CONV2D or int(call.attrs.groups) != 1:
             return call
         weight = array_of(call.args[1])
-        if weight is None or static_shape(call.args[0]) is None or not _is_plain(call):
+        if weight is None or static_shape(call.args[0]) is None or not is_plain(call):
             return call
         channels = weight.shape[0]
         if channel_block(channels, self.traits) is not None:
@@ -97,24 +93,9 @@ class _PadOutputChannels(ModuleMutator):
         block = half if channels <= half and channel_block(half, self.traits) == half else self.traits.lanes
         padded = np.zeros((-(-channels // block) * block, *weight.shape[1:]), weight.dtype)
         padded[:channels] = weight
-        attributes = call.attrs
-        whole = relax.op.nn.conv2d(
-            call.args[0],
-            relax.const(padded, str(padded.dtype)),
-            strides=list(attributes.strides),
-            padding=list(attributes.padding),
-            dilation=list(attributes.dilation),
-            out_dtype=attributes.out_dtype,
-        )
-        padded_result = self.builder_.emit(whole, name_hint=f"{self._name}_padded")
+        whole = relax.op.nn.conv2d(call.args[0], relax.const(padded, str(padded.dtype)), **window_of(call))
+        padded_result = self.emit_beside(whole, "padded")
         return relax.op.strided_slice(padded_result, axes=[1], begin=[0], end=[channels])
-
-
-def _is_plain(call: relax.Call) -> bool:
-    return (
-        tuple(str(getattr(call.attrs, name)) for name in ("data_layout", "kernel_layout", "out_layout"))
-        == PLAIN_LAYOUTS
-    )
 
 
 @mutator
@@ -128,7 +109,7 @@ class _PackMatmul(ModuleMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        if not isinstance(call.op, tvm.ir.Op) or call.op.name != "relax.matmul":
+        if operator_of(call) != "relax.matmul":
             return call
         left, right = call.args
         left_shape, right_shape = static_shape(left), static_shape(right)

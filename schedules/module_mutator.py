@@ -1,21 +1,63 @@
-"""Rewriting every Relax function of a module, call by call."""
+"""What the Relax rewrites before lowering share: a mutator over a module's functions, and reading convolutions."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator
 
+CONV1D, CONV2D = "relax.nn.conv1d", "relax.nn.conv2d"
+PLAIN_LAYOUTS = {CONV1D: ("NCW", "OIW", "NCW"), CONV2D: ("NCHW", "OIHW", "NCHW")}
+
 
 class ModuleMutator(PyExprMutator):  # type: ignore[misc]
-    """Applies a mutator to every Relax function of a module."""
+    """Applies a mutator to every Relax function of a module; subclasses need TVM's ``@mutator`` too.
+
+    ``name`` is that of the variable whose value is being rewritten. Bindings beside it take ``<name>_<word>``, with a
+    word that `tvm_split.kernels` knows, so that a kernel is still attributed to its layer.
+    """
 
     def __init__(self, module: tvm.IRModule) -> None:
         super().__init__(module)
         self.module = module
+        self.name = ""
 
     def transform(self) -> tvm.IRModule:
         for variable, function in self.module.functions_items():
             if isinstance(function, relax.Function):
                 self.builder_.update_func(variable, self.visit_expr(function))
         return self.builder_.get()
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self.name = binding.var.name
+        super().visit_var_binding_(binding)
+
+    def emit_beside(self, expression: relax.Expr, word: str) -> relax.Var:
+        """A binding before that of the variable being rewritten."""
+        return self.builder_.emit(expression, name_hint=f"{self.name}_{word}")
+
+
+def operator_of(expression: Any) -> str:
+    """The name of the operator that an expression calls (``relax.add``), or an empty string."""
+    if isinstance(expression, relax.Call) and isinstance(expression.op, tvm.ir.Op):
+        return str(expression.op.name)
+    return ""
+
+
+def is_plain(call: relax.Call) -> bool:
+    """Whether a convolution's data, weight and result are in the layouts that frontends make."""
+    layouts = tuple(str(getattr(call.attrs, name)) for name in ("data_layout", "kernel_layout", "out_layout"))
+    return layouts == PLAIN_LAYOUTS.get(operator_of(call))
+
+
+def window_of(call: relax.Call) -> dict[str, Any]:
+    """A convolution's strides, padding, dilation and dtype as keywords for making another."""
+    attributes = call.attrs
+    return {
+        "strides": [int(value) for value in attributes.strides],
+        "padding": [int(value) for value in attributes.padding],
+        "dilation": [int(value) for value in attributes.dilation],
+        "out_dtype": attributes.out_dtype,
+    }

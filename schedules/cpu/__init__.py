@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tvm import tirx
 
+from schedules.cpu.columns import schedule_columns
 from schedules.cpu.conv2d import CONV2D
 from schedules.cpu.depthwise_conv2d import DEPTHWISE_CONV2D
 from schedules.cpu.elementwise import schedule_elementwise
@@ -25,6 +26,7 @@ TEMPLATES: tuple[Template, ...] = (CONV2D, DEPTHWISE_CONV2D, MATMUL)
 RULES: tuple[tuple[str, Rule], ...] = (
     *((template.name, default_rule(template)) for template in TEMPLATES),
     ("winograd", schedule_winograd),
+    ("columns", schedule_columns),
     ("elementwise", schedule_elementwise),
     ("pooling", schedule_pooling),
     ("reduction", schedule_reduction),

@@ -12,7 +12,13 @@ from schedules.legalize import gpu_convolution, gpu_matmul
 from schedules.legalize.convolution import legalize_conv2d
 from schedules.legalize.elementary import ELEMENTARY, legalize_elementary
 from schedules.legalize.matmul import legalize_matmul
-from schedules.legalize.normalization import legalize_layer_norm, legalize_softmax
+from schedules.legalize.normalization import (
+    legalize_group_norm,
+    legalize_instance_norm,
+    legalize_layer_norm,
+    legalize_rms_norm,
+)
+from schedules.legalize.softmax import legalize_softmax
 from schedules.traits import is_cpu, traits_of
 
 Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
@@ -33,6 +39,10 @@ def legalizations(target: Target) -> dict[str, Legalization]:
         **elementary,
         "relax.nn.conv2d": legalize_conv2d(traits),
         "relax.matmul": legalize_matmul(traits),
-        "relax.nn.softmax": legalize_softmax(traits),
+        "relax.nn.softmax": legalize_softmax(traits, logarithm=False),
+        "relax.nn.log_softmax": legalize_softmax(traits, logarithm=True),
         "relax.nn.layer_norm": legalize_layer_norm(traits),
+        "relax.nn.rms_norm": legalize_rms_norm(traits),
+        "relax.nn.group_norm": legalize_group_norm(traits),
+        "relax.nn.instance_norm": legalize_instance_norm(traits),
     }

@@ -15,7 +15,7 @@ from tvm.relax import BlockBuilder
 from schedules.legalize.common import default_legalization
 
 # Beyond these, the exponent of the result leaves the range of float32.
-EXP_LOWEST, EXP_HIGHEST = -87.33654, 88.37626
+EXP_LOWEST, EXP_HIGHEST = -87.33654, 88.72283
 LOG2_E = 1.44269504088896341
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 # Cephes expf (S. Moshier, 1989): exp(r) - 1 - r over r * r, for |r| < ln(2) / 2; highest power first.
@@ -63,8 +63,10 @@ def exp(x: Any) -> Any:
     rest = x - power * _number(LN2_HIGH) - power * _number(LN2_LOW)
     value = _horner(rest, EXP_POLYNOMIAL) * (rest * rest) + rest + _number(1.0)
     # The conversion of what does not fit an integer is undefined: convert zero there.
-    exponent = tirx.Select(inside, power, _number(0.0)).astype("int32") + tirx.const(127, "int32")
-    result = value * tirx.reinterpret("float32", tirx.shift_left(exponent, tirx.const(23, "int32")))
+    exponent = tirx.Select(inside, power, _number(0.0)).astype("int32")
+    # Added to the exponent that is there: 2 to the power of 128 alone would be infinite, and exp(88.5) is not.
+    bits = tirx.reinterpret("int32", value) + tirx.shift_left(exponent, tirx.const(23, "int32"))
+    result = tirx.reinterpret("float32", bits)
     small = tirx.Select(x < _number(EXP_LOWEST), _number(0.0), result)
     return tirx.Select(x > _number(EXP_HIGHEST), _number(float("inf")), small)
 

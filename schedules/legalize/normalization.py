@@ -1,4 +1,7 @@
-"""softmax and layer_norm over the last axis -> TE whose sums run in vectors.
+"""Layer, RMS, group and instance norm -> TE whose sums run in vectors.
+
+All are one computation on a tensor of rows, [..., L], where L runs over all that is normalised together. Tensors come
+into that shape by a reshape, which costs nothing.
 
 A float sum has an order, so LLVM does not vectorise it. Here one partial sum per vector lane is explicit:
 ``partial[row, lane]`` over the whole vectors of a row, then the lanes and the row's remainder together.
@@ -7,14 +10,15 @@ A float sum has an order, so LLVM does not vectorise it. Here one partial sum pe
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 
 from schedules.legalize.common import accumulator_dtype, default_legalization
-from schedules.legalize.elementary import exp
 from schedules.shapes import static_shape
 from schedules.traits import Traits
 
@@ -48,22 +52,21 @@ def reduce_rows(
     return te.compute(rows, joined, name=name)
 
 
-def softmax(x: te.Tensor, traits: Traits) -> te.Tensor:
-    """Softmax over the last axis, in float32: exponentials are computed once and divided by their sum."""
-    *rows, extent = (int(value) for value in x.shape)
-    lanes, shape = traits.lanes, tuple(rows)
+@dataclass(frozen=True)
+class _Rows:
+    """What is known of every row: how to read it centred (or as it is), and the factor that makes its variance one."""
 
-    def read(row: tuple[Any, ...], k: Any) -> Any:
-        return x[(*row, k)].astype("float32")
-
-    largest = reduce_rows(shape, extent, read, te.max, lanes, "row_maximum")
-    powers = te.compute(x.shape, lambda *i: exp(read(i[:-1], i[-1]) - largest[i[:-1]]), name="row_exp")
-    total = reduce_rows(shape, extent, lambda row, k: powers[(*row, k)], te.sum, lanes, "row_sum")
-    return te.compute(x.shape, lambda *i: (powers[i] / total[i[:-1]]).astype(x.dtype), name="softmax")
+    centred: Element
+    scale: te.Tensor
+    dtype: str
 
 
-def layer_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, epsilon: float, traits: Traits) -> te.Tensor:
-    """Layer norm over the last axis: the variance from centred values, since E[x^2] - E[x]^2 cancels."""
+def _standardised(x: te.Tensor, epsilon: float, traits: Traits, *, centre: bool) -> _Rows:
+    """The rows of x, [..., L]: the mean from differences to a row's first element, the variance from centred values.
+
+    E[x^2] - E[x]^2 cancels, and even a sum of 3000 values around 1000 has lost three digits of their mean. Differences
+    to one of them have not, and cost one subtraction.
+    """
     *rows, extent = (int(value) for value in x.shape)
     dtype = accumulator_dtype(str(x.dtype))
     lanes, shape = traits.lanes, tuple(rows)
@@ -72,11 +75,18 @@ def layer_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, epsilon: float, 
     def read(row: tuple[Any, ...], k: Any) -> Any:
         return x[(*row, k)].astype(dtype)
 
-    total = reduce_rows(shape, extent, read, te.sum, lanes, "row_sum")
+    def difference(row: tuple[Any, ...], k: Any) -> Any:
+        return read(row, k) - read(row, 0)
+
+    centred: Element = read
+    if centre:
+        total = reduce_rows(shape, extent, difference, te.sum, lanes, "row_sum")
+
+        def centred(row: tuple[Any, ...], k: Any) -> Any:
+            return difference(row, k) - total[row] * share
 
     def square(row: tuple[Any, ...], k: Any) -> Any:
-        centred = read(row, k) - total[row] * share
-        return centred * centred
+        return centred(row, k) * centred(row, k)
 
     squares = reduce_rows(shape, extent, square, te.sum, lanes, "row_squares")
     scale = te.compute(
@@ -84,36 +94,130 @@ def layer_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, epsilon: float, 
         lambda *row: tirx.const(1.0, dtype) / tirx.sqrt(squares[row] * share + tirx.const(epsilon, dtype)),
         name="row_scale",
     )
+    return _Rows(centred, scale, dtype)
+
+
+def layer_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, epsilon: float, traits: Traits) -> te.Tensor:
+    """x [..., L], gamma and beta [L]."""
+    rows = _standardised(x, epsilon, traits, centre=True)
 
     def element(*i: Any) -> Any:
-        normal = (read(i[:-1], i[-1]) - total[i[:-1]] * share) * scale[i[:-1]]
-        return (normal * gamma[i[-1]].astype(dtype) + beta[i[-1]].astype(dtype)).astype(x.dtype)
+        normal = rows.centred(i[:-1], i[-1]) * rows.scale[i[:-1]]
+        return (normal * gamma[i[-1]].astype(rows.dtype) + beta[i[-1]].astype(rows.dtype)).astype(x.dtype)
 
     return te.compute(x.shape, element, name="layer_norm")
 
 
-def legalize_softmax(traits: Traits) -> Callable[[BlockBuilder, relax.Call], relax.Expr]:
+def rms_norm(x: te.Tensor, weight: te.Tensor, epsilon: float, traits: Traits) -> te.Tensor:
+    """x [..., L], weight [L]."""
+    rows = _standardised(x, epsilon, traits, centre=False)
+
+    def element(*i: Any) -> Any:
+        normal = rows.centred(i[:-1], i[-1]) * rows.scale[i[:-1]]
+        return (normal * weight[i[-1]].astype(rows.dtype)).astype(x.dtype)
+
+    return te.compute(x.shape, element, name="rms_norm")
+
+
+def group_norm(
+    x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, channels: int, epsilon: float, traits: Traits
+) -> te.Tensor:
+    """x [N, G, L] with ``channels`` of L / channels elements in each group; gamma and beta [G * channels].
+
+    The result is [N, G, channels, L / channels].
+    """
+    batch, groups, extent = (int(value) for value in x.shape)
+    inner = extent // channels
+    rows = _standardised(x, epsilon, traits, centre=True)
+
+    def element(n: Any, g: Any, c: Any, i: Any) -> Any:
+        normal = rows.centred((n, g), c * inner + i) * rows.scale[n, g]
+        channel = g * channels + c
+        return (normal * gamma[channel].astype(rows.dtype) + beta[channel].astype(rows.dtype)).astype(x.dtype)
+
+    return te.compute((batch, groups, channels, inner), element, name="group_norm")
+
+
+Legalize = Callable[[BlockBuilder, relax.Call], relax.Expr]
+
+
+def legalize_layer_norm(traits: Traits) -> Legalize:
+    """Over any number of trailing axes."""
+
     def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-        shape = static_shape(call.args[0])
-        axis = int(call.attrs.axis)
-        if not _fits(shape, call) or shape is None or axis not in (-1, len(shape) - 1):
-            return default_legalization(builder, call)
-        return builder.call_te(partial(softmax, traits=traits), call.args[0], primfunc_name_hint="softmax")
+        return _on_trailing_axes(builder, call, layer_norm, "layer_norm", traits)
 
     return legalize
 
 
-def legalize_layer_norm(traits: Traits) -> Callable[[BlockBuilder, relax.Call], relax.Expr]:
+def legalize_rms_norm(traits: Traits) -> Legalize:
+    """Over any number of trailing axes."""
+
     def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-        shape = static_shape(call.args[0])
-        axes = [int(axis) for axis in call.attrs.axes]
-        if not _fits(shape, call) or shape is None or axes not in ([-1], [len(shape) - 1]):
-            return default_legalization(builder, call)
-        compute = partial(layer_norm, epsilon=float(call.attrs.epsilon), traits=traits)
-        return builder.call_te(compute, *call.args, primfunc_name_hint="layer_norm")
+        return _on_trailing_axes(builder, call, rms_norm, "rms_norm", traits)
 
     return legalize
 
 
-def _fits(shape: tuple[int, ...] | None, call: relax.Call) -> bool:
-    return shape is not None and len(shape) >= 2 and 0 not in shape and str(call.ty.dtype) in ("float32", "float16")
+def legalize_group_norm(traits: Traits) -> Legalize:
+    """[N, C, ...] with C cut into groups."""
+
+    def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+        return _on_groups(builder, call, int(call.attrs.num_groups), "group_norm", traits)
+
+    return legalize
+
+
+def legalize_instance_norm(traits: Traits) -> Legalize:
+    """[N, C, ...] with every channel a group."""
+
+    def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+        shape = static_shape(call.args[0])
+        if shape is None or len(shape) < 2:
+            return default_legalization(builder, call)
+        return _on_groups(builder, call, shape[1], "instance_norm", traits)
+
+    return legalize
+
+
+def _on_trailing_axes(
+    builder: BlockBuilder, call: relax.Call, compute: Callable[..., te.Tensor], name: str, traits: Traits
+) -> relax.Expr:
+    shape = static_shape(call.args[0])
+    if shape is None or not fits(shape, call):
+        return default_legalization(builder, call)
+    axes = sorted(int(axis) % len(shape) for axis in call.attrs.axes)
+    first = len(shape) - len(axes)
+    if not axes or axes != list(range(first, len(shape))):
+        return default_legalization(builder, call)
+    extent = prod(shape[first:])
+    rows = reshaped(builder, call.args[0], (*(shape[:first] or (1,)), extent))
+    weights = [reshaped(builder, weight, (extent,)) for weight in call.args[1:]]
+    compute = partial(compute, epsilon=float(call.attrs.epsilon), traits=traits)
+    return reshaped(builder, builder.call_te(compute, rows, *weights, primfunc_name_hint=name), shape)
+
+
+def _on_groups(builder: BlockBuilder, call: relax.Call, groups: int, name: str, traits: Traits) -> relax.Expr:
+    shape, attributes = static_shape(call.args[0]), call.attrs
+    if shape is None or not fits(shape, call) or not (attributes.center and attributes.scale):
+        return default_legalization(builder, call)
+    axes = sorted(int(axis) % len(shape) for axis in attributes.axes)
+    if int(attributes.channel_axis) % len(shape) != 1 or not axes or axes != list(range(2, len(shape))):
+        return default_legalization(builder, call)
+    channels = shape[1] // groups
+    rows = reshaped(builder, call.args[0], (shape[0], groups, channels * prod(shape[2:])))
+    compute = partial(group_norm, channels=channels, epsilon=float(attributes.epsilon), traits=traits)
+    return reshaped(builder, builder.call_te(compute, rows, *call.args[1:], primfunc_name_hint=name), shape)
+
+
+def reshaped(builder: BlockBuilder, expression: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
+    """The tensor in another shape, emitted; itself where it has that shape."""
+    variable = builder.emit(builder.normalize(expression)) if isinstance(expression, relax.Call) else expression
+    if static_shape(variable) == shape:
+        return variable
+    return builder.emit(builder.call_te(topi.reshape, variable, shape, primfunc_name_hint="reshape"))
+
+
+def fits(shape: tuple[int, ...], call: relax.Call) -> bool:
+    """Whether a tensor is one for own rules: of a float that is summed in float32, and not empty."""
+    return len(shape) >= 2 and 0 not in shape and str(call.ty.dtype) in ("float32", "float16")

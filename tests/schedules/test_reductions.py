@@ -23,7 +23,7 @@ def test_softmax(outer, last, axis):
     x = 3 * normal(0, *outer, last)
     actual, chosen = evaluate(lambda builder, data: builder.emit(relax.op.nn.softmax(data, axis)), [x])
     assert_close(actual, softmax(x.astype("float64"), axis))
-    assert chosen == {"reduction"} or axis == 0
+    assert chosen == {"reduction"} if axis == -1 else chosen <= {"columns", "reduction", "elementwise"}
 
 
 def test_masked_softmax_has_zeros_and_no_nan():
