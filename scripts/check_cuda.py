@@ -173,7 +173,7 @@ def check(name: str, arch: str, half: bool, folder: Path) -> Checked:
     (part,) = cut_model(model, plan).computations
     phases: dict[str, tvm.IRModule] = {}
     library = folder / f"{name}.so"
-    build_stage(part, plan.machine("gpu").target, library, phases.__setitem__)
+    build_stage(part, plan.machine("gpu").target, library, observe=phases.__setitem__)
     scheduled = phases["schedule"]
     unbound = tuple(
         f"{variable.name_hint}: {', '.join(blocks)}"

@@ -63,7 +63,7 @@ def scheduled_for(model, arch, folder):
     plan = plan_for_a_gpu(model, arch, folder)
     (stage,) = cut_model(model, plan).computations
     phases = {}
-    build_stage(stage, plan.machine("gpu").target, folder / "stage.so", phases.__setitem__)
+    build_stage(stage, plan.machine("gpu").target, folder / "stage.so", observe=phases.__setitem__)
     return phases["schedule"]
 
 
