@@ -42,7 +42,7 @@ def _best_rate(kernel: CeilingKernel, threads: int, rounds: int) -> float:
     program, blobs = _program(kernel, threads)
     inputs = [np.full(kernel.input_shape, 0.5, np.float32)]
     best = float("inf")
-    with InProcessPipeline(program, blobs.path, threads) as pipeline:
+    with InProcessPipeline(program, blobs.path, threads, on_calling_thread=False) as pipeline:
         before = 0.0
         for _ in range(rounds):
             pipeline.run(inputs)

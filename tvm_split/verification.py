@@ -74,7 +74,7 @@ def verify_bundle(model: Model, plan: Plan, bundle: Bundle, computations: Sequen
     expected = model.reference.outputs(inputs)
     with ScratchFolder("verify") as folder:
         runnable = _runnable_here(plan, bundle, computations, folder.path)
-        with InProcessPipeline(runnable.program, runnable.blob_path) as pipeline:
+        with InProcessPipeline(runnable.program, runnable.blob_path, on_calling_thread=False) as pipeline:
             actual = pipeline.run(inputs)
     for tensor, mine, right in zip(model.outputs, actual, expected, strict=True):
         found = difference(mine, right)
