@@ -90,18 +90,19 @@ def _with_prefetches(loop: tirx.For, around: list[tirx.For], parameters: list[An
     for each in (*around[border:], loop):
         counted = counted * each.extent + each.loop_var
         steps *= int(each.extent)
-    vectors = region.blocks * region.vectors
+    # A region that is a part of each of its blocks lies in as many pieces; whole blocks lie one behind the other.
+    in_pieces = region.vectors != region.vectors_of_block
+    pieces = region.blocks if in_pieces else 1
+    vectors = region.vectors if in_pieces else region.blocks * region.vectors
     per_step = -(-vectors // steps)
-    if per_step > MOST_PER_STEP:
+    if pieces * per_step > MOST_PER_STEP:
         return _loop(loop, loop.body, unmarked)
+    first = counted * per_step if per_step > 1 else counted * vectors // steps
     prefetches = []
-    for number in range(per_step):
-        vector = counted * per_step + number if per_step > 1 else counted * vectors // steps
-        if region.blocks > 1 and region.vectors != region.vectors_of_block:
-            vector = vector // region.vectors * region.vectors_of_block + vector % region.vectors
+    for number in range(pieces * per_step):
         # The offset runs on through the outer axes: the tensor lies in one piece.
-        at = [*beginning[:-1], vector * source.shape[-1]]
-        address = tirx.address_of(tirx.BufferLoad(source, at))
+        vector = first + (number // per_step * region.vectors_of_block + number % per_step)
+        address = tirx.address_of(tirx.BufferLoad(source, [*beginning[:-1], vector * source.shape[-1]]))
         prefetches.append(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, READ, LOCALITY, DATA)))
     return _loop(loop, tirx.SeqStmt([*prefetches, loop.body]), unmarked)
 
