@@ -1,6 +1,6 @@
 """Kernel sources: which operations of the graph before fusion each kernel computes.
 
-Requires: ``main`` after lowering, and the same ``main`` after FuseOps.
+Requires: ``main`` after lowering, and the same ``main`` after FuseOps; in each, variables have distinct names.
 Ensures: nothing is changed; the answer names every variable before fusion exactly once.
 
 FuseOps gives what it groups fresh names and shares the functions of equal groups, so names do not lead back. Both forms
@@ -27,10 +27,23 @@ def kernel_sources(lowered: tvm.IRModule, fused: tvm.IRModule) -> dict[str, tupl
     The last one names the value itself; the ones before are computed on the way. Order is that of the lowered ``main``.
     """
     originals: dict[Key, list[str]] = {}
+    roots: dict[str, str] = {}
     for binding in bindings_of(main_function(lowered)):
-        own = {used: used for used in _variables(binding.value)}
-        originals.setdefault(_key(binding.value, own), []).append(binding.var.name)
-    return _Walk(originals, fused).sources()
+        name, value = binding.var.name, binding.value
+        if isinstance(value, relax.Var):
+            roots[name] = roots.get(value.name, value.name)
+            continue
+        own = {used: roots.get(used, used) for used in _variables(value)}
+        originals.setdefault(_key(value, own), []).append(name)
+    # A lowering may bind its result once more under the operator's own name: both are this kernel's.
+    other_names: dict[str, list[str]] = {}
+    for name, root in roots.items():
+        other_names.setdefault(root, []).append(name)
+    found = _Walk(originals, fused).sources()
+    return {
+        name: tuple(each for source in sources for each in (source, *other_names.get(source, ())))
+        for name, sources in found.items()
+    }
 
 
 class _Walk:
@@ -45,6 +58,9 @@ class _Walk:
         values = {parameter.name: parameter.name for parameter in function.params}
         found: dict[str, tuple[str, ...]] = {}
         for binding in bindings_of(function):
+            if isinstance(binding.value, relax.Var):
+                values[binding.var.name] = values.get(binding.value.name, binding.value.name)
+                continue
             taken = self._taken(binding.value, values)
             found[binding.var.name] = taken
             if taken:

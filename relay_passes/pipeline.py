@@ -89,9 +89,11 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
                 transform.AnnotateTIROpPattern(),
                 # Layout changes of weights are plain kernels by now: computing them here is the prepacking.
                 transform.FoldConstant(),
+                UniqueNames(),
             ),
         ),
-        Phase("group", (transform.FuseOps(),)),
+        # By its names, a kernel is led back to the layers it came from (`relay_passes.kernel_sources`).
+        Phase("group", (transform.FuseOps(), UniqueNames())),
         Phase("fuse", (transform.FuseTIR(), transform.DeadCodeElimination(["main"]))),
         Phase("schedule", (schedules.schedule,)),
     )

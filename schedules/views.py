@@ -52,12 +52,14 @@ class View:
 def view_of(expression: relax.Expr, bound: Callable[[relax.Var], relax.Expr | None], smallest_run: int = 1) -> View:
     """How an expression can be read in place of the tensor it is made from; ``bound`` gives a variable's value.
 
-    Neighbours along the last axis stay neighbours in runs of at least ``smallest_run`` elements.
+    Neighbours along the last axis stay neighbours in runs of at least ``smallest_run`` elements. A view begins at what
+    moves elements: a reshaped tensor is the same memory, and reading it under its own shape keeps kernels alike.
     """
     shape = static_shape(expression)
     if shape is None:
         raise ValueError("a view needs a static shape")
     steps: list[Step] = []
+    source, needed = expression, 0
     while isinstance(expression, relax.Var):
         value = bound(expression)
         if isinstance(value, relax.Var):
@@ -68,7 +70,9 @@ def view_of(expression: relax.Expr, bound: Callable[[relax.Var], relax.Expr | No
             break
         steps.append(step)
         expression = value.args[0]
-    return View(expression, shape, tuple(steps))
+        if str(value.op.name) in _MOVING:
+            source, needed = expression, len(steps)
+    return View(source, shape, tuple(steps[:needed]))
 
 
 def _step(value: relax.Expr, smallest_run: int) -> Step | None:
@@ -183,6 +187,7 @@ def _integers(expression: relax.Expr) -> list[int] | None:
     return [int(value) for value in values]
 
 
+_MOVING = ("relax.permute_dims", "relax.strided_slice")
 _STEPS: dict[str, Callable[[relax.Call, Sequence[int], Sequence[int]], Step | None]] = {
     "relax.permute_dims": _permuted,
     "relax.strided_slice": _sliced,

@@ -37,6 +37,7 @@ from tests.models import torch_models
 from tvm_split.ceilings import Ceilings, measure_ceilings
 from tvm_split.planner.cost import model_operations
 from tvm_split.targets import host_target
+from tvm_split.tuning_folder import DATABASE_VARIABLE
 
 IMAGES = ("resnet50", "vgg16", "mobilenet_v2", "vit_b16")
 WORDS = ("bert_base", "gpt2_small")
@@ -58,11 +59,13 @@ def example_inputs(name: str) -> tuple[torch.Tensor, ...]:
 
 
 @contextmanager
-def this_project(model: tvm_split.Model, arrays: Sequence[np.ndarray], threads: int) -> Iterator[tuple[Run, float]]:
-    """What to run, and the seconds that compiling took."""
+def this_project(
+    model: tvm_split.Model, arrays: Sequence[np.ndarray], threads: int, database: Path | None
+) -> Iterator[tuple[Run, float]]:
+    """What to run, and the seconds that compiling took; with the kernels that a database has tuned, if one is given."""
     cluster = tvm_split.Cluster.in_process(1, threads=threads)
     start = time.perf_counter()
-    bundle = tvm_split.compile(model, tvm_split.plan(model, cluster), verify=False)
+    bundle = tvm_split.compile(model, tvm_split.plan(model, cluster), verify=False, database=database)
     seconds = time.perf_counter() - start
     with tvm_split.deploy(bundle, cluster) as deployment:
         yield lambda: deployment.run(*arrays), seconds
@@ -126,17 +129,21 @@ def largest_difference(ours: Run, reference: Run) -> float:
     return float(np.abs(mine - theirs).max() / np.abs(theirs).max())
 
 
-def compare(name: str, threads: int, rounds: int, ceilings: Ceilings, folder: Path) -> dict[str, Any]:
+def compare(
+    name: str, threads: int, rounds: int, ceilings: Ceilings, folder: Path, database: Path | None
+) -> dict[str, Any]:
     network, inputs = getattr(torch_models, name)(), example_inputs(name)
     model = tvm_split.load_model(network, inputs, name=name)
     arrays = [each.numpy() for each in inputs]
     with ExitStack() as stack:
-        ours, compile_seconds = stack.enter_context(this_project(model, arrays, threads))
+        ours, compile_seconds = stack.enter_context(this_project(model, arrays, threads, None))
         runs = {
             "ours": ours,
             "onnxruntime": run_onnxruntime(network, inputs, threads, folder),
             "torch": run_torch(network, inputs, threads),
         }
+        if database is not None:
+            runs["tuned"], _ = stack.enter_context(this_project(model, arrays, threads, database))
         difference = largest_difference(runs["ours"], runs["onnxruntime"])
         times: dict[str, list[float]] = {side: [] for side in runs}
         for _ in range(rounds):
@@ -165,14 +172,16 @@ def print_results(results: Sequence[dict[str, Any]], ceilings: Ceilings) -> floa
         f"{ceilings.threads} threads; peak {ceilings.operations_per_second / 1e9:.0f} GFLOP/s, "
         f"memory {ceilings.bytes_per_second / 1e9:.0f} GB/s"
     )
-    headings = ("model", "ours, ms", "onnxruntime", "torch", "tvm default", "ratio to onnxruntime")
+    headings = ("model", "ours, ms", "tuned", "onnxruntime", "torch", "tvm default", "ratio to onnxruntime")
     table = Table(*headings, "GFLOP/s", "of peak", "difference", "compiled in", title=title)
     for each in results:
         times = each["milliseconds"]
-        default = times.get("tvm by default")
+        default, tuned = times.get("tvm by default"), times.get("tuned")
         table.add_row(
             each["model"],
-            *(f"{times[side]:.2f}" for side in ("ours", "onnxruntime", "torch")),
+            f"{times['ours']:.2f}",
+            "" if tuned is None else f"{tuned:.2f}",
+            *(f"{times[side]:.2f}" for side in ("onnxruntime", "torch")),
             "" if default is None else f"{default:.0f}",
             f"{each['ratio']:.2f}",
             f"{each['gigaflops']:.0f}",
@@ -181,7 +190,7 @@ def print_results(results: Sequence[dict[str, Any]], ceilings: Ceilings) -> floa
             f"{each['compile_seconds']:.1f} s",
         )
     mean = math.prod(each["ratio"] for each in results) ** (1 / len(results))
-    table.add_row("geometric mean", "", "", "", "", f"{mean:.2f}")
+    table.add_row("geometric mean", "", "", "", "", "", f"{mean:.2f}")
     Console(width=140).print(table)
     return mean
 
@@ -192,8 +201,11 @@ def main() -> int:
     parser.add_argument("models", nargs="*", help=f"of {', '.join([*IMAGES, *WORDS])}; all by default")
     parser.add_argument("--threads", type=int, nargs="*", default=[2, 1])
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--database", type=Path, help="of `tvm-split tune`: its kernels beside the default ones")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
+    # Without this, a database in the user's own cache would pass for the default.
+    os.environ[DATABASE_VARIABLE] = os.devnull
     written = []
     with tempfile.TemporaryDirectory() as folder:
         for threads in arguments.threads:
@@ -203,7 +215,7 @@ def main() -> int:
                 own = Path(folder) / name
                 own.mkdir(exist_ok=True)
                 print(f"{name}, {threads} threads", file=sys.stderr)
-                results.append(compare(name, threads, arguments.rounds, ceilings, own))
+                results.append(compare(name, threads, arguments.rounds, ceilings, own, arguments.database))
             mean = print_results(results, ceilings)
             written.append(
                 {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -164,20 +165,22 @@ def build_into(folder: str, linker: tuple[str, ...] | None) -> Callable[[Any], s
     return build
 
 
-def evaluate_in_turn(names: tuple[str, ...], rounds: int, round_milliseconds: int) -> Callable[..., list[float]]:
+def evaluate_in_turn(names: tuple[str, ...], rounds: int, runs: int) -> Callable[..., list[float]]:
     """Times functions of one library in turn on one device: what slows the device for a while slows all of them.
 
-    The result has ``rounds`` times as many seconds as there are names, round by round. Takes the arguments of both
-    MetaSchedule's local and remote runner, which differ in a leading session.
+    Every argument but the first leaves the caches before each run, since in a network weights come from memory, and the
+    data from the kernel before. The result has the median of ``runs`` runs for every name, ``rounds`` times over, round
+    by round. Takes the arguments of both MetaSchedule's local and remote runner, which differ in a leading session.
     """
 
     def evaluate(*arguments: Any) -> list[float]:
         module, device, _, repeated = arguments[-4:]
         (values,) = repeated
         evaluators = [
-            module.time_evaluator(name, device, number=1, repeat=1, min_repeat_ms=round_milliseconds) for name in names
+            module.time_evaluator(name, device, number=1, repeat=runs, f_preproc="cache_flush_cpu_non_first_arg")
+            for name in names
         ]
         device.sync()
-        return [float(each(*values).results[0]) for _ in range(rounds) for each in evaluators]
+        return [float(statistics.median(each(*values).results)) for _ in range(rounds) for each in evaluators]
 
     return evaluate

@@ -37,10 +37,10 @@ LOOK_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Effort:
-    """How carefully each kernel is measured: ``rounds`` of at least ``round_milliseconds``, after one warm-up."""
+    """How carefully each kernel is measured: ``rounds`` times the median of ``runs``, after one warm-up each."""
 
     rounds: int = 3
-    round_milliseconds: int = 20
+    runs: int = 10
     build_timeout_seconds: float = 15.0
     run_timeout_seconds: float = 20.0
 
@@ -130,9 +130,7 @@ class Measurer:
         Remote devices work on all of them at once; this machine takes one after the other before this returns.
         """
         arguments = meta_schedule.arg_info.ArgInfo.from_prim_func(without_symbol(function))
-        self._runner.f_run_evaluator = evaluate_in_turn(
-            names, rounds or self.effort.rounds, self.effort.round_milliseconds
-        )
+        self._runner.f_run_evaluator = evaluate_in_turn(names, rounds or self.effort.rounds, self.effort.runs)
         return [
             self._runner.run([meta_schedule.runner.RunnerInput(each.path, "cpu", arguments)])[0]
             if each.path is not None

@@ -20,7 +20,7 @@ from tvm_split.tuning import kernels_of
 
 pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 'tvm-split[tracker]'")
 
-QUICK = Effort(rounds=1, round_milliseconds=1)
+QUICK = Effort(rounds=1, runs=3)
 
 
 @pytest.fixture(scope="module")

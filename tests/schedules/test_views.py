@@ -50,7 +50,8 @@ def test_attention_without_copies(batch, tokens, heads, width):
     assert_close(actual, expected_attention(x, heads, width) @ projection)
     if width == 16:
         # Narrow heads would break the runs in which the left operand is read: there a copy stays.
-        assert rules == {"matmul", "reduction"}
+        # The one elementwise kernel left is a reshape, which the library turns into a view.
+        assert rules == {"matmul", "reduction", "elementwise"}
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)

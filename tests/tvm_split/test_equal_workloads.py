@@ -49,7 +49,7 @@ def test_every_workload_is_compiled_once(tmp_path: Path) -> None:
     plan = tvm_split.plan(model, Cluster.in_process(1, threads=1))
     phases = {}
     (part,) = cut_model(model, plan).computations
-    built = build_stage(part, host_target(1), tmp_path / "stage.so", model.layers, phases.__setitem__)
+    built = build_stage(part, host_target(1), tmp_path / "stage.so", model.layers, observe=phases.__setitem__)
     scheduled = phases["schedule"]
     kernels = [
         function.without_attr("global_symbol")
