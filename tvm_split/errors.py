@@ -35,3 +35,7 @@ class BundleError(TvmSplitError):
 
 class TuningError(TvmSplitError):
     """Tuning cannot start or go on, or a tuning database cannot be used."""
+
+
+class TuningUseError(TuningError, ValueError):
+    """Tuning was asked for something that cannot be meant; the message says what to give instead."""

@@ -18,7 +18,7 @@ from schedules.tuning import KernelResult, TunableKernel, TuningProgress
 from tvm_split.build import link_command, unscheduled_stage
 from tvm_split.cluster import Cluster
 from tvm_split.compiling import cut_model
-from tvm_split.errors import TuningError
+from tvm_split.errors import TuningError, TuningUseError
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.planning import plan as make_plan
@@ -85,11 +85,12 @@ def tune(
         should_stop: asked between batches; when true the run ends with what it has. The same call resumes it.
 
     Raises:
+        TuningUseError: arguments that do not go together.
         TuningError: a target that cannot be tuned, no device, or a database that cannot be used.
     """
     planned = where if isinstance(where, Plan) else make_plan(model, where)
     if trials < 0:
-        raise TuningError(f"trials={trials} was asked for; give 0 or more")
+        raise TuningUseError(f"trials={trials} was asked for; give 0 or more")
     machines = _machines_to_tune(planned, machine)
     target = machines[0].target
     built_for = tvm_target(target)
@@ -183,20 +184,20 @@ def _machines_to_tune(plan: Plan, machine: str | None) -> list[PlannedMachine]:
     targets = {str(sorted(each.target.items(), key=str)): each for each in used}
     if len(targets) > 1:
         listed = "; ".join(f"{each.name}: {dict(each.target)}" for each in targets.values())
-        raise TuningError(f"the machines have different targets ({listed}); tune one after the other, by its name")
+        raise TuningUseError(f"the machines have different targets ({listed}); tune one after the other, by its name")
     return used
 
 
 def _tracker(address: str | None, key: str | None, device_timeout_seconds: float) -> tuning.Tracker | None:
     if address is None:
         if key is not None:
-            raise TuningError(f"key {key!r} was given without a tracker; give both or none")
+            raise TuningUseError(f"key {key!r} was given without a tracker; give both or none")
         return None
     if not key:
-        raise TuningError(f"tracker {address!r} was given without a key; give the one its servers were started with")
+        raise TuningUseError(f"tracker {address!r} was given without a key; give the one its servers were started with")
     host, separator, port = address.rpartition(":")
     if not (host and separator and port.isdigit()):
-        raise TuningError(f"tracker {address!r} is not HOST:PORT")
+        raise TuningUseError(f"tracker {address!r} is not HOST:PORT")
     return tuning.Tracker(host, int(port), key, device_timeout_seconds=device_timeout_seconds)
 
 

@@ -31,6 +31,7 @@ def test_wrong_use(invoke, onnx_path, tmp_path):
     assert "MODEL: give one" in invoke("tune", code=2).stderr
     assert "--merge" in invoke("tune", onnx_path, "--merge", tmp_path, code=2).stderr
     assert "is not JSON" in invoke("tune", onnx_path, "--target", "llvm", code=2).stderr
+    assert "without a key" in invoke("tune", onnx_path, "--tracker", "127.0.0.1:1", code=2).stderr
     target = json.dumps({"kind": "cuda", "arch": "sm_90"})
     assert "not tuned yet" in invoke("tune", onnx_path, "--target", target, code=1).stderr
     missing = invoke("compile", onnx_path, "--database", tmp_path / "none", "--output", tmp_path / "b", code=1)
