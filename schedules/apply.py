@@ -8,12 +8,12 @@ from functools import partial
 from typing import Protocol
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.target import Target
+from tvm_ffi.structural import StructuralKey
 
 from schedules import cpu, gpu
-from schedules.blocks import has_static_shapes
+from schedules.blocks import has_static_shapes, without_symbol
 from schedules.template import CHOICES_ATTRIBUTE
 from schedules.traits import is_cpu, traits_of
 
@@ -46,15 +46,15 @@ def apply(module: tvm.IRModule, target: Target, database: TunedKernels | None = 
     that is scheduled already (``tirx.is_scheduled``) stays. The input module is not changed.
     """
     rules = _rules(target)
-    done: dict[int, list[tuple[tirx.PrimFunc, tirx.PrimFunc]]] = {}
+    done: dict[StructuralKey, tirx.PrimFunc] = {}
     functions = {}
-
-    def tuned(workload: tirx.PrimFunc, default: tirx.PrimFunc) -> tirx.PrimFunc:
-        return default if database is None else _tuned(workload, default, target, database)
-
     for variable, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc) and not function.attrs.get(IS_SCHEDULED, 0):
-            functions[variable] = _keep_symbol(_once(function, rules, done, tuned), function)
+            workload = StructuralKey(without_symbol(function))
+            if workload not in done:
+                default = _schedule(workload.key, rules)
+                done[workload] = default if database is None else _tuned(workload.key, default, target, database)
+            functions[variable] = _keep_symbol(done[workload], function)
         else:
             functions[variable] = function
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
@@ -74,22 +74,6 @@ def _rules(target: Target) -> tuple[NamedRule, ...]:
         traits = traits_of(target)
         return tuple((name, lambda function, rule=rule: rule(function, traits)) for name, rule in cpu.RULES)
     return tuple((name, partial(gpu.apply_rule, rule, target=target)) for name, rule in gpu.RULES)
-
-
-def _once(
-    function: tirx.PrimFunc,
-    rules: tuple[NamedRule, ...],
-    done: dict[int, list[tuple[tirx.PrimFunc, tirx.PrimFunc]]],
-    tuned: Callable[[tirx.PrimFunc, tirx.PrimFunc], tirx.PrimFunc],
-) -> tirx.PrimFunc:
-    bare = function.without_attr("global_symbol") if "global_symbol" in function.attrs else function
-    seen = done.setdefault(tvm_ffi.structural_hash(bare), [])
-    for workload, scheduled in seen:
-        if tvm_ffi.structural_equal(workload, bare):
-            return scheduled
-    scheduled = tuned(bare, _schedule(bare, rules))
-    seen.append((bare, scheduled))
-    return scheduled
 
 
 def _schedule(function: tirx.PrimFunc, rules: tuple[NamedRule, ...]) -> tirx.PrimFunc:
@@ -123,5 +107,5 @@ def _tuned(function: tirx.PrimFunc, default: tirx.PrimFunc, target: Target, data
 def _keep_symbol(scheduled: tirx.PrimFunc, original: tirx.PrimFunc) -> tirx.PrimFunc:
     symbol = original.attrs.get("global_symbol", None)
     if symbol is None:
-        return scheduled.without_attr("global_symbol") if "global_symbol" in scheduled.attrs else scheduled
+        return without_symbol(scheduled)
     return scheduled.with_attr("global_symbol", symbol)

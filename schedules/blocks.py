@@ -1,7 +1,11 @@
-"""Reading PrimFuncs: which blocks a function has, what they iterate over, which of them is the anchor."""
+"""Reading PrimFuncs: which blocks a function has, what they iterate over, which of them is the anchor.
+
+What the schedules for all targets share: finding a kernel's parts, and inlining what needs no memory of its own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -55,6 +59,15 @@ class Block:
         return tuple(int(extent) for extent in self.statement.writes[0].source.shape)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The blocks of a kernel by their role: what stands before the anchor, it, and what is computed from it."""
+
+    preparation: tuple[Block, ...]
+    anchor: Block
+    tail: tuple[Block, ...]
+
+
 def buffers_of(function: tirx.PrimFunc) -> list[tirx.Buffer]:
     """The function's parameters that are buffers: inputs first, outputs last."""
     return [parameter for parameter in function.params if hasattr(parameter, "shape")]
@@ -92,12 +105,64 @@ def blocks_of(schedule: s_tir.Schedule) -> list[Block] | None:
     return found or None
 
 
+def without_symbol(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function under no name: equal kernels of different names are equal."""
+    return function.without_attr("global_symbol") if "global_symbol" in function.attrs else function
+
+
 def new_schedule(function: tirx.PrimFunc) -> s_tir.Schedule:
     # A fixed seed, so that nothing depends on the clock; checks of the state would cost half the scheduling time.
     return s_tir.Schedule(tvm.IRModule({"main": function}), seed=1, debug_mask="none", error_render_level="none")
 
 
-def inline_into_last(schedule: s_tir.Schedule, blocks: list[Block]) -> Block:
+def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:
+    """The parts, if the function's anchor is of ``family`` and nothing else in it reduces; views are inlined."""
+    blocks = blocks_of(schedule)
+    if blocks is None:
+        return None
+    views = [block for block in blocks if block.is_inline]
+    if views:
+        for view in views:
+            schedule.compute_inline(view.handle)
+        return find_parts(schedule, family)
+    anchors = [position for position, block in enumerate(blocks) if block.anchor == family]
+    if len(anchors) != 1:
+        return None
+    position = anchors[0]
+    parts = Parts(tuple(blocks[:position]), blocks[position], tuple(blocks[position + 1 :]))
+    if not parts.tail or any(block.is_reduction for block in (*parts.preparation, *parts.tail)):
+        return None
+    return parts
+
+
+def inline_into_outputs(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> list[Block] | None:
+    """Inline all that lies between inputs and outputs; the blocks that write outputs, or None where one reduces."""
+    blocks = blocks_of(schedule)
+    if blocks is None or any(block.is_reduction for block in blocks):
+        return None
+    outputs = {buffer.name for buffer in buffers_of(function)}
+    kept: list[Block] = []
+    for block in blocks:
+        written = block.statement.writes
+        if len(written) == 1 and written[0].source.name not in outputs:
+            schedule.compute_inline(block.handle)
+        else:
+            kept.append(block)
+    return kept
+
+
+def finished_block(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) -> s_tir.schedule.SBlockRV | None:
+    """The block that stores a reduction's finished results, one for each of its sums; None where shapes differ.
+
+    It is the last of the elementwise ``tail``, with the others inlined, or a copy where nothing follows the reduction.
+    """
+    if not tail:
+        return schedule.cache_write(anchor.handle, 0, "local")
+    last = inline_into_last(schedule, tail)
+    return last.handle if last.extents == anchor.extents[: anchor.spatial] else None
+
+
+def inline_into_last(schedule: s_tir.Schedule, blocks: Sequence[Block]) -> Block:
     """Inline each of a chain of spatial blocks into the next; returns the last, where all of them are computed."""
     for block in blocks[:-1]:
         schedule.compute_inline(block.handle)

@@ -2,7 +2,7 @@
 
 Weights are read once for each input, so they come from beyond the second-level cache; the first rows of each tile of
 channels would wait for them while memory then idles for the other rows. The hardware prefetches only a little ahead
-within a page. One prefetch in every step of the innermost reduction loop spreads the next region evenly.
+within a page. A few prefetches in every turn of one of the loops around a tile spread the next region evenly.
 
 A schedule marks that loop by `mark_for_prefetch`; `prefetch_weights` then rewrites the finished function. Nothing else
 depends on it, and an address beyond the last weight is harmless: a prefetch never faults.
@@ -23,15 +23,16 @@ MARK = "tvm_split.prefetch"
 """Loop annotation: the fields of a `Region`."""
 LOCALITY = 2
 READ, DATA = 0, 1
-# With few rows the weights are read about as fast as memory gives them, in order, and the hardware does better alone.
-MOST_PER_STEP = 64
+# A turn that needs more has few rows: then weights are read about as fast as memory gives them, in order, and the
+# hardware does better alone.
+MOST_PER_TURN = 64
 
 
 @dataclass(frozen=True)
 class Region:
     """What one tile of output channels needs of the weights, before the next tile, or the next chunk of it, is begun.
 
-    It is read again and again by the marked loop and the ``loops_around`` loops just around it. For each of ``blocks``
+    All of it is read while the marked loop and the ``loops_around`` loops just around it run. For each of ``blocks``
     channel blocks it holds ``vectors`` of the block's ``vectors_of_block`` vectors.
     """
 
@@ -42,7 +43,7 @@ class Region:
 
 
 def mark_for_prefetch(schedule: s_tir.Schedule, loop: LoopRV, region: Region) -> None:
-    """Mark the innermost reduction loop of a contraction, the one whose body is the register tile."""
+    """Mark a loop of a contraction, of the reduction or around it, each of whose turns shall fetch its share."""
     schedule.annotate(loop, MARK, list(astuple(region)))
 
 
@@ -86,22 +87,22 @@ def _with_prefetches(loop: tirx.For, around: list[tirx.For], parameters: list[An
         return _loop(loop, loop.body, unmarked)
     source, indices = weight
     beginning = [_replaced(index, _next_region(around[:border])) for index in indices]
-    counted, steps = tirx.const(0, "int32"), 1
+    counted, turns = tirx.const(0, "int32"), 1
     for each in (*around[border:], loop):
         counted = counted * each.extent + each.loop_var
-        steps *= int(each.extent)
+        turns *= int(each.extent)
     # A region that is a part of each of its blocks lies in as many pieces; whole blocks lie one behind the other.
     in_pieces = region.vectors != region.vectors_of_block
     pieces = region.blocks if in_pieces else 1
     vectors = region.vectors if in_pieces else region.blocks * region.vectors
-    per_step = -(-vectors // steps)
-    if pieces * per_step > MOST_PER_STEP:
+    per_turn = -(-vectors // turns)
+    if pieces * per_turn > MOST_PER_TURN:
         return _loop(loop, loop.body, unmarked)
-    first = counted * per_step if per_step > 1 else counted * vectors // steps
+    first = counted * per_turn if per_turn > 1 else counted * vectors // turns
     prefetches = []
-    for number in range(pieces * per_step):
+    for number in range(pieces * per_turn):
         # The offset runs on through the outer axes: the tensor lies in one piece.
-        vector = first + (number // per_step * region.vectors_of_block + number % per_step)
+        vector = first + (number // per_turn * region.vectors_of_block + number % per_turn)
         address = tirx.address_of(tirx.BufferLoad(source, [*beginning[:-1], vector * source.shape[-1]]))
         prefetches.append(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, READ, LOCALITY, DATA)))
     return _loop(loop, tirx.SeqStmt([*prefetches, loop.body]), unmarked)

@@ -94,11 +94,9 @@ def scheduled_function(schedule: s_tir.Schedule) -> tirx.PrimFunc:
 
     Prefetches are made from the schedule's marks here, since a trace cannot hold them.
     """
-    function = prefetch_weights(schedule.mod["main"])
-    root = schedule.get_sblock("root")
-    choices = schedule.get(root).annotations.get(CHOICES_ATTRIBUTE, None)
+    choices = schedule.get(schedule.get_sblock("root")).annotations.get(CHOICES_ATTRIBUTE, None)
     if choices is None:
-        return function
+        return prefetch_weights(schedule.mod["main"])
     bare = schedule.copy()  # the annotation stays in the schedule's own trace, where records take it from
     bare.unannotate(bare.get_sblock("root"), CHOICES_ATTRIBUTE)
     return prefetch_weights(bare.mod["main"]).with_attr(CHOICES_ATTRIBUTE, str(choices))

@@ -17,12 +17,10 @@ from schedules.constants import array_of
 from schedules.cpu.winograd_choice import Winograd, Workload, choose_winograd
 from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE
 from schedules.legalize.winograd import winograd_conv2d
-from schedules.module_mutator import ModuleMutator
+from schedules.module_mutator import CONV2D, ModuleMutator, operator_of
 from schedules.shapes import static_shape
 from schedules.traits import Traits
 from schedules.winograd_transform import TAPS, transformed_kernel
-
-CONV2D = "relax.nn.conv2d"
 
 
 def use_winograd(module: tvm.IRModule, traits: Traits, threads: int) -> tvm.IRModule:
@@ -39,7 +37,7 @@ class _UseWinograd(ModuleMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        if not isinstance(call.op, tvm.ir.Op) or call.op.name != CONV2D:
+        if operator_of(call) != CONV2D:
             return call
         workload, kernel = workload_of(call), array_of(call.args[1])
         if workload is None or kernel is None:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
 from tvm import relax, te, tirx
 
 from schedules.blocks import INLINE
+from schedules.module_mutator import operator_of
 from schedules.shapes import static_shape
 
 Indices = list[Any]
@@ -70,15 +70,13 @@ def view_of(expression: relax.Expr, bound: Callable[[relax.Var], relax.Expr | No
             break
         steps.append(step)
         expression = value.args[0]
-        if str(value.op.name) in _MOVING:
+        if operator_of(value) in _MOVING:
             source, needed = expression, len(steps)
     return View(source, shape, tuple(steps[:needed]))
 
 
 def _step(value: relax.Expr, smallest_run: int) -> Step | None:
-    if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
-        return None
-    make = _STEPS.get(str(value.op.name))
+    make = _STEPS.get(operator_of(value))
     before = static_shape(value.args[0]) if make is not None else None
     after = static_shape(value)
     if make is None or before is None or after is None or 0 in before or 0 in after:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import relax, tirx
+from tvm_ffi.structural import StructuralKey
 
 from schedules import cpu, tuning
+from schedules.blocks import without_symbol
 from schedules.traits import traits_of
 from schedules.tuning import KernelResult, TunableKernel, TuningProgress
 from tvm_split.build import link_command, unscheduled_stage
@@ -102,7 +103,7 @@ def tune(
                 f"this machine cannot run kernels for {dict(target)}; start a TVM RPC server on such a machine and "
                 "give its tracker and key"
             )
-        kernels = kernels_of(model, planned, [each.name for each in machines], built_for)
+        kernels = tunable_kernels(model, planned, [each.name for each in machines], built_for)
         folder = Path(database) if database is not None else default_folder()
         linker = link_command(target, "a kernel")
         with (
@@ -135,13 +136,13 @@ def merge_databases(into: str | Path, other: str | Path) -> int:
         return writer.merge(other)
 
 
-def kernels_of(
+def tunable_kernels(
     model: Model, plan: Plan, machines: Sequence[str], target: tvm.target.Target
 ) -> tuple[TunableKernel, ...]:
     """The tunable kernels of these machines' stages, equal ones once, with the number of calls in one run."""
     cut = cut_model(model, plan)
     traits = traits_of(target)
-    found: dict[int, list[TunableKernel]] = {}
+    found: dict[StructuralKey, TunableKernel] = {}
     for stage, computation in zip(plan.stages, cut.computations, strict=True):
         if stage.machine not in machines:
             continue
@@ -149,14 +150,10 @@ def kernels_of(
             template = next((each for each in cpu.TEMPLATES if each.space(function, traits) is not None), None)
             if template is None:
                 continue
-            same = found.setdefault(tvm_ffi.structural_hash(function), [])
-            for index, each in enumerate(same):
-                if tvm_ffi.structural_equal(each.function, function):
-                    same[index] = TunableKernel(each.name, function, template, each.count + count)
-                    break
-            else:
-                same.append(TunableKernel(name, function, template, count))
-    return tuple(kernel for same in found.values() for kernel in same)
+            workload = StructuralKey(function)
+            known = found.get(workload, TunableKernel(name, function, template, 0))
+            found[workload] = replace(known, count=known.count + count)
+    return tuple(found.values())
 
 
 def _called_kernels(module: tvm.IRModule) -> Iterator[tuple[str, tirx.PrimFunc, int]]:
@@ -171,8 +168,7 @@ def _called_kernels(module: tvm.IRModule) -> Iterator[tuple[str, tirx.PrimFunc, 
     relax.analysis.post_order_visit(module["main"].body, count)
     for variable, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc) and counts.get(variable.name_hint):
-            bare = function.without_attr("global_symbol") if "global_symbol" in function.attrs else function
-            yield variable.name_hint, bare, counts[variable.name_hint]
+            yield variable.name_hint, without_symbol(function), counts[variable.name_hint]
 
 
 def _machines_to_tune(plan: Plan, machine: str | None) -> list[PlannedMachine]:

@@ -13,7 +13,7 @@ from math import prod
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from schedules.blocks import Block, blocks_of, inline_into_last
+from schedules.blocks import Parts, inline_into_last
 from schedules.cpu.elementwise import schedule_spatial_block
 from schedules.cpu.register_tile import RegisterTile, divisors
 from schedules.prefetch import Region, mark_for_prefetch
@@ -21,35 +21,6 @@ from schedules.traits import Traits
 
 # LLVM takes a prefetch for a use of all memory, so the sums leave their registers before it and come back after it.
 STEPS_BETWEEN_PREFETCHES = 64
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The blocks of a contraction by their role."""
-
-    preparation: tuple[Block, ...]
-    anchor: Block
-    tail: tuple[Block, ...]
-
-
-def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:
-    """The parts, if the function's anchor is of ``family`` and nothing else in it reduces; views are inlined."""
-    blocks = blocks_of(schedule)
-    if blocks is None:
-        return None
-    if any(block.is_inline for block in blocks):
-        for block in blocks:
-            if block.is_inline:
-                schedule.compute_inline(block.handle)
-        return find_parts(schedule, family)
-    anchors = [position for position, block in enumerate(blocks) if block.anchor == family]
-    if len(anchors) != 1:
-        return None
-    position = anchors[0]
-    parts = Parts(tuple(blocks[:position]), blocks[position], tuple(blocks[position + 1 :]))
-    if not parts.tail or any(block.is_reduction for block in (*parts.preparation, *parts.tail)):
-        return None
-    return parts
 
 
 @dataclass(frozen=True)
@@ -92,7 +63,7 @@ def schedule_contraction(
     if not tiling.prepare_inside:
         for block in parts.preparation:
             schedule_spatial_block(schedule, block, traits)
-    last = inline_into_last(schedule, list(parts.tail))
+    last = inline_into_last(schedule, parts.tail)
     anchor = parts.anchor.handle
     compute = _in_one_pass if tiling.chunk is None else _in_chunks
     lanes = parts.anchor.extents[roles.lanes]

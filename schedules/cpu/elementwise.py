@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from schedules.blocks import Block, blocks_of, buffers_of, new_schedule
+from schedules.blocks import Block, inline_into_outputs, new_schedule
 from schedules.traits import Traits
 
 # Mapping this many elements takes 3 microseconds on one core: less than waking the threads.
@@ -17,17 +17,9 @@ SMALLEST_PARALLEL = 16384
 def schedule_elementwise(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
     """A function without reductions: intermediate blocks are inlined, each output is one parallel vector loop."""
     schedule = new_schedule(function)
-    blocks = blocks_of(schedule)
-    if blocks is None or any(block.is_reduction for block in blocks):
+    kept = inline_into_outputs(schedule, function)
+    if kept is None:
         return None
-    outputs = {buffer.name for buffer in buffers_of(function)}
-    kept: list[Block] = []
-    for block in blocks:
-        written = block.statement.writes
-        if len(written) == 1 and written[0].source.name not in outputs:
-            schedule.compute_inline(block.handle)
-        else:
-            kept.append(block)
     for block in kept:
         schedule_spatial_block(schedule, block, traits)
     return schedule.mod["main"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from schedules.blocks import Block, blocks_of, inline_into_last, new_schedule
+from schedules.blocks import Block, blocks_of, finished_block, new_schedule
 from schedules.cpu.elementwise import SMALLEST_PARALLEL, schedule_spatial_block, vector_width
 from schedules.traits import Traits
 
@@ -24,13 +24,9 @@ def schedule_pooling(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc |
             schedule_spatial_block(schedule, block, traits)
         else:
             schedule.compute_inline(block.handle)
-    if tail:
-        last = inline_into_last(schedule, tail)
-        if last.extents != anchor.extents[: anchor.spatial]:
-            return None
-        finished = last.handle
-    else:
-        finished = schedule.cache_write(anchor.handle, 0, "local")
+    finished = finished_block(schedule, anchor, tail)
+    if finished is None:
+        return None
     loops = schedule.get_loops(finished)
     width = vector_width(anchor.extents[anchor.spatial - 1], traits)
     outer = loops

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from tvm import s_tir, tirx
 
-from schedules.blocks import new_schedule
-from schedules.cpu.contraction import LoopRoles, Tiling, find_parts, schedule_contraction
+from schedules.blocks import find_parts, new_schedule
+from schedules.cpu.contraction import LoopRoles, Tiling, schedule_contraction
 from schedules.cpu.register_tile import RegisterTile, divisors, tiles_to_try
 from schedules.template import Choices, Space, Template, Value
 from schedules.traits import Traits

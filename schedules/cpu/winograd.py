@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from schedules.blocks import Block, inline_into_last, new_schedule
-from schedules.cpu.contraction import Parts, find_parts, unroll_and_vectorize
+from schedules.blocks import Block, Parts, find_parts, inline_into_last, new_schedule
+from schedules.cpu.contraction import unroll_and_vectorize
 from schedules.cpu.register_tile import RegisterTile, dividing_tile
 from schedules.legalize.winograd import COLUMNS, FAMILY, STAGED
 from schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
@@ -34,7 +34,7 @@ def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc 
     extents = parts.anchor.extents
     tile = dividing_tile(extents[5], extents[4], traits)
     sums, output_rows, output, *stores = parts.tail
-    last = inline_into_last(schedule, list(stores))
+    last = inline_into_last(schedule, stores)
     group = _tile_results(schedule, last, output, output_rows, columns, staged)
     _multiply(schedule, parts.anchor, sums, tile, group)
     _transform_input(schedule, parts, group)

@@ -15,7 +15,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from schedules.blocks import Block, blocks_of, inline_into_last, new_schedule
+from schedules.blocks import Block, Parts, find_parts, inline_into_last, new_schedule
 from schedules.gpu.elementwise import bind_elements
 from schedules.gpu.families import DEPTH_FIRST, FETCH, STORE, TILE, TILED
 from schedules.gpu.tile import TILES, Tile
@@ -30,32 +30,17 @@ def schedule_tiled(function: tirx.PrimFunc, target: Target, family: str) -> tirx
     parts = find_parts(schedule, f"{TILED}{family}")
     if parts is None:
         return None
-    views, anchor, tail = parts
-    left, right = operand_views(schedule, views)
-    tile = TILES[str(anchor.statement.annotations[TILE])]
-    last = inline_into_last(schedule, tail)
-    _tile(schedule, anchor, left, right, last, tile)
+    left, right = operand_views(schedule, parts)
+    tile = TILES[str(parts.anchor.statement.annotations[TILE])]
+    last = inline_into_last(schedule, parts.tail)
+    _tile(schedule, parts.anchor, left, right, last, tile)
     return schedule.mod["main"]
 
 
-def find_parts(schedule: s_tir.Schedule, anchor: str) -> tuple[list[Block], Block, list[Block]] | None:
-    """The blocks before the anchor, it, and those behind, if nothing else reduces."""
-    blocks = blocks_of(schedule)
-    if blocks is None:
-        return None
-    positions = [position for position, block in enumerate(blocks) if block.anchor == anchor]
-    if len(positions) != 1:
-        return None
-    before, middle, behind = blocks[: positions[0]], blocks[positions[0]], blocks[positions[0] + 1 :]
-    if not behind or any(block.is_reduction for block in (*before, *behind)):
-        return None
-    return before, middle, behind
-
-
-def operand_views(schedule: s_tir.Schedule, before: list[Block]) -> tuple[Block, Block]:
+def operand_views(schedule: s_tir.Schedule, parts: Parts) -> tuple[Block, Block]:
     """The views that a legalization named ``left`` and ``right``; what else stands before an anchor is inlined."""
-    named = {view.name.partition("_")[0]: view for view in before}
-    for view in before:
+    named = {view.name.partition("_")[0]: view for view in parts.preparation}
+    for view in parts.preparation:
         if view is not named["left"] and view is not named["right"]:
             schedule.compute_inline(view.handle)
     return named["left"], named["right"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from tvm import s_tir, tirx
 from tvm.target import Target
 
-from schedules.blocks import Block, blocks_of, buffers_of, new_schedule
+from schedules.blocks import inline_into_outputs, new_schedule
 
 THREADS = 256
 LANES = 4
@@ -16,17 +18,9 @@ SMALLEST_VECTORIZED = 1 << 17
 def schedule_elementwise(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     """A function without reductions: intermediate blocks are inlined, each output is a kernel of its own."""
     schedule = new_schedule(function)
-    blocks = blocks_of(schedule)
-    if blocks is None or any(block.is_reduction for block in blocks):
+    kept = inline_into_outputs(schedule, function)
+    if kept is None:
         return None
-    outputs = {buffer.name for buffer in buffers_of(function)}
-    kept: list[Block] = []
-    for block in blocks:
-        written = block.statement.writes
-        if len(written) == 1 and written[0].source.name not in outputs:
-            schedule.compute_inline(block.handle)
-        else:
-            kept.append(block)
     for block in kept:
         bind_elements(schedule, block.handle)
     return schedule.mod["main"]
@@ -40,9 +34,7 @@ def bind_elements(
     if not loops:
         loops = [schedule.add_unit_loop(block)]
     extents = [int(schedule.get(loop).extent) for loop in loops]
-    iterations = 1
-    for extent in extents:
-        iterations *= extent
+    iterations = prod(extents)
     vectorized = (
         vectorize
         and extents[-1] % LANES == 0

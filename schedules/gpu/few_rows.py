@@ -9,8 +9,8 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.target import Target
 
-from schedules.blocks import inline_into_last, new_schedule
-from schedules.gpu.contraction import find_parts, inline_into_store
+from schedules.blocks import find_parts, inline_into_last, new_schedule
+from schedules.gpu.contraction import inline_into_store
 from schedules.gpu.elementwise import bind_elements
 from schedules.gpu.families import FEW_ROWS
 from schedules.gpu.tile import SMALL_COLUMNS
@@ -25,10 +25,10 @@ def schedule_few_rows(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc 
     parts = find_parts(schedule, FEW_ROWS)
     if parts is None:
         return None
-    before, anchor, tail = parts
-    for block in before:
+    anchor = parts.anchor
+    for block in parts.preparation:
         schedule.compute_inline(block.handle)
-    last = inline_into_last(schedule, tail)
+    last = inline_into_last(schedule, parts.tail)
     part, batch, row, column, depth = schedule.get_loops(anchor.handle)
     column_block, column_thread = schedule.split(column, [None, SMALL_COLUMNS])
     outer, inner = schedule.split(depth, [None, min(STEPS, anchor.extents[-1])])

@@ -15,8 +15,8 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from schedules.blocks import Block, inline_into_last, new_schedule
-from schedules.gpu.contraction import find_parts, inline_into_store, operand_views
+from schedules.blocks import Block, find_parts, inline_into_last, new_schedule
+from schedules.gpu.contraction import inline_into_store, operand_views
 from schedules.gpu.elementwise import bind_elements
 from schedules.gpu.families import FETCH, STORE, TENSOR_CORE, TILE
 from schedules.gpu.fragments import CLEAR, LOAD_LEFT, LOAD_RIGHT, MULTIPLY, register_fragments
@@ -38,9 +38,8 @@ def schedule_tensor_core(
     parts = find_parts(schedule, TENSOR_CORE)
     if parts is None:
         return None
-    views, anchor, tail = parts
-    left, right = operand_views(schedule, views)
-    _fragments(schedule, anchor, left, right, inline_into_last(schedule, tail), with_instructions)
+    left, right = operand_views(schedule, parts)
+    _fragments(schedule, parts.anchor, left, right, inline_into_last(schedule, parts.tail), with_instructions)
     return schedule.mod["main"]
 
 

@@ -11,7 +11,7 @@ from math import prod
 from tvm import s_tir, tirx
 from tvm.target import Target
 
-from schedules.blocks import Block, blocks_of, inline_into_last, new_schedule
+from schedules.blocks import Block, blocks_of, finished_block, new_schedule
 from schedules.gpu.elementwise import bind_elements, uses
 from schedules.gpu.families import DEPTHWISE
 
@@ -50,13 +50,9 @@ def _windows(schedule: s_tir.Schedule, blocks: list[Block]) -> tirx.PrimFunc | N
         return None
     for block in blocks[:position]:
         schedule.compute_inline(block.handle)
-    if tail:
-        last = inline_into_last(schedule, tail)
-        if last.extents != anchor.extents[: anchor.spatial]:
-            return None
-        finished = last.handle
-    else:
-        finished = schedule.cache_write(anchor.handle, 0, "local")
+    finished = finished_block(schedule, anchor, tail)
+    if finished is None:
+        return None
     thread = bind_elements(schedule, finished, vectorize=False)
     schedule.compute_at(anchor.handle, thread, preserve_unit_loops=True)
     schedule.set_scope(anchor.handle, 0, "local")

@@ -16,9 +16,9 @@ from schedules.gpu.families import DEPTHWISE
 from schedules.gpu.tile import Extents, multiprocessors
 from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE, accumulator_dtype, default_legalization
 from schedules.legalize.gpu_contraction import Contraction, Operand, contract, uses_tensor_cores
+from schedules.module_mutator import is_plain
 from schedules.shapes import static_shape
 
-PLAIN_LAYOUTS = ("NCHW", "OIHW", "NCHW")
 FUSABLE = {"op_pattern": OUT_ELEMENTWISE_FUSABLE}
 
 
@@ -96,9 +96,8 @@ class _Window:
 
 def _window(call: relax.Call) -> _Window | None:
     attributes = call.attrs
-    layouts = tuple(str(getattr(attributes, name)) for name in ("data_layout", "kernel_layout", "out_layout"))
     data, weight = (static_shape(argument) for argument in call.args)
-    if layouts != PLAIN_LAYOUTS or data is None or weight is None or 0 in (*data, *weight):
+    if not is_plain(call) or data is None or weight is None or 0 in (*data, *weight):
         return None
     strides, padding, dilation = (
         [int(value) for value in values] for values in (attributes.strides, attributes.padding, attributes.dilation)

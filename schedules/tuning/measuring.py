@@ -17,6 +17,7 @@ from tvm.s_tir import meta_schedule
 from tvm.support.popen_pool import PopenPoolExecutor, StatusKind
 from tvm.target import Target
 
+from schedules.blocks import without_symbol
 from schedules.tuning.devices import (
     Tracker,
     build_into,
@@ -26,7 +27,6 @@ from schedules.tuning.devices import (
     session_with_threads,
 )
 from schedules.tuning.errors import DeviceError, TuningError
-from schedules.tuning.record_file import without_symbol
 
 LOCAL = "this machine"
 MAIN = "main"

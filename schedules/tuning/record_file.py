@@ -18,6 +18,7 @@ from tvm import tirx
 from tvm.s_tir import meta_schedule
 from tvm.target import Target
 
+from schedules.blocks import without_symbol
 from schedules.template import CHOICES_ATTRIBUTE
 from schedules.tuning.errors import DatabaseError
 
@@ -90,10 +91,6 @@ def target_key(target: Target) -> tuple[str, ...]:
     The number of threads (``num-cores``) is in it: what is best for one thread need not be for four.
     """
     return _key(json.loads(str(target)))
-
-
-def without_symbol(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    return function.without_attr("global_symbol") if "global_symbol" in function.attrs else function
 
 
 def module_of(function: tirx.PrimFunc) -> tvm.IRModule:

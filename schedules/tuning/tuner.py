@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from tvm import s_tir, tirx
 from tvm.target import Target
@@ -261,7 +262,7 @@ class Tuner:
             self._database.add_decision(function, self._target, trace, verdicts[winner].tuned_seconds)
         for text, trace, each in zip(texts, traces, rounds, strict=True):
             self._database.add_trial(function, self._target, trace, each)
-            state.history[text] = Measured(sorted(each)[len(each) // 2], len(each))
+            state.history[text] = Measured(median(each), len(each))
 
     def _prepare(self, state: _State, proposals: Sequence[Choices]) -> _Batch:
         """Schedule and build candidates; one that cannot be scheduled costs its trial and nothing else."""
@@ -289,7 +290,7 @@ class Tuner:
     def _write(self, batch: _Batch, timings: Sequence[tuple[float, ...] | None]) -> None:
         state = batch.state
         for text, schedule, rounds in zip(batch.texts, batch.schedules, timings, strict=True):
-            seconds = None if rounds is None else sorted(rounds)[len(rounds) // 2]
+            seconds = None if rounds is None else median(rounds)
             state.history[text] = Measured(seconds, len(rounds or ()))
             state.decided = False  # what is new may be better than what an earlier run decided
             self._measured_now += 1

@@ -16,7 +16,7 @@ from schedules.tuning.record_file import RECORDS
 from tests.integration.rpc_lab import KEY, RpcLab
 from tests.schedules.schedule_harness import normal
 from tvm_split.planner.planning import tvm_target
-from tvm_split.tuning import kernels_of
+from tvm_split.tuning import tunable_kernels
 
 pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 'tvm-split[tracker]'")
 
@@ -104,7 +104,7 @@ def test_the_database_changes_what_is_compiled(model, plan, tmp_path, monkeypatc
     assert len(report.kernels) == 3
     assert not any(kernel.kept for kernel in report.kernels)
     target = tvm_target(plan.machines[0].target)
-    kernels = kernels_of(model, plan, [machine.name for machine in plan.machines], target)
+    kernels = tunable_kernels(model, plan, [machine.name for machine in plan.machines], target)
     decided = {}
     with DatabaseWriter(folder) as writer:
         for kernel in kernels:
@@ -143,7 +143,7 @@ def test_tuned_here_is_never_slower_than_the_default_was_measured(model, plan, t
     database = TuningDatabase(tmp_path)
     target = tvm_target(plan.machines[0].target)
     kept = {kernel.name for kernel in report.kernels if kernel.kept}
-    for kernel in kernels_of(model, plan, [machine.name for machine in plan.machines], target):
+    for kernel in tunable_kernels(model, plan, [machine.name for machine in plan.machines], target):
         decision = database.decision(kernel.function, target)
         is_default = decision is None or database.kernel(kernel.function, target) is None
         assert (kernel.name in kept) <= (not is_default)
