@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tvm_split.errors import PlanError
+from tvm_split.planner.prediction import Prediction
 
 FORMAT = "tvm-split plan"
 VERSION = 1
@@ -38,7 +40,8 @@ class PlannedStage:
 class Plan:
     """Stages in topological order; every layer of the model is in exactly one.
 
-    ``origin`` says in a few words how the plan was found.
+    ``origin`` says in a few words how the plan was found. ``prediction`` is what the planner expects of exactly these
+    stages; it is None for a plan that was made or changed by hand.
     """
 
     model: str
@@ -46,6 +49,7 @@ class Plan:
     origin: str
     machines: tuple[PlannedMachine, ...]
     stages: tuple[PlannedStage, ...]
+    prediction: Prediction | None = None
 
     def machine(self, name: str) -> PlannedMachine:
         for machine in self.machines:
@@ -54,7 +58,7 @@ class Plan:
         raise PlanError(f"the plan names no machine {name!r}; it has {', '.join(m.name for m in self.machines)}")
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        content = {
             "format": FORMAT,
             "version": VERSION,
             "model": self.model,
@@ -68,6 +72,9 @@ class Plan:
                 {"name": stage.name, "machine": stage.machine, "layers": list(stage.layers)} for stage in self.stages
             ],
         }
+        if self.prediction is not None:
+            content["prediction"] = {"for_stages": _stages_digest(self.stages), **asdict(self.prediction)}
+        return content
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
@@ -95,7 +102,15 @@ class Plan:
             )
         machines = tuple(PlannedMachine(each.name, each.target, each.threads) for each in parsed.machines)
         stages = tuple(PlannedStage(each.name, each.machine, tuple(each.layers)) for each in parsed.stages)
-        result = cls(parsed.model, parsed.objective, parsed.origin, machines, stages)
+        prediction = parsed.prediction
+        if prediction is not None and prediction.pop("for_stages", None) != _stages_digest(stages):
+            prediction = None  # someone has edited the stages: what was expected of the old ones says nothing
+        try:
+            predicted = None if prediction is None else _PREDICTION.validate_python(prediction)
+        except ValidationError as error:
+            problems = [f"{source}: prediction.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+            raise PlanError("\n".join(problems)) from error
+        result = cls(parsed.model, parsed.objective, parsed.origin, machines, stages, predicted)
         for stage in stages:
             result.machine(stage.machine)
         return result
@@ -125,3 +140,12 @@ class _PlanFile(_Strict):
     origin: str
     machines: list[_PlannedMachine] = Field(min_length=1)
     stages: list[_PlannedStage] = Field(min_length=1)
+    prediction: dict[str, Any] | None = None
+
+
+_PREDICTION = TypeAdapter(Prediction)
+
+
+def _stages_digest(stages: Sequence[PlannedStage]) -> str:
+    content = [[stage.name, stage.machine, list(stage.layers)] for stage in stages]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -1,0 +1,91 @@
+"""What a plan is expected to do, and how sure that is: prediction, certificate, and what it is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MachinePrediction:
+    """One machine, per micro-batch, while the pipeline is full.
+
+    ``compute_seconds`` includes what sharing a host and serialising cost; ``alone_seconds`` is computing by itself.
+    ``memory_limit_bytes`` is None where nothing limits it. ``estimated_share`` is the share of ``alone_seconds`` that
+    was not measured.
+    """
+
+    machine: str
+    compute_seconds: float
+    alone_seconds: float
+    receive_seconds: float
+    send_seconds: float
+    weight_bytes: float
+    activation_bytes: float
+    buffer_bytes: float
+    memory_limit_bytes: float | None
+    estimated_share: float
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.weight_bytes + self.activation_bytes + self.buffer_bytes
+
+
+@dataclass(frozen=True)
+class LinkPrediction:
+    """What crosses one link per micro-batch: ``seconds`` for a single one, ``stream_seconds`` when many follow."""
+
+    source: str
+    destination: str
+    bytes: float
+    seconds: float
+    stream_seconds: float
+
+
+@dataclass(frozen=True)
+class ComparedPlan:
+    """Another plan, a baseline or one that lost. ``stages`` as (machine, number of layers); ``why`` it is not chosen."""
+
+    name: str
+    stages: tuple[tuple[str, int], ...]
+    period_seconds: float
+    latency_seconds: float
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is expected of a plan, and its certificate.
+
+    Attributes:
+        period_seconds: between two results when many follow each other; throughput is its inverse.
+        latency_seconds: of one micro-batch alone.
+        bubble: the share of the machines' time in which they wait, once the pipeline is full.
+        in_flight: micro-batches under way that keep the slowest machine busy: latency / period, rounded up.
+        lower_bound_seconds: no plan has a smaller period (latency, for that objective).
+        gap: how far above the bound this plan is at most, as a share of it.
+        limiting: the machine or link that sets the period.
+        method: how the plan was found and proven.
+        why_no_more_machines: why idle machines stay idle; empty if none is.
+        profiled_at: when the oldest measurement was made, in seconds since 1970.
+        baselines: what users would do without a planner, best first; alternatives: the best plans that lost.
+    """
+
+    period_seconds: float
+    latency_seconds: float
+    bubble: float
+    in_flight: int
+    lower_bound_seconds: float
+    gap: float
+    limiting: str
+    method: str
+    why_no_more_machines: str
+    profiled_at: float
+    machines: tuple[MachinePrediction, ...]
+    links: tuple[LinkPrediction, ...]
+    baselines: tuple[ComparedPlan, ...] = ()
+    alternatives: tuple[ComparedPlan, ...] = ()
+
+    @property
+    def samples_per_second(self) -> float:
+        """Micro-batches a second."""
+        return 1.0 / self.period_seconds

@@ -1,0 +1,178 @@
+"""What a plan is searched for: machines, links, the pieces of a model and what passes between them. Numbers only.
+
+A problem knows nothing of TVM, files or networks, so it can be replayed, varied and checked from outside. Seconds and
+bytes are those of one micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Objective = Literal["throughput", "latency"]
+
+
+@dataclass(frozen=True)
+class ProblemMachine:
+    """A machine that can hold one stage.
+
+    ``transfer_seconds`` and ``transfer_seconds_per_byte`` are what sending or receiving one tensor takes away from
+    computing: on a machine whose cores all compute, serialising is computing. ``contention`` is how many times longer
+    computing takes while other machines compute too, because they share a host; it counts in plans of several machines,
+    and in the period only, since the latency is that of a single micro-batch.
+    """
+
+    name: str
+    memory_bytes: float = math.inf
+    transfer_seconds: float = 0.0
+    transfer_seconds_per_byte: float = 0.0
+    contention: float = 1.0
+
+
+@dataclass(frozen=True)
+class ProblemLink:
+    """A one-way link between two machines, or a machine and the client (``"client"``)."""
+
+    source: str
+    destination: str
+    bytes_per_second: float
+    latency_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is not cut any further. ``seconds`` by machine; a machine that is missing there cannot run it.
+
+    The ``activation_bytes`` of a stage are those of its largest piece, the ``weight_bytes`` the sum.
+    """
+
+    name: str
+    seconds: Mapping[str, float]
+    weight_bytes: float = 0.0
+    activation_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Edge:
+    """``bytes`` that go from one piece, or the client, to another piece, or the client.
+
+    Edges of one source that name the same ``tensor`` carry the same bytes: they cross once to each machine.
+    """
+
+    source: str
+    destination: str
+    bytes: float
+    tensor: str | None = None
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A piece that must be on ``machine``, or, with ``forbidden``, must not be there."""
+
+    piece: str
+    machine: str
+    forbidden: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Which pieces to run on which machines.
+
+    Attributes:
+        objective: the least period (``"throughput"``) or the least latency.
+        pieces: on a chain in its order, else in any order in which ``edges`` point forward.
+        replicas: whether a stage may be dealt out over several machines.
+        maximum_machines: use so many at most.
+        stages: exactly so many stages.
+        maximum_period_seconds, maximum_latency_seconds: what the other objective must keep to.
+        buffers: micro-batches of each tensor that a machine holds for every crossing, at either end.
+    """
+
+    objective: Objective
+    machines: tuple[ProblemMachine, ...]
+    links: tuple[ProblemLink, ...]
+    pieces: tuple[Piece, ...]
+    edges: tuple[Edge, ...]
+    replicas: bool = False
+    pins: tuple[Pin, ...] = ()
+    maximum_machines: int | None = None
+    stages: int | None = None
+    maximum_period_seconds: float = math.inf
+    maximum_latency_seconds: float = math.inf
+    buffers: int = 0
+
+
+@dataclass(frozen=True)
+class SolvedStage:
+    """Pieces on one machine, or on several replicas; ``shares`` of the micro-batches for each of these, sum 1."""
+
+    machines: tuple[str, ...]
+    pieces: tuple[str, ...]
+    shares: tuple[float, ...] = (1.0,)
+
+
+@dataclass(frozen=True)
+class MachineLoad:
+    """What a machine does for one micro-batch, on average where a stage has replicas.
+
+    ``compute_seconds`` has contention and the cost of transfers in it.
+    """
+
+    machine: str
+    compute_seconds: float
+    receive_seconds: float
+    send_seconds: float
+    weight_bytes: float
+    activation_bytes: float
+    buffer_bytes: float
+    bytes_received: float
+    bytes_sent: float
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.weight_bytes + self.activation_bytes + self.buffer_bytes
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a set of stages does. ``limiting`` names the machine or link that sets the period, and by what."""
+
+    period_seconds: float
+    latency_seconds: float
+    loads: tuple[MachineLoad, ...]
+    limiting: str
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan that lost, or one to compare with: what it is, what it would do, and why it is not the plan."""
+
+    name: str
+    stages: tuple[SolvedStage, ...]
+    period_seconds: float
+    latency_seconds: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A plan and its certificate.
+
+    Attributes:
+        stages: in topological order.
+        lower_bound_seconds: no plan for this problem has a smaller period (or latency, for that objective).
+        gap: (value - lower bound) / value; 0 is proven optimal.
+        method: how it was found and proven, in a few words.
+        why_no_more_machines: why the machines that are idle stay so; empty if none is.
+        alternatives: the best few others, best first.
+    """
+
+    stages: tuple[SolvedStage, ...]
+    evaluation: Evaluation
+    lower_bound_seconds: float
+    gap: float
+    method: str
+    why_no_more_machines: str = ""
+    alternatives: tuple[Alternative, ...] = field(default=())

@@ -1,0 +1,78 @@
+"""What was measured of a model on the machines of a cluster: what the planner has to know, and not how it is got."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Origin = Literal["measured", "given", "estimated"]
+
+
+@dataclass(frozen=True)
+class ModelPiece:
+    """Layers that run in common kernels, so that a cut between them would cost more than a transfer.
+
+    ``name`` is that of its first layer. ``weight_bytes`` as they are prepacked; ``activation_bytes`` is the largest
+    sum of operands and results of one of its kernels.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    weight_bytes: int
+    activation_bytes: int
+
+
+@dataclass(frozen=True)
+class PieceTime:
+    """Seconds of one piece for one micro-batch: by itself, and while the other machines of the host compute as well."""
+
+    seconds: float
+    contended_seconds: float
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class MachineProfile:
+    """A machine: the model's pieces on it, its ceilings, and what transfers cost its cores.
+
+    ``operations_per_second`` (a multiplication and an addition are two) and ``bytes_per_second`` are what the machine
+    reaches at most, measured. ``transfer_seconds`` and ``transfer_seconds_per_byte`` are the processor time of sending
+    or receiving one tensor as far as it is taken from computing: 0 where cores are left over. ``measured_at`` is in
+    seconds since 1970.
+    """
+
+    machine: str
+    target: Mapping[str, Any]
+    threads: int
+    hostname: str
+    memory_free_bytes: int
+    operations_per_second: float
+    bytes_per_second: float
+    transfer_seconds: float
+    transfer_seconds_per_byte: float
+    pieces: Mapping[str, PieceTime]
+    measured_at: float
+
+
+@dataclass(frozen=True)
+class LinkProfile:
+    """A one-way link between machines, or a machine and the client: ``latency_seconds + b / bytes_per_second``."""
+
+    source: str
+    destination: str
+    bytes_per_second: float
+    latency_seconds: float
+    origin: Origin
+    measured_at: float
+
+
+@dataclass(frozen=True)
+class ClusterProfile:
+    """A model on a cluster. ``model_digest`` says which model and micro-batch size this is for."""
+
+    model: str
+    model_digest: str
+    pieces: tuple[ModelPiece, ...]
+    machines: tuple[MachineProfile, ...]
+    links: tuple[LinkProfile, ...]
