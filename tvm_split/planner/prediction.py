@@ -43,7 +43,7 @@ class LinkPrediction:
 
 @dataclass(frozen=True)
 class ComparedPlan:
-    """Another plan, a baseline or one that lost. ``stages`` as (machine, number of layers); ``why`` it is not chosen."""
+    """A baseline, or a plan that lost. ``stages`` as (machine, number of layers); ``why`` it is not chosen."""
 
     name: str
     stages: tuple[tuple[str, int], ...]
