@@ -39,23 +39,13 @@ from tvm_split.planner.cost import model_operations
 from tvm_split.targets import host_target
 from tvm_split.tuning_folder import DATABASE_VARIABLE
 
-IMAGES = ("resnet50", "vgg16", "mobilenet_v2", "vit_b16")
-WORDS = ("bert_base", "gpt2_small")
-TOKENS = 128
+MODELS = torch_models.published_models()
 SMALLEST = "mobilenet_v2"
 PAUSE_SECONDS = 0.1
 WARM_UP_RUNS = 2
 RUNS_A_TURN = 4
 
 Run = Callable[[], Any]
-
-
-def example_inputs(name: str) -> tuple[torch.Tensor, ...]:
-    generator = torch.Generator().manual_seed(0)
-    if name in IMAGES:
-        return (torch.randn(1, 3, 224, 224, generator=generator),)
-    words = torch.randint(0, 1000, (1, TOKENS), generator=generator)
-    return (words, torch.ones(1, TOKENS, dtype=torch.int64)) if name == "bert_base" else (words,)
 
 
 @contextmanager
@@ -132,7 +122,8 @@ def largest_difference(ours: Run, reference: Run) -> float:
 def compare(
     name: str, threads: int, rounds: int, ceilings: Ceilings, folder: Path, database: Path | None
 ) -> dict[str, Any]:
-    network, inputs = getattr(torch_models, name)(), example_inputs(name)
+    build, inputs = MODELS[name]
+    network = build()
     model = tvm_split.load_model(network, inputs, name=name)
     arrays = [each.numpy() for each in inputs]
     with ExitStack() as stack:
@@ -198,7 +189,7 @@ def print_results(results: Sequence[dict[str, Any]], ceilings: Ceilings) -> floa
 def main() -> int:
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", help=f"of {', '.join([*IMAGES, *WORDS])}; all by default")
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; all by default")
     parser.add_argument("--threads", type=int, nargs="*", default=[2, 1])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--database", type=Path, help="of `tvm-split tune`: its kernels beside the default ones")
@@ -211,7 +202,7 @@ def main() -> int:
         for threads in arguments.threads:
             ceilings = measure_ceilings(threads)
             results = []
-            for name in arguments.models or [*IMAGES, *WORDS]:
+            for name in arguments.models or MODELS:
                 own = Path(folder) / name
                 own.mkdir(exist_ok=True)
                 print(f"{name}, {threads} threads", file=sys.stderr)

@@ -13,11 +13,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import tvm
 from rich.console import Console
 from rich.table import Table
@@ -42,18 +41,9 @@ from tests.schedules.gpu_kernels import (
 from tvm_split.build import build_stage
 from tvm_split.compiling import cut_model
 from tvm_split.kernels import SLOW_RULES, Kernel
-from tvm_split.planner.planning import tvm_target
+from tvm_split.planner.placement import tvm_target
 
-TOKENS = torch.randint(0, 30000, (1, 128), generator=torch.Generator().manual_seed(0))
-IMAGE = torch.zeros(1, 3, 224, 224)
-MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[torch.Tensor, ...]]] = {
-    "resnet50": (torch_models.resnet50, (IMAGE,)),
-    "vgg16": (torch_models.vgg16, (IMAGE,)),
-    "mobilenet_v2": (torch_models.mobilenet_v2, (IMAGE,)),
-    "vit_b16": (torch_models.vit_b16, (IMAGE,)),
-    "bert_base": (torch_models.bert_base, (TOKENS, torch.ones_like(TOKENS))),
-    "gpt2_small": (torch_models.gpt2_small, (TOKENS,)),
-}
+MODELS = torch_models.published_models()
 LARGEST_SLOW_SHARE = 0.01
 # An H100 SXM: float32 outside of tensor cores (a multiply-add is two operations), and device memory.
 OPERATIONS_PER_SECOND = 67e12

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ClusterError,
         CompileError,
         ModelImportError,
+        OneMachineWarning,
         PlanError,
         TuningError,
         VerificationError,
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     from tvm_split.frontends import load_model
     from tvm_split.machine import Link, Machine
     from tvm_split.model import Model
-    from tvm_split.planner import Plan, plan
+    from tvm_split.planner.plan import Plan
+    from tvm_split.planning import plan
     from tvm_split.tuning import TuningReport, merge_databases, tune
 
 __version__ = "0.1.0"
@@ -57,13 +59,14 @@ _HOMES = {
     "tvm_split.compiling": ("compile",),
     "tvm_split.deployment": ("Deployment", "deploy"),
     "tvm_split.errors": (
-        "BundleError", "ClusterError", "CompileError", "ModelImportError", "PlanError", "TuningError",
-        "VerificationError",
+        "BundleError", "ClusterError", "CompileError", "ModelImportError", "OneMachineWarning",
+        "PlanError", "TuningError", "VerificationError",
     ),
     "tvm_split.frontends": ("load_model",),
     "tvm_split.machine": ("Link", "Machine"),
     "tvm_split.model": ("Model",),
-    "tvm_split.planner": ("Plan", "plan"),
+    "tvm_split.planner.plan": ("Plan",),
+    "tvm_split.planning": ("plan",),
     "tvm_split.tuning": ("TuningReport", "merge_databases", "tune"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -82,6 +85,7 @@ __all__ = [
     "Machine",
     "Model",
     "ModelImportError",
+    "OneMachineWarning",
     "Plan",
     "PlanError",
     "ProtocolError",

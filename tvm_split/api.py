@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from tvm_split.cluster import Cluster
 from tvm_split.compiling import compile
 from tvm_split.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy
+from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
+from tvm_split.planner.advice import one_machine_advice
 from tvm_split.planner.by_hand import Split
-from tvm_split.planner.planning import Objective, plan
+from tvm_split.planner.problem import Objective
+from tvm_split.planning import plan
+from tvm_split.progress import step_progress
 
 
 def compile_and_deploy(
@@ -28,23 +34,32 @@ def compile_and_deploy(
 ) -> Deployment:
     """Import, plan, compile, verify and deploy a network.
 
+    Without ``split`` the network is measured on the machines and the best plan for them is taken, which may use one
+    machine alone; an `OneMachineWarning` then gives the figures.
+
     Args:
         source: a torch module or exported program, an ONNX model or path, or a `Model`.
         example_inputs: a tuple of inputs, as the model takes them; needed for a torch module.
         cluster: where to run; by default two worker processes on this host.
-        split: layers by machine, in the source's own names; without it the layers are balanced automatically.
+        split: layers by machine, in the source's own names; without it the planner decides.
         stages: exactly so many stages.
         objective: ``"throughput"`` or ``"latency"``.
         batch: the size of a dynamic batch dimension.
         verify: compare the compiled stages with the source before anything is deployed.
         timeout_seconds: the longest wait for a worker's answer or the next result.
-        on_progress: called with what is being done, the steps done and all steps.
+        on_progress: called with what is being done, the steps done and all steps; by default a bar is shown in a
+            terminal.
 
     Returns:
         A running `Deployment`; use it as a context manager, or close it.
     """
     cluster = cluster if cluster is not None else Cluster.local()
     model = load_model(source, example_inputs, batch=batch)
-    planned = plan(model, cluster, objective=objective, stages=stages, split=split)
-    bundle = compile(model, planned, verify=verify, on_progress=on_progress)
+    with contextlib.ExitStack() as bars:
+        report = on_progress or bars.enter_context(step_progress("planning"))
+        planned = plan(model, cluster, objective=objective, stages=stages, split=split, on_progress=report)
+        advice = one_machine_advice(planned, len(cluster.machines))
+        if advice is not None:
+            warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=2)
+        bundle = compile(model, planned, verify=verify, on_progress=report)
     return deploy(bundle, cluster, timeout_seconds=timeout_seconds)

@@ -20,7 +20,7 @@ from relay_passes.lift_weights import lift_weights
 from relay_passes.pipeline import Observer, Schedules, run_phases, stage_phases
 from tvm_split.errors import CompileError
 from tvm_split.kernels import Kernel, kernels_of
-from tvm_split.planner.planning import tvm_target
+from tvm_split.planner.placement import tvm_target
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rpc_runtime.scratch import ScratchFolder
 from schedules.ceilings import CeilingKernel, memory_read_kernel, multiply_add_kernel
 from tvm_split.blobs import BlobFolder
 from tvm_split.build import build_module
-from tvm_split.planner.planning import tvm_target
+from tvm_split.planner.placement import tvm_target
 from tvm_split.targets import host_target
 
 ROUNDS = 7

@@ -22,8 +22,8 @@ from tvm_split.bundle import Bundle
 from tvm_split.errors import PlanError
 from tvm_split.kernels import Kernel
 from tvm_split.model import Model
+from tvm_split.planner.placement import placement_of
 from tvm_split.planner.plan import Plan, PlannedStage
-from tvm_split.planner.planning import placement_of
 from tvm_split.tuning_folder import open_database
 from tvm_split.verification import verify_bundle
 

@@ -39,3 +39,7 @@ class TuningError(TvmSplitError):
 
 class TuningUseError(TuningError, ValueError):
     """Tuning was asked for something that cannot be meant; the message says what to give instead."""
+
+
+class OneMachineWarning(UserWarning):
+    """One machine alone is faster than the split, or than any split; the message has both figures."""

@@ -21,9 +21,9 @@ from tvm_split.cluster import Cluster
 from tvm_split.compiling import cut_model
 from tvm_split.errors import TuningError, TuningUseError
 from tvm_split.model import Model
+from tvm_split.planner.placement import tvm_target
 from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.planning import plan as make_plan
-from tvm_split.planner.planning import tvm_target
+from tvm_split.planning import plan as make_plan
 from tvm_split.targets import runs_here
 from tvm_split.tuning_folder import default_folder
 

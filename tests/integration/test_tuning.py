@@ -15,7 +15,7 @@ from schedules.tuning import DatabaseWriter, Effort, TuningDatabase
 from schedules.tuning.record_file import RECORDS
 from tests.integration.rpc_lab import KEY, RpcLab
 from tests.schedules.schedule_harness import normal
-from tvm_split.planner.planning import tvm_target
+from tvm_split.planner.placement import tvm_target
 from tvm_split.tuning import tunable_kernels
 
 pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 'tvm-split[tracker]'")

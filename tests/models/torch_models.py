@@ -379,3 +379,21 @@ def small_models() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
         "bert": (bert(), (tokens, mask)),
         "gpt2": (gpt2(), (tokens,)),
     }
+
+
+PublishedModel = tuple[Callable[[], nn.Module], tuple[Tensor, ...]]
+
+
+def published_models(tokens: int = 128) -> dict[str, PublishedModel]:
+    """Constructors of the networks in their published sizes, with one image or ``tokens`` words as example inputs."""
+    generator = torch.Generator().manual_seed(0)
+    image = (torch.randn(1, 3, 224, 224, generator=generator),)
+    words = torch.randint(0, 1000, (1, tokens), generator=generator)
+    return {
+        "resnet50": (resnet50, image),
+        "vgg16": (vgg16, image),
+        "mobilenet_v2": (mobilenet_v2, image),
+        "vit_b16": (vit_b16, image),
+        "bert_base": (bert_base, (words, torch.ones_like(words))),
+        "gpt2_small": (gpt2_small, (words,)),
+    }

@@ -10,24 +10,16 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TransferSpeedColumn
 from rich.text import Text
+
+from tvm_split.progress import STDERR, progress_bars
+from tvm_split.progress import step_progress as step_progress
 
 if TYPE_CHECKING:
     from schedules.tuning import TuningProgress
 
 STDOUT = Console()
-STDERR = Console(stderr=True)
 BYTES_PER_UNIT = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -46,17 +38,9 @@ def print_note(text: str) -> None:
 
 
 @contextmanager
-def step_progress(what: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for counted steps, to be called with what is being done, the steps done and all steps."""
-    with _progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bars:
-        task = bars.add_task(what, total=None)
-        yield lambda description, done, steps: bars.update(task, description=description, completed=done, total=steps)
-
-
-@contextmanager
 def transfer_progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar per machine, to be called with its name, the bytes sent to it so far and all that it lacks."""
-    with _progress(BarColumn(), DownloadColumn(), TransferSpeedColumn()) as bars:
+    with progress_bars(BarColumn(), DownloadColumn(), TransferSpeedColumn()) as bars:
         tasks: dict[str, Any] = {}
 
         def report(machine: str, sent: int, total: int) -> None:
@@ -70,7 +54,7 @@ def transfer_progress() -> Iterator[Callable[[str, int, int], None]]:
 @contextmanager
 def tuning_progress() -> Iterator[Callable[[TuningProgress], None]]:
     """A bar of trials with what is being tuned, the best so far and the time left."""
-    with _progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}", markup=False)) as bars:
+    with progress_bars(BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}", markup=False)) as bars:
         task = bars.add_task("preparing", total=None, left="")
 
         def report(progress: TuningProgress) -> None:
@@ -87,17 +71,6 @@ def tuning_progress() -> Iterator[Callable[[TuningProgress], None]]:
             )
 
         yield report
-
-
-def _progress(*columns: ProgressColumn) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        *columns,
-        console=STDERR,
-        transient=True,
-        disable=not STDERR.is_terminal,
-    )
 
 
 def bytes_text(count: float) -> str:

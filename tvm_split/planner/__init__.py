@@ -1,6 +1,1 @@
-"""Which layers run on which machine."""
-
-from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
-from tvm_split.planner.planning import plan
-
-__all__ = ["Plan", "PlannedMachine", "PlannedStage", "plan"]
+"""Which layers run on which machine: measurements in, the best plan and its proof out. `tvm_split.plan` drives it."""

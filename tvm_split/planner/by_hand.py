@@ -73,7 +73,7 @@ def group_stages(graph: LayerGraph, machine_of: Mapping[str, str]) -> list[list[
         level.update(dict.fromkeys(unit, height))
         groups.setdefault((height, machine), []).extend(unit)
     joined = _join_where_possible(graph, list(groups.values()), machine_of)
-    return _with_independent_layers(graph, _sort_groups(graph, joined))
+    return with_independent_layers(graph, _sort_groups(graph, joined))
 
 
 def name_stages(stages: Sequence[tuple[str, Sequence[str]]]) -> tuple[PlannedStage, ...]:
@@ -84,17 +84,17 @@ def name_stages(stages: Sequence[tuple[str, Sequence[str]]]) -> tuple[PlannedSta
 
 
 def _longest_match(layer: str, names: Mapping[str, str]) -> str | None:
-    fitting = [name for name in names if _covers(name, layer)]
+    fitting = [name for name in names if covers(name, layer)]
     return max(fitting, key=len) if fitting else None
 
 
-def _covers(name: str, layer: str) -> bool:
+def covers(name: str, layer: str) -> bool:
     """Whether ``name`` is the layer, or a prefix of it that ends where a part of its path ends."""
     return layer == name or (layer.startswith(name) and (layer[len(name)] in "./@" or name.endswith(("/", "."))))
 
 
 def _require_known_layer(graph: LayerGraph, name: str, machine: str) -> None:
-    if any(_covers(name, layer) for layer in graph.layers):
+    if any(covers(name, layer) for layer in graph.layers):
         return
     close = difflib.get_close_matches(name, graph.layers, n=3, cutoff=0.4) or list(graph.layers[:3])
     raise PlanError(
@@ -158,7 +158,7 @@ def _sorted_or_none(graph: LayerGraph, groups: list[list[str]]) -> list[list[str
     return [groups[index] for index in order]
 
 
-def _with_independent_layers(graph: LayerGraph, groups: list[list[str]]) -> list[list[str]]:
+def with_independent_layers(graph: LayerGraph, groups: list[list[str]]) -> list[list[str]]:
     """Put each layer without inputs into the stage that stands around it in the order of execution."""
     if not groups:
         return [list(graph.layers)]

@@ -30,6 +30,17 @@ def estimated_seconds(model: Model) -> dict[str, float]:
     return seconds
 
 
+def weight_bytes(model: Model) -> dict[str, int]:
+    """Bytes of the constants that each layer's operations take, as the source stores them."""
+    found = dict.fromkeys(model.layer_names, 0)
+    for binding in bindings_of(main_function(model.module)):
+        layer = model.layers.get(binding.var.name)
+        if layer is not None and isinstance(binding.value, relax.Call):
+            constants = [each for each in binding.value.args if isinstance(each, relax.Constant)]
+            found[layer] += sum(size_bytes(each.ty) for each in constants)
+    return found
+
+
 def model_operations(model: Model) -> float:
     """Floating-point operations of one run, as the layers are defined."""
     return sum(work for _, work, _ in _calls(model))

@@ -46,7 +46,7 @@ class MachineProfile:
     target: Mapping[str, Any]
     threads: int
     hostname: str
-    memory_free_bytes: int
+    memory_free_bytes: float
     operations_per_second: float
     bytes_per_second: float
     transfer_seconds: float

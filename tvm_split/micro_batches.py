@@ -1,0 +1,65 @@
+"""Which size of micro-batch serves best: a plan for each size that is asked for, compared per sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm_split.errors import PlanError
+from tvm_split.model import Model
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class SizedPlan:
+    """A model loaded for ``size`` samples a micro-batch, and its plan."""
+
+    size: int
+    model: Model
+    plan: Plan
+    prediction: Prediction
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.size / self.prediction.period_seconds
+
+
+def plan_sizes(
+    sizes: Sequence[int],
+    load: Callable[[int], Model],
+    make_plan: Callable[[Model], Plan],
+    maximum_latency_seconds: float = math.inf,
+) -> tuple[SizedPlan, ...]:
+    """Plans for micro-batches of several sizes, the best first.
+
+    For throughput that is the one with the most samples a second whose latency is within the limit, for latency the
+    one with the least; ``load`` loads the model for a size, ``make_plan`` plans it.
+
+    Raises:
+        PlanError: a size is not positive or given twice, or no plan keeps to the limit.
+    """
+    if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
+        raise PlanError(
+            f"micro-batch sizes are different whole numbers of at least 1, not {', '.join(map(str, sizes))}"
+        )
+    found = []
+    for size in sizes:
+        model = load(size)
+        plan = make_plan(model)
+        if plan.prediction is None:
+            raise PlanError(
+                "micro-batch sizes are compared by what is predicted, and a split by hand has no prediction"
+            )
+        found.append(SizedPlan(size, model, plan, plan.prediction))
+    possible = [each for each in found if each.prediction.latency_seconds <= maximum_latency_seconds]
+    if not possible:
+        nearest = min(found, key=lambda each: each.prediction.latency_seconds)
+        raise PlanError(
+            f"no micro-batch size keeps the latency under {maximum_latency_seconds * 1e3:.2f} ms; the nearest is "
+            f"{nearest.size} with {nearest.prediction.latency_seconds * 1e3:.2f} ms"
+        )
+    if possible[0].plan.objective == "latency":
+        return tuple(sorted(possible, key=lambda each: each.prediction.latency_seconds))
+    return tuple(sorted(possible, key=lambda each: -each.samples_per_second))

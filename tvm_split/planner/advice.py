@@ -1,0 +1,53 @@
+"""Whether one machine alone would do better than what was planned, with both numbers."""
+
+from __future__ import annotations
+
+from tvm_split.planner.baselines import ONE_MACHINE
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.prediction import ComparedPlan, Prediction
+
+
+def one_machine_advice(plan: Plan, machines: int) -> str | None:
+    """A sentence if one machine is faster than every split of a cluster of so many machines; else None."""
+    prediction = plan.prediction
+    if prediction is None or machines < 2:
+        return None
+    value = _period if plan.objective == "throughput" else _latency
+    text = _rate_text if plan.objective == "throughput" else _latency_text
+    alone = [each for each in prediction.baselines if each.name.startswith(ONE_MACHINE)]
+    if not alone:
+        return None
+    best = min(alone, key=value)
+    if len(prediction.machines) > 1:
+        if value(best) >= value(prediction):
+            return None
+        return (
+            f"one machine alone would be faster: {best.stages[0][0]} does {text(value(best))}, this split over "
+            f"{len(prediction.machines)} machines {text(value(prediction))}; leave out what forces the split, such as "
+            "stages= or a pin, to let the planner choose"
+        )
+    splits = [
+        each for each in (*prediction.alternatives, *prediction.baselines) if len({name for name, _ in each.stages}) > 1
+    ]
+    if not splits:
+        return None
+    return (
+        f"one machine alone is faster: {prediction.machines[0].machine} does {text(value(prediction))}, the best "
+        f"split over several machines {text(min(map(value, splits)))}; the other machines stay idle"
+    )
+
+
+def _period(plan: ComparedPlan | Prediction) -> float:
+    return plan.period_seconds
+
+
+def _latency(plan: ComparedPlan | Prediction) -> float:
+    return plan.latency_seconds
+
+
+def _rate_text(period_seconds: float) -> str:
+    return f"{1.0 / period_seconds:.4g} micro-batches a second"
+
+
+def _latency_text(latency_seconds: float) -> str:
+    return f"{latency_seconds * 1e3:.4g} ms"

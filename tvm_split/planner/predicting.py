@@ -1,0 +1,122 @@
+"""What is expected of a plan, from the numbers it was found with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.baselines import baseline_stages
+from tvm_split.planner.prediction import ComparedPlan, LinkPrediction, MachinePrediction, Prediction
+from tvm_split.planner.problem import Evaluation, Problem, Solution, SolvedStage
+from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.search.evaluate import evaluate, stage_transfers
+
+
+def predict(problem: Problem, profile: ClusterProfile, solution: Solution) -> Prediction:
+    """The prediction of a solution, with baselines and alternatives beside it."""
+    evaluation = solution.evaluation
+    used = [load.machine for load in evaluation.loads]
+    busy = sum(load.compute_seconds for load in evaluation.loads) / (len(used) * evaluation.period_seconds)
+    layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
+    return Prediction(
+        period_seconds=evaluation.period_seconds,
+        latency_seconds=evaluation.latency_seconds,
+        bubble=max(0.0, 1.0 - busy),
+        in_flight=max(1, math.ceil(evaluation.latency_seconds / evaluation.period_seconds)),
+        lower_bound_seconds=solution.lower_bound_seconds,
+        gap=solution.gap,
+        limiting=evaluation.limiting,
+        method=solution.method,
+        why_no_more_machines=solution.why_no_more_machines,
+        profiled_at=min(
+            [machine.measured_at for machine in profile.machines] + [link.measured_at for link in profile.links]
+        ),
+        machines=_machines(problem, profile, solution.stages, evaluation),
+        links=_links(problem, solution.stages),
+        baselines=compared_baselines(problem, layers_of, evaluation),
+        alternatives=tuple(
+            ComparedPlan(
+                each.name, _counted(each.stages, layers_of), each.period_seconds, each.latency_seconds, each.why
+            )
+            for each in solution.alternatives
+        ),
+    )
+
+
+def compared_baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation) -> tuple[ComparedPlan, ...]:
+    """The baselines that are possible at all, best first."""
+    found = []
+    for name, stages in baseline_stages(problem, layers_of).items():
+        try:
+            value = evaluate(problem, stages)
+        except PlanError:
+            continue  # no memory, no link, or a pin forbids it
+        ours, theirs = (
+            (plan.latency_seconds, value.latency_seconds)
+            if problem.objective == "latency"
+            else (plan.period_seconds, value.period_seconds)
+        )
+        found.append(
+            (
+                theirs,
+                ComparedPlan(
+                    name,
+                    _counted(stages, layers_of),
+                    value.period_seconds,
+                    value.latency_seconds,
+                    f"{problem.objective} is {theirs / ours:.2f} times the plan's: {value.limiting} limits it"
+                    if theirs > ours
+                    else "as good as the plan",
+                ),
+            )
+        )
+    return tuple(plan for _, plan in sorted(found, key=lambda pair: pair[0]))
+
+
+def _counted(stages: Sequence[SolvedStage], layers_of: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(("+".join(stage.machines), sum(layers_of[piece] for piece in stage.pieces)) for stage in stages)
+
+
+def _machines(
+    problem: Problem, profile: ClusterProfile, stages: Sequence[SolvedStage], evaluation: Evaluation
+) -> tuple[MachinePrediction, ...]:
+    profiles = {each.machine: each for each in profile.machines}
+    limits = {machine.name: machine.memory_bytes for machine in problem.machines}
+    share = {name: part for stage in stages for name, part in zip(stage.machines, stage.shares, strict=True)}
+    pieces = {name: stage.pieces for stage in stages for name in stage.machines}
+    found = []
+    for load in evaluation.loads:
+        times = [profiles[load.machine].pieces[piece] for piece in pieces[load.machine]]
+        alone = sum(each.seconds for each in times)
+        estimated = sum(each.seconds for each in times if each.origin == "estimated")
+        limit = limits[load.machine]
+        found.append(
+            MachinePrediction(
+                machine=load.machine,
+                compute_seconds=load.compute_seconds,
+                alone_seconds=alone * share[load.machine],
+                receive_seconds=load.receive_seconds,
+                send_seconds=load.send_seconds,
+                weight_bytes=load.weight_bytes,
+                activation_bytes=load.activation_bytes,
+                buffer_bytes=load.buffer_bytes,
+                memory_limit_bytes=limit if math.isfinite(limit) else None,
+                estimated_share=estimated / alone if alone > 0 else 0.0,
+            )
+        )
+    return tuple(found)
+
+
+def _links(problem: Problem, stages: Sequence[SolvedStage]) -> tuple[LinkPrediction, ...]:
+    links = {(link.source, link.destination): link for link in problem.links}
+    return tuple(
+        LinkPrediction(
+            source,
+            destination,
+            size,
+            seconds=links[source, destination].latency_seconds + size / links[source, destination].bytes_per_second,
+            stream_seconds=size / links[source, destination].bytes_per_second,
+        )
+        for (source, destination), size in stage_transfers(problem, stages).items()
+    )

@@ -1,0 +1,180 @@
+"""From a model and a cluster to a plan: by hand, or measured and searched for."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from rpc_runtime.program import CLIENT
+from tvm_split.cluster import Cluster
+from tvm_split.cluster_profiling import profile_cluster
+from tvm_split.errors import PlanError
+from tvm_split.model import Model
+from tvm_split.planner.by_hand import Split, name_stages, stages_by_hand
+from tvm_split.planner.cost import estimated_seconds, weight_bytes
+from tvm_split.planner.equal_cost import stages_of_equal_cost
+from tvm_split.planner.estimating import estimated_profile
+from tvm_split.planner.layer_graph import LayerGraph, layer_graph
+from tvm_split.planner.model_problem import Constraints, model_problem, planned_stages
+from tvm_split.planner.pieces import piece_edges
+from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
+from tvm_split.planner.predicting import predict
+from tvm_split.planner.prediction import Prediction
+from tvm_split.planner.problem import Objective, Problem
+from tvm_split.planner.profile import ClusterProfile, LinkProfile
+from tvm_split.planner.search.solve import solve
+from tvm_split.targets import resolve_targets
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, the steps done and all steps."""
+TIME_LIMIT_SECONDS = 10.0
+Names = Mapping[str, str | Sequence[str]]
+
+
+def plan(
+    model: Model,
+    cluster: Cluster,
+    objective: Objective = "throughput",
+    stages: int | None = None,
+    split: Split | None = None,
+    *,
+    pin: Mapping[str, str] | None = None,
+    keep_off: Names | None = None,
+    replicas: bool = False,
+    maximum_machines: int | None = None,
+    maximum_period_seconds: float = math.inf,
+    maximum_latency_seconds: float = math.inf,
+    profile: ClusterProfile | None = None,
+    measure: bool = True,
+    refresh: bool = False,
+    database: str | Path | None = None,
+    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+    on_progress: Progress | None = None,
+) -> Plan:
+    """Decide which layers run on which machine.
+
+    With ``split`` the user decides, in the source's own layer names; see `tvm_split.planner.by_hand`. Without it the
+    model's pieces are measured on the cluster's machines, through their workers, and so are the links between them;
+    then the best plan is searched for, which may well leave machines idle. What was measured is kept on disk.
+
+    Args:
+        objective: ``"throughput"`` (least time between results) or ``"latency"`` (least time for one input).
+        stages: exactly so many stages. More than there are machines go round.
+        pin: layers (or prefixes of their names) that must stay on a machine.
+        keep_off: layers that must not be on a machine, or on any of several.
+        replicas: a stage may be dealt out over several machines, each of which then holds its weights.
+        maximum_machines: use so many at most.
+        maximum_period_seconds, maximum_latency_seconds: what the plan must keep to besides its objective.
+        profile: measurements to plan with, instead of making them.
+        measure: ``False`` plans with estimates from operations and bytes; nothing is contacted but for targets.
+        refresh: measure anew what was measured before.
+        database: tuned kernels, as `tvm_split.compile` takes them.
+        time_limit_seconds: for the search; then the best plan so far is returned, with its bound.
+        on_progress: called with what is being done, the steps done and all steps.
+
+    Raises:
+        PlanError: the split, the number of stages or the constraints do not fit the model or the cluster.
+        ClusterError: a machine's target is unknown and its worker cannot be asked.
+        WorkerUnavailableError: a machine cannot be measured because its worker cannot be reached.
+    """
+    if objective not in get_args(Objective):
+        raise PlanError(f"objective is {objective!r}; it can be {' or '.join(map(repr, get_args(Objective)))}")
+    if stages is not None and stages < 1:
+        raise PlanError(f"stages={stages} was asked for; give at least 1")
+    graph = layer_graph(model)
+    if split is not None:
+        return _plan(model, cluster, objective, "by hand", stages_by_hand(graph, split, cluster.machine_names, stages))
+    if stages is not None and stages > len(cluster.machines):
+        origin = "equal estimated cost, going round the machines"
+        return _plan(model, cluster, objective, origin, _going_round(model, graph, cluster, stages))
+    if len(cluster.machines) == 1:
+        whole = name_stages([(cluster.machines[0].name, graph.layers)])
+        return _plan(model, cluster, objective, "there is one machine", whole)
+    constraints = Constraints(
+        stages=stages,
+        pins=tuple((pin or {}).items()),
+        kept_off=_pairs(keep_off),
+        replicas=replicas,
+        maximum_machines=maximum_machines,
+        maximum_period_seconds=maximum_period_seconds,
+        maximum_latency_seconds=maximum_latency_seconds,
+    )
+    origin = "measured"
+    if profile is None and (not measure or cluster.kind == "in_process"):
+        profile, origin = _estimates(model, graph, cluster), "estimated"
+    if profile is None:
+        profile = profile_cluster(model, cluster, database=database, refresh=refresh, on_progress=on_progress)
+    if on_progress is not None:
+        on_progress("searching for the best plan", 1, 1)
+    problem = problem_of(graph, cluster, profile, objective, constraints)
+    solution = solve(problem, time_limit_seconds=time_limit_seconds)
+    planned = planned_stages(graph, profile, solution.stages)
+    return _plan(model, cluster, objective, origin, planned, predict(problem, profile, solution))
+
+
+def _plan(
+    model: Model,
+    cluster: Cluster,
+    objective: Objective,
+    origin: str,
+    planned: tuple[PlannedStage, ...],
+    prediction: Prediction | None = None,
+) -> Plan:
+    targets = resolve_targets(cluster, {stage.machine for stage in planned})
+    machines = tuple(
+        PlannedMachine(machine.name, targets[machine.name], machine.threads)
+        for machine in cluster.machines
+        if machine.name in targets
+    )
+    return Plan(model.name, objective, origin, machines, planned, prediction)
+
+
+def problem_of(
+    graph: LayerGraph,
+    cluster: Cluster,
+    profile: ClusterProfile,
+    objective: Objective,
+    constraints: Constraints,
+) -> Problem:
+    """What the search is given: the profile, the edges between pieces, and the memory limits of the cluster."""
+    limits = {machine.name: machine.memory_bytes for machine in cluster.machines}
+    return model_problem(profile, piece_edges(graph, profile.pieces), limits, objective, constraints)
+
+
+def _pairs(names: Names | None) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (layer, machine)
+        for layer, machines in (names or {}).items()
+        for machine in ([machines] if isinstance(machines, str) else machines)
+    )
+
+
+def _going_round(model: Model, graph: LayerGraph, cluster: Cluster, stages: int) -> tuple[PlannedStage, ...]:
+    chosen = [cluster.machines[index % len(cluster.machines)] for index in range(stages)]
+    return stages_of_equal_cost(
+        graph,
+        estimated_seconds(model),
+        [machine.name for machine in chosen],
+        [machine.threads for machine in chosen],
+    )
+
+
+def _estimates(model: Model, graph: LayerGraph, cluster: Cluster) -> ClusterProfile:
+    links = [
+        LinkProfile(each.source, each.destination, each.bytes_per_second, each.latency_seconds, "given", time.time())
+        for each in cluster.links
+    ]
+    if cluster.kind == "in_process":
+        ends = [CLIENT, *cluster.machine_names]
+        links = [LinkProfile(a, b, math.inf, 0.0, "given", 0.0) for a in ends for b in ends if a != b]
+    return estimated_profile(
+        model.name,
+        graph,
+        estimated_seconds(model),
+        weight_bytes(model),
+        {machine.name: machine.threads for machine in cluster.machines},
+        links,
+    )
