@@ -18,7 +18,7 @@ from tvm_split.planner.cost import estimated_seconds, weight_bytes
 from tvm_split.planner.equal_cost import stages_of_equal_cost
 from tvm_split.planner.estimating import estimated_profile
 from tvm_split.planner.layer_graph import LayerGraph, layer_graph
-from tvm_split.planner.model_problem import Constraints, model_problem, planned_stages
+from tvm_split.planner.model_problem import Constraints, model_problem, planned_stages, solved_stages
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
 from tvm_split.planner.predicting import predict
@@ -68,7 +68,7 @@ def plan(
         replicas: a stage may be dealt out over several machines, each of which then holds its weights.
         maximum_machines: use so many at most.
         maximum_period_seconds, maximum_latency_seconds: what the plan must keep to besides its objective.
-        profile: measurements to plan with, instead of making them.
+        profile: measurements to plan with, instead of making them; with ``split``, what to predict by.
         measure: ``False`` plans with estimates from operations and bytes; nothing is contacted but for targets.
         refresh: measure anew what was measured before.
         database: tuned kernels, as `tvm_split.compile` takes them.
@@ -86,7 +86,9 @@ def plan(
         raise PlanError(f"stages={stages} was asked for; give at least 1")
     graph = layer_graph(model)
     if split is not None:
-        return _plan(model, cluster, objective, "by hand", stages_by_hand(graph, split, cluster.machine_names, stages))
+        by_hand = stages_by_hand(graph, split, cluster.machine_names, stages)
+        prediction = None if profile is None else predict_stages(graph, cluster, profile, objective, by_hand)
+        return _plan(model, cluster, objective, "by hand", by_hand, prediction)
     if stages is not None and stages > len(cluster.machines):
         origin = "equal estimated cost, going round the machines"
         return _plan(model, cluster, objective, origin, _going_round(model, graph, cluster, stages))
@@ -113,6 +115,28 @@ def plan(
     solution = solve(problem, time_limit_seconds=time_limit_seconds)
     planned = planned_stages(graph, profile, solution.stages)
     return _plan(model, cluster, objective, origin, planned, predict(problem, profile, solution))
+
+
+def predict_stages(
+    graph: LayerGraph,
+    cluster: Cluster,
+    profile: ClusterProfile,
+    objective: Objective,
+    stages: Sequence[PlannedStage],
+) -> Prediction | None:
+    """What is expected of stages that were made by hand or by another rule, beside the best plan's bound.
+
+    None where the profile says nothing about them: a stage boundary goes through a measured piece, a machine has
+    several stages, or two machines have no link.
+    """
+    solved = solved_stages(profile, stages)
+    problem = problem_of(graph, cluster, profile, objective, Constraints())
+    if solved is None:
+        return None
+    try:
+        return predict(problem, profile, solve(problem), solved)
+    except PlanError:
+        return None
 
 
 def _plan(

@@ -13,9 +13,19 @@ from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.evaluate import evaluate, stage_transfers
 
 
-def predict(problem: Problem, profile: ClusterProfile, solution: Solution) -> Prediction:
-    """The prediction of a solution, with baselines and alternatives beside it."""
-    evaluation = solution.evaluation
+def predict(
+    problem: Problem, profile: ClusterProfile, best: Solution, stages: Sequence[SolvedStage] | None = None
+) -> Prediction:
+    """The prediction of the best plan found, with baselines and alternatives beside it.
+
+    With ``stages`` that of another plan, measured by the best one's lower bound.
+
+    Raises:
+        PlanError: the stages do not fit the problem.
+    """
+    evaluation = best.evaluation if stages is None else evaluate(problem, stages)
+    stages = best.stages if stages is None else stages
+    value = evaluation.period_seconds if problem.objective == "throughput" else evaluation.latency_seconds
     used = [load.machine for load in evaluation.loads]
     busy = sum(load.compute_seconds for load in evaluation.loads) / (len(used) * evaluation.period_seconds)
     layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
@@ -24,22 +34,22 @@ def predict(problem: Problem, profile: ClusterProfile, solution: Solution) -> Pr
         latency_seconds=evaluation.latency_seconds,
         bubble=max(0.0, 1.0 - busy),
         in_flight=max(1, math.ceil(evaluation.latency_seconds / evaluation.period_seconds)),
-        lower_bound_seconds=solution.lower_bound_seconds,
-        gap=solution.gap,
+        lower_bound_seconds=best.lower_bound_seconds,
+        gap=max(0.0, 1.0 - best.lower_bound_seconds / value) if value > 0 else 0.0,
         limiting=evaluation.limiting,
-        method=solution.method,
-        why_no_more_machines=solution.why_no_more_machines,
+        method=best.method if stages is best.stages else f"given; the bound is {best.method}",
+        why_no_more_machines=best.why_no_more_machines if stages is best.stages else "",
         profiled_at=min(
             [machine.measured_at for machine in profile.machines] + [link.measured_at for link in profile.links]
         ),
-        machines=_machines(problem, profile, solution.stages, evaluation),
-        links=_links(problem, solution.stages),
+        machines=_machines(problem, profile, stages, evaluation),
+        links=_links(problem, stages),
         baselines=compared_baselines(problem, layers_of, evaluation),
         alternatives=tuple(
             ComparedPlan(
                 each.name, _counted(each.stages, layers_of), each.period_seconds, each.latency_seconds, each.why
             )
-            for each in solution.alternatives
+            for each in best.alternatives
         ),
     )
 

@@ -1,0 +1,90 @@
+"""Plan anew from what a running plan was measured to do, and change it only where that is worth it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tvm_split.planner.problem import Evaluation, Objective, Problem, Solution, SolvedStage
+from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, PieceTime
+from tvm_split.planner.search.evaluate import evaluate
+
+DEFAULT_THRESHOLD = 0.05
+SMALLEST_SHARE_OF_PERIOD = 0.25
+"""A link that takes less of the period than this says more about waking threads than about its bandwidth."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a plan did: measured by predicted computing per machine, and per link the bytes and seconds on the wire."""
+
+    period_seconds: float
+    compute_ratios: Mapping[str, float] = field(default_factory=dict)
+    transfers: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """The stages to run from now on. ``gain`` is the share of the old value that the best plan would save."""
+
+    changed: bool
+    stages: tuple[SolvedStage, ...]
+    evaluation: Evaluation
+    best: Solution
+    gain: float
+
+
+def calibrated(profile: ClusterProfile, measured: Measured) -> ClusterProfile:
+    """The profile with every machine's times scaled to what was measured there, and the links that were busy.
+
+    A plan measures only the pieces that it put on a machine; the others are taken to be off by the same factor, which
+    is so for what usually parts the two: another program on the machine, a lower clock, fewer cores.
+    """
+    return dataclasses.replace(
+        profile,
+        machines=tuple(_scaled(each, measured.compute_ratios.get(each.machine, 1.0)) for each in profile.machines),
+        links=tuple(_corrected(each, measured) for each in profile.links),
+    )
+
+
+def replan(
+    problem: Problem,
+    current: Sequence[SolvedStage],
+    solve: Callable[[Problem], Solution],
+    threshold: float = DEFAULT_THRESHOLD,
+) -> Replanned:
+    """The best plan of a calibrated problem, if it saves more than ``threshold`` of the current one's value.
+
+    A threshold above the noise of measuring keeps two plans of about equal value from taking turns.
+
+    Raises:
+        PlanError: the current stages do not fit the problem.
+    """
+    now = evaluate(problem, current)
+    best = solve(problem)
+    gain = 1.0 - _value(best.evaluation, problem.objective) / _value(now, problem.objective)
+    if gain > threshold:
+        return Replanned(True, best.stages, best.evaluation, best, gain)
+    return Replanned(False, tuple(current), now, best, max(0.0, gain))
+
+
+def _value(evaluation: Evaluation, objective: Objective) -> float:
+    return evaluation.period_seconds if objective == "throughput" else evaluation.latency_seconds
+
+
+def _scaled(machine: MachineProfile, ratio: float) -> MachineProfile:
+    return dataclasses.replace(
+        machine,
+        pieces={
+            name: PieceTime(time.seconds * ratio, time.contended_seconds * ratio, time.origin)
+            for name, time in machine.pieces.items()
+        },
+    )
+
+
+def _corrected(link: LinkProfile, measured: Measured) -> LinkProfile:
+    size, seconds = measured.transfers.get((link.source, link.destination), (0.0, 0.0))
+    if size <= 0 or seconds < SMALLEST_SHARE_OF_PERIOD * measured.period_seconds:
+        return link
+    return dataclasses.replace(link, bytes_per_second=size / seconds)
