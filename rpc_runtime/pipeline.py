@@ -381,6 +381,14 @@ class Pipeline:
         }
         return tuple(found[stage.name] for stage in self._program.stages)
 
+    def processor_seconds(self) -> dict[str, float]:
+        """By machine, what its worker has used of its cores since it started: computing, transport, everything."""
+        with self._lock:
+            self._check_locked()
+        return {
+            machine: connection.processor_seconds(self._deployment) for machine, connection in self._connections.items()
+        }
+
     def trace(self) -> tuple[TraceEvent, ...]:
         """The last events of every machine, by their start, in this process's monotonic clock."""
         with self._lock:

@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any
 
 START_SECONDS = 20.0
-CHUNK_BYTES = 8 * 1024
-"""Some milliseconds of a slow link: short enough that the stream is smooth and connections share it fairly."""
+CHUNK_BYTES = 4 * 1024
+"""Less than a millisecond of a slow link: short enough that the stream is smooth and connections share it fairly."""
 SOCKET_BYTES = 64 * 1024
 """Small buffers, so that a sender soon notices that the wire is full."""
 QUEUED_SECONDS = 0.005
@@ -147,4 +147,6 @@ if __name__ == "__main__":
     parser.add_argument("bytes_per_second", type=float)
     parser.add_argument("latency_seconds", type=float)
     given = parser.parse_args()
-    asyncio.run(serve(given.target, given.bytes_per_second, given.latency_seconds))
+    # select() waits to the microsecond, epoll only to the millisecond.
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+        runner.run(serve(given.target, given.bytes_per_second, given.latency_seconds))
