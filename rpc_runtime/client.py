@@ -196,6 +196,11 @@ class WorkerConnection:
         reply = self._unary(methods.STATISTICS, pb.StatisticsRequest(deployment=deployment), MEASUREMENT_SECONDS)
         return tuple(stage_statistics(stage, self.endpoint.machine) for stage in reply.stages)
 
+    def processor_seconds(self, deployment: str) -> float:
+        """What the worker's process has used of its cores since it started, by all its threads."""
+        reply = self._unary(methods.STATISTICS, pb.StatisticsRequest(deployment=deployment), MEASUREMENT_SECONDS)
+        return float(reply.processor_seconds)
+
     def trace(self, deployment: str, clock_offset_nanoseconds: int) -> tuple[TraceEvent, ...]:
         reply = self._unary(methods.TRACE, pb.TraceRequest(deployment=deployment), MEASUREMENT_SECONDS)
         machine = self.endpoint.machine

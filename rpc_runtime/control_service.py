@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -177,7 +178,9 @@ class ControlService:
 
     def _statistics(self, request: pb.StatisticsRequest, context: Any) -> pb.StatisticsReply:
         recorder = self._deployments.get(request.deployment).recorder
-        return pb.StatisticsReply(stages=[statistics_message(stage) for stage in recorder.statistics()])
+        return pb.StatisticsReply(
+            stages=[statistics_message(stage) for stage in recorder.statistics()], processor_seconds=time.process_time()
+        )
 
     def _trace(self, request: pb.TraceRequest, context: Any) -> pb.TraceReply:
         recorder = self._deployments.get(request.deployment).recorder

@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from rpc_runtime.client import WorkerConnection, WorkerEndpoint
@@ -52,7 +52,13 @@ class Pipeline:
         DeadlineError: nothing moved for ``timeout_seconds`` while a result was due.
     """
 
-    def __init__(self, program: Program, endpoints: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        program: Program,
+        endpoints: Mapping[str, WorkerEndpoint],
+        timeout_seconds: float,
+        peer_addresses: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    ) -> None:
         """Connects to nothing yet: use ``open``."""
         missing = [machine for machine in program.machines if machine not in endpoints]
         if missing:
@@ -63,6 +69,7 @@ class Pipeline:
         self._timeout_seconds = timeout_seconds
         self._deployment = secrets.token_hex(16)
         self._endpoints = {machine: endpoints[machine] for machine in program.machines}
+        self._peer_addresses = peer_addresses
         self._connections = {machine: WorkerConnection(endpoint) for machine, endpoint in self._endpoints.items()}
         self._clock_offsets: dict[str, int] = {}
         self._blob_bytes_sent = 0
@@ -102,16 +109,18 @@ class Pipeline:
         *,
         timeout_seconds: float = 60.0,
         on_progress: Progress | None = None,
+        peer_addresses: Mapping[tuple[str, str], str] = MappingProxyType({}),
     ) -> Pipeline:
         """Sends what the workers lack, loads the stages and connects the machines.
 
         ``blob_path`` finds the file of a blob by its SHA-256. ``timeout_seconds`` is how long any one step, and later
         any one result, may show no sign of life. ``on_progress`` is called from one thread at a time.
+        ``peer_addresses`` by (source, destination) is where one worker reaches another, if not where this process does.
 
         Raises:
             TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Nothing stays behind.
         """
-        pipeline = cls(program, endpoints, timeout_seconds)
+        pipeline = cls(program, endpoints, timeout_seconds, peer_addresses)
         try:
             pipeline._open(blob_path, on_progress or (lambda machine, sent, total: None))
         except BaseException:
@@ -139,7 +148,11 @@ class Pipeline:
             connection.load(self._deployment, plan, self._timeout_seconds)
 
         def connect(machine: str) -> None:
-            self._connections[machine].connect(self._deployment, self._endpoints, min(self._timeout_seconds, 600.0))
+            peers = {
+                name: replace(peer, address=self._peer_addresses.get((machine, name), peer.address))
+                for name, peer in self._endpoints.items()
+            }
+            self._connections[machine].connect(self._deployment, peers, min(self._timeout_seconds, 600.0))
 
         self._on_every_machine(describe)
         self._watch.start(self._timeout_seconds)
@@ -367,6 +380,14 @@ class Pipeline:
             for stage in connection.statistics(self._deployment)
         }
         return tuple(found[stage.name] for stage in self._program.stages)
+
+    def processor_seconds(self) -> dict[str, float]:
+        """By machine, what its worker has used of its cores since it started: computing, transport, everything."""
+        with self._lock:
+            self._check_locked()
+        return {
+            machine: connection.processor_seconds(self._deployment) for machine, connection in self._connections.items()
+        }
 
     def trace(self) -> tuple[TraceEvent, ...]:
         """The last events of every machine, by their start, in this process's monotonic clock."""

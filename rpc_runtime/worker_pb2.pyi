@@ -282,10 +282,12 @@ class StageStatistics(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., micro_batches: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., median_compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., receive_seconds: _Optional[float] = ..., send_seconds: _Optional[float] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ...) -> None: ...
 
 class StatisticsReply(_message.Message):
-    __slots__ = ("stages",)
+    __slots__ = ("stages", "processor_seconds")
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    PROCESSOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageStatistics]
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageStatistics, _Mapping]]] = ...) -> None: ...
+    processor_seconds: float
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageStatistics, _Mapping]]] = ..., processor_seconds: _Optional[float] = ...) -> None: ...
 
 class TraceRequest(_message.Message):
     __slots__ = ("deployment",)

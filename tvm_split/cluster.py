@@ -10,10 +10,11 @@ from typing import Literal
 
 from rpc_runtime.client import WorkerEndpoint
 from rpc_runtime.local_workers import LocalWorkers
+from rpc_runtime.program import CLIENT
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.cluster_file import read_cluster_file
 from tvm_split.errors import ClusterError
-from tvm_split.machine import Link, Machine
+from tvm_split.machine import HOW_TO_LINK, Link, Machine, both_directions, unlinked_pairs
 
 ClusterKind = Literal["local", "remote", "in_process"]
 
@@ -25,6 +26,9 @@ class Cluster:
     Make one with `local`, `in_process` or `from_yaml`. A local cluster starts its worker processes when they are first
     needed; used as a context manager it keeps them between deployments, otherwise the deployment that started them
     ends them.
+
+    ``links`` is empty where all are to be measured. Else each counts in both directions unless its reverse is given as
+    well, and every pair of machines needs one.
     """
 
     kind: ClusterKind
@@ -44,8 +48,12 @@ class Cluster:
                 raise ClusterError(f"{names.count(name)} machines are named {name!r}; names must differ")
         for link in self.links:
             for end in (link.source, link.destination):
-                if end not in names:
+                if end not in names and end != CLIENT:
                     raise ClusterError(f"a link names machine {end!r}; the cluster has {', '.join(names)}")
+        self.links = both_directions(self.links)
+        missing = unlinked_pairs(names, self.links) if self.links else []
+        if missing:
+            raise ClusterError(f"no link between {missing[0][0]!r} and {missing[0][1]!r}; {HOW_TO_LINK}")
 
     @classmethod
     def local(cls, workers: int = 2, threads: int = 1) -> Cluster:
@@ -74,6 +82,18 @@ class Cluster:
             if machine.name == name:
                 return machine
         raise ClusterError(f"no machine is named {name!r}; the cluster has {', '.join(self.machine_names)}")
+
+    def link(self, source: str, destination: str) -> Link | None:
+        """What is given of a link; None for one of which nothing is."""
+        for link in self.links:
+            if (link.source, link.destination) == (source, destination):
+                return link
+        return None
+
+    @property
+    def peer_addresses(self) -> dict[tuple[str, str], str]:
+        """(source, destination) to where ``source`` reaches ``destination``, if that is not where the client does."""
+        return {(link.source, link.destination): link.address for link in self.links if link.address is not None}
 
     def endpoints(self) -> dict[str, WorkerEndpoint]:
         """Where the workers listen; starts those of a local cluster."""

@@ -137,7 +137,12 @@ def deploy(
         endpoints = {name: cluster.endpoints()[name] for name in bundle.program.machines}
         _check_workers(bundle, cluster, endpoints, timeout_seconds)
         pipeline = Pipeline.open(
-            bundle.program, endpoints, bundle.blob_path, timeout_seconds=timeout_seconds, on_progress=on_transfer
+            bundle.program,
+            endpoints,
+            bundle.blob_path,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_transfer,
+            peer_addresses=cluster.peer_addresses,
         )
         undo.pop_all()
     return Deployment(bundle, cluster, pipeline)

@@ -1,0 +1,152 @@
+"""A slow network on this host: passes TCP connections on, with a bandwidth and a latency for each direction.
+
+``Relay`` runs it in a process of its own, so that neither the test nor what it measures disturbs the timing. All
+connections share the bandwidth, as they share a cable: a chunk leaves when the wire has carried what came before it,
+and arrives ``latency_seconds`` later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any
+
+START_SECONDS = 20.0
+CHUNK_BYTES = 4 * 1024
+"""Less than a millisecond of a slow link: short enough that the stream is smooth and connections share it fairly."""
+SOCKET_BYTES = 64 * 1024
+"""Small buffers, so that a sender soon notices that the wire is full."""
+QUEUED_SECONDS = 0.005
+
+
+class Wire:
+    """One direction of a link; ``bytes_per_second`` 0 is without limit."""
+
+    def __init__(self, bytes_per_second: float, latency_seconds: float) -> None:
+        self._bytes_per_second = bytes_per_second
+        self._latency_seconds = latency_seconds
+        self._free_at = 0.0
+
+    def send(self, size_bytes: int, now: float) -> float:
+        """When a chunk that is sent now arrives."""
+        seconds = size_bytes / self._bytes_per_second if self._bytes_per_second else 0.0
+        self._free_at = max(now, self._free_at) + seconds
+        return self._free_at + self._latency_seconds
+
+    def busy_seconds(self, now: float) -> float:
+        return self._free_at - now
+
+
+async def carry(wire: Wire, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Passes on one direction of a connection until its sender has ended."""
+    arriving: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+    async def deliver() -> None:
+        while True:
+            arrival, chunk = await arriving.get()
+            await asyncio.sleep(arrival - time.monotonic())
+            if not chunk:
+                writer.write_eof()
+                return
+            writer.write(chunk)
+            await writer.drain()
+
+    delivery = asyncio.create_task(deliver())
+    try:
+        while not delivery.done():
+            chunk = await reader.read(CHUNK_BYTES)
+            arriving.put_nowait((wire.send(len(chunk), time.monotonic()), chunk))
+            if not chunk:
+                break
+            waiting = wire.busy_seconds(time.monotonic()) - QUEUED_SECONDS
+            if waiting > 0:
+                await asyncio.sleep(waiting)
+        await delivery
+    finally:
+        delivery.cancel()
+
+
+async def both(*directions: Coroutine[Any, Any, None]) -> None:
+    """Ends when both have ended, or one has failed."""
+    tasks = [asyncio.create_task(each) for each in directions]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def serve(target: str, bytes_per_second: float, latency_seconds: float) -> None:
+    """Prints the port it listens on, and passes connections on until standard input ends."""
+    host, _, port = target.rpartition(":")
+    there, back = (Wire(bytes_per_second, latency_seconds) for _ in range(2))
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            try:
+                far_reader, far_writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=CHUNK_BYTES)
+                try:
+                    await both(carry(there, reader, far_writer), carry(back, far_reader, writer))
+                finally:
+                    far_writer.close()
+            finally:
+                writer.close()
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        listening.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(0, ended.set)
+    server = await asyncio.start_server(accept, sock=listening, limit=CHUNK_BYTES)
+    print(listening.getsockname()[1], flush=True)
+    await ended.wait()
+    server.close()
+
+
+class Relay:
+    """A relay to ``target`` (HOST:PORT), at ``address``. A context manager; it ends with this process at latest."""
+
+    def __init__(self, target: str, *, bytes_per_second: float = 0.0, latency_seconds: float = 0.0) -> None:
+        command = [sys.executable, __file__, target, str(bytes_per_second), str(latency_seconds)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._process.stdout, selectors.EVENT_READ)
+                assert selector.select(START_SECONDS), "the relay did not start"
+            self.address = f"127.0.0.1:{int(self._process.stdout.readline())}"
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """As if the cable were cut."""
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", metavar="HOST:PORT")
+    parser.add_argument("bytes_per_second", type=float)
+    parser.add_argument("latency_seconds", type=float)
+    given = parser.parse_args()
+    # select() waits to the microsecond, epoll only to the millisecond.
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+        runner.run(serve(given.target, given.bytes_per_second, given.latency_seconds))

@@ -1,0 +1,59 @@
+"""A slow machine on this host: a running worker that gets half of its cores, the other half goes to busy processes.
+
+A competitor of equal weight on each of its cores is smoother than stopping and continuing the worker (the system
+shares a core in slices of some milliseconds), leaves its heartbeats alone, and needs no privileges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+# Ends with its standard input, so with whoever started it; the line says that it is in its place.
+_BUSY = """\
+import os, sys, threading
+os.sched_setaffinity(0, {int(sys.argv[1])})
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+print("busy", flush=True)
+while True:
+    pass
+"""
+
+
+@contextlib.contextmanager
+def half_speed(process: int, cores: Sequence[int]) -> Iterator[None]:
+    """Pins all threads of a process to ``cores`` and takes half of each away from it."""
+    before = os.sched_getaffinity(process)
+    _pin(process, set(cores))
+    competitors: list[subprocess.Popen[str]] = []
+    try:
+        for core in cores:
+            competitors.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", _BUSY, str(core)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,  # where the system shares by session, a worker's own counts as much
+                )
+            )
+        for competitor in competitors:
+            assert competitor.stdout is not None
+            assert competitor.stdout.readline() == "busy\n"
+        yield
+    finally:
+        for competitor in competitors:
+            competitor.kill()
+            competitor.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            _pin(process, before)
+
+
+def _pin(process: int, cores: set[int]) -> None:
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # a thread may end at any time
+            os.sched_setaffinity(int(thread.name), cores)

@@ -1,0 +1,158 @@
+"""What the tests take for a slow network and a slow machine is what it says it is, within a wide margin."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tvm.relax import op
+
+from rpc_runtime.client import describe
+from rpc_runtime.local_workers import LocalWorkers
+from rpc_runtime.pipeline import Pipeline
+from tests.relay import Relay
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.slow_machine import half_speed
+
+BYTES_PER_SECOND = 50e6 / 8
+LATENCY_SECONDS = 0.01
+
+
+@pytest.fixture
+def maker(tmp_path: Path) -> ProgramMaker:
+    return ProgramMaker(tmp_path / "blobs")
+
+
+@pytest.fixture
+def echo() -> Iterator[str]:
+    """Sends everything back, on every connection."""
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            while content := connection.recv(1 << 16):
+                connection.sendall(content)
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def dial(address: str) -> socket.socket:
+    host, port = address.split(":")
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    content = b""
+    while len(content) < size:
+        part = connection.recv(1 << 16)
+        assert part, f"the connection ended after {len(content)} of {size} bytes"
+        content += part
+    return content
+
+
+def exchange_seconds(connection: socket.socket, content: bytes) -> float:
+    start = time.monotonic()
+    sender = threading.Thread(target=connection.sendall, args=(content,))
+    sender.start()
+    assert receive(connection, len(content)) == content
+    sender.join()
+    return time.monotonic() - start
+
+
+def test_a_relay_has_the_latency_asked_for(echo: str) -> None:
+    with Relay(echo, latency_seconds=LATENCY_SECONDS) as relay, dial(relay.address) as connection:
+        seconds = sorted(exchange_seconds(connection, b"x") for _ in range(9))[4]
+    assert seconds == pytest.approx(2 * LATENCY_SECONDS, rel=0.3)
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+def test_all_connections_of_a_relay_share_its_bandwidth(echo: str, connections: int) -> None:
+    content = os.urandom(3_000_000 // connections)
+    with Relay(echo, bytes_per_second=BYTES_PER_SECOND) as relay:
+        dialled = [dial(relay.address) for _ in range(connections)]
+        threads = [threading.Thread(target=exchange_seconds, args=(each, content)) for each in dialled]
+        start = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        seconds = time.monotonic() - start
+        for each in dialled:
+            each.close()
+    assert 3_000_000 / seconds == pytest.approx(BYTES_PER_SECOND, rel=0.3)
+
+
+def test_a_relay_passes_the_end_of_a_stream_on(echo: str) -> None:
+    with Relay(echo) as relay, dial(relay.address) as connection:
+        connection.sendall(b"last words")
+        connection.shutdown(socket.SHUT_WR)
+        assert receive(connection, 10) == b"last words"
+        assert connection.recv(1) == b""
+
+
+def test_a_closed_relay_leaves_nothing_behind(echo: str) -> None:
+    relay = Relay(echo)
+    connection = dial(relay.address)
+    connection.sendall(b"x")
+    relay.close()
+    with connection, pytest.raises((ConnectionError, AssertionError)):
+        receive(connection, 2)
+    with pytest.raises(ConnectionRefusedError):
+        dial(relay.address)
+
+
+def test_workers_reach_each_other_through_a_relay_and_the_client_goes_straight(maker: ProgramMaker) -> None:
+    x = maker.input("x", (64,))
+    first = maker.stage("first", "left", [x], lambda v: [op.add(v, v)])
+    program = maker.program([maker.stage("second", "right", [first], lambda v: [op.add(v, v)])])
+    inputs = [np.ones(64, np.float32)]
+    with LocalWorkers(["left", "right"]) as workers:
+        right = workers.endpoints["right"].address
+        with Relay(right, latency_seconds=0.05) as relay:
+            addresses = {("left", "right"): relay.address}
+            with Pipeline.open(program, workers.endpoints, maker.blob_path, peer_addresses=addresses) as pipeline:
+                start = time.monotonic()
+                (y,) = pipeline.run(inputs)
+                seconds = time.monotonic() - start
+    np.testing.assert_array_equal(y, np.full(64, 4, np.float32))
+    assert seconds > 0.05
+
+
+def test_a_machine_of_half_speed_computes_half_as_fast_and_is_heard(maker: ProgramMaker) -> None:
+    x = maker.input("x", (500, 500))
+    program = maker.program([maker.stage("product", "machine", [x], lambda v: [op.matmul(v, v)])])
+    inputs = [np.ones((500, 500), np.float32)]
+
+    def seconds_of(workers: LocalWorkers) -> float:
+        with Pipeline.open(program, workers.endpoints, maker.blob_path) as pipeline:
+            for _ in range(7):
+                pipeline.run(inputs)
+            return pipeline.statistics()[0].median_compute_seconds
+
+    core = max(os.sched_getaffinity(0))
+    with LocalWorkers(["machine"]) as workers:
+        process = workers.process_ids["machine"]
+        with half_speed(process, [core]):
+            slow = seconds_of(workers)
+            assert describe(workers.endpoints["machine"], 5.0).process_id == process
+        os.sched_setaffinity(process, {core})
+        fast = seconds_of(workers)
+    assert slow / fast == pytest.approx(2.0, rel=0.4)

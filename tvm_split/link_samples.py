@@ -1,0 +1,81 @@
+"""What probing a link gives, and the line through it: latency and bandwidth. Pure; seconds and bytes of one tensor."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+SMALLEST_BYTES = 64
+SECOND_BYTES = 64 * 1024
+"""Little enough for a link of some hundred kilobytes a second, enough to estimate what larger tensors would take."""
+LEAST_LARGEST_BYTES = 1024 * 1024
+"""Below, bandwidth would drown in what every tensor costs anyway."""
+LARGEST_BYTES = 16 * 1024 * 1024
+WORTHWHILE_SECONDS = 0.12
+"""A slow link is probed with tensors that take no longer."""
+
+
+@dataclass(frozen=True)
+class LinkSample:
+    """Tensors of one size on a link.
+
+    ``single_seconds`` is the median time from the end of computing at the source to the start of computing at the
+    destination, for a tensor alone; ``stream_seconds`` the time per tensor when one follows the other, or None.
+    """
+
+    size_bytes: int
+    single_seconds: float
+    stream_seconds: float | None
+
+
+@dataclass(frozen=True)
+class LinkLine:
+    """A tensor of ``b`` bytes takes ``latency_seconds + b / bytes_per_second``."""
+
+    latency_seconds: float
+    bytes_per_second: float
+
+
+def probe_sizes(wanted: Sequence[int]) -> tuple[int, int, int]:
+    """The sizes to probe for tensors of the ``wanted`` sizes, powers of two so that few differ."""
+    largest = 2 ** math.ceil(math.log2(max(max(wanted, default=1), 1)))
+    return SMALLEST_BYTES, SECOND_BYTES, min(max(largest, LEAST_LARGEST_BYTES), LARGEST_BYTES)
+
+
+def worthwhile_size(size_bytes: int, samples: Sequence[LinkSample]) -> int | None:
+    """``size_bytes``, or less where a tensor of that size would take long; None where it would tell nothing new."""
+    if len(samples) < 2:
+        return size_bytes
+    before, last = samples[-2:]
+    seconds_per_byte = max(0.0, last.single_seconds - before.single_seconds) / (last.size_bytes - before.size_bytes)
+    while last.single_seconds + (size_bytes - last.size_bytes) * seconds_per_byte > WORTHWHILE_SECONDS:
+        size_bytes //= 2
+        if size_bytes <= last.size_bytes:
+            return None
+    return size_bytes
+
+
+def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
+    """The line through at least two samples in rising order of size.
+
+    The bandwidth is the lesser of two: what one more byte costs a tensor alone, whose copies and hand-overs follow each
+    other, and what it costs in a stream, which a network may slow down after a while. The latency is the median of what
+    is left of single tensors' times.
+    """
+    largest = samples[-1]
+    # The median of the slopes between any two samples (Theil and Sen's estimator): one disturbed sample does no harm.
+    seconds_per_byte = statistics.median(
+        (two.single_seconds - one.single_seconds) / (two.size_bytes - one.size_bytes)
+        for one, two in combinations(samples, 2)
+    )
+    streamed = [each for each in samples if each.stream_seconds is not None]
+    for one, two in pairwise(streamed[-2:]):
+        rise = (two.stream_seconds or 0.0) - (one.stream_seconds or 0.0)
+        seconds_per_byte = max(seconds_per_byte, rise / (two.size_bytes - one.size_bytes))
+    if seconds_per_byte <= 0:  # nothing but noise: no faster than what arrived
+        seconds_per_byte = max(largest.single_seconds, 1e-9) / largest.size_bytes
+    latency_seconds = statistics.median(each.single_seconds - each.size_bytes * seconds_per_byte for each in samples)
+    return LinkLine(max(latency_seconds, 0.0), 1 / seconds_per_byte)
