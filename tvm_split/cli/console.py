@@ -23,12 +23,13 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from tvm_split.units import bytes_text as bytes_text
+
 if TYPE_CHECKING:
     from schedules.tuning import TuningProgress
 
 STDOUT = Console()
 STDERR = Console(stderr=True)
-BYTES_PER_UNIT = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def print_json(value: Any) -> None:
@@ -98,14 +99,6 @@ def _progress(*columns: ProgressColumn) -> Progress:
         transient=True,
         disable=not STDERR.is_terminal,
     )
-
-
-def bytes_text(count: float) -> str:
-    """A number of bytes with a unit that fits it."""
-    for size, unit in BYTES_PER_UNIT:
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
 
 
 def short_list(names: tuple[str, ...] | list[str], most: int = 6) -> str:
