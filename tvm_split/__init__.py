@@ -25,10 +25,12 @@ if TYPE_CHECKING:
         WorkerUnavailableError,
     )
     from tvm_split.api import compile_and_deploy
+    from tvm_split.benchmark import bench
     from tvm_split.bundle import Bundle
     from tvm_split.cluster import Cluster
     from tvm_split.compiling import compile
     from tvm_split.deployment import Deployment, deploy
+    from tvm_split.deployment_report import DeploymentReport
     from tvm_split.errors import (
         BundleError,
         ClusterError,
@@ -54,10 +56,12 @@ _HOMES = {
         "WorkerUnavailableError",
     ),
     "tvm_split.api": ("compile_and_deploy",),
+    "tvm_split.benchmark": ("bench",),
     "tvm_split.bundle": ("Bundle",),
     "tvm_split.cluster": ("Cluster",),
     "tvm_split.compiling": ("compile",),
     "tvm_split.deployment": ("Deployment", "deploy"),
+    "tvm_split.deployment_report": ("DeploymentReport",),
     "tvm_split.errors": (
         "BundleError", "ClusterError", "CompileError", "ModelImportError", "OneMachineWarning",
         "PlanError", "TuningError", "VerificationError",
@@ -80,6 +84,7 @@ __all__ = [
     "CompileError",
     "DeadlineError",
     "Deployment",
+    "DeploymentReport",
     "InputError",
     "Link",
     "Machine",
@@ -96,6 +101,7 @@ __all__ = [
     "VerificationError",
     "WorkerError",
     "WorkerUnavailableError",
+    "bench",
     "compile",
     "compile_and_deploy",
     "deploy",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
@@ -19,7 +19,9 @@ from rpc_runtime.pipeline import Pipeline
 from rpc_runtime.program import Program, StageSpec, TensorSpec
 from tvm_split.bundle import Bundle
 from tvm_split.cluster import Cluster
+from tvm_split.deployment_report import DeploymentReport, report_of
 from tvm_split.errors import BundleError, ClusterError
+from tvm_split.run_times import RunTimes
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 TransferProgress = Callable[[str, int, int], None]
@@ -41,6 +43,7 @@ class Deployment:
         self.bundle = bundle
         self._cluster = cluster
         self._pipeline = pipeline
+        self._times = RunTimes()
         self._closed = False
 
     @property
@@ -65,7 +68,9 @@ class Deployment:
             InputError: wrong number, shape or dtype of inputs.
             WorkerUnavailableError, StageError, DeadlineError: something failed on the way; names machine and stage.
         """
-        return self._pipeline.run(checked_inputs(self.program.inputs, inputs))
+        arrays = checked_inputs(self.program.inputs, inputs)
+        with self._times.run():
+            return self._pipeline.run(arrays)
 
     def stream(self, batches: Iterable[Any]) -> Iterator[tuple[np.ndarray, ...]]:
         """Many micro-batches, pipelined; results in the order of the inputs.
@@ -76,7 +81,8 @@ class Deployment:
 
         Raises: as `run`, at the result that failed; what ``batches`` raises comes out here too.
         """
-        return self._pipeline.stream(self._checked(batches))
+        results = self._pipeline.stream(self._checked(batches))
+        return self._times.stream(cast(Generator[tuple[np.ndarray, ...], None, None], results))
 
     def stats(self) -> DeploymentStatistics:
         """Counts and seconds per stage since the deployment was opened."""
@@ -85,6 +91,14 @@ class Deployment:
     def trace(self) -> tuple[TraceEvent, ...]:
         """When each stage received, computed and sent its latest micro-batches, on this process's monotonic clock."""
         return self._pipeline.trace()
+
+    def report(self, since: int = 0) -> DeploymentReport:
+        """What the plan predicts beside what was measured, for every machine, link and the whole, and what to do.
+
+        Throughput is measured by `stream` and latency by `run`, as far as they were used. ``since`` leaves out what
+        began before it, a moment in nanoseconds of `time.monotonic_ns`.
+        """
+        return report_of(self.bundle.plan, self.program, self.trace(), self._times.measured(since))
 
     def close(self) -> None:
         """Unload the stages; end the worker processes that were started for this deployment."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -16,7 +16,7 @@ from tvm_split.model import Model
 from tvm_split.planner.by_hand import Split, name_stages, stages_by_hand
 from tvm_split.planner.cost import estimated_seconds, weight_bytes
 from tvm_split.planner.equal_cost import stages_of_equal_cost
-from tvm_split.planner.estimating import estimated_profile
+from tvm_split.planner.estimating import LINK_BYTES_PER_SECOND, LINK_LATENCY_SECONDS, estimated_profile
 from tvm_split.planner.layer_graph import LayerGraph, layer_graph
 from tvm_split.planner.model_problem import Constraints, model_problem, planned_stages, solved_stages
 from tvm_split.planner.pieces import piece_edges
@@ -187,18 +187,24 @@ def _going_round(model: Model, graph: LayerGraph, cluster: Cluster, stages: int)
 
 
 def _estimates(model: Model, graph: LayerGraph, cluster: Cluster) -> ClusterProfile:
-    links = [
-        LinkProfile(each.source, each.destination, each.bytes_per_second, each.latency_seconds, "given", time.time())
-        for each in cluster.links
-    ]
-    if cluster.kind == "in_process":
-        ends = [CLIENT, *cluster.machine_names]
-        links = [LinkProfile(a, b, math.inf, 0.0, "given", 0.0) for a in ends for b in ends if a != b]
     return estimated_profile(
         model.name,
         graph,
         estimated_seconds(model),
         weight_bytes(model),
         {machine.name: machine.threads for machine in cluster.machines},
-        links,
+        tuple(_expected_links(cluster)),
     )
+
+
+def _expected_links(cluster: Cluster) -> Iterator[LinkProfile]:
+    """What the user says of each link, else what a lab's network usually is; in one process nothing is sent at all."""
+    ends = [CLIENT, *cluster.machine_names]
+    for source, destination in itertools.permutations(ends, 2):
+        given = cluster.link(source, destination)
+        if cluster.kind == "in_process":
+            yield LinkProfile(source, destination, math.inf, 0.0, "given", 0.0)
+        elif given is None or given.bytes_per_second is None:
+            yield LinkProfile(source, destination, LINK_BYTES_PER_SECOND, LINK_LATENCY_SECONDS, "estimated", 0.0)
+        elif not given.is_closed:
+            yield LinkProfile(source, destination, given.bytes_per_second, given.latency_seconds, "given", 0.0)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.measurements import TraceEvent
+from tvm_split.colours import COLOURS
 from tvm_split.timeline import LANE_NAMES
 
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 LANE_HEIGHT = 0.8
 INCHES_PER_LANE = 0.32
 

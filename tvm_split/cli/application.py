@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 import tvm_split
 from rpc_runtime.errors import TvmSplitError
-from tvm_split.cli import compile, demo, deploy, doctor, plan, profile, run, status, tune, worker
+from tvm_split.cli import bench, compile, demo, deploy, doctor, plan, profile, run, status, tune, worker
 from tvm_split.cli.console import print_error
 
 DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
@@ -83,6 +83,7 @@ app.command("tune")(tune.tune)
 app.command("worker")(worker.worker)
 app.command("deploy")(deploy.deploy)
 app.command("run")(run.run)
+app.command("bench")(bench.bench)
 app.command("profile")(profile.profile)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)

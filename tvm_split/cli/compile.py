@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, bytes_text, print_json, print_note, step_progress
+from tvm_split.cli.console import STDOUT, print_json, print_note
 from tvm_split.cli.model_source import ModelRequest
 from tvm_split.cli.planning import ClusterRequest, PlanRequest
 from tvm_split.cli.wrong_use import WrongUseError
+from tvm_split.progress import step_progress
+from tvm_split.units import bytes_text
 
 if TYPE_CHECKING:
     from tvm_split.bundle import Bundle

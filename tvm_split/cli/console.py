@@ -14,13 +14,11 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextCol
 from rich.text import Text
 
 from tvm_split.progress import STDERR, progress_bars
-from tvm_split.progress import step_progress as step_progress
 
 if TYPE_CHECKING:
     from schedules.tuning import TuningProgress
 
 STDOUT = Console()
-BYTES_PER_UNIT = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def print_json(value: Any) -> None:
@@ -71,14 +69,6 @@ def tuning_progress() -> Iterator[Callable[[TuningProgress], None]]:
             )
 
         yield report
-
-
-def bytes_text(count: float) -> str:
-    """A number of bytes with a unit that fits it."""
-    for size, unit in BYTES_PER_UNIT:
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
 
 
 def short_list(names: tuple[str, ...] | list[str], most: int = 6) -> str:

@@ -10,7 +10,8 @@ import typer
 
 from rpc_runtime.errors import TvmSplitError
 from tvm_split.cli import options
-from tvm_split.cli.console import print_json, step_progress
+from tvm_split.cli.console import print_json
+from tvm_split.progress import step_progress
 
 NEEDED_PACKAGES = ("torch", "sklearn", "matplotlib")
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_split.cli import options
 from tvm_split.cli.bundle_source import cluster_for
-from tvm_split.cli.console import STDOUT, bytes_text, print_json, transfer_progress
+from tvm_split.cli.console import STDOUT, print_json, transfer_progress
 from tvm_split.cli.planning import ClusterRequest
+from tvm_split.units import bytes_text
 
 if TYPE_CHECKING:
     from tvm_split.bundle import Bundle

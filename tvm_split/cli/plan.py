@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, print_json, print_note, short_list
+from tvm_split.cli.console import STDOUT, print_json, print_note
 from tvm_split.cli.model_source import ModelRequest
+from tvm_split.cli.plan_report import prediction_as_json, print_plan
 from tvm_split.cli.planning import ClusterRequest, PlanRequest
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ def plan(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan to this file, to edit it and compile by it.")
     ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--picture", metavar="FILE.svg", help="Draw the graph of layers, coloured by machine."),
+    ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="List the names of all layers instead of planning.")] = False,
     json: options.JsonOption = False,
 ) -> None:
@@ -45,10 +51,12 @@ def plan(
     if output is not None:
         planned.save(output)
         print_note(f"written to {output}")
+    if picture is not None:
+        _draw(loaded, planned, picture)
     if json:
         print_json(_description(loaded, planned))
     else:
-        _print_plan(loaded, planned)
+        print_plan(planned, stage_shares(loaded, planned), time.time(), STDOUT)
 
 
 def stage_shares(model: Model, plan: Plan) -> list[float]:
@@ -68,6 +76,13 @@ def _list_layers(model: Model, json: bool) -> None:
             print(name)
 
 
+def _draw(model: Model, plan: Plan, path: Path) -> None:
+    from tvm_split.plan_picture import draw_plan
+
+    draw_plan(model, plan, path)
+    print_note(f"drawn to {path}")
+
+
 def _description(model: Model, plan: Plan) -> dict[str, Any]:
     shares = stage_shares(model, plan)
     return {
@@ -79,19 +94,6 @@ def _description(model: Model, plan: Plan) -> dict[str, Any]:
             {"name": stage.name, "machine": stage.machine, "layers": stage.layers, "estimated_share": share}
             for stage, share in zip(plan.stages, shares, strict=True)
         ],
+        "prediction": prediction_as_json(plan),
         "plan": plan.to_dict(),
     }
-
-
-def _print_plan(model: Model, plan: Plan) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(f"{model.name}: {len(plan.stages)} stages for {plan.objective}, {plan.origin}"))
-    for heading in ("stage", "machine", "layers", "names"):
-        table.add_column(heading, overflow="fold", justify="right" if heading == "layers" else "left")
-    table.add_column("estimated share", justify="right")
-    for stage, share in zip(plan.stages, stage_shares(model, plan), strict=True):
-        names = Text(short_list(stage.layers))
-        table.add_row(stage.name, Text(stage.machine), str(len(stage.layers)), names, f"{share:.1%}")
-    STDOUT.print(table)

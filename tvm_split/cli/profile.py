@@ -9,8 +9,9 @@ import typer
 
 from tvm_split.cli import options
 from tvm_split.cli.compile import compile_with_progress
-from tvm_split.cli.console import STDOUT, print_json, short_list, step_progress
+from tvm_split.cli.console import STDOUT, print_json, short_list
 from tvm_split.cli.model_source import ModelRequest
+from tvm_split.progress import step_progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,11 +12,12 @@ import typer
 from tvm_split.cli import options
 from tvm_split.cli.bundle_source import cluster_for, is_bundle
 from tvm_split.cli.compile import compile_with_progress
-from tvm_split.cli.console import STDOUT, print_json, print_note, step_progress
+from tvm_split.cli.console import STDOUT, print_json, print_note
 from tvm_split.cli.deploy import deploy_with_progress
 from tvm_split.cli.model_source import ModelRequest
 from tvm_split.cli.planning import ClusterRequest, PlanRequest
 from tvm_split.cli.wrong_use import WrongUseError
+from tvm_split.progress import step_progress
 
 if TYPE_CHECKING:
     from rpc_runtime.program import TensorSpec
@@ -78,7 +79,7 @@ def run(
     request = ClusterRequest(cluster, workers, threads, in_process)
     plan = PlanRequest(split or (), stages, objective.value)
     model = ModelRequest(source, batch, dimension or (), input_shape or ())
-    bundle, machines = _bundle_and_cluster(model, plan, request)
+    bundle, machines = bundle_and_cluster(model, plan, request)
     fed = _micro_batches(bundle.program.inputs, inputs, images, size, mean, standard_deviation, random)
     if fed.about.get("padding"):
         print_note(f"the last micro-batch is filled up with {fed.about['padding']} repetitions of the last image")
@@ -111,7 +112,8 @@ def run(
         print_note(f"outputs written to {output}")
 
 
-def _bundle_and_cluster(model: ModelRequest, plan: PlanRequest, request: ClusterRequest) -> tuple[Bundle, Cluster]:
+def bundle_and_cluster(model: ModelRequest, plan: PlanRequest, request: ClusterRequest) -> tuple[Bundle, Cluster]:
+    """The bundle that the argument names, or the model, planned and compiled; and where it runs."""
     if not is_bundle(model.source):
         if Path(model.source).is_dir():
             raise WrongUseError(f"{model.source!r} is a folder without a bundle", "BUNDLE|MODEL")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rpc_runtime.measurements import StageStatistics
-from tvm_split.cli.console import bytes_text
+from tvm_split.units import bytes_text
 
 
 def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, bytes_text, print_error, print_json
+from tvm_split.cli.console import STDOUT, print_error, print_json
 from tvm_split.cli.wrong_use import WrongUseError
+from tvm_split.units import bytes_text
 
 if TYPE_CHECKING:
     from rpc_runtime.client import WorkerEndpoint

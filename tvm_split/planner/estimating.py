@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from rpc_runtime.program import CLIENT
 from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime
@@ -22,31 +21,20 @@ def estimated_profile(
     seconds: Mapping[str, float],
     weight_bytes: Mapping[str, int],
     threads: Mapping[str, int],
-    links: Sequence[LinkProfile],
+    links: tuple[LinkProfile, ...],
 ) -> ClusterProfile:
     """Every unit of layers is a piece; a machine with twice the threads is taken to be twice as fast.
 
-    ``seconds`` (on one core) and ``weight_bytes`` are the layers', ``threads`` those of every machine. Pairs without a
-    link in ``links`` have the one of a gigabit Ethernet.
+    ``seconds`` (on one core) and ``weight_bytes`` are the layers', ``threads`` those of every machine.
     """
     pieces = tuple(ModelPiece(unit[0], unit, sum(weight_bytes[layer] for layer in unit), 0) for unit in graph.units)
     alone = {piece.name: sum(seconds[layer] for layer in piece.layers) for piece in pieces}
-    known = {(link.source, link.destination) for link in links}
-    ends = [CLIENT, *threads]
     return ClusterProfile(
         model=model,
         model_digest="",
         pieces=pieces,
         machines=tuple(_machine(name, count, alone) for name, count in threads.items()),
-        links=(
-            *links,
-            *(
-                LinkProfile(source, destination, LINK_BYTES_PER_SECOND, LINK_LATENCY_SECONDS, "estimated", 0.0)
-                for source in ends
-                for destination in ends
-                if source != destination and (source, destination) not in known
-            ),
-        ),
+        links=links,
     )
 
 

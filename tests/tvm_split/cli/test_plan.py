@@ -11,6 +11,7 @@ def test_plan_as_json(invoke_json, onnx_path):
     assert found["inputs"] == [{"name": "image", "shape": [2, 3, 6, 6], "dtype": "float32"}]
     assert [stage["machine"] for stage in found["stages"]] == ["machine-a", "machine-b"]
     assert [stage["layers"] for stage in found["stages"]] == [LAYERS[:2], LAYERS[2:]]
+    assert found["prediction"] is None
     assert sum(stage["estimated_share"] for stage in found["stages"]) == pytest.approx(1.0)
 
 
@@ -32,6 +33,12 @@ def test_latency_is_one_stage(invoke_json, onnx_path):
 def test_a_written_plan_is_what_was_shown(invoke_json, onnx_path, tmp_path):
     found = invoke_json("plan", onnx_path, "--workers", "2", "--output", tmp_path / "plan.json")
     assert json.loads((tmp_path / "plan.json").read_text()) == found["plan"]
+
+
+def test_a_picture(invoke, onnx_path, tmp_path):
+    invoke("plan", onnx_path, "--stages", "2", "--picture", tmp_path / "plan.svg")
+    assert "conv_1" in (tmp_path / "plan.svg").read_text()
+    assert ".svg" in invoke("plan", onnx_path, "--picture", tmp_path / "plan.png", code=2).stderr
 
 
 def test_model_from_a_python_function(invoke_json, tmp_path, monkeypatch):

@@ -1,0 +1,65 @@
+"""``tvm-split bench``; what it computes is tested in tests/tvm_split/test_benchmark.py."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.tvm_split.cli.conftest import INPUT_SHAPE
+
+
+def test_on_workers(invoke, bundle):
+    text = invoke("bench", bundle, "--rounds", "1", "--micro-batches", "10").stdout
+    assert "machine-a → machine-b" in text
+    assert "micro-batches a second" in text
+    assert "no prediction" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_as_json(invoke_json, bundle, tmp_path):
+    np.savez(tmp_path / "images.npz", image=np.zeros((2, *INPUT_SHAPE), np.float32))
+    found = invoke_json(
+        "bench", bundle, "--in-process", "--inputs", tmp_path / "images.npz", "--rounds", "2", "--micro-batches", "5"
+    )
+    assert (found["runs"], found["streamed"], found["rounds"]) == (10, 10, 2)
+    assert [machine["stages"] for machine in found["machines"]] == [["stage_0"], ["stage_1"]]
+    assert found["period_seconds"]["predicted"] is None
+    assert found["latency_seconds"]["measured"] > 0
+    assert found["inputs"] == str(tmp_path / "images.npz")
+
+
+def test_a_model_at_once(invoke_json, onnx_path):
+    found = invoke_json("bench", onnx_path, "--in-process", "--rounds", "1", "--micro-batches", "3", "--random", "1")
+    assert len(found["machines"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--inputs", "x.npz", "--random", "2"], "--inputs, --random"),
+        (["--stages", "2"], "planned and compiled already"),
+        (["--micro-batches", "2"], "--micro-batches"),
+        (["--in-process", "--inputs", "missing.npz"], "missing.npz"),
+    ],
+)
+def test_wrong_use(invoke, bundle, options, message):
+    assert message in invoke("bench", bundle, *options, code=2).stderr
+
+
+def test_an_interrupt_ends_it_cleanly(start_process, bundle):
+    process = start_process("bench", bundle, "--rounds", "100000", env=os.environ)
+    deadline = time.monotonic() + 90
+    while len(children := psutil.Process(process.pid).children(recursive=True)) < 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert output == ""
+    assert not psutil.wait_procs(children, timeout=10)[1]

@@ -1,0 +1,113 @@
+"""The explanation of a plan, from predictions written by hand."""
+
+import dataclasses
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from tests.tvm_split.predictions import machine_prediction, prediction
+from tvm_split.cli.plan_report import age_text, memory_text, predicted_lines, prediction_as_json, print_plan
+from tvm_split.planner import Plan, PlannedMachine, PlannedStage
+
+A, B = "machine-a", "machine-b"
+LONG = "features.denseblock1.denselayer1.conv1"
+
+
+def plan(first: str = A, objective: str = "throughput") -> Plan:
+    """Three stages on two machines, one of which has the first and the last."""
+    machines = tuple(PlannedMachine(name, {"kind": "llvm"}, 1) for name in (first, B))
+    stages = (
+        PlannedStage("stage_0", first, (LONG, "[b]relu[/b]", "conv_2")),
+        PlannedStage("stage_1", B, ("dense", "softmax")),
+        PlannedStage("stage_2", first, ("last",)),
+    )
+    expected = prediction(
+        (machine_prediction(first, 0.012, memory_limit_bytes=12e6), machine_prediction(B, 0.010, estimated_share=0.3))
+    )
+    return Plan("net", objective, "dynamic programming", machines, stages, expected)
+
+
+def shown(given: Plan, seconds_now: float = 1_007_200.0) -> str:
+    file = io.StringIO()
+    print_plan(given, [0.5, 0.4, 0.1], seconds_now, Console(file=file, width=80))
+    return file.getvalue()
+
+
+def test_everything_is_told():
+    text = shown(plan())
+    for words in (
+        "3 stages for throughput, dynamic programming",
+        "(3 layers)",
+        "(1 layer)",
+        "conv_2",
+        "12.000",
+        "████░░░░ 50%",
+        "12.0 MB",
+        "30%",
+        "83.33 micro-batches a second (one every 12.000 ms)",
+        "Bubble: machines wait 12.5% of the time. In flight: 3",
+        "no plan has a period below 11.760 ms",
+        "at most 2.00%",
+        "dynamic programming, exact for this chain",
+        "Limiting: machine-a (compute)",
+        "machine-z stays idle",
+        "Oldest measurement: 2 hours ago",
+        "Without a planner",
+        "equal layers",
+        "0.67",
+        "Plans that lost",
+        "cut after [b]relu_2[/b]: sends more",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize("machine", [A, "a-machine-with-a-very-long-name.lab.example.org", "[red]box[/red]"])
+def test_it_fits_80_columns(machine):
+    text = shown(plan(machine))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "12.000" in text  # numbers are never cut
+
+
+def test_numbers_of_a_machine_stand_once():
+    assert shown(plan()).count("12.000") == 2  # in its first stage, and as the period
+
+
+def test_without_a_prediction_the_stages_are_shown():
+    text = shown(dataclasses.replace(plan(), prediction=None))
+    assert "estimated share" in text
+    assert "40.0%" in text
+    assert "[b]relu[/b]" in text
+    assert "Predicted" not in text
+
+
+def test_latency_first_for_latency():
+    for_latency = plan(objective="latency")
+    assert predicted_lines(for_latency.prediction, "latency")[0].startswith("Predicted: 19.800 ms for one alone")
+    assert "no plan has a latency below" in shown(for_latency)
+    found = prediction_as_json(for_latency)
+    assert found["baselines"][0]["ratio"] == pytest.approx(1 / 0.9)
+
+
+def test_as_json():
+    found = json.loads(json.dumps(prediction_as_json(plan())))
+    assert found["samples_per_second"] == pytest.approx(1 / 0.012)
+    assert [row["memory_bytes"] for row in found["machines"]] == [6e6, 6e6]
+    assert [row["ratio"] for row in found["baselines"]] == [pytest.approx(0.5), pytest.approx(1 / 1.5)]
+    assert found["alternatives"][0]["why"] == "sends more"
+    assert prediction_as_json(dataclasses.replace(plan(), prediction=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(5, "less than a minute ago"), (60, "1 minute ago"), (7300, "2 hours ago"), (86400 * 3, "3 days ago")],
+)
+def test_ages(seconds, text):
+    assert age_text(seconds) == text
+
+
+def test_memory():
+    assert memory_text(5e6, None) == "5.0 MB"
+    assert memory_text(3e6, 4e6) == "██████░░ 75%\n3.0 MB of\n4.0 MB"
+    assert memory_text(8e6, 4e6).startswith("████████ 200%")

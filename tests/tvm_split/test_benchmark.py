@@ -1,0 +1,78 @@
+"""Benchmarks and reports of real deployments; the numbers themselves are the machine's own affair."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import tvm_split
+from tests.tvm_split.cli.conftest import INPUT_SHAPE, small_model
+from tests.tvm_split.predictions import machine_prediction, prediction
+
+A, B = "machine-a", "machine-b"
+SPLIT = {A: ["conv_1", "relu_1"], B: ["conv_2", "flatten", "dense"]}
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    """The small network on two machines, whose plan has a prediction that is far too good."""
+    model = tvm_split.load_model(small_model())
+    plan = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), split=SPLIT)
+    expected = prediction((machine_prediction(A, 1e-9), machine_prediction(B, 1e-9)))
+    return tvm_split.compile(model, dataclasses.replace(plan, prediction=expected))
+
+
+@pytest.fixture
+def inputs():
+    return [np.random.default_rng(seed).standard_normal(INPUT_SHAPE).astype(np.float32) for seed in range(2)]
+
+
+def test_on_workers(bundle, inputs):
+    steps = []
+    with tvm_split.deploy(bundle, tvm_split.Cluster.local(workers=2)) as deployment:
+        report = tvm_split.bench(
+            deployment, inputs, rounds=2, micro_batches=20, on_progress=lambda *step: steps.append(step)
+        )
+        whole = deployment.report()
+    assert (report.runs, report.streamed) == (10, 40)
+    assert whole.streamed > report.streamed
+    assert [each.machine for each in report.machines] == [A, B]
+    for machine in report.machines:
+        assert machine.micro_batches > 0
+        assert machine.compute.measured > 0
+        assert machine.compute.ratio > 1
+        assert machine.receive.measured is not None
+        assert machine.send.measured is not None
+    assert [(link.source, link.destination) for link in report.links] == [("client", A), (A, B), (B, "client")]
+    assert report.links[1].bytes.measured == 2 * 8 * 6 * 6 * 4
+    assert all(link.seconds.measured is not None for link in report.links)
+    assert report.period.measured > 0
+    assert report.latency.measured > 0
+    assert report.advice
+    assert [done for _, done, _ in steps] == list(range(1, steps[-1][2] + 1))
+
+
+def test_in_this_process(bundle, inputs):
+    with tvm_split.deploy(bundle, tvm_split.Cluster.in_process(machines=2, threads=1)) as deployment:
+        assert deployment.report().runs == 0
+        deployment.run(inputs[0])
+        report = deployment.report()
+        assert (report.runs, report.streamed, report.period.measured) == (1, 0, None)
+        assert [each.micro_batches for each in report.machines] == [1, 1]
+        assert all(link.seconds.measured is None for link in report.links)
+
+
+def test_what_cannot_be_measured(bundle, inputs):
+    with tvm_split.deploy(bundle, tvm_split.Cluster.in_process(machines=2, threads=1)) as deployment:
+        with pytest.raises(tvm_split.InputError, match="at least one"):
+            tvm_split.bench(deployment, [])
+        with pytest.raises(tvm_split.InputError, match="2 micro-batches"):
+            tvm_split.bench(deployment, inputs, micro_batches=2)
+        with pytest.raises(tvm_split.InputError, match="float64"):
+            tvm_split.bench(deployment, [inputs[0].astype(np.float64)])
+
+
+def test_a_prediction_travels_in_the_bundle(bundle, tmp_path):
+    bundle.save(tmp_path / "bundle")
+    loaded = tvm_split.Bundle.load(tmp_path / "bundle")
+    assert loaded.plan.prediction == bundle.plan.prediction

@@ -1,0 +1,204 @@
+"""A plan explained, at most 80 columns wide: stages, what is predicted, how sure that is, and what was not chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tvm_split.cli.console import short_list
+from tvm_split.units import bytes_text
+
+if TYPE_CHECKING:
+    from tvm_split.planner.plan import Plan
+    from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction
+
+BAR_COLUMNS = 8
+NAMES_SHOWN = 2
+LONGEST_NAME = 24
+MACHINES_SHOWN = 4
+AGE_UNITS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
+
+
+def print_plan(plan: Plan, shares: Sequence[float], seconds_now: float, console: Console) -> None:
+    """Explain a plan; of one without a prediction, show its stages.
+
+    ``shares`` are the stages' estimated shares of the model's work, ``seconds_now`` the time since 1970.
+    """
+    prediction = plan.prediction
+    if prediction is None:
+        console.print(_stages_table(plan, shares))
+        return
+    console.print(_predicted_stages_table(plan, prediction))
+    for line in predicted_lines(prediction, plan.objective):
+        console.print(Text(line))
+    console.print()
+    for line in certificate_lines(prediction, plan.objective, seconds_now):
+        console.print(Text(line))
+    for title, others in (("Without a planner", prediction.baselines), ("Plans that lost", prediction.alternatives)):
+        if others:
+            console.print(_comparison_table(title, plan, prediction, others))
+            for other in others:
+                if other.why:
+                    console.print(Text(f"• {other.name}: {other.why}"))
+
+
+def prediction_as_json(plan: Plan) -> dict[str, Any] | None:
+    """What is predicted, with rates, and with each compared plan's ratio to this one; None without a prediction."""
+    prediction = plan.prediction
+    if prediction is None:
+        return None
+    content = dataclasses.asdict(prediction)
+    content["samples_per_second"] = prediction.samples_per_second
+    for machine, row in zip(prediction.machines, content["machines"], strict=True):
+        row["memory_bytes"] = machine.memory_bytes
+    for name, others in (("baselines", prediction.baselines), ("alternatives", prediction.alternatives)):
+        for other, row in zip(others, content[name], strict=True):
+            row["ratio"] = ratio_to_plan(other, prediction, plan.objective)
+    return content
+
+
+def ratio_to_plan(other: ComparedPlan, prediction: Prediction, objective: str) -> float:
+    """How many times as good as the plan another one is, by the objective; below 1 is worse."""
+    if objective == "latency":
+        return prediction.latency_seconds / other.latency_seconds
+    return prediction.period_seconds / other.period_seconds
+
+
+def predicted_lines(prediction: Prediction, objective: str) -> list[str]:
+    """Throughput, latency, bubble and micro-batches in flight, the objective first."""
+    throughput = (
+        f"{prediction.samples_per_second:.4g} micro-batches a second (one every {_ms(prediction.period_seconds)} ms)"
+    )
+    latency = f"{_ms(prediction.latency_seconds)} ms for one alone"
+    first, second = (latency, throughput) if objective == "latency" else (throughput, latency)
+    return [
+        f"Predicted: {first}; {second}",
+        f"Bubble: machines wait {prediction.bubble:.1%} of the time. In flight: {prediction.in_flight} micro-batches",
+    ]
+
+
+def certificate_lines(prediction: Prediction, objective: str, seconds_now: float) -> list[str]:
+    """Why to believe that there is no better plan."""
+    value = "latency" if objective == "latency" else "period"
+    bound = f"Lower bound: no plan has a {value} below {_ms(prediction.lower_bound_seconds)} ms; "
+    bound += f"this one is at most {prediction.gap:.2%} above it" if prediction.gap > 0 else "this one reaches it"
+    lines = [bound, f"Method: {prediction.method}", f"Limiting: {prediction.limiting}"]
+    if prediction.why_no_more_machines:
+        lines.append(f"Why no more machines: {prediction.why_no_more_machines}")
+    lines.append(f"Oldest measurement: {age_text(seconds_now - prediction.profiled_at)}")
+    return lines
+
+
+def age_text(seconds: float) -> str:
+    """How long ago something was, in the largest unit of which there is at least one."""
+    for size, unit in AGE_UNITS:
+        if seconds >= size:
+            count = int(seconds / size)
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "less than a minute ago"
+
+
+def memory_text(used: float, limit: float | None) -> str:
+    """A bar of how much of a machine's memory is used, and the numbers; without a limit only the number."""
+    if limit is None:
+        return bytes_text(used)
+    share = used / limit
+    filled = min(BAR_COLUMNS, round(share * BAR_COLUMNS))
+    bar = "█" * filled + "░" * (BAR_COLUMNS - filled)
+    return f"{bar} {share:.0%}\n{bytes_text(used)} of\n{bytes_text(limit)}"
+
+
+def _stages_table(plan: Plan, shares: Sequence[float]) -> Table:
+    table = Table(title=_title(plan))
+    for heading in ("stage", "machine", "layers", "names"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "layers" else "left")
+    table.add_column("estimated share", justify="right")
+    for stage, share in zip(plan.stages, shares, strict=True):
+        names = Text(short_list(stage.layers))
+        table.add_row(Text(stage.name), Text(stage.machine), str(len(stage.layers)), names, f"{share:.1%}")
+    return table
+
+
+def _predicted_stages_table(plan: Plan, prediction: Prediction) -> Table:
+    """A row per stage; what a machine with several stages does in all stands in the row of its first."""
+    table = Table(
+        title=_title(plan),
+        caption="milliseconds per micro-batch; est.: the share of computing that was not measured",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title_style="bold",
+    )
+    table.add_column("stage", overflow="fold")
+    table.add_column("machine", overflow="fold")
+    table.add_column("layers", overflow="fold", min_width=14)
+    for heading in ("compute", "receive", "send"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("memory", no_wrap=True)
+    table.add_column("est.", justify="right", no_wrap=True)
+    predicted = {each.machine: each for each in prediction.machines}
+    shown: set[str] = set()
+    for stage in plan.stages:
+        machine = predicted.get(stage.machine)
+        cells = [""] * 5 if machine is None or stage.machine in shown else _cells(machine)
+        shown.add(stage.machine)
+        table.add_row(Text(stage.name), Text(stage.machine), Text(_layers_text(stage.layers)), *cells)
+    return table
+
+
+def _cells(machine: MachinePrediction) -> list[str]:
+    times = [_ms(each) for each in (machine.compute_seconds, machine.receive_seconds, machine.send_seconds)]
+    return [*times, memory_text(machine.memory_bytes, machine.memory_limit_bytes), f"{machine.estimated_share:.0%}"]
+
+
+def _layers_text(layers: Sequence[str]) -> str:
+    count = f"({len(layers)} layers)" if len(layers) > 1 else "(1 layer)"
+    # The end of a long name tells more than its beginning, which its neighbours share.
+    names = [name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME + 1 :]}" for name in layers]
+    return f"{', '.join(names) if len(names) <= NAMES_SHOWN else f'{names[0]} … {names[-1]}'}\n{count}"
+
+
+def _comparison_table(title: str, plan: Plan, prediction: Prediction, others: Sequence[ComparedPlan]) -> Table:
+    table = Table(
+        title=Text(title),
+        caption="× plan: by the plan's objective; 0.50 is half as good",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title_style="bold",
+    )
+    table.add_column("", overflow="fold")
+    table.add_column("layers on machines", overflow="fold")
+    for heading in ("a second", "latency ms", "× plan"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    own = _placed([(stage.machine, len(stage.layers)) for stage in plan.stages])
+    table.add_row(
+        "this plan", Text(own), f"{prediction.samples_per_second:.4g}", _ms(prediction.latency_seconds), "1.00"
+    )
+    for other in others:
+        table.add_row(
+            Text(other.name),
+            Text(_placed(other.stages)),
+            f"{1 / other.period_seconds:.4g}",
+            _ms(other.latency_seconds),
+            f"{ratio_to_plan(other, prediction, plan.objective):.2f}",
+        )
+    return table
+
+
+def _placed(stages: Sequence[tuple[str, int]]) -> str:
+    parts = [f"{machine}: {count}" for machine, count in stages]
+    return short_list(parts, MACHINES_SHOWN)
+
+
+def _title(plan: Plan) -> Text:
+    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+    return Text(f"{plan.model}: {stages} for {plan.objective}, {plan.origin}")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}" if seconds < 1 else f"{seconds * 1e3:.0f}"

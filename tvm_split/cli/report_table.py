@@ -1,0 +1,74 @@
+"""A deployment's report as tables and sentences, at most 80 columns wide."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tvm_split.deployment_report import DeploymentReport
+from tvm_split.report_advice import parted
+from tvm_split.report_values import Comparison
+from tvm_split.units import bytes_text
+
+NOTHING = "–"
+
+
+def print_report(report: DeploymentReport, console: Console) -> None:
+    """Prediction, measurement and their ratio for the whole, every machine and every link; and what to do."""
+    scale = report.period.measured or report.latency.measured or 0.0
+    table = Table(title=Text(f"{report.model}: milliseconds per micro-batch"), box=box.SIMPLE_HEAD, title_style="bold")
+    table.add_column("", overflow="fold")
+    table.add_column("", no_wrap=True)
+    for heading in ("predicted", "measured", "ratio"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    _add(table, "whole", "a result every", report.period, scale)
+    _add(table, "", "one alone", report.latency, scale)
+    for machine in report.machines:
+        table.add_section()
+        name = f"{machine.machine} ({', '.join(machine.stages)})"
+        _add(table, name, "compute", machine.compute, scale)
+        _add(table, "", "receive", machine.receive, scale)
+        _add(table, "", "send", machine.send, scale)
+    if report.links:
+        table.add_section()
+    for link in report.links:
+        size = link.bytes.measured if link.bytes.measured is not None else link.bytes.predicted
+        name = f"{link.source} → {link.destination}"
+        _add(table, name, NOTHING if size is None else bytes_text(size), link.seconds, scale)
+    console.print(table)
+    for line in summary(report):
+        console.print(Text(line))
+
+
+def summary(report: DeploymentReport) -> list[str]:
+    """What the table does not say: rates, how much was measured, and advice."""
+    lines = []
+    if report.period.measured is not None:
+        predicted = report.period.predicted
+        beside = "" if predicted is None else f" (predicted: {1 / predicted:.1f})"
+        lines.append(f"{1 / report.period.measured:.1f} micro-batches a second{beside}")
+    lines.append(f"Medians of {report.streamed} streamed micro-batches and {report.runs} single runs.")
+    if report.period.predicted is None:
+        lines.append("The plan has no prediction to compare with.")
+    elif not report.advice:
+        lines.append("Everything came as predicted, within 15 %." if report.streamed or report.runs else "")
+    lines += [f"• {text}" for text in report.advice]
+    return [line for line in lines if line]
+
+
+def _add(table: Table, name: str, what: str, compared: Comparison, scale_seconds: float) -> None:
+    ratio = compared.ratio
+    style = "red" if parted(compared, scale_seconds) else ""
+    table.add_row(
+        Text(name),
+        Text(what),
+        _milliseconds(compared.predicted),
+        _milliseconds(compared.measured),
+        Text(NOTHING if ratio is None else f"{ratio:.2f}", style),
+    )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else f"{seconds * 1e3:.3f}"

@@ -1,0 +1,56 @@
+"""A predicted number beside the measured one, and what a report says of a machine and of a link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """None where nothing was predicted, or measured."""
+
+    predicted: float | None
+    measured: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured by predicted; None where one of them is missing, or nothing was expected."""
+        if self.measured is None or not self.predicted:
+            return None
+        return self.measured / self.predicted
+
+    @property
+    def difference(self) -> float:
+        """Measured less predicted, 0 where one of them is missing."""
+        if self.measured is None or self.predicted is None:
+            return 0.0
+        return self.measured - self.predicted
+
+    def to_dict(self) -> dict[str, float | None]:
+        return {"predicted": self.predicted, "measured": self.measured, "ratio": self.ratio}
+
+
+@dataclass(frozen=True)
+class MachineReport:
+    """A machine's stages together, in seconds per micro-batch (medians over ``micro_batches`` of them)."""
+
+    machine: str
+    stages: tuple[str, ...]
+    micro_batches: int
+    compute: Comparison
+    receive: Comparison
+    send: Comparison
+
+
+@dataclass(frozen=True)
+class LinkReport:
+    """A one-way link, or the way from or to the client: bytes per micro-batch, and seconds on the wire.
+
+    The measured seconds are the longer of what its two ends saw. They are None where a stage sends to, or receives
+    from, several machines, so that nobody can tell which of them its time is to be booked on.
+    """
+
+    source: str
+    destination: str
+    bytes: Comparison
+    seconds: Comparison
