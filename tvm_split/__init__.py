@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from tvm_split.frontends import load_model
     from tvm_split.machine import Link, Machine
     from tvm_split.model import Model
-    from tvm_split.planner import Plan, plan
+    from tvm_split.planner.plan import Plan
+    from tvm_split.planner.planning import plan
     from tvm_split.tuning import TuningReport, merge_databases, tune
 
 __version__ = "0.1.0"
@@ -63,7 +64,8 @@ _HOMES = {
     "tvm_split.frontends": ("load_model",),
     "tvm_split.machine": ("Link", "Machine"),
     "tvm_split.model": ("Model",),
-    "tvm_split.planner": ("Plan", "plan"),
+    "tvm_split.planner.plan": ("Plan",),
+    "tvm_split.planner.planning": ("plan",),
     "tvm_split.tuning": ("TuningReport", "merge_databases", "tune"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -107,6 +107,6 @@ def print_bundle(bundle: Bundle) -> None:
 
 
 def _read_plan(path: Path) -> Plan:
-    from tvm_split.planner import Plan
+    from tvm_split.planner.plan import Plan
 
     return Plan.load(path)

@@ -64,7 +64,7 @@ class PlanRequest:
         return bool(self.split) or self.stages is not None
 
     def plan(self, model: Model, cluster: Cluster) -> Plan:
-        from tvm_split.planner import plan
+        from tvm_split.planner.planning import plan
 
         return plan(model, cluster, objective=self.objective, stages=self.stages, split=self._split())
 

@@ -36,7 +36,7 @@ def profile(
 ) -> None:
     """Time every kernel of a model on this machine, beside what the machine can do at most."""
     from tvm_split.cluster import Cluster
-    from tvm_split.planner import plan
+    from tvm_split.planner.planning import plan
     from tvm_split.profiling import profile as profile_model
 
     loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()

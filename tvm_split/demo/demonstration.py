@@ -21,7 +21,7 @@ from tvm_split.demo.training import accuracy, scores_of, train
 from tvm_split.deployment import Deployment, deploy
 from tvm_split.errors import VerificationError
 from tvm_split.frontends import load_model
-from tvm_split.planner import plan
+from tvm_split.planner.planning import plan
 from tvm_split.timeline import first_micro_batches
 
 SEED = 0

@@ -1,6 +1,4 @@
-"""Which layers run on which machine."""
+"""Which layers run on which machine: plans by hand, by a rule, and by a search over measured costs.
 
-from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
-from tvm_split.planner.planning import plan
-
-__all__ = ["Plan", "PlannedMachine", "PlannedStage", "plan"]
+Nothing is imported here, so that the search, which is numbers only, starts without TVM.
+"""

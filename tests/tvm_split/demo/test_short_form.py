@@ -5,7 +5,7 @@ from tvm_split.compiling import cut_model
 from tvm_split.demo.network import DigitNetwork, split_over
 from tvm_split.demo.short_form import short_form
 from tvm_split.frontends import load_model
-from tvm_split.planner import plan
+from tvm_split.planner.planning import plan
 
 SECOND_MACHINE = """\
 def stage_1():  # on machine-b
