@@ -26,6 +26,7 @@ from rpc_runtime.client import WorkerEndpoint
 from rpc_runtime.security import TlsFiles
 from tvm_split.errors import ClusterError
 from tvm_split.machine import Link, Machine
+from tvm_split.yaml_lines import line_of
 
 
 class _Strict(BaseModel):
@@ -83,7 +84,7 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
         parsed = _ClusterFile.model_validate(content)
     except ValidationError as error:
         problems = [
-            f"{path}:{_line_of(tree, problem['loc'])}: {'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']}"
+            f"{path}:{line_of(tree, problem['loc'])}: {'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']}"
             for problem in error.errors()
         ]
         raise ClusterError("\n".join(problems)) from error
@@ -124,7 +125,7 @@ def _machine(entry: _Machine, folder: Path) -> Machine:
 def _require_distinct_names(path: Path, tree: yaml.Node | None, parsed: _ClusterFile) -> None:
     seen: dict[str, int] = {}
     for index, machine in enumerate(parsed.machines):
-        line = _line_of(tree, ("machines", index, "name"))
+        line = line_of(tree, ("machines", index, "name"))
         if machine.name in seen:
             raise ClusterError(
                 f"{path}:{line}: two machines are named {machine.name!r}, the first in line {seen[machine.name]}"
@@ -133,25 +134,5 @@ def _require_distinct_names(path: Path, tree: yaml.Node | None, parsed: _Cluster
     for index, link in enumerate(parsed.links):
         for key, end in (("from", link.source), ("to", link.destination)):
             if end not in seen:
-                line = _line_of(tree, ("links", index, key))
+                line = line_of(tree, ("links", index, key))
                 raise ClusterError(f"{path}:{line}: no machine is named {end!r}; there are {', '.join(seen)}")
-
-
-def _line_of(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
-    """The line (from 1) of the deepest node on the way to a location."""
-    line = 1
-    for step in location:
-        if node is None:
-            break
-        if isinstance(node, yaml.MappingNode):
-            entries = {key.value: (key, value) for key, value in node.value}
-            if step not in entries:
-                break
-            key, node = entries[step]
-            line = key.start_mark.line + 1
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-            node = node.value[step]
-            line = node.start_mark.line + 1
-        else:
-            break
-    return line
