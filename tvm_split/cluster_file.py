@@ -33,6 +33,7 @@ from rpc_runtime.program import CLIENT
 from rpc_runtime.security import TlsFiles
 from tvm_split.errors import ClusterError
 from tvm_split.machine import HOW_TO_LINK, Link, Machine, unlinked_pairs
+from tvm_split.yaml_lines import line_of
 
 
 class _Strict(BaseModel):
@@ -122,7 +123,7 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
     try:
         parsed = _ClusterFile.model_validate(content)
     except ValidationError as error:
-        problems = {f"{path}:{_line_of(tree, each['loc'])}: {_problem(each)}" for each in error.errors()}
+        problems = {f"{path}:{line_of(tree, each['loc'])}: {_problem(each)}" for each in error.errors()}
         raise ClusterError("\n".join(sorted(problems))) from error
     machine_lines = _require_distinct_machines(path, tree, parsed)
     links = tuple(_links(path, tree, parsed, machine_lines))
@@ -193,7 +194,7 @@ def _require_distinct_machines(path: Path, tree: yaml.Node | None, parsed: _Clus
     """Machine name to its line."""
     seen: dict[str, int] = {}
     for index, machine in enumerate(parsed.machines):
-        line = _line_of(tree, ("machines", index, "name"))
+        line = line_of(tree, ("machines", index, "name"))
         if machine.name in seen:
             raise ClusterError(
                 f"{path}:{line}: two machines are named {machine.name!r}, the first in line {seen[machine.name]}; "
@@ -212,9 +213,9 @@ def _links(path: Path, tree: yaml.Node | None, parsed: _ClusterFile, machines: d
     for index, entry in enumerate(parsed.links):
         for key, end in (("from", entry.source), ("to", entry.destination)):
             if end not in machines and end != CLIENT:
-                line = _line_of(tree, ("links", index, key))
+                line = line_of(tree, ("links", index, key))
                 raise ClusterError(f"{path}:{line}: no machine is named {end!r}; there are {', '.join(machines)}")
-        line = _line_of(tree, ("links", index))
+        line = line_of(tree, ("links", index))
         ends = (entry.source, entry.destination)
         if ends in seen:
             raise ClusterError(
@@ -228,7 +229,7 @@ def _links(path: Path, tree: yaml.Node | None, parsed: _ClusterFile, machines: d
             raise ClusterError(f"{path}:{line}: {error}") from error
     missing = unlinked_pairs(tuple(machines), found)
     if missing:
-        line = _line_of(tree, ("links",))
+        line = line_of(tree, ("links",))
         pairs = ", ".join(f"{first!r} and {second!r}" for first, second in missing)
         raise ClusterError(f"{path}:{line}: no link between {pairs}; {HOW_TO_LINK}")
     yield from found
@@ -254,23 +255,3 @@ def _require_single_keys(path: Path, tree: yaml.Node | None) -> None:
                     )
                 lines[name] = line
                 waiting.append(value)
-
-
-def _line_of(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
-    """The line (from 1) of the deepest node on the way to a location."""
-    line = 1
-    for step in location:
-        if node is None:
-            break
-        if isinstance(node, yaml.MappingNode):
-            entries = {key.value: (key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)}
-            if step not in entries:
-                break
-            key, node = entries[step]
-            line = key.start_mark.line + 1
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-            node = node.value[step]
-            line = node.start_mark.line + 1
-        else:
-            break
-    return line

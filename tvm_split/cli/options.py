@@ -22,6 +22,7 @@ class Objective(StrEnum):
 
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
+OptionalModelArgument = Annotated[str | None, typer.Argument(metavar="[MODEL]", help=MODEL_HELP, show_default=False)]
 BundleArgument = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A folder of `tvm-split compile`.", exists=True, file_okay=False)
 ]

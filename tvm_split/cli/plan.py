@@ -13,6 +13,8 @@ from tvm_split.cli.console import STDOUT, print_json, print_note
 from tvm_split.cli.model_source import ModelRequest
 from tvm_split.cli.plan_report import prediction_as_json, print_plan
 from tvm_split.cli.planning import ClusterRequest, PlanRequest
+from tvm_split.cli.problem import plan_problem, require_problem_alone
+from tvm_split.cli.wrong_use import WrongUseError
 
 if TYPE_CHECKING:
     from tvm_split.model import Model
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def plan(
-    model: options.ModelArgument,
+    model: options.OptionalModelArgument = None,
     cluster: options.ClusterOption = None,
     workers: options.WorkersOption = None,
     threads: options.ThreadsOption = None,
@@ -38,9 +40,39 @@ def plan(
         typer.Option("--picture", metavar="FILE.svg", help="Draw the graph of layers, coloured by machine."),
     ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="List the names of all layers instead of planning.")] = False,
+    problem: Annotated[
+        Path | None,
+        typer.Option("--problem", metavar="FILE", help="Instead of a model: plan the numbers in this file (JSON)."),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", min=0.1, metavar="SECONDS", help="With --problem: search so long (default: 10)."),
+    ] = None,
     json: options.JsonOption = False,
 ) -> None:
     """Show how a model would be split: stages, their machines, layers and estimated shares of the work."""
+    if problem is not None:
+        require_problem_alone(
+            {
+                "MODEL": model,
+                "--cluster": cluster,
+                "--workers": workers,
+                "--threads": threads,
+                "--split": split,
+                "--stages": stages,
+                "--batch": batch,
+                "--dimension": dimension,
+                "--input-shape": input_shape,
+                "--output": output,
+                "--layers": layers or None,
+            }
+        )
+        plan_problem(problem, json, time_limit)
+        return
+    if model is None:
+        raise WrongUseError("give a model, or a problem file with --problem", "MODEL")
+    if time_limit is not None:
+        raise WrongUseError("it limits the search of --problem", "--time-limit")
     loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
     if layers:
         _list_layers(loaded, json)

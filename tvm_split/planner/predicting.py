@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+from rpc_runtime.program import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.prediction import ComparedPlan, LinkPrediction, MachinePrediction, Prediction
 from tvm_split.planner.problem import Evaluation, Problem, Solution, SolvedStage
 from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.search.evaluate import evaluate, stage_transfers
+from tvm_split.planner.search.evaluate import evaluate, transfers
 
 
 def predict(
@@ -119,14 +121,17 @@ def _machines(
 
 
 def _links(problem: Problem, stages: Sequence[SolvedStage]) -> tuple[LinkPrediction, ...]:
-    links = {(link.source, link.destination): link for link in problem.links}
-    return tuple(
-        LinkPrediction(
-            source,
-            destination,
-            size,
-            seconds=links[source, destination].latency_seconds + size / links[source, destination].bytes_per_second,
-            stream_seconds=size / links[source, destination].bytes_per_second,
-        )
-        for (source, destination), size in stage_transfers(problem, stages).items()
-    )
+    """One for every pair of machines; replicas send and receive by their shares."""
+    client = SolvedStage((CLIENT,), ())
+    found = []
+    for (source, end), crossing in transfers(problem, stages).items():
+        sender = client if source is None else stages[source]
+        receiver = client if end is None else stages[end]
+        for (one, share), (other, part) in itertools.product(_shares(sender), _shares(receiver)):
+            size = crossing.bytes * share * part
+            found.append(LinkPrediction(one, other, size, crossing.seconds, crossing.stream_seconds))
+    return tuple(found)
+
+
+def _shares(stage: SolvedStage) -> list[tuple[str, float]]:
+    return list(zip(stage.machines, stage.shares, strict=True))

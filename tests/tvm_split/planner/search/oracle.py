@@ -1,0 +1,131 @@
+"""The issue's formulas written down once more, slowly, and every plan of a small problem tried with them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from tvm_split.planner.problem import Problem
+
+Assignment = list[tuple[tuple[str, ...], list[str]]]
+"""Stages as (machines, pieces)."""
+
+
+def judge(problem: Problem, stages: Assignment) -> tuple[float, float] | None:
+    """(period, latency); None for a plan that is not allowed, whatever the reason."""
+    machines = {machine.name: machine for machine in problem.machines}
+    links = {(link.source, link.destination): link for link in problem.links}
+    pieces = {piece.name: piece for piece in problem.pieces}
+    home = {name: index for index, (_, names) in enumerate(stages) for name in names}
+    used = [machine for group, _ in stages for machine in group]
+    if len(set(used)) < len(used) or len(used) > (problem.maximum_machines or len(used)):
+        return None
+    if problem.stages is not None and len(stages) != problem.stages:
+        return None
+    for pin in problem.pins:
+        on = stages[home[pin.piece]][0]
+        if (pin.machine in on) if pin.forbidden else any(machine != pin.machine for machine in on):
+            return None
+    moved: dict[tuple[int | str, int | str], list[float]] = {}
+    once: set[tuple[str, str, int | str]] = set()
+    for edge in problem.edges:
+        source, end = home.get(edge.source, "client"), home.get(edge.destination, "client")
+        if source == end:
+            continue
+        if edge.tensor is not None:
+            if (edge.source, edge.tensor, end) in once:
+                continue
+            once.add((edge.source, edge.tensor, end))
+        moved.setdefault((source, end), []).append(edge.bytes)
+
+    def members(stage: int | str) -> tuple[str, ...]:
+        return ("client",) if stage == "client" else stages[int(stage)][0]
+
+    stream: dict[tuple[int | str, int | str], float] = {}
+    single: dict[tuple[int | str, int | str], float] = {}
+    for (source, end), sizes in moved.items():
+        over = [links.get(pair) for pair in itertools.product(members(source), members(end))]
+        if None in over:
+            return None
+        stream[source, end] = sum(sizes) / min(link.bytes_per_second for link in over if link)
+        single[source, end] = max(link.latency_seconds for link in over if link) + stream[source, end]
+    periods = []
+    for index, (group, names) in enumerate(stages):
+        sizes = [size for pair, each in moved.items() if index in pair for size in each]
+        rate = 0.0
+        for machine in group:
+            if any(machine not in pieces[name].seconds for name in names):
+                return None
+            needed = sum(pieces[name].weight_bytes for name in names) + problem.buffers * sum(sizes)
+            if needed + max(pieces[name].activation_bytes for name in names) > machines[machine].memory_bytes:
+                return None
+            seconds = sum(pieces[name].seconds[machine] for name in names)
+            seconds *= machines[machine].contention if len(used) > 1 else 1
+            seconds += sum(
+                machines[machine].transfer_seconds + size * machines[machine].transfer_seconds_per_byte
+                for size in sizes
+            )
+            rate += 1 / seconds if seconds else math.inf
+        periods.append(1 / rate)
+        periods.append(sum(seconds for (_, end), seconds in stream.items() if end == index))
+        periods.append(sum(seconds for (source, _), seconds in stream.items() if source == index))
+    finish: dict[int | str, float] = {"client": 0.0}
+    waiting = list(range(len(stages)))
+    while waiting:
+        ready = [i for i in waiting if all(s in finish for s, end in single if end == i)]
+        if not ready:
+            return None
+        for index in ready:
+            start = max((finish[s] + seconds for (s, end), seconds in single.items() if end == index), default=0.0)
+            group, names = stages[index]
+            finish[index] = start + max(sum(pieces[name].seconds[m] for name in names) for m in group)
+            waiting.remove(index)
+    arrivals = [finish[source] + seconds for (source, end), seconds in single.items() if end == "client"]
+    period, latency = max(periods), max([*finish.values(), *arrivals])
+    return period, latency
+
+
+def chain_plans(problem: Problem) -> Iterator[Assignment]:
+    """All cuts and all ordered choices of machines, or of disjoint sets of machines with replicas."""
+    names = [piece.name for piece in problem.pieces]
+    machines = [machine.name for machine in problem.machines]
+    subsets = [
+        group
+        for size in range(1, len(machines) + 1 if problem.replicas else 2)
+        for group in itertools.combinations(machines, size)
+    ]
+    for count in range(1, min(len(names), len(machines)) + 1):
+        for cuts in itertools.combinations(range(1, len(names)), count - 1):
+            segments = [names[start:end] for start, end in itertools.pairwise((0, *cuts, len(names)))]
+            for groups in itertools.permutations(subsets, count):
+                if sum(map(len, groups)) == len(set().union(*groups)):
+                    yield list(zip(groups, segments, strict=True))
+
+
+def graph_plans(problem: Problem) -> Iterator[Assignment]:
+    """Every piece on every machine."""
+    machines = [machine.name for machine in problem.machines]
+    for choice in itertools.product(machines, repeat=len(problem.pieces)):
+        stages: dict[str, list[str]] = {}
+        for piece, machine in zip(problem.pieces, choice, strict=True):
+            stages.setdefault(machine, []).append(piece.name)
+        yield [((machine,), names) for machine, names in stages.items()]
+
+
+def best(problem: Problem, plans: Iterator[Assignment]) -> tuple[float, float] | None:
+    """The value of the objective, and the least other value among plans that reach it; None if nothing is allowed."""
+    found = []
+    for plan in plans:
+        judged = judge(problem, plan)
+        if judged is None:
+            continue
+        period, latency = judged
+        if period <= problem.maximum_period_seconds * (1 + 1e-9) and (
+            latency <= problem.maximum_latency_seconds * (1 + 1e-9)
+        ):
+            found.append((period, latency) if problem.objective == "throughput" else (latency, period))
+    if not found:
+        return None
+    least = min(value for value, _ in found)
+    return least, min(other for value, other in found if value <= least * (1 + 1e-9))

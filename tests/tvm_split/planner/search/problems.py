@@ -1,0 +1,113 @@
+"""Random problems: machines and links unequal by 100 times, some links and times missing, tight memory, pins."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine
+
+
+def random_problem(
+    seed: int,
+    *,
+    pieces: int,
+    machines: int,
+    chain: bool = True,
+    replicas: bool = False,
+    plain: bool = False,
+    **settings: object,
+) -> Problem:
+    """A problem that a seed decides; ``plain`` leaves out all that can make it impossible."""
+    generator = random.Random(seed)
+    names = [f"machine-{index}" for index in range(machines)]
+    slowness = {name: 10 ** generator.uniform(-1, 1) for name in names}
+    if generator.random() < 0.3:  # some alike, so that classes of machines are met
+        slowness = dict.fromkeys(names, 1.0)
+    alike = generator.random() < 0.3
+    limited = not plain and generator.random() < 0.4
+    costly = generator.random() < 0.4
+    nodes = []
+    for index in range(pieces):
+        base = generator.choice([0.0, generator.uniform(0.001, 0.1), generator.uniform(0.001, 0.1)])
+        seconds = {
+            name: base * slowness[name] * (1.0 if alike else generator.uniform(0.5, 2.0))
+            for name in names
+            if plain or generator.random() > 0.05
+        }
+        nodes.append(Piece(f"layer-{index}", seconds, generator.uniform(0, 10), generator.uniform(0, 5)))
+    total = sum(node.weight_bytes for node in nodes)
+    uniform = generator.random() < 0.3
+    problem = Problem(
+        objective=generator.choice(["throughput", "latency"]),
+        machines=tuple(
+            ProblemMachine(
+                name,
+                generator.uniform(0.3, 1.5) * total + 5 if limited else math.inf,
+                generator.choice([0.0, 0.001]) if costly else 0.0,
+                generator.choice([0.0, 1e-5]) if costly else 0.0,
+                generator.choice([1.0, 1.3]) if costly else 1.0,
+            )
+            for name in names
+        ),
+        links=tuple(
+            ProblemLink(
+                source,
+                end,
+                1e4 if uniform else 10 ** generator.uniform(3, 6),
+                0.001 if uniform else generator.choice([0.0, generator.uniform(0, 0.02)]),
+            )
+            for source in [*names, "client"]
+            for end in [*names, "client"]
+            if source != end and (plain or generator.random() > 0.1)
+        ),
+        pieces=tuple(nodes),
+        edges=_edges(generator, pieces, chain),
+        replicas=replicas,
+        buffers=generator.choice([0, 0, 2]),
+    )
+    if plain:
+        return _with(problem, settings)
+    pins = tuple(
+        Pin(f"layer-{generator.randrange(pieces)}", generator.choice(names), generator.random() < 0.6)
+        for _ in range(generator.choice([0, 0, 0, 1, 2]))
+    )
+    choices: dict[str, object] = {"pins": pins}
+    if generator.random() < 0.15:
+        choices["maximum_machines"] = generator.randint(1, machines)
+    if generator.random() < 0.15:
+        choices["stages"] = generator.randint(1, min(pieces, machines, int(choices.get("maximum_machines", machines))))
+    if generator.random() < 0.2:
+        choices["maximum_latency_seconds"] = generator.uniform(0.05, 0.5)
+    if generator.random() < 0.2:
+        choices["maximum_period_seconds"] = generator.uniform(0.02, 0.3)
+    return _with(problem, choices | settings)
+
+
+def _edges(generator: random.Random, pieces: int, chain: bool) -> tuple[Edge, ...]:
+    def size() -> float:
+        return generator.choice([0.0, generator.uniform(1, 1000), generator.uniform(1, 1000)])
+
+    edges = [Edge(f"layer-{index}", f"layer-{index + 1}", size()) for index in range(pieces - 1)]
+    if not chain:
+        edges = [edge for edge in edges if generator.random() > 0.25]
+        for index in range(pieces):
+            later = [other for other in range(index + 2, pieces) if generator.random() < 0.2]
+            if len(later) > 1 and generator.random() < 0.6:
+                shared = size()
+                edges += [Edge(f"layer-{index}", f"layer-{other}", shared, "out") for other in later]
+            else:
+                edges += [Edge(f"layer-{index}", f"layer-{other}", size()) for other in later]
+    if generator.random() < 0.4:
+        edges.insert(0, Edge("client", "layer-0", size()))
+    if generator.random() < 0.4:
+        edges.append(Edge(f"layer-{pieces - 1}", "client", size()))
+    if not chain and generator.random() < 0.2:
+        edges.append(Edge(f"layer-{generator.randrange(pieces)}", "client", size()))
+    return tuple(edges)
+
+
+def _with(problem: Problem, settings: dict[str, object]) -> Problem:
+    import dataclasses
+
+    return dataclasses.replace(problem, **settings)  # type: ignore[arg-type]

@@ -1,0 +1,93 @@
+"""``tvm-split plan --problem``: the planner by itself, on numbers from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tvm_split.cli.console import STDOUT, print_error, print_json, short_list
+from tvm_split.cli.wrong_use import WrongUseError
+from tvm_split.units import bytes_text
+
+if TYPE_CHECKING:
+    from tvm_split.planner.problem import MachineLoad, Problem, Solution
+
+
+def require_problem_alone(given: Mapping[str, Any]) -> None:
+    """A problem file says everything by itself.
+
+    Raises:
+        WrongUseError: another option, or the model, is not None.
+    """
+    for option, value in given.items():
+        if value is not None:
+            raise WrongUseError("a problem file says this by itself; leave it out with --problem", option)
+
+
+def plan_problem(path: Path, json: bool, time_limit_seconds: float | None) -> None:
+    """Print the plan of a problem file; a problem that has none ends the command with exit code 1.
+
+    Raises:
+        PlanError: the file is wrong.
+    """
+    from tvm_split.errors import PlanError
+    from tvm_split.planner.problem_file import read_problem_file, solution_to_dict
+    from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
+
+    problem = read_problem_file(path)
+    try:
+        solution = solve(problem, time_limit_seconds=time_limit_seconds or DEFAULT_TIME_LIMIT_SECONDS)
+    except PlanError as error:
+        print_error(f"{path}: {error}")
+        raise typer.Exit(1) from error
+    if json:
+        print_json(solution_to_dict(problem, solution))
+    else:
+        _print_solution(path, problem, solution)
+
+
+def _print_solution(path: Path, problem: Problem, solution: Solution) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from tvm_split.planner.search.certificate import seconds_text
+
+    evaluation = solution.evaluation
+    loads = {load.machine: load for load in evaluation.loads}
+    limits = {machine.name: machine.memory_bytes for machine in problem.machines}
+    table = Table(title=Text(f"{path.name}: {len(solution.stages)} stages for {problem.objective}"))
+    table.add_column("machine", overflow="fold")
+    table.add_column("pieces", justify="right")
+    table.add_column("names", overflow="fold")
+    for heading in ("share", "compute", "receive", "send", "memory"):
+        table.add_column(heading, justify="right")
+    for stage in solution.stages:
+        for machine, share in zip(stage.machines, stage.shares, strict=True):
+            load = loads[machine]
+            table.add_row(
+                Text(machine),
+                str(len(stage.pieces)),
+                Text(short_list(stage.pieces)),
+                f"{share:.0%}",
+                *map(seconds_text, (load.compute_seconds, load.receive_seconds, load.send_seconds)),
+                _memory_text(load, limits[machine]),
+            )
+    STDOUT.print(table)
+    kind = "period" if problem.objective == "throughput" else "latency"
+    lines = [
+        f"period {seconds_text(evaluation.period_seconds)}, latency {seconds_text(evaluation.latency_seconds)}, "
+        f"limited by {evaluation.limiting}",
+        f"no plan has a {kind} below {seconds_text(solution.lower_bound_seconds)} (gap {solution.gap:.2%}); "
+        f"{solution.method}",
+        *filter(None, solution.why_no_more_machines.split("; ")),
+        *(f"instead, {other.name}: {other.why}" for other in solution.alternatives),
+    ]
+    for line in lines:
+        STDOUT.print(Text(line), soft_wrap=True)
+
+
+def _memory_text(load: MachineLoad, limit: float) -> str:
+    return bytes_text(load.memory_bytes) + ("" if limit == float("inf") else f" of {bytes_text(limit)}")

@@ -1,0 +1,85 @@
+"""A plan with what it does, and how plans are compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_split.planner.problem import Evaluation, Problem
+from tvm_split.planner.search.evaluate import Placed, measure
+from tvm_split.planner.search.instance import TOLERANCE, Instance
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Stages by numbers and their evaluation."""
+
+    stages: tuple[Placed, ...]
+    evaluation: Evaluation
+
+    @property
+    def machines(self) -> tuple[int, ...]:
+        return tuple(machine for stage in self.stages for machine in stage.machines)
+
+    def value(self, problem: Problem) -> float:
+        """What the objective minimises, in seconds."""
+        throughput = problem.objective == "throughput"
+        return self.evaluation.period_seconds if throughput else self.evaluation.latency_seconds
+
+    def other_value(self, problem: Problem) -> float:
+        """What breaks ties, in seconds."""
+        throughput = problem.objective == "throughput"
+        return self.evaluation.latency_seconds if throughput else self.evaluation.period_seconds
+
+
+def candidate(instance: Instance, stages: Sequence[Placed]) -> Candidate:
+    """Measured; raises as `measure` does."""
+    return Candidate(tuple(stages), measure(instance, stages))
+
+
+def fits(instance: Instance, found: Candidate) -> bool:
+    """Whether pins, memory and the numbers of stages and machines allow a plan; its period and latency aside."""
+    problem = instance.problem
+    if problem.stages not in (None, len(found.stages)) or len(found.machines) > instance.machine_limit:
+        return False
+    if any(np.isinf(instance.seconds[np.ix_(stage.pieces, stage.machines)]).any() for stage in found.stages):
+        return False
+    return all(
+        load.memory_bytes <= instance.memory[instance.machine_number[load.machine]] for load in found.evaluation.loads
+    )
+
+
+def lack_of(instance: Instance, found: Candidate) -> float:
+    """Bytes by which a plan is over the memory, summed over machines."""
+    return math.fsum(
+        max(0.0, load.memory_bytes - float(instance.memory[instance.machine_number[load.machine]]))
+        for load in found.evaluation.loads
+    )
+
+
+def within_limits(problem: Problem, found: Candidate) -> bool:
+    """Whether the period and the latency keep to the problem's limits."""
+    evaluation = found.evaluation
+    return evaluation.period_seconds <= problem.maximum_period_seconds * (
+        1 + TOLERANCE
+    ) and evaluation.latency_seconds <= problem.maximum_latency_seconds * (1 + TOLERANCE)
+
+
+def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:
+    """The one of the least value; of equal ones that of the least other value, then the one of fewest machines."""
+    left = list(candidates)
+    for value_of in (Candidate.value, Candidate.other_value):
+        least = min((value_of(each, problem) for each in left), default=math.inf)
+        left = [each for each in left if value_of(each, problem) <= least * (1 + TOLERANCE)]
+    return min(left, key=lambda each: len(each.machines), default=None)
+
+
+def one_machine_candidates(instance: Instance) -> list[Candidate]:
+    """All pieces on one machine, for every machine that fits them."""
+    everything = tuple(range(len(instance.pieces)))
+    possible = [machine for machine in range(len(instance.machines)) if np.isfinite(instance.seconds[:, machine]).all()]
+    found = [candidate(instance, [Placed((machine,), everything)]) for machine in possible]
+    return [each for each in found if fits(instance, each)]

@@ -1,0 +1,118 @@
+"""Why a plan is the plan: what lost against it, and why machines stay idle, in words with numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from tvm_split.planner.problem import Alternative, Problem
+from tvm_split.planner.search.candidate import Candidate, within_limits
+from tvm_split.planner.search.evaluate import solved_stages
+from tvm_split.planner.search.instance import TOLERANCE, Instance, names_of
+
+MOST_ALTERNATIVES = 4
+UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+def seconds_text(seconds: float) -> str:
+    """With a unit that fits, and three digits."""
+    for size, unit in UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def alternatives(instance: Instance, chosen: Candidate, others: Iterable[Candidate]) -> tuple[Alternative, ...]:
+    """The best few others on other machines, best first; one for each number of machines, then single machines."""
+    problem = instance.problem
+    taken = {frozenset(chosen.machines)}
+    ranked = sorted(others, key=lambda each: (each.value(problem), each.other_value(problem), len(each.machines)))
+    first: list[Candidate] = []
+    rest: list[Candidate] = []
+    counts: set[int] = set()
+    for each in ranked:
+        if frozenset(each.machines) in taken:
+            continue
+        taken.add(frozenset(each.machines))
+        (rest if len(each.machines) in counts else first).append(each)
+        counts.add(len(each.machines))
+    near = sorted(first, key=lambda each: abs(len(each.machines) - len(chosen.machines)))[:MOST_ALTERNATIVES]
+    alone = [each for each in rest if len(each.machines) == 1]
+    shown = (near + alone + [each for each in rest if len(each.machines) > 1])[:MOST_ALTERNATIVES]
+    shown.sort(key=lambda each: (each.value(problem), each.other_value(problem)))
+    return tuple(
+        Alternative(
+            _title(instance, each),
+            solved_stages(instance, each.stages),
+            each.evaluation.period_seconds,
+            each.evaluation.latency_seconds,
+            _why_it_lost(problem, chosen, each),
+        )
+        for each in shown
+    )
+
+
+def why_no_more_machines(instance: Instance, chosen: Candidate, others: Sequence[Candidate], exact: bool) -> str:
+    """One sentence for every idle machine; ``exact`` if ``others`` has the best plan that uses it."""
+    problem = instance.problem
+    sentences = []
+    for machine, name in enumerate(instance.machines):
+        if machine in chosen.machines:
+            continue
+        using = [each for each in others if machine in each.machines]
+        kept = [each for each in using if within_limits(problem, each)] or using
+        best = min(kept, key=lambda each: (each.value(problem), each.other_value(problem)), default=None)
+        if best is None:
+            sentences.append(f"{name} is idle: {_why_unusable(instance, machine, chosen)}")
+        else:
+            which = "the best plan that uses it" if exact else "the best plan found that uses it"
+            sentences.append(f"{name} is idle: {which} {_compared(problem, chosen, best)}")
+    return "; ".join(sentences)
+
+
+def _compared(problem: Problem, chosen: Candidate, other: Candidate) -> str:
+    kind, other_kind = ("period", "latency") if problem.objective == "throughput" else ("latency", "period")
+    own, value = chosen.value(problem), other.value(problem)
+    if value > own * (1 + TOLERANCE):
+        text = f"has a {kind} of {seconds_text(value)}, this one {seconds_text(own)}"
+    else:
+        same = f"has a {kind} of {seconds_text(value)}, this one {seconds_text(own)}, but"
+        if abs(value - own) <= own * TOLERANCE:
+            same = f"has the same {kind} of {seconds_text(own)}, and"
+        text = f"{same} a {other_kind} of {seconds_text(other.other_value(problem))} against "
+        text += seconds_text(chosen.other_value(problem))
+        if not within_limits(problem, other):
+            limit = problem.maximum_latency_seconds if kind == "period" else problem.maximum_period_seconds
+            return f"{text}, over the limit of {seconds_text(limit)}"
+        return f"{text}, on {len(other.machines)} machines instead of {len(chosen.machines)}"
+    if kind == "period":
+        return f"{text}, since {other.evaluation.limiting} takes that long"
+    wire = other.evaluation.latency_seconds - _compute_seconds(other)
+    return f"{text}, of which {seconds_text(max(wire, 0.0))} pass on links" if wire > 0 else text
+
+
+def _compute_seconds(found: Candidate) -> float:
+    return math.fsum(load.compute_seconds for load in found.evaluation.loads)
+
+
+def _why_it_lost(problem: Problem, chosen: Candidate, other: Candidate) -> str:
+    return _compared(problem, chosen, other)
+
+
+def _why_unusable(instance: Instance, machine: int, chosen: Candidate) -> str:
+    if len(chosen.machines) >= instance.machine_limit:
+        return f"at most {instance.machine_limit} machines may be used, and no plan found with it is as good"
+    if instance.problem.stages is not None and not instance.problem.replicas:
+        return f"{instance.problem.stages} stages were asked for, and no plan found with it is as good"
+    if not any(math.isfinite(value) for value in instance.seconds[:, machine]):
+        return "it may run no piece, by its pins, times and links to the client"
+    lonely = not (instance.linked[machine, :-1].any() or instance.linked[:-1, machine].any())
+    if lonely and len(instance.machines) > 1:
+        return "no link joins it to another machine, and it does not fit the whole model by itself"
+    return "no plan found that uses it fits the links, pins and memory"
+
+
+def _title(instance: Instance, found: Candidate) -> str:
+    if len(found.machines) == 1:
+        return f"all on {instance.machines[found.machines[0]]}"
+    return f"{len(found.stages)} stages on {names_of([instance.machines[machine] for machine in found.machines])}"

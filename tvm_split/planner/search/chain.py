@@ -1,0 +1,196 @@
+"""Chains, exactly: the least period, the least latency, and either one under a limit to the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from tvm_split.planner.search.candidate import Candidate, candidate, lack_of, one_machine_candidates
+from tvm_split.planner.search.evaluate import Placed
+from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
+from tvm_split.planner.search.machine_classes import Counts, count_groups, groups_of, machine_classes
+from tvm_split.planner.search.stage_costs import StageCosts, chain_costs, chain_memory
+from tvm_split.planner.search.stage_dp import Sequence, StageTable, Value
+
+MOST_STEPS = 2.0e9
+"""Matrix elements that one table may touch: some seconds."""
+
+MOST_MATRIX_BYTES = 1.0e9
+"""Memory that the matrices of all groups may take together."""
+
+
+class ChainSearch:
+    """All questions to one chain; the costs of its stages are computed once.
+
+    One machine by itself has no contention, so such plans are measured apart from the tables.
+    """
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self._costs: StageCosts = chain_costs(instance, groups_of(instance, machine_classes(instance)))
+        self._alone = one_machine_candidates(instance)
+
+    def table(self, value: Value, period_limit: float = math.inf) -> StageTable:
+        problem = self.instance.problem
+        return StageTable(self._costs, value, self.instance.machine_limit, problem.stages, period_limit)
+
+    def least_period(self) -> float:
+        """Of any plan, whatever its latency; infinite if there is none."""
+        alone = [each.evaluation.period_seconds for each in self._alone]
+        return min([*alone, *self.table("period").best().values()], default=math.inf)
+
+    def fastest(self, period_limit: float = math.inf) -> Candidate | None:
+        """The plan of the least latency whose period keeps to a limit; of equal ones the one of fewest machines."""
+        limit = period_limit * (1 + TOLERANCE)
+        candidates = [each for each in self._alone if each.evaluation.period_seconds <= limit]
+        table = self.table("latency", period_limit)
+        best = table.best()
+        if best:
+            least = min(best.values()) * (1 + TOLERANCE)
+            fewest = min((used for used, value in best.items() if value <= least), key=sum)
+            candidates.append(self.candidate(table.sequence(fewest)))
+        least = min((each.evaluation.latency_seconds for each in candidates), default=math.inf) * (1 + TOLERANCE)
+        equal = [each for each in candidates if each.evaluation.latency_seconds <= least]
+        return min(equal, key=lambda each: len(each.machines), default=None)
+
+    def least_period_within(self, latency_limit: float, known: float) -> float:
+        """The least period of a plan that keeps to a latency, given one that does so with the period ``known``.
+
+        A period is that of one of the stages or links, so the least is among finitely many, and found by halving.
+        """
+        limit = latency_limit * (1 + TOLERANCE)
+
+        def reachable(period: float) -> bool:
+            found = self.fastest(period)
+            return found is not None and found.evaluation.latency_seconds <= limit
+
+        lowest = self.least_period()
+        if reachable(lowest):
+            return lowest
+        return _least(self._possible_periods(lowest, known), reachable, known)
+
+    def candidate(self, sequence: Sequence) -> Candidate:
+        starts = (0, *sequence.ends[:-1])
+        machines = self._costs.groups.machines(list(sequence.groups))
+        return candidate(
+            self.instance,
+            [
+                Placed(group, tuple(range(start, end)))
+                for group, start, end in zip(machines, starts, sequence.ends, strict=True)
+            ],
+        )
+
+    def others(self, chosen: Candidate) -> list[Candidate]:
+        """The best plans of every number of machines, and those that use what ``chosen`` leaves idle."""
+        value: Value = "period" if self.instance.problem.objective == "throughput" else "latency"
+        limit = math.inf if value == "period" else self.instance.problem.maximum_period_seconds
+        table = self.table(value, limit)
+        best = table.best()
+        wanted: dict[Counts, None] = {}
+        for total in range(2, len(self.instance.machines) + 1):
+            _keep_best(wanted, {used: each for used, each in best.items() if sum(used) == total})
+        for kind, members in enumerate(self._costs.groups.classes):
+            count = len(set(members) & set(chosen.machines))
+            if count < len(members):
+                _keep_best(wanted, {used: each for used, each in best.items() if used[kind] > count})
+        return [*self._alone, *(self.candidate(table.sequence(used)) for used in wanted)]
+
+    def nearest_to_memory(self) -> Candidate | None:
+        """The plan that lacks the fewest bytes of memory, summed over machines; None if none fits links and pins."""
+        instance, groups = self.instance, self._costs.groups
+        unlimited = dataclasses.replace(instance, memory=np.full(len(instance.machines), math.inf))
+        costs = chain_costs(unlimited, groups)
+        need = chain_memory(instance)
+        lacks = [
+            sum(
+                count * np.maximum(need - instance.memory[members[0]], 0.0)
+                for members, count in zip(groups.classes, counts, strict=True)
+                if count
+            )
+            for counts in groups.counts
+        ]
+        lack = tuple(np.where(np.isinf(each), math.inf, lacks[number]) for number, each in enumerate(costs.latency))
+        free = dataclasses.replace(
+            groups,
+            seconds_per_byte=np.zeros_like(groups.latency),
+            latency=np.where(np.isinf(groups.latency), math.inf, 0.0),
+        )
+        table = StageTable(
+            dataclasses.replace(costs, groups=free, latency=lack),
+            "latency",
+            instance.machine_limit,
+            instance.problem.stages,
+        )
+        best = table.best()
+        found = one_machine_candidates(unlimited)
+        if best:
+            found.append(self.candidate(table.sequence(min(best, key=lambda used: (best[used], sum(used))))))
+        return min(found, key=lambda each: (lack_of(instance, each), len(each.machines)), default=None)
+
+    def _possible_periods(self, lowest: float, highest: float) -> Floats:
+        """All periods of stages and links between two, ascending; equal ones once."""
+        groups, costs = self._costs.groups, self._costs
+        links = np.unique(groups.seconds_per_byte)[:, None] * costs.crossing_bytes
+        alone = np.array([each.evaluation.period_seconds for each in self._alone])
+        found = [
+            values[(values > lowest) & (values < highest * (1 - 4 * TOLERANCE))]
+            for values in (*costs.period, links, alone)
+        ]
+        return np.unique(np.concatenate(found))
+
+
+def solve_chain(search: ChainSearch) -> Candidate | None:
+    """The best plan of a chain; None if none fits the memory, links, pins, or keeps to the limits of the problem."""
+    problem = search.instance.problem
+    if problem.objective == "latency" or problem.maximum_latency_seconds < math.inf:
+        fastest = search.fastest(problem.maximum_period_seconds)
+        if fastest is None or fastest.evaluation.latency_seconds > problem.maximum_latency_seconds * (1 + TOLERANCE):
+            return None
+        latency = fastest.evaluation.latency_seconds
+        limit = latency if problem.objective == "latency" else problem.maximum_latency_seconds
+        period = search.least_period_within(limit, fastest.evaluation.period_seconds)
+        if period > problem.maximum_period_seconds * (1 + TOLERANCE):
+            return None
+    else:
+        period = search.least_period()
+        if period > problem.maximum_period_seconds * (1 + TOLERANCE):
+            return None
+    return search.fastest(period)
+
+
+def is_small_enough(instance: Instance) -> bool:
+    """Whether the tables of this chain take seconds, not more; otherwise it is searched as any other graph."""
+    classes = machine_classes(instance)
+    states = math.prod(len(members) + 1 for members in classes)
+    groups = count_groups(instance, classes)
+    matrix = (len(instance.pieces) + 1) ** 2
+    if instance.problem.replicas:  # pairs of a set and one of its subsets
+        pairs = math.prod((len(members) + 1) * (len(members) + 2) // 2 for members in classes)
+        triples = math.prod(math.comb(len(members) + 3, 3) for members in classes)
+    else:
+        pairs, triples = states * len(classes), states * len(classes) ** 2
+    steps = pairs * matrix + triples * (len(instance.pieces) + 1)
+    return steps <= MOST_STEPS and groups * matrix * 16 + groups**2 * 16 <= MOST_MATRIX_BYTES
+
+
+def _keep_best(wanted: dict[Counts, None], values: dict[Counts, float]) -> None:
+    if values:
+        wanted[min(values, key=lambda used: (values[used], sum(used)))] = None
+
+
+def _least(values: Floats, holds: Callable[[float], bool], otherwise: float) -> float:
+    """The first of ascending values for which something holds, given that it then holds for all larger ones."""
+    # The last first: most often the known plan is the best, and one question shows it.
+    if not len(values) or not holds(float(values[-1])):
+        return otherwise
+    low, high = 0, len(values) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if holds(float(values[middle])):
+            high = middle
+        else:
+            low = middle + 1
+    return float(values[high])

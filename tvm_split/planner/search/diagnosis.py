@@ -1,0 +1,162 @@
+"""Why no plan fits a problem, and by how much: found by leaving out one demand after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import Problem, ProblemLink
+from tvm_split.planner.search.candidate import Candidate
+from tvm_split.planner.search.certificate import seconds_text
+from tvm_split.planner.search.faults import CLIENT
+from tvm_split.planner.search.instance import Instance, instance_of, names_of
+
+Find = Callable[[Problem], Candidate | None]
+"""The best plan of a problem, as far as it is found."""
+
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def require_places(instance: Instance) -> None:
+    """Every piece may run somewhere.
+
+    Raises:
+        PlanError: pins, missing times or missing links to the client leave no machine for a piece; says which and why.
+    """
+    for piece, name in enumerate(instance.pieces):
+        if all(math.isinf(value) for value in instance.seconds[piece]):
+            raise PlanError(_why_nowhere(instance, name))
+
+
+def why_impossible(problem: Problem, find: Find, nearest: Callable[[Instance], Candidate | None]) -> str:
+    """Which demand no plan meets.
+
+    Args:
+        find: tries a problem with a demand left out.
+        nearest: a plan that comes near to the memory there is.
+    """
+    free = dataclasses.replace(problem, maximum_period_seconds=math.inf, maximum_latency_seconds=math.inf)
+    if free != problem and find(free) is not None:
+        return _why_over_limits(problem, find)
+    unlimited = dataclasses.replace(
+        free, machines=tuple(dataclasses.replace(machine, memory_bytes=math.inf) for machine in problem.machines)
+    )
+    if find(unlimited) is not None:
+        return why_too_large(instance_of(free), nearest)
+    linked = _fully_linked(free)
+    for relaxed in (linked, dataclasses.replace(linked, machines=unlimited.machines)):
+        found = find(relaxed)
+        if found is not None:
+            return _missing_links(problem, relaxed, found)
+    if find(dataclasses.replace(linked, machines=unlimited.machines, pins=())) is not None:
+        return (
+            f"the pins contradict each other: with them, every plan sends a machine's values back to itself, or needs "
+            f"more machines than may be used; pinned are {_pin_list(problem)}"
+        )
+    counts = dataclasses.replace(linked, machines=unlimited.machines, pins=(), stages=None, maximum_machines=None)
+    if (problem.stages, problem.maximum_machines) != (None, None) and find(counts) is not None:
+        wanted = f"{problem.stages} stages" if problem.stages else f"at most {problem.maximum_machines} machines"
+        return f"no plan has {wanted}: too few machines have seconds for enough of the pieces"
+    return (
+        "no plan runs every piece: the machines that have seconds for a piece cannot be put in an order without circles"
+    )
+
+
+def why_too_large(instance: Instance, nearest: Callable[[Instance], Candidate | None]) -> str:
+    """What the pieces need, what the machines have, and by how much the nearest plan misses."""
+    weights, memory = math.fsum(instance.weights), math.fsum(instance.memory)
+    text = f"no plan fits the memory: the weights are {bytes_text(weights)}, the machines have {bytes_text(memory)}"
+    found = nearest(instance)
+    if found is None:
+        return text
+    lines = []
+    lacking = 0.0
+    for load in found.evaluation.loads:
+        limit = float(instance.memory[instance.machine_number[load.machine]])
+        if load.memory_bytes > limit:
+            lacking += load.memory_bytes - limit
+            lines.append(
+                f"{load.machine} needs {bytes_text(load.memory_bytes)} (weights {bytes_text(load.weight_bytes)}, "
+                f"activations {bytes_text(load.activation_bytes)}, in flight {bytes_text(load.buffer_bytes)}) "
+                f"and has {bytes_text(limit)}"
+            )
+    return f"{text}; the plan that comes nearest lacks {bytes_text(lacking)}: {'; '.join(lines)}"
+
+
+def bytes_text(count: float) -> str:
+    """With a unit and four digits, so that two numbers that differ are seen to."""
+    for size, unit in UNITS:
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count:.4g} B"
+
+
+def _why_over_limits(problem: Problem, find: Find) -> str:
+    period, latency = problem.maximum_period_seconds, problem.maximum_latency_seconds
+    fastest = find(dataclasses.replace(problem, objective="latency", maximum_latency_seconds=math.inf))
+    if fastest is None:
+        free = dataclasses.replace(
+            problem, objective="throughput", maximum_period_seconds=math.inf, maximum_latency_seconds=math.inf
+        )
+        best = find(free)
+        reachable = "" if best is None else f"; the least found is {seconds_text(best.evaluation.period_seconds)}"
+        return f"no plan has a period of at most {seconds_text(period)}{reachable}"
+    reached = seconds_text(fastest.evaluation.latency_seconds)
+    if math.isinf(period):
+        return f"no plan has a latency of at most {seconds_text(latency)}; the least found is {reached}"
+    return (
+        f"no plan has a latency of at most {seconds_text(latency)} and a period of at most {seconds_text(period)}; "
+        f"with that period, the least latency found is {reached}"
+    )
+
+
+def _fully_linked(problem: Problem) -> Problem:
+    names = [*(machine.name for machine in problem.machines), CLIENT]
+    return dataclasses.replace(
+        problem, links=tuple(ProblemLink(*pair, math.inf) for pair in itertools.permutations(names, 2))
+    )
+
+
+def _missing_links(problem: Problem, relaxed: Problem, found: Candidate) -> str:
+    instance = instance_of(relaxed)
+    there = {(link.source, link.destination) for link in problem.links}
+    holder = {
+        instance.pieces[piece]: instance.machines[stage.machines[0]] for stage in found.stages for piece in stage.pieces
+    } | {CLIENT: CLIENT}
+    pairs = {(holder[edge.source], holder[edge.destination]): None for edge in problem.edges}
+    missing = [f"from {source} to {end}" for source, end in pairs if source != end and (source, end) not in there]
+    return (
+        f"no plan fits the links: one on {names_of([instance.machines[machine] for machine in found.machines])} would, "
+        f"but there is no link {names_of(missing)}; links are one-way, so name both directions"
+    )
+
+
+def _pin_list(problem: Problem) -> str:
+    return ", ".join(f"{pin.piece!r} {'not on' if pin.forbidden else 'on'} {pin.machine}" for pin in problem.pins[:6])
+
+
+def _why_nowhere(instance: Instance, name: str) -> str:
+    problem = instance.problem
+    piece = next(piece for piece in problem.pieces if piece.name == name)
+    ends = {(edge.source, edge.destination) for edge in problem.edges}
+    reasons = []
+    for machine in problem.machines:
+        forbidden = [pin for pin in problem.pins if pin.piece == name and pin.forbidden and pin.machine == machine.name]
+        elsewhere = [
+            pin for pin in problem.pins if pin.piece == name and not pin.forbidden and pin.machine != machine.name
+        ]
+        number = instance.machine_number[machine.name]
+        if elsewhere:
+            reasons.append(f"not on {machine.name}, since it is pinned to {elsewhere[0].machine}")
+        elif forbidden:
+            reasons.append(f"not on {machine.name}, where a pin forbids it")
+        elif machine.name not in piece.seconds:
+            reasons.append(f"not on {machine.name}, for which it has no seconds")
+        elif (CLIENT, name) in ends and not instance.linked[-1, number]:
+            reasons.append(f"not on {machine.name}, to which there is no link from the client")
+        else:
+            reasons.append(f"not on {machine.name}, from which there is no link to the client")
+    return f"piece {name!r} can run on no machine: {'; '.join(reasons)}"

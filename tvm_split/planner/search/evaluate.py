@@ -1,0 +1,281 @@
+"""What a set of stages does, exactly: the model that every search in this package optimises."""
+
+from __future__ import annotations
+
+import graphlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import Evaluation, MachineLoad, Problem, SolvedStage
+from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of, names_of
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A stage by numbers: the pieces in topological order, and the machines that share its micro-batches."""
+
+    machines: tuple[int, ...]
+    pieces: tuple[int, ...]
+
+
+def evaluate(problem: Problem, stages: Sequence[SolvedStage]) -> Evaluation:
+    """The period, latency and loads of a plan.
+
+    - The period is the largest over machines of compute, receive and send. Compute is the sum of the pieces' seconds,
+      times the contention where the plan uses several machines, and for each tensor that comes in or goes out
+      ``transfer_seconds + bytes × transfer_seconds_per_byte``. Receive is the sum over sources of bytes / bandwidth,
+      send that over destinations; a link's latency does not limit a stream.
+    - The latency is the critical path of a single micro-batch: a stage starts when all that it needs has arrived,
+      computes all its pieces, then sends; a link takes its latency + all bytes of that pair of stages / bandwidth.
+    - Replicas share micro-batches in proportion to their speeds: with tₘ of each alone, the set computes one every
+      1 / Σ(1/tₘ). A link to or from a set has the longest latency and the least bandwidth of its members' links, and
+      every member is charged all that the stage receives and sends: replicas make computing faster, never a link. The
+      latency takes the slowest replica.
+    - Memory, in every replica: the sum of weights, the largest activation, and ``buffers`` times what crosses.
+
+    Pins, limits and memory are not checked: an evaluation says what a plan does, whether or not it is wanted.
+
+    Raises:
+        PlanError: the problem or a name is wrong, a piece is missing or given twice, a machine holds two stages or has
+            no time for a piece, stages wait for each other in a circle, or a link is missing.
+    """
+    instance = instance_of(problem)
+    return measure(instance, _placed(instance, stages))
+
+
+def measure(instance: Instance, stages: Sequence[Placed]) -> Evaluation:
+    """`evaluate` for stages by numbers."""
+    crossings = crossings_of(instance, stages)
+    order = stage_order(instance, stages, crossings)
+    contended = sum(len(stage.machines) for stage in stages) > 1
+    loads: list[MachineLoad] = []
+    limits: list[tuple[float, str]] = []
+    for number, stage in enumerate(stages):
+        into = {source: crossing for (source, end), crossing in crossings.items() if end == number}
+        outof = {end: crossing for (source, end), crossing in crossings.items() if source == number}
+        receive = math.fsum(each.stream_seconds for each in into.values())
+        send = math.fsum(each.stream_seconds for each in outof.values())
+        received, sent = (math.fsum(each.bytes for each in side.values()) for side in (into, outof))
+        count = sum(each.tensors for side in (into, outof) for each in side.values())
+        pieces = list(stage.pieces)
+        full = _full_seconds(instance, stage, count, received + sent, contended)
+        compute, shares = shared(full)
+        names = names_of([instance.machines[machine] for machine in stage.machines])
+        suffix = " together (replicas)" if len(stage.machines) > 1 else ""
+        limits += [
+            (compute, f"compute of {names}{suffix}"),
+            (receive, f"receiving on {names}{_over(instance, stages, into, 'from')}"),
+            (send, f"sending on {names}{_over(instance, stages, outof, 'to')}"),
+        ]
+        for machine, seconds, share in zip(stage.machines, full, shares, strict=True):
+            loads.append(
+                MachineLoad(
+                    machine=instance.machines[machine],
+                    compute_seconds=compute if len(stage.machines) > 1 and seconds > 0 else share * seconds,
+                    receive_seconds=receive,
+                    send_seconds=send,
+                    weight_bytes=math.fsum(instance.weights[pieces]),
+                    activation_bytes=float(instance.activations[pieces].max()),
+                    buffer_bytes=instance.problem.buffers * (received + sent),
+                    bytes_received=received,
+                    bytes_sent=sent,
+                )
+            )
+    period = max(value for value, _ in limits)
+    limiting = next(text for value, text in limits if value >= period * (1 - TOLERANCE))
+    return Evaluation(period, _latency(instance, stages, crossings, order), tuple(loads), limiting)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What passes between two stages: tensors and bytes; seconds of a single micro-batch and of a stream of them."""
+
+    tensors: int
+    bytes: float
+    seconds: float
+    stream_seconds: float
+
+
+def transfers(problem: Problem, stages: Sequence[SolvedStage]) -> dict[tuple[int | None, int | None], Crossing]:
+    """What passes between stages, by their positions; None is the client.
+
+    Raises:
+        PlanError: as `evaluate`.
+    """
+    instance = instance_of(problem)
+    found = crossings_of(instance, _placed(instance, stages))
+    return {
+        (
+            None if source == instance.client else source,
+            None if end == instance.client else end,
+        ): crossing
+        for (source, end), crossing in found.items()
+    }
+
+
+def crossings_of(instance: Instance, stages: Sequence[Placed]) -> dict[tuple[int, int], Crossing]:
+    """By the numbers of the two stages; the client's is `Instance.client`.
+
+    Raises:
+        PlanError: a link is missing.
+    """
+    stage_of = {piece: number for number, stage in enumerate(stages) for piece in stage.pieces}
+    stage_of[instance.client] = instance.client
+    totals: dict[tuple[int, int], list[float]] = {}
+    for tensor in instance.tensors:
+        source = stage_of[tensor.source]
+        for end in dict.fromkeys(stage_of[piece] for piece in tensor.destinations):
+            if end != source:
+                total = totals.setdefault((source, end), [0, 0.0])
+                total[0] += 1
+                total[1] += tensor.bytes
+    return {
+        pair: _crossing(instance, _machines(stages, pair[0]), _machines(stages, pair[1]), int(count), size)
+        for pair, (count, size) in totals.items()
+    }
+
+
+def _crossing(
+    instance: Instance, sources: Sequence[int], destinations: Sequence[int], count: int, size: float
+) -> Crossing:
+    pairs = [(source, end) for source in sources for end in destinations]
+    for source, end in pairs:
+        if not instance.linked[source, end]:
+            raise PlanError(
+                f"there is no link from {_name(instance, source)} to {_name(instance, end)}, over which this plan "
+                f"sends {size:g} bytes; add the link, or place the stages otherwise"
+            )
+    stream = size * max(float(instance.seconds_per_byte[pair]) for pair in pairs)
+    return Crossing(count, size, max(float(instance.latency[pair]) for pair in pairs) + stream, stream)
+
+
+def stage_order(
+    instance: Instance, stages: Sequence[Placed], crossings: dict[tuple[int, int], Crossing]
+) -> tuple[int, ...]:
+    """The stages in the order in which values flow.
+
+    Raises:
+        PlanError: they wait for each other in a circle.
+    """
+    graph: dict[int, set[int]] = {number: set() for number in range(len(stages))}
+    for source, end in crossings:
+        if instance.client not in (source, end):
+            graph[end].add(source)
+    try:
+        return tuple(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        names = [names_of([instance.machines[m] for m in stages[number].machines]) for number in error.args[1]]
+        raise PlanError(f"the stages wait for each other in a circle: {' → '.join(reversed(names))}") from error
+
+
+def shared(seconds: Sequence[float]) -> tuple[float, tuple[float, ...]]:
+    """The period of replicas that take ``seconds`` each by themselves, and each one's share of the micro-batches."""
+    idle = sum(each == 0 for each in seconds)
+    if idle:
+        return 0.0, tuple((each == 0) / idle for each in seconds)
+    rates = [1.0 / each for each in seconds]
+    whole = math.fsum(rates)
+    return (seconds[0] if len(seconds) == 1 else 1.0 / whole), tuple(rate / whole for rate in rates)
+
+
+def solved_stages(instance: Instance, stages: Sequence[Placed]) -> tuple[SolvedStage, ...]:
+    """Stages by names, in topological order, with the shares of replicas."""
+    order = stage_order(instance, stages, crossings_of(instance, stages))
+    ordered = [stages[number] for number in order]
+    return tuple(
+        SolvedStage(
+            tuple(instance.machines[machine] for machine in stage.machines),
+            tuple(instance.pieces[piece] for piece in stage.pieces),
+            _shares(instance, ordered, number),
+        )
+        for number, stage in enumerate(ordered)
+    )
+
+
+def _shares(instance: Instance, stages: Sequence[Placed], number: int) -> tuple[float, ...]:
+    if len(stages[number].machines) == 1:
+        return (1.0,)
+    crossings = crossings_of(instance, stages)
+    own = [crossing for pair, crossing in crossings.items() if number in pair]
+    count, size = sum(each.tensors for each in own), math.fsum(each.bytes for each in own)
+    return shared(_full_seconds(instance, stages[number], count, size, contended=True))[1]
+
+
+def _full_seconds(instance: Instance, stage: Placed, count: int, size: float, contended: bool) -> list[float]:
+    """What each machine of a stage would compute for every micro-batch, with ``count`` tensors of ``size`` bytes."""
+    pieces = list(stage.pieces)
+    return [
+        math.fsum(instance.times[pieces, machine]) * (float(instance.contention[machine]) if contended else 1.0)
+        + count * float(instance.transfer_seconds[machine])
+        + size * float(instance.transfer_seconds_per_byte[machine])
+        for machine in stage.machines
+    ]
+
+
+def _latency(
+    instance: Instance,
+    stages: Sequence[Placed],
+    crossings: dict[tuple[int, int], Crossing],
+    order: Sequence[int],
+) -> float:
+    finish = {instance.client: 0.0}
+    for number in order:
+        arrivals = [finish[source] + each.seconds for (source, end), each in crossings.items() if end == number]
+        pieces = list(stages[number].pieces)
+        compute = max(math.fsum(instance.times[pieces, machine]) for machine in stages[number].machines)
+        finish[number] = max(arrivals, default=0.0) + compute
+    delivered = [finish[source] + each.seconds for (source, end), each in crossings.items() if end == instance.client]
+    return max([*finish.values(), *delivered])
+
+
+def _placed(instance: Instance, stages: Sequence[SolvedStage]) -> list[Placed]:
+    holder: dict[str, str] = {}
+    used: set[str] = set()
+    placed = []
+    for stage in stages:
+        if not stage.pieces or not stage.machines:
+            raise PlanError(f"a stage on {stage.machines or 'no machine'} with {len(stage.pieces)} pieces is no stage")
+        for machine in stage.machines:
+            if machine not in instance.machine_number:
+                raise PlanError(f"the plan names machine {machine!r}; there are {', '.join(instance.machines)}")
+            if machine in used:
+                raise PlanError(
+                    f"machine {machine!r} has two stages; it holds one, so join them or use another machine"
+                )
+            used.add(machine)
+        for piece in stage.pieces:
+            if piece not in instance.piece_number:
+                raise PlanError(f"the plan places piece {piece!r}, which the problem does not have")
+            if piece in holder:
+                raise PlanError(f"piece {piece!r} is placed twice: on {holder[piece]} and on {stage.machines[0]}")
+            holder[piece] = stage.machines[0]
+            for machine in stage.machines:
+                if math.isinf(instance.times[instance.piece_number[piece], instance.machine_number[machine]]):
+                    raise PlanError(f"piece {piece!r} has no seconds for machine {machine!r}; it cannot run there")
+        placed.append(
+            Placed(
+                tuple(instance.machine_number[machine] for machine in stage.machines),
+                tuple(sorted(instance.piece_number[piece] for piece in stage.pieces)),
+            )
+        )
+    missing = [piece for piece in instance.pieces if piece not in holder]
+    if missing:
+        raise PlanError(f"the plan places no piece {missing[0]!r}, which the problem has")
+    return placed
+
+
+def _machines(stages: Sequence[Placed], number: int) -> tuple[int, ...]:
+    return (Instance.client,) if number == Instance.client else stages[number].machines
+
+
+def _name(instance: Instance, machine: int) -> str:
+    return "the client" if machine == instance.client else instance.machines[machine]
+
+
+def _over(instance: Instance, stages: Sequence[Placed], ends: dict[int, Crossing], word: str) -> str:
+    names = [names_of([_name(instance, each) for each in _machines(stages, number)]) for number in ends]
+    if not names:
+        return ""
+    return f" over the link{'s' if len(names) > 1 else ''} {word} {names_of(names)}"

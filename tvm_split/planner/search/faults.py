@@ -1,0 +1,141 @@
+"""What is wrong with a problem before anything is searched: unknown and doubled names, numbers that cannot be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tvm_split.planner.problem import Problem
+
+CLIENT = "client"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, and where: the location is a path in the problem file, such as ``("links", 2, "from")``."""
+
+    location: tuple[str | int, ...]
+    text: str
+
+
+def faults(problem: Problem) -> Iterator[Fault]:
+    """Everything that makes a problem meaningless, in the order of the file."""
+    machines = {machine.name for machine in problem.machines}
+    pieces = {piece.name for piece in problem.pieces}
+    if not problem.machines:
+        yield Fault(("machines",), "there are no machines; name at least one")
+    if not problem.pieces:
+        yield Fault(("pieces",), "there are no pieces; name at least one")
+    yield from _machine_faults(problem)
+    yield from _link_faults(problem, machines)
+    yield from _piece_faults(problem, machines)
+    yield from _edge_faults(problem, pieces)
+    for index, pin in enumerate(problem.pins):
+        if pin.piece not in pieces:
+            yield Fault(("pins", index, "piece"), _unknown("piece", pin.piece, pieces))
+        if pin.machine not in machines:
+            yield Fault(
+                ("pins", index, "not_on" if pin.forbidden else "on"), _unknown("machine", pin.machine, machines)
+            )
+    yield from _limit_faults(problem)
+
+
+def _machine_faults(problem: Problem) -> Iterator[Fault]:
+    yield from _doubled("machine", "machines", [machine.name for machine in problem.machines])
+    for index, machine in enumerate(problem.machines):
+        where = ("machines", index)
+        for key in ("memory_bytes", "transfer_seconds", "transfer_seconds_per_byte"):
+            yield from _negative(getattr(machine, key), (*where, key), f"machine {machine.name!r}")
+        if not (math.isfinite(machine.contention) and machine.contention > 0):
+            text = f"machine {machine.name!r}: contention is {machine.contention}; it must be above 0, 1 is none"
+            yield Fault((*where, "contention"), text)
+
+
+def _link_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:
+    seen: set[tuple[str, str]] = set()
+    for index, link in enumerate(problem.links):
+        where, what = ("links", index), f"link from {link.source!r} to {link.destination!r}"
+        for key, name in (("from", link.source), ("to", link.destination)):
+            if name not in machines and name != CLIENT:
+                yield Fault((*where, key), _unknown("machine", name, machines))
+        if link.source == link.destination:
+            yield Fault((*where, "to"), f"{what} goes to itself")
+        if (link.source, link.destination) in seen:
+            yield Fault(where, f"{what} is there twice; give it once")
+        seen.add((link.source, link.destination))
+        if not link.bytes_per_second > 0:
+            text = f"{what}: bytes_per_second is {link.bytes_per_second}; it must be above 0"
+            yield Fault((*where, "bytes_per_second"), text)
+        yield from _negative(link.latency_seconds, (*where, "latency_seconds"), what)
+
+
+def _piece_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:
+    yield from _doubled("piece", "pieces", [piece.name for piece in problem.pieces])
+    for index, piece in enumerate(problem.pieces):
+        where, what = ("pieces", index), f"piece {piece.name!r}"
+        for machine, seconds in piece.seconds.items():
+            if machine not in machines:
+                yield Fault((*where, "seconds", machine), f"{what}: {_unknown('machine', machine, machines)}")
+            yield from _negative(seconds, (*where, "seconds", machine), f"{what} on {machine!r}", "seconds")
+        for key in ("weight_bytes", "activation_bytes"):
+            yield from _negative(getattr(piece, key), (*where, key), what)
+
+
+def _edge_faults(problem: Problem, pieces: set[str]) -> Iterator[Fault]:
+    bytes_of: dict[tuple[str, str], float] = {}
+    for index, edge in enumerate(problem.edges):
+        where, what = ("edges", index), f"edge from {edge.source!r} to {edge.destination!r}"
+        for key, name in (("from", edge.source), ("to", edge.destination)):
+            if name not in pieces and name != CLIENT:
+                yield Fault((*where, key), _unknown("piece", name, pieces))
+        if edge.source == edge.destination:
+            yield Fault((*where, "to"), f"{what} goes to itself")
+        yield from _negative(edge.bytes, (*where, "bytes"), what)
+        if edge.tensor is not None:
+            known = bytes_of.setdefault((edge.source, edge.tensor), edge.bytes)
+            if known != edge.bytes:
+                text = f"{what}: tensor {edge.tensor!r} has {edge.bytes:g} bytes here and {known:g} on an edge before"
+                yield Fault((*where, "bytes"), text)
+
+
+def _limit_faults(problem: Problem) -> Iterator[Fault]:
+    for key in ("maximum_period_seconds", "maximum_latency_seconds"):
+        yield from _negative(getattr(problem, key), (key,), "the problem")
+    if problem.buffers < 0:
+        yield Fault(("buffers",), f"buffers is {problem.buffers}; it must be 0 or more")
+    for key in ("maximum_machines", "stages"):
+        count = getattr(problem, key)
+        if count is not None and count < 1:
+            yield Fault((key,), f"{key} is {count}; it must be 1 or more")
+    stages = problem.stages
+    if stages is None:
+        return
+    most = problem.maximum_machines
+    for limit, text in (
+        (len(problem.machines), f"there are {len(problem.machines)} machines, and each holds one stage"),
+        (len(problem.pieces), f"there are {len(problem.pieces)} pieces, and a stage holds at least one"),
+        (stages if most is None else most, f"at most {most} machines may be used, and each holds one stage"),
+    ):
+        if stages > limit:
+            yield Fault(("stages",), f"{stages} stages were asked for, but {text}; ask for fewer")
+
+
+def _negative(value: float, location: tuple[str | int, ...], what: str, key: str | None = None) -> Iterator[Fault]:
+    if not value >= 0:
+        yield Fault(location, f"{what}: {key or location[-1]} is {value}; it must be 0 or more")
+
+
+def _doubled(kind: str, key: str, names: Sequence[str]) -> Iterator[Fault]:
+    first: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if name == CLIENT:
+            yield Fault((key, index, "name"), f"a {kind} cannot be named {CLIENT!r}, which stands for the caller")
+        if first.setdefault(name, index) != index:
+            yield Fault((key, index, "name"), f"two {kind}s are named {name!r}; names must be distinct")
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"no {kind} is named {name!r}; there are {shown}"

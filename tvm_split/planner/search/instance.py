@@ -1,0 +1,209 @@
+"""A problem as arrays: pieces in topological order, machines and links by number, edges as tensors."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import Problem
+from tvm_split.planner.search.faults import CLIENT, faults
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+TOLERANCE = 1e-9
+"""Two sums of the same seconds in another order differ by less than this share; so do values that count as equal."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Bytes that go from ``source`` once to every other machine that holds one of ``destinations``.
+
+    Pieces by their number in topological order; the client is `Instance.client` at either end.
+    """
+
+    source: int
+    destinations: tuple[int, ...]
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A problem of n pieces and M machines; the client has the number ``client``, behind the last machine and piece.
+
+    Attributes:
+        pieces: names in a topological order; the problem's own where its edges point forward.
+        times: (n, M), infinite where a machine has no time for a piece.
+        seconds: (n, M), those of ``times`` that may be used: infinite as well where a pin or a link to or from the
+            client that is not there forbids it.
+        weights, activations: (n,) bytes. memory: (M,) bytes.
+        linked, seconds_per_byte, latency: (M + 1, M + 1), row the source; 0 where not linked. The last is the client.
+        transfer_seconds, transfer_seconds_per_byte, contention: (M,).
+    """
+
+    problem: Problem
+    pieces: tuple[str, ...]
+    machines: tuple[str, ...]
+    times: Floats
+    seconds: Floats
+    weights: Floats
+    activations: Floats
+    memory: Floats
+    linked: Flags
+    seconds_per_byte: Floats
+    latency: Floats
+    transfer_seconds: Floats
+    transfer_seconds_per_byte: Floats
+    contention: Floats
+    tensors: tuple[Tensor, ...]
+
+    client = -1
+
+    @cached_property
+    def piece_number(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.pieces)}
+
+    @cached_property
+    def machine_number(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.machines)}
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Edges link successive pieces, all of them, and the client only with the first and the last."""
+        last = len(self.pieces) - 1
+        successors: set[int] = set()
+        for tensor in self.tensors:
+            for destination in tensor.destinations:
+                if tensor.source == self.client:
+                    if destination != 0:
+                        return False
+                elif destination == self.client:
+                    if tensor.source != last:
+                        return False
+                elif destination != tensor.source + 1:
+                    return False
+                else:
+                    successors.add(tensor.source)
+        return len(successors) == last
+
+    @property
+    def machine_limit(self) -> int:
+        """So many machines at most."""
+        limit = self.problem.maximum_machines
+        return len(self.machines) if limit is None else min(limit, len(self.machines))
+
+
+def instance_of(problem: Problem) -> Instance:
+    """A problem, checked and as arrays.
+
+    Raises:
+        PlanError: unknown or doubled names, numbers that cannot be, or a circle.
+    """
+    found = next(faults(problem), None)
+    if found is not None:
+        raise PlanError(found.text)
+    order = topological_order(problem)
+    number = {problem.pieces[old].name: new for new, old in enumerate(order)} | {CLIENT: Instance.client}
+    machines = tuple(machine.name for machine in problem.machines)
+    pieces = [problem.pieces[old] for old in order]
+    linked, seconds_per_byte, latency = _links(problem, machines)
+    times = np.array([[piece.seconds.get(name, math.inf) for name in machines] for piece in pieces])
+    instance = Instance(
+        problem=problem,
+        pieces=tuple(piece.name for piece in pieces),
+        machines=machines,
+        times=times,
+        seconds=times.copy(),
+        weights=np.array([piece.weight_bytes for piece in pieces], dtype=float),
+        activations=np.array([piece.activation_bytes for piece in pieces], dtype=float),
+        memory=np.array([machine.memory_bytes for machine in problem.machines], dtype=float),
+        linked=linked,
+        seconds_per_byte=seconds_per_byte,
+        latency=latency,
+        transfer_seconds=np.array([machine.transfer_seconds for machine in problem.machines]),
+        transfer_seconds_per_byte=np.array([machine.transfer_seconds_per_byte for machine in problem.machines]),
+        contention=np.array([machine.contention for machine in problem.machines]),
+        tensors=_tensors(problem, number),
+    )
+    _forbid(instance)
+    return instance
+
+
+def topological_order(problem: Problem) -> list[int]:
+    """Indices of pieces so that every edge points forward; of several that could be next, the first one named.
+
+    Raises:
+        PlanError: the pieces depend on each other in a circle.
+    """
+    index = {piece.name: place for place, piece in enumerate(problem.pieces)}
+    successors: list[list[int]] = [[] for _ in problem.pieces]
+    waiting = [0] * len(problem.pieces)
+    for edge in problem.edges:
+        if CLIENT not in (edge.source, edge.destination):
+            successors[index[edge.source]].append(index[edge.destination])
+            waiting[index[edge.destination]] += 1
+    ready = [place for place, count in enumerate(waiting) if count == 0]
+    order: list[int] = []
+    while ready:
+        place = heapq.heappop(ready)
+        order.append(place)
+        for successor in successors[place]:
+            waiting[successor] -= 1
+            if waiting[successor] == 0:
+                heapq.heappush(ready, successor)
+    if len(order) < len(problem.pieces):
+        stuck = [piece.name for piece, count in zip(problem.pieces, waiting, strict=True) if count]
+        raise PlanError(
+            f"the edges form a circle among {', '.join(map(repr, stuck[:6]))}; no piece of it can run first"
+        )
+    return order
+
+
+def names_of(names: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _links(problem: Problem, machines: Sequence[str]) -> tuple[Flags, Floats, Floats]:
+    number = {name: place for place, name in enumerate((*machines, CLIENT))}
+    shape = (len(number), len(number))
+    linked, seconds_per_byte, latency = np.zeros(shape, dtype=bool), np.zeros(shape), np.zeros(shape)
+    for link in problem.links:
+        ends = number[link.source], number[link.destination]
+        linked[ends] = True
+        seconds_per_byte[ends] = 1.0 / link.bytes_per_second
+        latency[ends] = link.latency_seconds
+    return linked, seconds_per_byte, latency
+
+
+def _tensors(problem: Problem, number: dict[str, int]) -> tuple[Tensor, ...]:
+    destinations: dict[tuple[str, str | int], dict[int, None]] = {}
+    size: dict[tuple[str, str | int], float] = {}
+    for index, edge in enumerate(problem.edges):
+        key = edge.source, index if edge.tensor is None else edge.tensor
+        destinations.setdefault(key, {})[number[edge.destination]] = None
+        size[key] = edge.bytes
+    return tuple(Tensor(number[key[0]], tuple(ends), size[key]) for key, ends in destinations.items())
+
+
+def _forbid(instance: Instance) -> None:
+    """Make the seconds infinite where a pin or a missing link to or from the client forbids a piece."""
+    for tensor in instance.tensors:
+        for destination in tensor.destinations:
+            if tensor.source == instance.client:
+                instance.seconds[destination, ~instance.linked[-1, :-1]] = math.inf
+            elif destination == instance.client:
+                instance.seconds[tensor.source, ~instance.linked[:-1, -1]] = math.inf
+    for pin in instance.problem.pins:
+        piece, machine = instance.piece_number[pin.piece], instance.machine_number[pin.machine]
+        if pin.forbidden:
+            instance.seconds[piece, machine] = math.inf
+        else:
+            instance.seconds[piece, [other for other in range(len(instance.machines)) if other != machine]] = math.inf

@@ -1,0 +1,132 @@
+"""Machines that are alike, and the groups of machines that can hold one stage.
+
+A search over sets of machines grows as 2 to the number of machines; over numbers of machines of each class it grows
+with the product of (size of the class + 1), so that eight equal machines cost nine states instead of 256.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_split.planner.search.instance import Flags, Floats, Instance
+
+Counts = tuple[int, ...]
+"""How many machines of each class."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of machines that can hold a stage: one machine, or, with replicas, any.
+
+    Attributes:
+        classes: the machines of each class. counts: of each group, how many of each class.
+        seconds_per_byte, latency: (G, G) of the link from a group to another, that of its slowest pair; infinite
+            latency where a pair is not linked.
+        from_client, to_client, latency_from_client, latency_to_client: (G,), of the links with the client.
+    """
+
+    classes: tuple[tuple[int, ...], ...]
+    counts: tuple[Counts, ...]
+    seconds_per_byte: Floats
+    latency: Floats
+    from_client: Floats
+    to_client: Floats
+    latency_from_client: Floats
+    latency_to_client: Floats
+
+    def machines(self, sequence: list[int]) -> list[tuple[int, ...]]:
+        """Different machines for a sequence of groups."""
+        left = [list(members) for members in self.classes]
+        return [
+            tuple(left[kind].pop(0) for kind, count in enumerate(self.counts[group]) for _ in range(count))
+            for group in sequence
+        ]
+
+
+def machine_classes(instance: Instance) -> tuple[tuple[int, ...], ...]:
+    """Machines that can be exchanged without changing any plan's value, in the order of their first."""
+    classes: list[list[int]] = []
+    for machine in range(len(instance.machines)):
+        for members in classes:
+            if _exchangeable(instance, members[0], machine):
+                members.append(machine)
+                break
+        else:
+            classes.append([machine])
+    return tuple(tuple(members) for members in classes)
+
+
+def groups_of(instance: Instance, classes: tuple[tuple[int, ...], ...]) -> Groups:
+    """The groups that a stage of this problem may be on."""
+    counts = tuple(_group_counts(classes, instance.problem.replicas, instance.machine_limit))
+    kinds = [[kind for kind, count in enumerate(each) if count] for each in counts]
+    slow, lag = _class_links(instance, classes)
+    shape = (len(counts), len(counts))
+    seconds_per_byte, latency = np.zeros(shape), np.zeros(shape)
+    for source, end in itertools.product(range(len(counts)), repeat=2):
+        pairs = np.ix_(kinds[source], kinds[end])
+        seconds_per_byte[source, end], latency[source, end] = slow[pairs].max(), lag[pairs].max()
+    first = [members[0] for members in classes]
+
+    def slowest(values: Floats) -> Floats:
+        return np.array([values[[first[kind] for kind in each]].max() for each in kinds])
+
+    return Groups(
+        classes,
+        counts,
+        seconds_per_byte,
+        latency,
+        slowest(instance.seconds_per_byte[-1]),
+        slowest(instance.seconds_per_byte[:, -1]),
+        slowest(instance.latency[-1]),
+        slowest(instance.latency[:, -1]),
+    )
+
+
+def count_groups(instance: Instance, classes: tuple[tuple[int, ...], ...]) -> int:
+    """How many groups `groups_of` would make, without making them."""
+    return math.prod(len(members) + 1 for members in classes) - 1 if instance.problem.replicas else len(classes)
+
+
+def _group_counts(classes: tuple[tuple[int, ...], ...], replicas: bool, limit: int) -> list[Counts]:
+    if not replicas:
+        return [tuple(int(kind == other) for other in range(len(classes))) for kind in range(len(classes))]
+    every = itertools.product(*(range(len(members) + 1) for members in classes))
+    return [counts for counts in every if 0 < sum(counts) <= limit]
+
+
+def _class_links(instance: Instance, classes: tuple[tuple[int, ...], ...]) -> tuple[Floats, Floats]:
+    shape = (len(classes), len(classes))
+    slow, lag = np.zeros(shape), np.full(shape, math.inf)
+    for source, end in itertools.product(range(len(classes)), repeat=2):
+        pair = classes[source][0], classes[end][-1]
+        if pair[0] != pair[1] and instance.linked[pair]:
+            slow[source, end], lag[source, end] = instance.seconds_per_byte[pair], instance.latency[pair]
+    return slow, lag
+
+
+def _exchangeable(instance: Instance, one: int, other: int) -> bool:
+    own = (
+        instance.memory,
+        instance.transfer_seconds,
+        instance.transfer_seconds_per_byte,
+        instance.contention,
+    )
+    if any(values[one] != values[other] for values in own):
+        return False
+    if not np.array_equal(instance.seconds[:, one], instance.seconds[:, other]):
+        return False
+    return all(_same_links(each, one, other) for each in (instance.linked, instance.seconds_per_byte, instance.latency))
+
+
+def _same_links(values: Floats | Flags, one: int, other: int) -> bool:
+    rest = [machine for machine in range(len(values)) if machine not in (one, other)]
+    return bool(
+        values[one, other] == values[other, one]
+        and np.array_equal(values[one, rest], values[other, rest])
+        and np.array_equal(values[rest, one], values[rest, other])
+    )
