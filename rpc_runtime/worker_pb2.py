@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18rpc_runtime/worker.proto\x12\ttvm_split\"\x11\n\x0f\x44\x65scribeRequest\"?\n\nCudaDevice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04\x61rch\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\"\xa3\x03\n\rDescribeReply\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07machine\x18\x02 \x01(\t\x12\x10\n\x08hostname\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x0c\n\x04mcpu\x18\x05 \x01(\t\x12\x14\n\x0c\x63pu_features\x18\x06 \x03(\t\x12\r\n\x05\x63ores\x18\x07 \x01(\r\x12\x0f\n\x07threads\x18\x08 \x01(\r\x12\x1a\n\x12memory_total_bytes\x18\t \x01(\x04\x12\x19\n\x11memory_free_bytes\x18\n \x01(\x04\x12\x13\n\x0btvm_version\x18\x0b \x01(\t\x12\x17\n\x0ftvm_ffi_version\x18\x0c \x01(\t\x12\x15\n\rnumpy_version\x18\r \x01(\t\x12+\n\x0c\x63uda_devices\x18\x0e \x03(\x0b\x32\x15.tvm_split.CudaDevice\x12\x0e\n\x06secure\x18\x0f \x01(\x08\x12\x13\n\x0b\x64\x65ployments\x18\x10 \x03(\t\x12\x19\n\x11\x63lock_nanoseconds\x18\x11 \x01(\x04\x12\x12\n\nprocess_id\x18\x12 \x01(\r\"*\n\x04\x42lob\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"I\n\x13MissingBlobsRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x1e\n\x05\x62lobs\x18\x02 \x03(\x0b\x32\x0f.tvm_split.Blob\"#\n\x11MissingBlobsReply\x12\x0e\n\x06sha256\x18\x01 \x03(\t\">\n\x0ePutBlobRequest\x12\x1d\n\x04\x62lob\x18\x01 \x01(\x0b\x32\x0f.tvm_split.Blob\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\x0e\n\x0cPutBlobReply\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\"J\n\x06Weight\x12!\n\x06tensor\x18\x01 \x01(\x0b\x32\x11.tvm_split.Tensor\x12\x1d\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x0f.tvm_split.Blob\"\xe2\x01\n\x05Stage\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07machine\x18\x03 \x01(\t\x12\x0e\n\x06layers\x18\x04 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12 \n\x07library\x18\x06 \x01(\x0b\x32\x0f.tvm_split.Blob\x12\"\n\x07weights\x18\x07 \x03(\x0b\x32\x11.tvm_split.Weight\x12!\n\x06inputs\x18\x08 \x03(\x0b\x32\x11.tvm_split.Tensor\x12\"\n\x07outputs\x18\t \x03(\x0b\x32\x11.tvm_split.Tensor\"z\n\x05Route\x12\x14\n\x0ctensor_index\x18\x01 \x01(\r\x12!\n\x06tensor\x18\x02 \x01(\x0b\x32\x11.tvm_split.Tensor\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65stination\x18\x04 \x01(\t\x12\x13\n\x0bqueue_depth\x18\x05 \x01(\r\"D\n\x04Peer\x12\x0f\n\x07machine\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0b\n\x03tls\x18\x04 \x01(\x08\"|\n\x11LoadStagesRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x0f\n\x07machine\x18\x02 \x01(\t\x12 \n\x06stages\x18\x03 \x03(\x0b\x32\x10.tvm_split.Stage\x12 \n\x06routes\x18\x04 \x03(\x0b\x32\x10.tvm_split.Route\"\'\n\x0fLoadStagesReply\x12\x14\n\x0cweight_bytes\x18\x01 \x01(\x04\"]\n\x0e\x43onnectRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x1e\n\x05peers\x18\x02 \x03(\x0b\x32\x0f.tvm_split.Peer\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\x01\"\x0e\n\x0c\x43onnectReply\"#\n\rUnloadRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\"\r\n\x0bUnloadReply\"\"\n\x0cWatchRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\"0\n\rStageProgress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x10\n\x08\x66inished\x18\x02 \x01(\x04\"\xb5\x01\n\x07\x46\x61ilure\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.tvm_split.Failure.Kind\x12\x0f\n\x07machine\x18\x02 \x01(\t\x12\r\n\x05stage\x18\x03 \x01(\t\x12\x0c\n\x04peer\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\"D\n\x04Kind\x12\x0b\n\x07UNKNOWN\x10\x00\x12\t\n\x05STAGE\x10\x01\x12\x08\n\x04LINK\x10\x02\x12\x0c\n\x08PROTOCOL\x10\x03\x12\x0c\n\x08INTERNAL\x10\x04\"m\n\nWatchEvent\x12(\n\x06stages\x18\x01 \x03(\x0b\x32\x18.tvm_split.StageProgress\x12\x10\n\x08\x61\x63tivity\x18\x02 \x01(\x04\x12#\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x12.tvm_split.Failure\"\'\n\x11StatisticsRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\"\xe1\x01\n\x0fStageStatistics\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x15\n\rmicro_batches\x18\x02 \x01(\x04\x12\x17\n\x0f\x63ompute_seconds\x18\x03 \x01(\x01\x12\x1e\n\x16median_compute_seconds\x18\x04 \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x05 \x01(\x01\x12\x17\n\x0freceive_seconds\x18\x06 \x01(\x01\x12\x14\n\x0csend_seconds\x18\x07 \x01(\x01\x12\x16\n\x0e\x62ytes_received\x18\x08 \x01(\x04\x12\x12\n\nbytes_sent\x18\t \x01(\x04\"=\n\x0fStatisticsReply\x12*\n\x06stages\x18\x01 \x03(\x0b\x32\x1a.tvm_split.StageStatistics\"\"\n\x0cTraceRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\"o\n\nTraceEvent\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x19\n\x11start_nanoseconds\x18\x04 \x01(\x04\x12\x17\n\x0f\x65nd_nanoseconds\x18\x05 \x01(\x04\"3\n\nTraceReply\x12%\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x15.tvm_split.TraceEvent\"Z\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65stination\x18\x04 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18rpc_runtime/worker.proto\x12\ttvm_split\"\x11\n\x0f\x44\x65scribeRequest\"?\n\nCudaDevice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04\x61rch\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\"\xa3\x03\n\rDescribeReply\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07machine\x18\x02 \x01(\t\x12\x10\n\x08hostname\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x0c\n\x04mcpu\x18\x05 \x01(\t\x12\x14\n\x0c\x63pu_features\x18\x06 \x03(\t\x12\r\n\x05\x63ores\x18\x07 \x01(\r\x12\x0f\n\x07threads\x18\x08 \x01(\r\x12\x1a\n\x12memory_total_bytes\x18\t \x01(\x04\x12\x19\n\x11memory_free_bytes\x18\n \x01(\x04\x12\x13\n\x0btvm_version\x18\x0b \x01(\t\x12\x17\n\x0ftvm_ffi_version\x18\x0c \x01(\t\x12\x15\n\rnumpy_version\x18\r \x01(\t\x12+\n\x0c\x63uda_devices\x18\x0e \x03(\x0b\x32\x15.tvm_split.CudaDevice\x12\x0e\n\x06secure\x18\x0f \x01(\x08\x12\x13\n\x0b\x64\x65ployments\x18\x10 \x03(\t\x12\x19\n\x11\x63lock_nanoseconds\x18\x11 \x01(\x04\x12\x12\n\nprocess_id\x18\x12 \x01(\r\"*\n\x04\x42lob\x12\x0e\n\x06sha256\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"I\n\x13MissingBlobsRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x1e\n\x05\x62lobs\x18\x02 \x03(\x0b\x32\x0f.tvm_split.Blob\"#\n\x11MissingBlobsReply\x12\x0e\n\x06sha256\x18\x01 \x03(\t\">\n\x0ePutBlobRequest\x12\x1d\n\x04\x62lob\x18\x01 \x01(\x0b\x32\x0f.tvm_split.Blob\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\x0e\n\x0cPutBlobReply\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\"J\n\x06Weight\x12!\n\x06tensor\x18\x01 \x01(\x0b\x32\x11.tvm_split.Tensor\x12\x1d\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x0f.tvm_split.Blob\"\x82\x02\n\x05Stage\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07machine\x18\x03 \x01(\t\x12\x0e\n\x06layers\x18\x04 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12 \n\x07library\x18\x06 \x01(\x0b\x32\x0f.tvm_split.Blob\x12\"\n\x07weights\x18\x07 \x03(\x0b\x32\x11.tvm_split.Weight\x12!\n\x06inputs\x18\x08 \x03(\x0b\x32\x11.tvm_split.Tensor\x12\"\n\x07outputs\x18\t \x03(\x0b\x32\x11.tvm_split.Tensor\x12\x0f\n\x07replica\x18\n \x01(\r\x12\r\n\x05turns\x18\x0b \x03(\r\"\x9e\x01\n\x05Route\x12\x14\n\x0ctensor_index\x18\x01 \x01(\r\x12!\n\x06tensor\x18\x02 \x01(\x0b\x32\x11.tvm_split.Tensor\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65stination\x18\x04 \x01(\t\x12\x13\n\x0bqueue_depth\x18\x05 \x01(\r\x12\x0e\n\x06period\x18\x06 \x01(\r\x12\x12\n\nremainders\x18\x07 \x03(\r\"D\n\x04Peer\x12\x0f\n\x07machine\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0b\n\x03tls\x18\x04 \x01(\x08\"|\n\x11LoadStagesRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x0f\n\x07machine\x18\x02 \x01(\t\x12 \n\x06stages\x18\x03 \x03(\x0b\x32\x10.tvm_split.Stage\x12 \n\x06routes\x18\x04 \x03(\x0b\x32\x10.tvm_split.Route\"\'\n\x0fLoadStagesReply\x12\x14\n\x0cweight_bytes\x18\x01 \x01(\x04\"]\n\x0e\x43onnectRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\x12\x1e\n\x05peers\x18\x02 \x03(\x0b\x32\x0f.tvm_split.Peer\x12\x17\n\x0ftimeout_seconds\x18\x03 \x01(\x01\"\x0e\n\x0c\x43onnectReply\"#\n\rUnloadRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\"\r\n\x0bUnloadReply\"\"\n\x0cWatchRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\"0\n\rStageProgress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x10\n\x08\x66inished\x18\x02 \x01(\x04\"\xb5\x01\n\x07\x46\x61ilure\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.tvm_split.Failure.Kind\x12\x0f\n\x07machine\x18\x02 \x01(\t\x12\r\n\x05stage\x18\x03 \x01(\t\x12\x0c\n\x04peer\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\"D\n\x04Kind\x12\x0b\n\x07UNKNOWN\x10\x00\x12\t\n\x05STAGE\x10\x01\x12\x08\n\x04LINK\x10\x02\x12\x0c\n\x08PROTOCOL\x10\x03\x12\x0c\n\x08INTERNAL\x10\x04\"m\n\nWatchEvent\x12(\n\x06stages\x18\x01 \x03(\x0b\x32\x18.tvm_split.StageProgress\x12\x10\n\x08\x61\x63tivity\x18\x02 \x01(\x04\x12#\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x12.tvm_split.Failure\"\'\n\x11StatisticsRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\"\xe1\x01\n\x0fStageStatistics\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x15\n\rmicro_batches\x18\x02 \x01(\x04\x12\x17\n\x0f\x63ompute_seconds\x18\x03 \x01(\x01\x12\x1e\n\x16median_compute_seconds\x18\x04 \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x05 \x01(\x01\x12\x17\n\x0freceive_seconds\x18\x06 \x01(\x01\x12\x14\n\x0csend_seconds\x18\x07 \x01(\x01\x12\x16\n\x0e\x62ytes_received\x18\x08 \x01(\x04\x12\x12\n\nbytes_sent\x18\t \x01(\x04\"=\n\x0fStatisticsReply\x12*\n\x06stages\x18\x01 \x03(\x0b\x32\x1a.tvm_split.StageStatistics\"\"\n\x0cTraceRequest\x12\x12\n\ndeployment\x18\x01 \x01(\t\"o\n\nTraceEvent\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x19\n\x11start_nanoseconds\x18\x04 \x01(\x04\x12\x17\n\x0f\x65nd_nanoseconds\x18\x05 \x01(\x04\"3\n\nTraceReply\x12%\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x15.tvm_split.TraceEvent\"Z\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65stination\x18\x04 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,45 +52,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WEIGHT']._serialized_start=835
   _globals['_WEIGHT']._serialized_end=909
   _globals['_STAGE']._serialized_start=912
-  _globals['_STAGE']._serialized_end=1138
-  _globals['_ROUTE']._serialized_start=1140
-  _globals['_ROUTE']._serialized_end=1262
-  _globals['_PEER']._serialized_start=1264
-  _globals['_PEER']._serialized_end=1332
-  _globals['_LOADSTAGESREQUEST']._serialized_start=1334
-  _globals['_LOADSTAGESREQUEST']._serialized_end=1458
-  _globals['_LOADSTAGESREPLY']._serialized_start=1460
-  _globals['_LOADSTAGESREPLY']._serialized_end=1499
-  _globals['_CONNECTREQUEST']._serialized_start=1501
-  _globals['_CONNECTREQUEST']._serialized_end=1594
-  _globals['_CONNECTREPLY']._serialized_start=1596
-  _globals['_CONNECTREPLY']._serialized_end=1610
-  _globals['_UNLOADREQUEST']._serialized_start=1612
-  _globals['_UNLOADREQUEST']._serialized_end=1647
-  _globals['_UNLOADREPLY']._serialized_start=1649
-  _globals['_UNLOADREPLY']._serialized_end=1662
-  _globals['_WATCHREQUEST']._serialized_start=1664
-  _globals['_WATCHREQUEST']._serialized_end=1698
-  _globals['_STAGEPROGRESS']._serialized_start=1700
-  _globals['_STAGEPROGRESS']._serialized_end=1748
-  _globals['_FAILURE']._serialized_start=1751
-  _globals['_FAILURE']._serialized_end=1932
-  _globals['_FAILURE_KIND']._serialized_start=1864
-  _globals['_FAILURE_KIND']._serialized_end=1932
-  _globals['_WATCHEVENT']._serialized_start=1934
-  _globals['_WATCHEVENT']._serialized_end=2043
-  _globals['_STATISTICSREQUEST']._serialized_start=2045
-  _globals['_STATISTICSREQUEST']._serialized_end=2084
-  _globals['_STAGESTATISTICS']._serialized_start=2087
-  _globals['_STAGESTATISTICS']._serialized_end=2312
-  _globals['_STATISTICSREPLY']._serialized_start=2314
-  _globals['_STATISTICSREPLY']._serialized_end=2375
-  _globals['_TRACEREQUEST']._serialized_start=2377
-  _globals['_TRACEREQUEST']._serialized_end=2411
-  _globals['_TRACEEVENT']._serialized_start=2413
-  _globals['_TRACEEVENT']._serialized_end=2524
-  _globals['_TRACEREPLY']._serialized_start=2526
-  _globals['_TRACEREPLY']._serialized_end=2577
-  _globals['_HELLO']._serialized_start=2579
-  _globals['_HELLO']._serialized_end=2669
+  _globals['_STAGE']._serialized_end=1170
+  _globals['_ROUTE']._serialized_start=1173
+  _globals['_ROUTE']._serialized_end=1331
+  _globals['_PEER']._serialized_start=1333
+  _globals['_PEER']._serialized_end=1401
+  _globals['_LOADSTAGESREQUEST']._serialized_start=1403
+  _globals['_LOADSTAGESREQUEST']._serialized_end=1527
+  _globals['_LOADSTAGESREPLY']._serialized_start=1529
+  _globals['_LOADSTAGESREPLY']._serialized_end=1568
+  _globals['_CONNECTREQUEST']._serialized_start=1570
+  _globals['_CONNECTREQUEST']._serialized_end=1663
+  _globals['_CONNECTREPLY']._serialized_start=1665
+  _globals['_CONNECTREPLY']._serialized_end=1679
+  _globals['_UNLOADREQUEST']._serialized_start=1681
+  _globals['_UNLOADREQUEST']._serialized_end=1716
+  _globals['_UNLOADREPLY']._serialized_start=1718
+  _globals['_UNLOADREPLY']._serialized_end=1731
+  _globals['_WATCHREQUEST']._serialized_start=1733
+  _globals['_WATCHREQUEST']._serialized_end=1767
+  _globals['_STAGEPROGRESS']._serialized_start=1769
+  _globals['_STAGEPROGRESS']._serialized_end=1817
+  _globals['_FAILURE']._serialized_start=1820
+  _globals['_FAILURE']._serialized_end=2001
+  _globals['_FAILURE_KIND']._serialized_start=1933
+  _globals['_FAILURE_KIND']._serialized_end=2001
+  _globals['_WATCHEVENT']._serialized_start=2003
+  _globals['_WATCHEVENT']._serialized_end=2112
+  _globals['_STATISTICSREQUEST']._serialized_start=2114
+  _globals['_STATISTICSREQUEST']._serialized_end=2153
+  _globals['_STAGESTATISTICS']._serialized_start=2156
+  _globals['_STAGESTATISTICS']._serialized_end=2381
+  _globals['_STATISTICSREPLY']._serialized_start=2383
+  _globals['_STATISTICSREPLY']._serialized_end=2444
+  _globals['_TRACEREQUEST']._serialized_start=2446
+  _globals['_TRACEREQUEST']._serialized_end=2480
+  _globals['_TRACEEVENT']._serialized_start=2482
+  _globals['_TRACEEVENT']._serialized_end=2593
+  _globals['_TRACEREPLY']._serialized_start=2595
+  _globals['_TRACEREPLY']._serialized_end=2646
+  _globals['_HELLO']._serialized_start=2648
+  _globals['_HELLO']._serialized_end=2738
 # @@protoc_insertion_point(module_scope)
