@@ -93,5 +93,5 @@ def _print_plan(model: Model, plan: Plan) -> None:
     table.add_column("estimated share", justify="right")
     for stage, share in zip(plan.stages, stage_shares(model, plan), strict=True):
         names = Text(short_list(stage.layers))
-        table.add_row(stage.name, Text(stage.machine), str(len(stage.layers)), names, f"{share:.1%}")
+        table.add_row(stage.name, Text(", ".join(stage.machines)), str(len(stage.layers)), names, f"{share:.1%}")
     STDOUT.print(table)

@@ -50,7 +50,7 @@ def plan(
     else:
         planned = _automatic(model, graph, cluster, objective, stages)
         origin = "equal estimated cost"
-    targets = resolve_targets(cluster, {stage.machine for stage in planned})
+    targets = resolve_targets(cluster, {machine for stage in planned for machine in stage.machines})
     machines = tuple(
         PlannedMachine(machine.name, targets[machine.name], machine.threads)
         for machine in cluster.machines
@@ -96,10 +96,16 @@ def placement_of(model: Model, plan: Plan) -> Placement:
         raise PlanError(f"the plan places no layer {missing[0]!r}, which model {model.name!r} has")
     _require_no_waiting(layer_graph(model), stage_of_layer, plan)
     return Placement(
-        stages=tuple(PlacedStage(stage.name, stage.machine) for stage in plan.stages),
+        stages=tuple(_placed(stage) for stage in plan.stages),
         targets={machine.name: tvm_target(machine.target) for machine in plan.machines},
         stage_of={name: stage_of_layer[layer] for name, layer in model.layers.items()},
     )
+
+
+def _placed(stage: PlannedStage) -> PlacedStage:
+    if not stage.replicas:
+        return PlacedStage(stage.name, stage.machine)
+    return PlacedStage(stage.name, stage.machine, stage.machines, stage.turns)
 
 
 def tvm_target(target: Mapping[str, Any]) -> tvm.target.Target:
