@@ -3,8 +3,9 @@
 Requires: a whole graph (see `relay_passes.contract.require_whole_graph`) and a placement of all its variables.
 Ensures: one `VDevice` per machine, whose memory scope is the machine's name, so that the printed IR shows on which
 machine every value lies; the operations of a stage stand together, in the order of the stages, and the attribute
-``stages`` of ``main`` names the variable each stage starts with; every value that crosses to another machine crosses
-once per machine, by an ``R.to_vdevice`` in the first stage that needs it.
+``stages`` of ``main`` names the variable each stage starts with, and all machines and turns of a stage with replicas,
+which the graph shows on the first; every value that crosses to another machine crosses once per machine, by an
+``R.to_vdevice`` in the first stage that needs it.
 
 A value that depends on no input (a mask, a table) crosses nothing: each stage that needs it computes it again.
 """
@@ -18,7 +19,7 @@ from tvm.relax.global_info import VDevice
 
 from relay_passes.contract import bindings_of, main_function, require_whole_graph, returned_fields, used_variables
 from relay_passes.errors import ContractError, SelfWaitError
-from relay_passes.placement import Placement
+from relay_passes.placement import PlacedStage, Placement
 from relay_passes.substitute import substitute
 
 
@@ -38,11 +39,11 @@ def virtual_devices(placement: Placement) -> dict[str, VDevice]:
     """One `VDevice` per machine that holds a stage; devices of one target kind are counted from 0."""
     counts: dict[str, int] = {}
     devices: dict[str, VDevice] = {}
-    for stage in placement.stages:
-        if stage.machine not in devices:
-            target = placement.targets[stage.machine]
+    for machine in (machine for stage in placement.stages for machine in stage.machines):
+        if machine not in devices:
+            target = placement.targets[machine]
             kind = target.kind.name
-            devices[stage.machine] = VDevice(target, counts.get(kind, 0), stage.machine)
+            devices[machine] = VDevice(target, counts.get(kind, 0), machine)
             counts[kind] = counts.get(kind, 0) + 1
     return devices
 
@@ -75,7 +76,7 @@ class _Annotator:
         module = self._builder.get()
         module.update_global_info("vdevice", list(self._devices.values()))
         stages = [
-            {"name": stage.name, "machine": stage.machine, "first": first}
+            {"name": stage.name, "machine": stage.machine, "first": first, **_replicas(stage)}
             for stage, first in zip(self._placement.stages, self._first_variables, strict=True)
         ]
         module["main"] = module["main"].with_attr("stages", stages)
@@ -152,6 +153,11 @@ class _Annotator:
         if not isinstance(field, relax.Var) or field.name in self._parameters:
             return field
         return self._in_stage[field.name, self._placement.stage_of[field.name]]
+
+
+def _replicas(stage: PlacedStage) -> dict[str, list[str] | list[int]]:
+    """The attributes that a stage has only if several machines take turns."""
+    return {"replicas": list(stage.replicas), "turns": list(stage.turns)} if stage.replicas else {}
 
 
 def _name_of_result(function: relax.Function) -> str:

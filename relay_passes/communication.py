@@ -5,7 +5,9 @@ Ensures: for each machine a module with its stages as impure functions without p
 what the machine does: ``R.call_packed("tvm_split.receive", name, source)`` for every tensor from elsewhere, the
 operations, and ``R.call_packed("tvm_split.send", tensor, name, destination)`` once per destination machine. A source or
 destination is a machine's name or ``client``; a machine that sends to itself hands a tensor from one of its stages to
-another, in memory.
+another, in memory. A stage with replicas stands in the module of each of their machines, with the attributes
+``replica`` and ``turns``; to others it is one source or destination, ``machine-b or machine-c``, and each micro-batch
+goes to the one whose turn it is.
 
 These modules are the form in which the split is shown, kept and compiled: `computation` gives back the pure function
 between receiving and sending.
@@ -13,16 +15,19 @@ between receiving and sending.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.ir import StringImm
+from tvm.relax.global_info import VDevice
 
 from relay_passes.contract import bindings_of, is_transfer, main_function, returned_fields
 from relay_passes.errors import ContractError
 from relay_passes.partition import stage_functions
-from relay_passes.substitute import substitute, without_device
+from relay_passes.substitute import on_device, substitute, without_device
 
 RECEIVE = "tvm_split.receive"
 SEND = "tvm_split.send"
@@ -48,10 +53,16 @@ def machine_modules(module: tvm.IRModule) -> dict[str, tvm.IRModule]:
     sources = _sources(module)
     destinations = _destinations(module)
     functions: dict[str, dict[str, relax.Function]] = {}
+    devices = {str(device.memory_scope): device for device in module.global_infos["vdevice"]}
     for stage in stage_functions(module):
-        machine = str(stage.attrs["machine"])
         name = str(stage.attrs["global_symbol"])
-        functions.setdefault(machine, {})[name] = _communicating(stage, name, sources, destinations)
+        for replica, machine in enumerate(_machines(stage)):
+            turns = {"replica": replica, "turns": stage.attrs["turns"]} if "turns" in stage.attrs else {}
+            attributes = {"machine": machine, **turns}
+            moved_to = devices[machine] if replica else None
+            functions.setdefault(machine, {})[name] = _communicating(
+                stage, name, attributes, sources, destinations, moved_to
+            )
     modules = {}
     for machine, stages in functions.items():
         modules[machine] = tvm.IRModule(stages)
@@ -88,17 +99,30 @@ def computation(stage: relax.Function) -> Computation:
     return Computation(name, builder.get()[name], tuple(parameters), tuple(sent))
 
 
+def _machines(stage: relax.Function) -> tuple[str, ...]:
+    """The machines that run a stage: several if it has replicas."""
+    if "replicas" in stage.attrs:
+        return tuple(str(machine) for machine in stage.attrs["replicas"])
+    return (str(stage.attrs["machine"]),)
+
+
 def _communicating(
-    stage: relax.Function, name: str, sources: dict[str, str], destinations: dict[str, tuple[str, ...]]
+    stage: relax.Function,
+    name: str,
+    attributes: Mapping[str, Any],
+    sources: dict[str, str],
+    destinations: dict[str, tuple[str, ...]],
+    device: VDevice | None,
 ) -> relax.Function:
+    """``device`` is where to, if not where the stage's types say."""
     builder = relax.BlockBuilder()
     values: dict[str, relax.Expr] = {}
-    with builder.function(name, [], attrs={"machine": stage.attrs["machine"]}, pure=False):
+    with builder.function(name, [], attrs=dict(attributes), pure=False):
         for parameter in stage.params:
             receive = relax.Call(
                 relax.ExternFunc(RECEIVE),
                 [StringImm(parameter.name), StringImm(sources[parameter.name])],
-                ty_args=[parameter.ty],
+                ty_args=[parameter.ty if device is None else on_device(parameter.ty, device)],
             )
             values[parameter.name] = builder.emit(receive, name_hint=parameter.name)
         result_name = stage.body.body.name
@@ -122,7 +146,7 @@ def _sources(module: tvm.IRModule) -> dict[str, str]:
     sources = {parameter.name: CLIENT for parameter in main_function(module).params}
     for stage in stage_functions(module):
         for field in returned_fields(stage):
-            sources[field.name] = str(stage.attrs["machine"])
+            sources[field.name] = " or ".join(_machines(stage))
     return sources
 
 
@@ -131,7 +155,7 @@ def _destinations(module: tvm.IRModule) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {}
     for stage in stage_functions(module):
         for parameter in stage.params:
-            found.setdefault(parameter.name, {}).setdefault(str(stage.attrs["machine"]))
+            found.setdefault(parameter.name, {}).setdefault(" or ".join(_machines(stage)))
     main = main_function(module)
     values = {binding.var.name: binding.value for binding in bindings_of(main)}
     for field in returned_fields(main):

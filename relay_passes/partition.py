@@ -3,13 +3,15 @@
 Requires: a module that `relay_passes.annotate.AnnotateDevices` made.
 Ensures: one function per stage, named like the stage, whose parameters are the tensors it needs from elsewhere (each
 once, under the name it has where it is made) and which returns a tuple of the tensors that are needed elsewhere; its
-attribute ``machine`` names the machine. ``main`` calls the stages in topological order, with an ``R.to_vdevice`` for
-every tensor and machine that it crosses to.
+attribute ``machine`` names the machine, and of a stage whose machines take turns the attributes ``replicas`` and
+``turns`` name all of them. ``main`` calls the stages in topological order, with an ``R.to_vdevice`` for every tensor
+and machine that it crosses to.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -37,6 +39,7 @@ class _Region:
 
     name: str
     machine: str
+    replicas: dict[str, Any]
     bindings: list[relax.VarBinding] = field(default_factory=list)
     transfers: list[relax.VarBinding] = field(default_factory=list)
     inputs: dict[str, relax.Var] = field(default_factory=dict)
@@ -108,7 +111,8 @@ def _regions(function: relax.Function) -> list[_Region]:
     for binding in bindings_of(function):
         if binding.var.name in starts:
             stage = starts.pop(binding.var.name)
-            regions.append(_Region(str(stage["name"]), str(stage["machine"])))
+            replicas = {name: stage[name] for name in ("replicas", "turns") if name in stage}
+            regions.append(_Region(str(stage["name"]), str(stage["machine"]), replicas))
         if binding.var.name == result_name:
             continue
         if not regions:
@@ -125,7 +129,7 @@ def _stage_function(region: _Region) -> relax.Function:
     parameters = {name: relax.Var(name, used.ty) for name, used in region.inputs.items()}
     values: dict[str, relax.Expr] = {used.name: parameters[name] for name, used in region.inputs.items()}
     builder = relax.BlockBuilder()
-    with builder.function(region.name, list(parameters.values()), attrs={"machine": region.machine}):
+    with builder.function(region.name, list(parameters.values()), attrs={"machine": region.machine, **region.replicas}):
         with builder.dataflow():
             for binding in region.bindings:
                 values[binding.var.name] = builder.emit(substitute(binding.value, values), name_hint=binding.var.name)

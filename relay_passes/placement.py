@@ -10,10 +10,20 @@ import tvm
 
 @dataclass(frozen=True)
 class PlacedStage:
-    """A stage's name and the machine that runs it."""
+    """A stage's name and the machine that runs it, or the machines that take turns.
+
+    Of several machines ``replicas`` names all, ``machine`` the first, and micro-batch ``s`` is computed by the one with
+    the number ``turns[s % len(turns)]``. Graphs show a stage on its first machine.
+    """
 
     name: str
     machine: str
+    replicas: tuple[str, ...] = ()
+    turns: tuple[int, ...] = ()
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        return self.replicas or (self.machine,)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.global_info import VDevice
 
 
 def substitute(expression: relax.Expr, replacements: Mapping[str, relax.Expr]) -> relax.Expr:
@@ -19,10 +20,15 @@ def substitute(expression: relax.Expr, replacements: Mapping[str, relax.Expr]) -
 
 def without_device(value_type: relax.Type) -> relax.Type:
     """The same shapes and dtypes, on no device in particular."""
+    return on_device(value_type, None)
+
+
+def on_device(value_type: relax.Type, device: VDevice | None) -> relax.Type:
+    """The same shapes and dtypes on a device."""
     if isinstance(value_type, relax.TensorType):
-        return relax.TensorType(value_type.shape, value_type.dtype)
+        return relax.TensorType(value_type.shape, value_type.dtype, device)
     if isinstance(value_type, relax.TupleType):
-        return relax.TupleType([without_device(field) for field in value_type.fields])
+        return relax.TupleType([on_device(field, device) for field in value_type.fields])
     return value_type
 
 

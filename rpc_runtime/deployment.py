@@ -123,7 +123,7 @@ class Deployment:
 
         def deliver(route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
             if self._executor is not None:
-                self._executor.deliver(route.tensor.name, value, release)
+                self._executor.deliver(route.tensor.name, sequence, value, release)
 
         for destination in plan.destinations:
             self._outgoing[destination] = OutgoingLink(

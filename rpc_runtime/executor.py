@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rpc_runtime.links import OutgoingLink
@@ -36,6 +35,11 @@ class _Held:
         self._uses = uses
         self._release = release
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it was made on this machine; what came from another one has to be released."""
+        return self._release is None
+
     def done_locked(self) -> None:
         self._uses -= 1
         if self._uses == 0 and self._release is not None:
@@ -44,10 +48,24 @@ class _Held:
 
 @dataclass
 class _Queue:
-    """Waiting micro-batches of one input of one stage; ``capacity`` counts only for tensors made on this machine."""
+    """Waiting micro-batches of one input of one stage, by their numbers: of several replicas, one may be ahead.
 
-    held: deque[_Held]
+    ``capacity`` counts only for tensors made on this machine, and so does ``local``: credits limit the others, and what
+    came ahead must not take the place of what is next.
+    """
+
     capacity: int
+    held: dict[int, _Held] = field(default_factory=dict)
+    local: int = 0
+
+    def put(self, sequence: int, held: _Held) -> None:
+        self.held[sequence] = held
+        self.local += held.is_local
+
+    def take(self, sequence: int) -> _Held:
+        held = self.held.pop(sequence)
+        self.local -= held.is_local
+        return held
 
 
 class StageExecutor:
@@ -71,38 +89,49 @@ class StageExecutor:
         self._names = tuple(loaded.stage.name for loaded in stages)
         self._recorder = recorder
         self._on_failure = on_failure
+        self._own_turns = [loaded.stage.own_turns for loaded in stages]
         self._finished = [0] * len(stages)
+        self._next = [own.nth(0) for own in self._own_turns]
         self._stopped = False
         local = {route.tensor.name: route.queue_depth for route in plan.local}
         self._queues = [
-            [_Queue(deque(), local.get(tensor.name, UNBOUNDED)) for tensor in loaded.stage.inputs] for loaded in stages
+            [_Queue(local.get(tensor.name, UNBOUNDED)) for tensor in loaded.stage.inputs] for loaded in stages
         ]
+        # Where a micro-batch goes follows from its place in the period, which is 1 where nothing has replicas.
+        self._period = plan.period
+        names = {route.tensor.name for route in plan.routes}
+        names |= {tensor.name for loaded in stages for tensor in loaded.stage.outputs}
         self._takers = {
-            tensor.name: [self._queues[position][place] for position, place in plan.consumers(tensor.name)]
-            for tensor in {route.tensor for route in (*plan.incoming, *plan.local)}
+            name: [
+                [self._queues[position][at] for position, at in plan.consumers(name, place)]
+                for place in range(plan.period)
+            ]
+            for name in names
         }
         self._links = {
-            tensor.name: [link for link in links.values() if tensor.name in link.tensors]
-            for loaded in stages
-            for tensor in loaded.stage.outputs
+            name: [
+                [links[destination] for destination in plan.destinations_of(name, place)]
+                for place in range(plan.period)
+            ]
+            for name in names
         }
         self._thread = threading.Thread(target=self._run, name=f"compute-{plan.machine}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def deliver(self, tensor: str, value: Any, release: Callable[[], None] | None) -> None:
-        """Hands in a tensor that came from another machine; each tensor's micro-batches come in order."""
+    def deliver(self, tensor: str, sequence: int, value: Any, release: Callable[[], None]) -> None:
+        """Hands in a tensor that came from another machine."""
         with self._lock:
             if not self._stopped:
-                self._give_locked(tensor, value, release)
+                self._give_locked(tensor, sequence, value, release)
 
     def wake_locked(self) -> None:
         """Says that an outgoing link has room again."""
         self._changed.notify()
 
     def progress(self) -> dict[str, int]:
-        """Stage name to finished micro-batches."""
+        """Stage name to finished micro-batches of those that are this machine's."""
         return dict(zip(self._names, self._finished, strict=True))
 
     def stop_locked(self) -> None:
@@ -117,22 +146,25 @@ class StageExecutor:
             self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
-    def _give_locked(self, tensor: str, value: Any, release: Callable[[], None] | None) -> None:
-        takers = self._takers.get(tensor, ())
+    def _give_locked(self, tensor: str, sequence: int, value: Any, release: Callable[[], None] | None) -> None:
+        takers = self._takers[tensor][sequence % self._period]
         held = _Held(value, len(takers), release)
         for queue in takers:
-            queue.held.append(held)
+            queue.put(sequence, held)
         self._changed.notify()
 
     def _state_locked(self, position: int) -> StageState:
-        finished = self._finished[position]
-        arrived = min((finished + len(queue.held) for queue in self._queues[position]), default=UNBOUNDED)
+        """Where the stage stands as to its next micro-batch: what is there and fits beyond that is not counted."""
+        finished, sequence = self._finished[position], self._next[position]
+        queues = self._queues[position]
+        arrived = finished + all(sequence in queue.held for queue in queues) if queues else UNBOUNDED
         room = UNBOUNDED
+        place = sequence % self._period
         for tensor in self._stages[position].stage.outputs:
-            for link in self._links[tensor.name]:
+            for link in self._links[tensor.name][place]:
                 room = min(room, link.room_locked(tensor.name))
-            for queue in self._takers.get(tensor.name, ()):
-                room = min(room, max(0, queue.capacity - len(queue.held)))
+            for queue in self._takers[tensor.name][place]:
+                room = min(room, max(0, queue.capacity - queue.local))
         return StageState(finished, arrived, room)
 
     def _run(self) -> None:
@@ -149,12 +181,13 @@ class StageExecutor:
                     if action.for_inputs and idle_since is None:
                         idle_since = now()
                     self._changed.wait()
+                sequence = self._next[action.stage]
                 # Inputs keep their places until the stage is done: credits bound the memory, not the queues.
-                held = [queue.held[0] for queue in self._queues[action.stage]]
+                held = [queue.held[sequence] for queue in self._queues[action.stage]]
             stage = self._stages[action.stage].stage
             start = now()
             if idle_since is not None:
-                self._recorder.record(WAIT, stage.name, action.sequence, idle_since, start)
+                self._recorder.record(WAIT, stage.name, sequence, idle_since, start)
                 idle_since = None
             try:
                 outputs = self._stages[action.stage].run([each.value for each in held])
@@ -163,8 +196,8 @@ class StageExecutor:
                 with self._lock:
                     self._release_stages()
                 return
-            self._recorder.record(COMPUTE, stage.name, action.sequence, start, now())
-            self._hand_on(action.stage, action.sequence, outputs)
+            self._recorder.record(COMPUTE, stage.name, sequence, start, now())
+            self._hand_on(action.stage, sequence, outputs)
             del held, outputs
 
     def _hand_on(self, position: int, sequence: int, outputs: Sequence[Any]) -> None:
@@ -172,12 +205,13 @@ class StageExecutor:
             if self._stopped:
                 return
             self._finished[position] += 1
+            self._next[position] = self._own_turns[position].nth(self._finished[position])
             for queue in self._queues[position]:
-                queue.held.popleft().done_locked()
+                queue.take(sequence).done_locked()
             for tensor, value in zip(self._stages[position].stage.outputs, outputs, strict=True):
-                for link in self._links[tensor.name]:
+                for link in self._links[tensor.name][sequence % self._period]:
                     link.put_locked(tensor.name, sequence, value)
-                self._give_locked(tensor.name, value, None)
+                self._give_locked(tensor.name, sequence, value, None)
 
     def _release_stages(self) -> None:
         """Lets go of libraries and weights, which belong to the thread that used them."""

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from rpc_runtime.errors import ProtocolError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIQQQ")
 CHUNK_BYTES = 1 << 20

@@ -79,7 +79,7 @@ class InProcessPipeline:
         return self._on_a_pool_of_threads(self._compute, checked_inputs(self._program, inputs))
 
     def call_times(self, inputs: Sequence[Array]) -> dict[str, list[CallTime]]:
-        """By stage, how long each function that its library calls took for one micro-batch."""
+        """By stage, how long each function that its library calls took for one micro-batch; of replicas the first."""
         return self._on_a_pool_of_threads(self._time_calls, checked_inputs(self._program, inputs))
 
     def _on_a_pool_of_threads(self, compute: Callable[[Sequence[Array]], Result], arrays: Sequence[Array]) -> Result:
@@ -107,6 +107,8 @@ class InProcessPipeline:
         values: dict[str, Any] = {name: tensor_from_array(array) for name, array in given.items()}
         for loaded in self._stages:
             stage = loaded.stage
+            if sequence not in stage.own_turns:
+                continue
             start = now()
             outputs = loaded.run([values[tensor.name] for tensor in stage.inputs])
             self._recorders[stage.machine].record(COMPUTE, stage.name, sequence, start, now())
@@ -123,14 +125,20 @@ class InProcessPipeline:
         times = {}
         for loaded in self._stages:
             stage = loaded.stage
+            if stage.replica != 0:
+                continue
             taken = [values[tensor.name] for tensor in stage.inputs]
             times[stage.name] = loaded.call_times(taken)
             values.update(zip((tensor.name for tensor in stage.outputs), loaded.run(taken), strict=True))
         return times
 
     def statistics(self) -> tuple[StageStatistics, ...]:
-        found = {stage.name: stage for recorder in self._recorders.values() for stage in recorder.statistics()}
-        return tuple(found[stage.name] for stage in self._program.stages)
+        found = {
+            (stage.machine, stage.name): stage
+            for recorder in self._recorders.values()
+            for stage in recorder.statistics()
+        }
+        return tuple(found[stage.machine, stage.name] for stage in self._program.stages)
 
     def trace(self) -> tuple[TraceEvent, ...]:
         events = [event for recorder in self._recorders.values() for event in recorder.trace()]

@@ -204,7 +204,8 @@ class IncomingLink:
             self._position = 0
         receiving, slot, start = self._current
         name, total = receiving.route.tensor.name, receiving.route.tensor.size_bytes
-        expected = (receiving.route.tensor_index, receiving.arrived, self._position, total)
+        sequence = receiving.route.when.nth(receiving.arrived)
+        expected = (receiving.route.tensor_index, sequence, self._position, total)
         got = (frame.tensor, frame.sequence, frame.offset, frame.total)
         if got != expected:
             raise ProtocolError(
@@ -217,7 +218,6 @@ class IncomingLink:
         if end < total:
             return
         self._current = None
-        sequence = receiving.arrived
         receiving.arrived += 1
         self._on_moved(receiving.route, sequence, start, now())
         self._deliver(receiving.route, sequence, slot.value, lambda: self._release_locked(receiving, slot))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
-from rpc_runtime.program import CLIENT, Program, StageSpec, TensorSpec
+from rpc_runtime.program import Program, StageSpec, TensorSpec
+from rpc_runtime.turns import EVERY, Recurrence
 
 
 @dataclass(frozen=True)
 class PlannedRoute:
     """A route with its number on the wire and with how many micro-batches of it may be under way.
 
-    ``source == destination`` is a tensor that one stage hands to another stage of the same machine.
+    ``source == destination`` is a tensor that one stage hands to another stage of the same machine. Only the
+    micro-batches of ``when`` go this way.
     """
 
     tensor_index: int
@@ -19,6 +24,7 @@ class PlannedRoute:
     source: str
     destination: str
     queue_depth: int
+    when: Recurrence = EVERY
 
 
 @dataclass(frozen=True)
@@ -43,56 +49,65 @@ class MachinePlan:
     def routes(self) -> tuple[PlannedRoute, ...]:
         return (*self.incoming, *self.outgoing, *self.local)
 
-    def consumers(self, tensor: str) -> tuple[tuple[int, int], ...]:
-        """Who takes a tensor here: (position of the stage in ``stages``, position among its inputs)."""
+    @cached_property
+    def period(self) -> int:
+        """After so many micro-batches everything here goes the same ways again; 1 without replicas."""
+        turns = [stage.own_turns for stage in self.stages] + [route.when for route in self.routes]
+        return math.lcm(*(each.period for each in turns))
+
+    def consumers(self, tensor: str, sequence: int) -> tuple[tuple[int, int], ...]:
+        """Who takes a micro-batch of a tensor here: (position of a stage in ``stages``, position among its inputs)."""
         return tuple(
             (position, place)
             for position, stage in enumerate(self.stages)
             for place, wanted in enumerate(stage.inputs)
-            if wanted.name == tensor
+            if wanted.name == tensor and sequence in stage.own_turns
         )
 
+    def destinations_of(self, tensor: str, sequence: int) -> tuple[str, ...]:
+        """The other machines that a micro-batch of a tensor goes to from here."""
+        return tuple(r.destination for r in self.outgoing if r.tensor.name == tensor and sequence in r.when)
 
-def queue_depth(producer_depth: int, consumer_depth: int) -> int:
-    """Micro-batches of one tensor that may be under way between two stages: 2 d + 1, d the difference in depth.
 
-    Between neighbours (d = 1) that is one received, one waiting, one consumed. Each stage that a skip connection
-    jumps over holds one micro-batch in computing and one in transfer, so the skipping tensor needs two more places,
-    or the pipeline would stall on it.
+def queue_depth(when: Recurrence, window: int) -> int:
+    """Micro-batches of one route that may be under way: three, and those of the route among ``window`` in a row.
+
+    Between neighbours three are enough: one received, one waiting, one consumed. Each stage that a skip connection
+    jumps over holds one micro-batch in computing and one in transfer, so the skipping tensor needs two more places, or
+    the pipeline would stall on it; a stage with replicas holds more, and what a replica has finished ahead of a slower
+    one waits before the next stage: `Program.leads` counts both. Of these a route sees only its own turns.
     """
-    return 2 * (consumer_depth - producer_depth) + 1
+    return 3 + (when.most_in(window) if window else 0)
 
 
 def planned_routes(program: Program) -> tuple[PlannedRoute, ...]:
     """Every route of the program, those inside one machine included; a tensor's index is its place in ``producers``."""
     indexes = {name: index for index, name in enumerate(program.producers)}
-    last = 1 + max(program.depths.values(), default=0)
-    found: dict[tuple[str, str], PlannedRoute] = {}
-    uses = [(tensor, stage.machine, program.depths[stage.name]) for stage in program.stages for tensor in stage.inputs]
-    uses += [(tensor, CLIENT, last) for tensor in program.outputs]
-    for tensor, destination, consumer_depth in uses:
-        if tensor.name not in indexes:
-            raise ValueError(f"tensor {tensor.name!r} is used on {destination!r}, and no stage or input makes it")
-        producer = program.producers[tensor.name]
-        source = CLIENT if producer is None else producer.machine
-        if source == destination == CLIENT:
-            continue  # a model input that is an output never leaves the client
-        producer_depth = 0 if producer is None else program.depths[producer.name]
-        depth = queue_depth(producer_depth, consumer_depth)
-        before = found.get((tensor.name, destination))
-        if before is not None:
-            depth = max(depth, before.queue_depth)
-        found[tensor.name, destination] = PlannedRoute(indexes[tensor.name], tensor, source, destination, depth)
-    return tuple(found.values())
+    return tuple(
+        PlannedRoute(
+            tensor_index=indexes[route.tensor.name],
+            tensor=route.tensor,
+            source=route.source,
+            destination=route.destination,
+            queue_depth=queue_depth(route.when, route.window),
+            when=route.when,
+        )
+        for route in program.handovers
+    )
 
 
 def machine_plan(program: Program, machine: str) -> MachinePlan:
     """The plan of ``machine``, which may be ``CLIENT``."""
-    routes = planned_routes(program)
+    return plan_of_routes(machine, program.stages_on(machine), planned_routes(program))
+
+
+def plan_of_routes(machine: str, stages: tuple[StageSpec, ...], routes: Iterable[PlannedRoute]) -> MachinePlan:
+    """The plan of a machine with these stages; routes that do not touch it are left out."""
+    known = tuple(routes)
     return MachinePlan(
         machine=machine,
-        stages=program.stages_on(machine),
-        incoming=tuple(r for r in routes if r.destination == machine != r.source),
-        outgoing=tuple(r for r in routes if r.source == machine != r.destination),
-        local=tuple(r for r in routes if r.source == r.destination == machine),
+        stages=stages,
+        incoming=tuple(r for r in known if r.destination == machine != r.source),
+        outgoing=tuple(r for r in known if r.source == machine != r.destination),
+        local=tuple(r for r in known if r.source == r.destination == machine),
     )

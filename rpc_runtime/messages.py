@@ -8,9 +8,10 @@ import numpy as np
 
 from rpc_runtime import worker_pb2 as pb
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.machine_plan import MachinePlan, PlannedRoute
+from rpc_runtime.machine_plan import MachinePlan, PlannedRoute, plan_of_routes
 from rpc_runtime.measurements import StageStatistics, TraceEvent
 from rpc_runtime.program import BlobSpec, StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.turns import Recurrence
 
 MAXIMUM_TENSOR_BYTES = 1 << 36
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -52,11 +53,13 @@ def stage_message(stage: StageSpec) -> pb.Stage:
         weights=[pb.Weight(tensor=tensor_message(w.tensor), blob=blob_message(w.blob)) for w in stage.weights],
         inputs=[tensor_message(t) for t in stage.inputs],
         outputs=[tensor_message(t) for t in stage.outputs],
+        replica=stage.replica,
+        turns=stage.turns,
     )
 
 
 def stage_spec(message: pb.Stage) -> StageSpec:
-    return StageSpec(
+    spec = StageSpec(
         index=message.index,
         name=message.name,
         machine=message.machine,
@@ -66,7 +69,14 @@ def stage_spec(message: pb.Stage) -> StageSpec:
         weights=tuple(WeightSpec(tensor_spec(w.tensor), blob_spec(w.blob)) for w in message.weights),
         inputs=tuple(tensor_spec(t) for t in message.inputs),
         outputs=tuple(tensor_spec(t) for t in message.outputs),
+        replica=message.replica,
+        turns=tuple(message.turns),
     )
+    try:
+        spec.own_turns  # noqa: B018  (refuses turns of a wrong length, and a replica without any)
+    except ValueError as error:
+        raise ProtocolError(f"stage {spec.name!r}, replica {spec.replica}: {error}") from None
+    return spec
 
 
 def load_request(deployment: str, plan: MachinePlan) -> pb.LoadStagesRequest:
@@ -81,6 +91,8 @@ def load_request(deployment: str, plan: MachinePlan) -> pb.LoadStagesRequest:
                 source=route.source,
                 destination=route.destination,
                 queue_depth=route.queue_depth,
+                period=route.when.period,
+                remainders=route.when.remainders,
             )
             for route in plan.routes
         ],
@@ -95,34 +107,52 @@ def plan_from_request(message: pb.LoadStagesRequest) -> MachinePlan:
     """
     machine = message.machine
     stages = tuple(stage_spec(stage) for stage in message.stages)
-    routes = tuple(
-        PlannedRoute(r.tensor_index, tensor_spec(r.tensor), r.source, r.destination, r.queue_depth)
-        for r in message.routes
-    )
+    routes = tuple(_planned_route(route) for route in message.routes)
     for route in routes:
         if machine not in (route.source, route.destination):
             raise ProtocolError(f"route of tensor {route.tensor.name!r} does not touch machine {machine!r}")
-        if not 1 <= route.queue_depth <= 100_000:
-            raise ProtocolError(f"route of tensor {route.tensor.name!r} has the queue depth {route.queue_depth}")
-    plan = MachinePlan(
-        machine=machine,
-        stages=stages,
-        incoming=tuple(r for r in routes if r.destination == machine != r.source),
-        outgoing=tuple(r for r in routes if r.source == machine != r.destination),
-        local=tuple(r for r in routes if r.source == r.destination == machine),
-    )
-    made = {tensor.name: tensor for stage in stages for tensor in stage.outputs}
-    supplied = {r.tensor.name: r.tensor for r in (*plan.incoming, *plan.local)}
+    plan = plan_of_routes(machine, stages, routes)
     for stage in stages:
         if stage.machine != machine:
             raise ProtocolError(f"stage {stage.name!r} is for machine {stage.machine!r}, not {machine!r}")
         for tensor in stage.inputs:
-            if supplied.get(tensor.name) != tensor:
-                raise ProtocolError(f"stage {stage.name!r} takes {tensor}, and no route supplies it")
+            _check_supply(plan, stage, tensor)
+    made = {tensor: stage.own_turns for stage in stages for tensor in stage.outputs}
     for route in (*plan.outgoing, *plan.local):
-        if made.get(route.tensor.name) != route.tensor:
+        own = made.get(route.tensor)
+        if own is None or not all(place in own for place in _places(route.when, plan)):
             raise ProtocolError(f"a route takes {route.tensor}, and no stage of machine {machine!r} makes it")
+    for route in (*plan.incoming, *plan.local):
+        if not all(plan.consumers(route.tensor.name, place) for place in _places(route.when, plan)):
+            raise ProtocolError(f"a route brings {route.tensor} to {machine!r}, where no stage takes it in that turn")
     return plan
+
+
+def _planned_route(message: pb.Route) -> PlannedRoute:
+    tensor = tensor_spec(message.tensor)
+    if not 1 <= message.queue_depth <= 100_000:
+        raise ProtocolError(f"route of tensor {tensor.name!r} has the queue depth {message.queue_depth}")
+    try:
+        when = Recurrence(message.period, tuple(message.remainders))
+    except ValueError as error:
+        raise ProtocolError(f"route of tensor {tensor.name!r}: {error}") from None
+    return PlannedRoute(message.tensor_index, tensor, message.source, message.destination, message.queue_depth, when)
+
+
+def _check_supply(plan: MachinePlan, stage: StageSpec, tensor: TensorSpec) -> None:
+    """Each micro-batch of a stage gets each input, and from one source only."""
+    supplies = [route for route in (*plan.incoming, *plan.local) if route.tensor == tensor]
+    for place in _places(stage.own_turns, plan):
+        sources = [route.source for route in supplies if place in route.when]
+        if not sources:
+            raise ProtocolError(f"stage {stage.name!r} takes {tensor}, and no route supplies it")
+        if len(sources) > 1:
+            raise ProtocolError(f"stage {stage.name!r} takes {tensor}, and several routes supply it: from {sources}")
+
+
+def _places(when: Recurrence, plan: MachinePlan) -> list[int]:
+    """The micro-batches of ``when`` within the plan's period."""
+    return [place for place in range(plan.period) if place in when]
 
 
 def statistics_message(statistics: StageStatistics) -> pb.StageStatistics:

@@ -30,8 +30,9 @@ Progress = Callable[[str, int, int], None]
 
 UNLOAD_SECONDS = 5.0
 CAUSE_SECONDS = 0.5
-UNDER_WAY_PER_DEPTH = 8
-"""Limits the micro-batches under way, times the depth of the program: more than all queues of a path can hold."""
+UNDER_WAY_PER_LEAD = 4
+"""Limits the micro-batches under way, times what a full pipeline holds and the most replicas of a stage: more than all
+queues of a path can hold."""
 
 
 @dataclass(eq=False)
@@ -76,7 +77,8 @@ class Pipeline:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._results = ResultQueue(program)
-        self._limit = UNDER_WAY_PER_DEPTH * (1 + max(program.depths.values(), default=0))
+        replicas = max(map(len, program.replicas.values()), default=1)
+        self._limit = UNDER_WAY_PER_LEAD * program.results_lead * replicas
         self._last_activity = time.monotonic()
         self._failure: Callable[[], TvmSplitError] | None = None
         self._stream: _Stream | None = None
@@ -93,6 +95,16 @@ class Pipeline:
             machine: self._incoming_link([route for route in plan.incoming if route.source == machine])
             for machine in plan.sources
         }
+        self._period = plan.period
+        # Which inputs go where, by the place of a micro-batch in the period: tensor, its place among the inputs, link.
+        self._sends = [
+            [
+                (tensor.name, place, self._outgoing[machine])
+                for place, tensor in enumerate(program.inputs)
+                for machine in plan.destinations_of(tensor.name, turn)
+            ]
+            for turn in range(plan.period)
+        ]
 
     def _outgoing_link(self, routes: Sequence[PlannedRoute]) -> OutgoingLink:
         return OutgoingLink(self._lock, routes, flat_bytes, on_room=self._changed.notify_all, on_activity=self._touch)
@@ -292,18 +304,15 @@ class Pipeline:
             if self._results.submitted == self._results.taken:
                 self._last_activity = time.monotonic()
             sequence = self._results.submit(inputs)
-            for tensor, array in zip(self._program.inputs, inputs, strict=True):
-                for link in self._outgoing.values():
-                    if tensor.name in link.tensors:
-                        link.put_locked(tensor.name, sequence, array)
+            for tensor, place, link in self._sends[sequence % self._period]:
+                link.put_locked(tensor, sequence, inputs[place])
             self._changed.notify_all()
             return sequence
 
     def _has_room_locked(self) -> bool:
         under_way = self._results.submitted - self._results.taken
-        return under_way < self._limit and all(
-            link.room_locked(tensor) for link in self._outgoing.values() for tensor in link.tensors
-        )
+        sends = self._sends[self._results.submitted % self._period]
+        return under_way < self._limit and all(link.room_locked(tensor) for tensor, _, link in sends)
 
     def _collect(self, stream: _Stream, sequence: int) -> tuple[Array, ...] | None:
         """The result for ``sequence``; None when the stream has ended before it."""
@@ -338,14 +347,15 @@ class Pipeline:
         """The first stage that has its inputs for a micro-batch and has not computed it."""
         finished = self._watch.finished()
         for stage in self._program.stages:
-            if finished.get(stage.name, 0) <= sequence:
+            own = stage.own_turns
+            if sequence in own and finished.get((stage.machine, stage.name), 0) <= own.count_before(sequence):
                 endpoint = self._endpoints[stage.machine]
                 return f"stage {stage.name!r} on {endpoint} to compute micro-batch {sequence}"
         return f"the results of micro-batch {sequence}, which every stage has computed"
 
     def _deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self._lock:
-            self._results.arrive(route.tensor.name, value, release)
+            self._results.arrive(route.tensor.name, sequence, value, release)
             self._changed.notify_all()
 
     def _touch(self) -> None:
@@ -371,15 +381,15 @@ class Pipeline:
             raise self._failure()
 
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """What each stage has done since ``open``, in the program's order."""
+        """What each stage, and each replica of one, has done since ``open``, in the program's order."""
         with self._lock:
             self._check_locked()
         found = {
-            stage.name: stage
+            (stage.machine, stage.name): stage
             for connection in self._connections.values()
             for stage in connection.statistics(self._deployment)
         }
-        return tuple(found[stage.name] for stage in self._program.stages)
+        return tuple(found[stage.machine, stage.name] for stage in self._program.stages)
 
     def processor_seconds(self) -> dict[str, float]:
         """By machine, what its worker has used of its cores since it started: computing, transport, everything."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +38,8 @@ class ResultQueue:
         inputs = [tensor.name for tensor in program.inputs]
         self._names = [tensor.name for tensor in program.outputs]
         self._kept_places = {name: inputs.index(name) for name in self._names if name in inputs}
-        self._arrived: dict[str, deque[tuple[Any, Callable[[], None] | None]]] = {name: deque() for name in self._names}
+        # By number, since of several replicas that make an output one may be ahead of another.
+        self._arrived: dict[str, dict[int, tuple[Any, Callable[[], None] | None]]] = {n: {} for n in self._names}
         self._discard_before = 0
         self.submitted = 0
         self.taken = 0
@@ -49,21 +49,23 @@ class ResultQueue:
         sequence = self.submitted
         self.submitted += 1
         for name, place in self._kept_places.items():
-            self._arrived[name].append((inputs[place].copy(), None))
+            self._arrived[name][sequence] = (inputs[place].copy(), None)
         self._discard()
         return sequence
 
-    def arrive(self, tensor: str, value: Array, release: Callable[[], None]) -> None:
-        self._arrived[tensor].append((value, release))
+    def arrive(self, tensor: str, sequence: int, value: Array, release: Callable[[], None]) -> None:
+        self._arrived[tensor][sequence] = (value, release)
         self._discard()
 
     def take(self, sequence: int) -> tuple[Array, ...] | None:
         """The result for ``sequence``, when it is complete and those before it have been taken or abandoned."""
-        if self.taken != sequence or sequence >= self.submitted or not all(self._arrived.values()):
+        if self.taken != sequence or sequence >= self.submitted:
+            return None
+        if not all(sequence in waiting for waiting in self._arrived.values()):
             return None
         values: dict[str, Array] = {}
-        for name, queue in self._arrived.items():
-            values[name], release = queue.popleft()
+        for name, waiting in self._arrived.items():
+            values[name], release = waiting.pop(sequence)
             if release is not None:
                 release()
         self.taken += 1

@@ -24,7 +24,8 @@ class StageState:
 
     ``finished`` counts the micro-batches it has computed, ``arrived`` those whose inputs are all there (consumed ones
     included), ``room`` says for how many more its outputs have a place. A stage without inputs has ``arrived``
-    UNBOUNDED, one whose outputs nobody takes has ``room`` UNBOUNDED.
+    UNBOUNDED, one whose outputs nobody takes has ``room`` UNBOUNDED. A replica counts only the micro-batches of its own
+    turns.
     """
 
     finished: int
@@ -38,10 +39,10 @@ class StageState:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute micro-batch ``sequence`` of the stage at position ``stage`` among those of the machine."""
+    """Compute the micro-batch with ``number`` own ones before it, of the stage at position ``stage`` on the machine."""
 
     stage: int
-    sequence: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class WorkerWatch:
         self._changed = threading.Condition(self._lock)
         self._heard: dict[str, float] = {}
         self._activity: dict[str, int] = {}
-        self._finished: dict[str, int] = {}
+        self._finished: dict[tuple[str, str], int] = {}
         self._reports: list[Report] = []
         self._first_report = 0.0
         self._closed = False
@@ -130,8 +130,8 @@ class WorkerWatch:
         with self._lock:
             return self._changed.wait_for(lambda: bool(self._reports), timeout_seconds)
 
-    def finished(self) -> dict[str, int]:
-        """Stage name to micro-batches computed, as far as known."""
+    def finished(self) -> dict[tuple[str, str], int]:
+        """Machine and stage name to micro-batches computed there, as far as known."""
         with self._lock:
             return dict(self._finished)
 
@@ -165,7 +165,7 @@ class WorkerWatch:
             self._activity[machine] = max(event.activity, self._activity.get(machine, 0))
             self._heard[machine] = time.monotonic()
             for stage in event.stages:
-                self._finished[stage.stage] = stage.finished
+                self._finished[machine, stage.stage] = stage.finished
             self._changed.notify_all()
         if event.HasField("failure"):
             failure = event.failure

@@ -114,7 +114,7 @@ class Weight(_message.Message):
     def __init__(self, tensor: _Optional[_Union[Tensor, _Mapping]] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ...) -> None: ...
 
 class Stage(_message.Message):
-    __slots__ = ("index", "name", "machine", "layers", "device", "library", "weights", "inputs", "outputs")
+    __slots__ = ("index", "name", "machine", "layers", "device", "library", "weights", "inputs", "outputs", "replica", "turns")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,8 @@ class Stage(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
     index: int
     name: str
     machine: str
@@ -133,21 +135,27 @@ class Stage(_message.Message):
     weights: _containers.RepeatedCompositeFieldContainer[Weight]
     inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
-    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., machine: _Optional[str] = ..., layers: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., library: _Optional[_Union[Blob, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[Weight, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+    replica: int
+    turns: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., machine: _Optional[str] = ..., layers: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., library: _Optional[_Union[Blob, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[Weight, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., replica: _Optional[int] = ..., turns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("tensor_index", "tensor", "source", "destination", "queue_depth")
+    __slots__ = ("tensor_index", "tensor", "source", "destination", "queue_depth", "period", "remainders")
     TENSOR_INDEX_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
     QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    REMAINDERS_FIELD_NUMBER: _ClassVar[int]
     tensor_index: int
     tensor: Tensor
     source: str
     destination: str
     queue_depth: int
-    def __init__(self, tensor_index: _Optional[int] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., queue_depth: _Optional[int] = ...) -> None: ...
+    period: int
+    remainders: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tensor_index: _Optional[int] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., queue_depth: _Optional[int] = ..., period: _Optional[int] = ..., remainders: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("machine", "address", "token", "tls")

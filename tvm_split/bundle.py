@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rpc_runtime.program import BlobSpec, Program
+from rpc_runtime.program import BlobSpec, Program, StageSpec
 from tvm_split.blobs import BlobFolder, sha256_of
 from tvm_split.errors import BundleError, PlanError
 from tvm_split.kernels import Kernel
@@ -27,7 +27,7 @@ from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 
 FORMAT = "tvm-split bundle"
-VERSION = 2
+VERSION = 3
 _PROGRAM = TypeAdapter(Program)
 _KERNELS = TypeAdapter(dict[str, tuple[Kernel, ...]])
 
@@ -39,8 +39,9 @@ class Bundle:
     ``outputs`` are the names of the model's outputs, in its order; the program knows them by the names of its tensors.
     ``verified`` says whether the compiled stages were compared with the source framework before this was made.
 
-    ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives every stage's kernels in the order of
-    their calls. ``versions`` are those of TVM and its FFI, which a worker must have too.
+    ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives every stage's kernels in the order of their
+    calls, under the stage's name, and those of its further replicas under their `kernels_key`. ``versions`` are those
+    of TVM and its FFI, which a worker must have too.
     """
 
     model: str
@@ -138,6 +139,11 @@ class Bundle:
             "ir": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.ir.items()},
         }
         return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+
+def kernels_key(stage: StageSpec) -> str:
+    """Under which name a bundle keeps a stage's kernels; replicas for other targets have other ones."""
+    return stage.name if stage.replica == 0 else f"{stage.name} on {stage.machine}"
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

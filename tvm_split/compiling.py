@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from rpc_runtime.program import Program, StageSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.blobs import BlobFolder
 from tvm_split.build import BuiltStage, build_stage
-from tvm_split.bundle import Bundle
+from tvm_split.bundle import Bundle, kernels_key
 from tvm_split.errors import PlanError
 from tvm_split.kernels import Kernel
 from tvm_split.model import Model
@@ -54,7 +53,7 @@ def compile(
     database: str | Path | None = None,
     on_progress: Progress | None = None,
 ) -> Bundle:
-    """Compile every stage of a plan for its machine's target.
+    """Compile every stage of a plan for its machine's target; one with replicas once for each target among them.
 
     With ``verify`` the compiled stages are run in this process on the model's example inputs and compared with the
     source framework, where both are at hand. ``dump_folder`` receives the IR after every phase.
@@ -81,19 +80,25 @@ def compile(
     kernels: dict[str, tuple[Kernel, ...]] = {}
     with ScratchFolder("build") as build_folder:
         for index, (stage, part) in enumerate(zip(plan.stages, cut.computations, strict=True)):
-            report(f"compiling {stage.name} for {stage.machine}", index + 1, steps)
-            target = plan.machine(stage.machine).target
-            observe = _dump_to(dump, stage.name) if dump is not None else None
-            built = build_stage(part, target, build_folder.path / f"{stage.name}.so", model.layers, tuned, observe)
-            stages.append(_stage_spec(index, stage, part, built, target, blobs))
-            kernels[stage.name] = built.kernels
+            report(f"compiling {stage.name} for {', '.join(stage.machines)}", index + 1, steps)
+            replicas: list[StageSpec] = []
+            for machines in _machines_by_target(plan, stage):
+                target = plan.machine(machines[0]).target
+                name = stage.name if stage.machine in machines else f"{stage.name}_on_{machines[0]}"
+                observe = _dump_to(dump, name) if dump is not None else None
+                built = build_stage(part, target, build_folder.path / f"{name}.so", model.layers, tuned, observe)
+                spec = _stage_spec(index, stage, part, built, target, blobs)
+                same = [replace(spec, machine=each, replica=stage.machines.index(each)) for each in machines]
+                kernels.update({kernels_key(each): built.kernels for each in same})
+                replicas += same
+            stages += sorted(replicas, key=lambda each: each.replica)
     made = {tensor.name: tensor for spec in stages for tensor in spec.outputs}
     made.update({tensor.name: tensor for tensor in model.inputs})
     program = Program(model.inputs, tuple(made[name] for name in cut.output_names), tuple(stages))
     bundle = Bundle.create(model, plan, program, blobs, _readable(cut), kernels)
     if verify:
         report("comparing with the source", steps - 1, steps)
-        bundle = dataclasses.replace(bundle, verified=verify_bundle(model, plan, bundle, cut.computations))
+        bundle = replace(bundle, verified=verify_bundle(model, plan, bundle, cut.computations))
     report("done", steps, steps)
     return bundle
 
@@ -145,7 +150,21 @@ def _stage_spec(
         weights=tuple(blobs.add_weight(f"{stage.name}.weight_{i}", each) for i, each in enumerate(built.weights)),
         inputs=tuple(tensor_spec(parameter.name, parameter.ty) for parameter in part.function.params),
         outputs=tuple(tensor_spec(name, each) for name, each in zip(part.sent, results, strict=True)),
+        turns=stage.turns,
     )
+
+
+def _machines_by_target(plan: Plan, stage: PlannedStage) -> list[list[str]]:
+    """The machines of a stage, those of equal targets together: their replicas share a library."""
+    groups: list[list[str]] = []
+    for machine in stage.machines:
+        target = plan.machine(machine).target
+        known = next((group for group in groups if plan.machine(group[0]).target == target), None)
+        if known is None:
+            groups.append([machine])
+        else:
+            known.append(machine)
+    return groups
 
 
 def _readable(cut: CutModel) -> dict[str, str]:

@@ -147,7 +147,7 @@ def _plan(
     planned: tuple[PlannedStage, ...],
     prediction: Prediction | None = None,
 ) -> Plan:
-    targets = resolve_targets(cluster, {stage.machine for stage in planned})
+    targets = resolve_targets(cluster, {machine for stage in planned for machine in stage.machines})
     machines = tuple(
         PlannedMachine(machine.name, targets[machine.name], machine.threads)
         for machine in cluster.machines

@@ -72,7 +72,7 @@ def profile(
     rounds: int = ROUNDS,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> ModelProfile:
-    """Run a bundle's stages in turn in this process and time each kernel.
+    """Run a bundle's stages in turn in this process and time each kernel; of a stage with replicas the first's.
 
     Raises:
         ProfileError: a stage is for another kind of machine than this, or there are no inputs to run the model on.
@@ -109,6 +109,7 @@ def profile(
     kernels = tuple(
         each
         for stage in bundle.program.stages
+        if stage.replica == 0
         for each in _stage_profile(stage.name, bundle.kernels[stage.name], rounds_of_calls)
     )
     return ModelProfile(model.name, threads, statistics.median(wholes), kernels, ceilings)

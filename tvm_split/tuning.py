@@ -144,7 +144,7 @@ def tunable_kernels(
     traits = traits_of(target)
     found: dict[StructuralKey, TunableKernel] = {}
     for stage, computation in zip(plan.stages, cut.computations, strict=True):
-        if stage.machine not in machines:
+        if not set(stage.machines) & set(machines):
             continue
         for name, function, count in _called_kernels(unscheduled_stage(computation, target)):
             template = next((each for each in cpu.TEMPLATES if each.space(function, traits) is not None), None)
@@ -173,7 +173,7 @@ def _called_kernels(module: tvm.IRModule) -> Iterator[tuple[str, tirx.PrimFunc, 
 
 def _machines_to_tune(plan: Plan, machine: str | None) -> list[PlannedMachine]:
     """The machines of one target: all of the plan, or those like the named one."""
-    used = [each for each in plan.machines if any(stage.machine == each.name for stage in plan.stages)]
+    used = [each for each in plan.machines if any(each.name in stage.machines for stage in plan.stages)]
     if machine is not None:
         named = plan.machine(machine)
         return [each for each in used if dict(each.target) == dict(named.target)]

@@ -16,6 +16,7 @@ from relay_passes.contract import bindings_of, main_function
 from relay_passes.rewrite import operator_name
 from relay_passes.substitute import substitute
 from rpc_runtime.in_process import InProcessPipeline
+from rpc_runtime.program import Program
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.build import build_stage
 from tvm_split.bundle import Bundle
@@ -72,19 +73,43 @@ def verify_bundle(model: Model, plan: Plan, bundle: Bundle, computations: Sequen
     if model.reference is None or inputs is None:
         return False
     expected = model.reference.outputs(inputs)
-    with ScratchFolder("verify") as folder:
-        runnable = _runnable_here(plan, bundle, computations, folder.path)
-        with InProcessPipeline(runnable.program, runnable.blob_path, on_calling_thread=False) as pipeline:
-            actual = pipeline.run(inputs)
-    for tensor, mine, right in zip(model.outputs, actual, expected, strict=True):
-        found = difference(mine, right)
-        if not found.is_within:
-            raise VerificationError(
-                f"the compiled model and {model.framework} disagree on output {tensor.name!r} by {found.largest:.3g} "
-                f"(allowed for {tensor.dtype}: {found.allowed:.3g}). "
-                + _where_values_part(model, model.reference, inputs)
-            )
+    for program in one_by_one(bundle.program):
+        with ScratchFolder("verify") as folder:
+            runnable = _runnable_here(plan, replace(bundle, program=program), computations, folder.path)
+            with InProcessPipeline(runnable.program, runnable.blob_path, on_calling_thread=False) as pipeline:
+                actual = pipeline.run(inputs)
+        for tensor, mine, right in zip(model.outputs, actual, expected, strict=True):
+            found = difference(mine, right)
+            if not found.is_within:
+                raise VerificationError(
+                    f"the compiled model{_which_replicas(bundle.program, program)} and {model.framework} disagree on "
+                    f"output {tensor.name!r} by {found.largest:.3g} (allowed for {tensor.dtype}: {found.allowed:.3g}). "
+                    + _where_values_part(model, model.reference, inputs)
+                )
     return True
+
+
+def one_by_one(program: Program) -> tuple[Program, ...]:
+    """Programs without replicas, as few as it takes for each library of each stage to be in one of them.
+
+    Replicas for one target share a library, so that mostly one program is enough.
+    """
+    libraries = [
+        tuple({replica.library.sha256: replica for replica in replicas}.values())
+        for replicas in program.replicas.values()
+    ]
+    return tuple(
+        replace(
+            program, stages=tuple(replace(each[min(turn, len(each) - 1)], replica=0, turns=(0,)) for each in libraries)
+        )
+        for turn in range(max(map(len, libraries)))
+    )
+
+
+def _which_replicas(whole: Program, part: Program) -> str:
+    """Words for the machines whose replicas a part of a program has; none where there is no choice."""
+    chosen = [f"{stage.name} of {stage.machine}" for stage in part.stages if len(whole.replicas[stage.name]) > 1]
+    return f" (with {', '.join(chosen)})" if chosen else ""
 
 
 def verification_inputs(model: Model) -> tuple[np.ndarray, ...] | None:

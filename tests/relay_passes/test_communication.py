@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import tvm
 
 from relay_passes.annotate import AnnotateDevices
 from relay_passes.communication import computation, machine_modules
 from relay_passes.partition import PartitionStages
-from tests.relay_passes.conftest import placement, run
+from relay_passes.placement import PlacedStage
+from relay_passes.verify_partition import VerifyPartition
+from tests.relay_passes.conftest import LLVM, placement, run
 
 
 def test_machines_read_like_what_they_do(whole: tvm.IRModule) -> None:
@@ -56,3 +60,23 @@ def test_a_computation_is_on_no_device(whole: tvm.IRModule) -> None:
     for module in modules.values():
         for _, function in module.functions_items():
             assert "vdevice" not in computation(function).function.script()
+
+
+def test_replicas_read_like_the_stage_on_their_own_machines(whole: tvm.IRModule) -> None:
+    alone = placement()
+    replicated = PlacedStage("stage_1", "machine-b", ("machine-b", "machine-c"), (0, 1, 0))
+    targets = {**alone.targets, "machine-c": LLVM}
+    placed = replace(alone, stages=(alone.stages[0], replicated, alone.stages[2]), targets=targets)
+    partitioned = PartitionStages()(AnnotateDevices(placed)(whole))
+    VerifyPartition(whole)(partitioned)
+    modules = machine_modules(partitioned)
+    assert list(modules) == ["machine-a", "machine-b", "machine-c"]
+    on_b, on_c = (modules[machine].script() for machine in ("machine-b", "machine-c"))
+    for replica, (text, machine) in enumerate([(on_b, "machine-b"), (on_c, "machine-c")]):
+        assert f'R.func_attr({{"machine": "{machine}", "replica": {replica}, "turns": [0, 1, 0]}})' in text
+        assert f'left: R.Tensor((1, 8), dtype="float32", vdevice="llvm:{replica + 1}:{machine}")' in text
+    on_a = modules["machine-a"].script()
+    assert 'R.call_packed("tvm_split.send", left, R.str("left"), R.str("machine-b or machine-c")' in on_a
+    assert 'R.call_packed("tvm_split.receive", R.str("joined"), R.str("machine-b or machine-c")' in on_a
+    pure = [computation(modules[machine]["stage_1"]).function for machine in ("machine-b", "machine-c")]
+    tvm.ir.assert_structural_equal(*pure)

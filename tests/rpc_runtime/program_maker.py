@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,27 @@ class ProgramMaker:
             for tensor, array in zip(weight_tensors, arrays.values(), strict=True)
         )
         self.stages.append(
-            StageSpec(len(self.stages), name, machine, (name,), device, library, weight_specs, tuple(inputs), made)
+            StageSpec(
+                len({stage.name for stage in self.stages}),
+                name,
+                machine,
+                (name,),
+                device,
+                library,
+                weight_specs,
+                tuple(inputs),
+                made,
+            )
         )
         return made if len(made) != 1 else made[0]
+
+    def replicate(self, machines: Sequence[str], turns: Sequence[int]) -> None:
+        """Puts the last stage on all of these machines, which take turns."""
+        stage = self.stages.pop()
+        self.stages += [
+            replace(stage, machine=machine, replica=replica, turns=tuple(turns))
+            for replica, machine in enumerate(machines)
+        ]
 
     def program(self, outputs: Sequence[TensorSpec]) -> Program:
         return Program(tuple(self.inputs), tuple(outputs), tuple(self.stages))

@@ -41,7 +41,7 @@ class PlainStage:
 
 def evaluate(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     values = {spec.name: array for spec, array in zip(program.inputs, inputs, strict=True)}
-    for stage in program.stages:
+    for stage, *_ in program.replicas.values():
         outputs = PlainStage(stage).run([values[t.name] for t in stage.inputs])
         values.update(zip((t.name for t in stage.outputs), outputs, strict=True))
     return [values[t.name] for t in program.outputs]
@@ -53,6 +53,7 @@ class Joined:
     def __init__(self, program: Program) -> None:
         self.program = program
         names = [*program.machines, CLIENT]
+        self.client_plan = machine_plan(program, CLIENT)
         self.locks = {name: threading.Lock() for name in names}
         self.arrived = threading.Condition(self.locks[CLIENT])
         self.results = ResultQueue(program)
@@ -92,11 +93,11 @@ class Joined:
     def _deliver(self, machine: str) -> Callable[[PlannedRoute, int, Any, Callable[[], None]], None]:
         def to_client(route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
             with self.arrived:
-                self.results.arrive(route.tensor.name, value.copy(), release)
+                self.results.arrive(route.tensor.name, sequence, value.copy(), release)
                 self.arrived.notify_all()
 
         def to_stage(route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
-            self.executors[machine].deliver(route.tensor.name, value, release)
+            self.executors[machine].deliver(route.tensor.name, sequence, value, release)
 
         return to_client if machine == CLIENT else to_stage
 
@@ -113,17 +114,19 @@ class Joined:
 
     def run(self, batches: Sequence[Sequence[np.ndarray]]) -> list[tuple[np.ndarray, ...]]:
         """Feeds as much as fits before it takes the next result."""
-        links = [link for (me, _), link in self.outgoing.items() if me == CLIENT]
         results: list[tuple[np.ndarray, ...]] = []
         fed = 0
         with self.arrived:
             while len(results) < len(batches):
-                if fed < len(batches) and all(link.room_locked(name) for link in links for name in link.tensors):
+                sends = [
+                    (place, spec.name, self.outgoing[CLIENT, machine])
+                    for place, spec in enumerate(self.program.inputs)
+                    for machine in self.client_plan.destinations_of(spec.name, fed)
+                ]
+                if fed < len(batches) and all(link.room_locked(name) for _, name, link in sends):
                     sequence = self.results.submit(batches[fed])
-                    for spec, array in zip(self.program.inputs, batches[fed], strict=True):
-                        for link in links:
-                            if spec.name in link.tensors:
-                                link.put_locked(spec.name, sequence, array)
+                    for place, name, link in sends:
+                        link.put_locked(name, sequence, batches[fed][place])
                     fed += 1
                     continue
                 result = self.results.take(len(results))
@@ -148,14 +151,18 @@ class Joined:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
+def programs(draw: st.DrawFn, most_replicas: int = 1) -> Program:
     inputs = [tensor(f"x{i}") for i in range(draw(st.integers(1, 3)))]
     known, stages = list(inputs), []
     for index in range(draw(st.integers(1, 6))):
         taken = draw(st.lists(st.sampled_from(known), min_size=1, max_size=4, unique=True))
         made = [tensor(f"t{index}.{place}") for place in range(draw(st.integers(1, 2)))]
-        machine = draw(st.sampled_from("ABC"))
-        stages.append(StageSpec(index, f"s{index}", machine, (), "cpu", BLOB, (), tuple(taken), tuple(made)))
+        machines = draw(st.lists(st.sampled_from("ABC"), min_size=1, max_size=most_replicas, unique=True))
+        turns = [*range(len(machines)), *draw(st.lists(st.integers(0, len(machines) - 1), max_size=5))]
+        turns = draw(st.permutations(turns)) if len(machines) > 1 else [0]
+        for replica, machine in enumerate(machines):
+            ends = (tuple(taken), tuple(made))
+            stages.append(StageSpec(index, f"s{index}", machine, (), "cpu", BLOB, (), *ends, replica, tuple(turns)))
         known += made
     outputs = draw(st.lists(st.sampled_from(known), min_size=1, max_size=4))
     return Program(tuple(inputs), tuple(outputs), tuple(stages))
@@ -164,6 +171,16 @@ def programs(draw: st.DrawFn) -> Program:
 @settings(max_examples=60, deadline=None)
 @given(programs(), st.sampled_from([1, 2, 25]))
 def test_any_program_on_any_machines(program: Program, count: int) -> None:
+    check(program, count)
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs(most_replicas=3), st.sampled_from([1, 2, 25, 60]))
+def test_any_program_with_any_replicas(program: Program, count: int) -> None:
+    check(program, count)
+
+
+def check(program: Program, count: int) -> None:
     batches = [[np.array([n, 7 * n + i]) for i in range(len(program.inputs))] for n in range(count)]
     joined = Joined(program)
     try:
@@ -171,6 +188,8 @@ def test_any_program_on_any_machines(program: Program, count: int) -> None:
     finally:
         joined.close()
     assert not joined.failures
+    for stage in program.stages:
+        assert joined.executors[stage.machine].progress()[stage.name] <= stage.own_turns.count_before(count)
     for batch, result in zip(batches, results, strict=True):
         expected = evaluate(program, batch)
         assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))

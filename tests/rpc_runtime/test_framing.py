@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.framing import CHUNK_BYTES, HEADER, MAGIC, FrameKind, control_frame, decode, tensor_frames
+from rpc_runtime.framing import (
+    CHUNK_BYTES,
+    HEADER,
+    MAGIC,
+    PROTOCOL_VERSION,
+    FrameKind,
+    control_frame,
+    decode,
+    tensor_frames,
+)
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
@@ -45,12 +54,12 @@ def test_random_bytes_behind_the_magic_are_refused_or_consistent(rest: bytes) ->
     ("fields", "words"),
     [
         ((b"NOPE", 1, 3, 0, 0, 0, 0, 0), "begins with"),
-        ((MAGIC, 9, 3, 0, 0, 0, 0, 0), "version 1, the peer 9"),
-        ((MAGIC, 1, 77, 0, 0, 0, 0, 0), "unknown kind"),
-        ((MAGIC, 1, 3, 5, 0, 0, 0, 0), "reserved"),
-        ((MAGIC, 1, 4, 0, 0, 0, 0, 9), "announces 9 bytes and carries 0"),
-        ((MAGIC, 1, 3, 0, 0, 0, 0, 9), "without a payload"),
-        ((MAGIC, 1, 3, 0, 0, 0, 2**64 - 1, 9), "of a tensor of 9 bytes"),
+        ((MAGIC, 9, 3, 0, 0, 0, 0, 0), f"version {PROTOCOL_VERSION}, the peer 9"),
+        ((MAGIC, PROTOCOL_VERSION, 77, 0, 0, 0, 0, 0), "unknown kind"),
+        ((MAGIC, PROTOCOL_VERSION, 3, 5, 0, 0, 0, 0), "reserved"),
+        ((MAGIC, PROTOCOL_VERSION, 4, 0, 0, 0, 0, 9), "announces 9 bytes and carries 0"),
+        ((MAGIC, PROTOCOL_VERSION, 3, 0, 0, 0, 0, 9), "without a payload"),
+        ((MAGIC, PROTOCOL_VERSION, 3, 0, 0, 0, 2**64 - 1, 9), "of a tensor of 9 bytes"),
     ],
 )
 def test_each_field_is_checked(fields: tuple[object, ...], words: str) -> None:

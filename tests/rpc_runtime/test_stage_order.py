@@ -47,7 +47,7 @@ def test_the_order_that_the_module_draws() -> None:
         if isinstance(action, Compute):
             name = "ac"[action.stage]
             finished[name] += 1
-            order.append(f"{name}{action.sequence}")
+            order.append(f"{name}{action.number}")
         else:
             order.append(".")
         done_elsewhere += elsewhere_can

@@ -73,6 +73,8 @@ def compile_with_progress(
 
 def description(bundle: Bundle) -> dict[str, Any]:
     """A bundle in numbers."""
+    from tvm_split.bundle import kernels_key
+
     return {
         "model": bundle.model,
         "digest": bundle.digest,
@@ -85,7 +87,7 @@ def description(bundle: Bundle) -> dict[str, Any]:
                 "layers": stage.layers,
                 "library_bytes": stage.library.size_bytes,
                 "weight_bytes": sum(weight.blob.size_bytes for weight in stage.weights),
-                "kernels": sorted({kernel.function for kernel in bundle.kernels.get(stage.name, ())}),
+                "kernels": sorted({kernel.function for kernel in bundle.kernels.get(kernels_key(stage), ())}),
             }
             for stage in bundle.program.stages
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import covers, name_stages, with_independent_layers
 from tvm_split.planner.layer_graph import LayerGraph
-from tvm_split.planner.plan import PlannedStage
+from tvm_split.planner.plan import PlannedReplica, PlannedStage
 from tvm_split.planner.problem import (
     Edge,
     Objective,
@@ -120,7 +121,16 @@ def planned_stages(
     layers_of = {piece.name: piece.layers for piece in profile.pieces}
     groups = [[layer for piece in stage.pieces for layer in layers_of[piece]] for stage in stages]
     completed = with_independent_layers(graph, groups)
-    return name_stages([(stage.machines[0], group) for stage, group in zip(stages, completed, strict=True)])
+    named = name_stages([(stage.machines[0], group) for stage, group in zip(stages, completed, strict=True)])
+    return tuple(
+        dataclasses.replace(each, replicas=_replicas(stage)) for each, stage in zip(named, stages, strict=True)
+    )
+
+
+def _replicas(stage: SolvedStage) -> tuple[PlannedReplica, ...]:
+    if len(stage.machines) == 1:
+        return ()
+    return tuple(map(PlannedReplica, stage.machines, stage.shares))
 
 
 def solved_stages(profile: ClusterProfile, stages: Sequence[PlannedStage]) -> tuple[SolvedStage, ...] | None:
@@ -133,3 +143,8 @@ def solved_stages(profile: ClusterProfile, stages: Sequence[PlannedStage]) -> tu
             return None
         pieces[where.pop() or 0].append(piece.name)
     return tuple(SolvedStage((stage.machine,), tuple(held)) for stage, held in zip(stages, pieces, strict=True) if held)
+
+
+def _shares(stage: PlannedStage) -> tuple[float, ...]:
+    whole = sum(each.share for each in stage.replicas)
+    return tuple(each.share / whole for each in stage.replicas) or (1.0,)

@@ -11,7 +11,7 @@ from relay_passes.placement import PlacedStage, Placement
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.layer_graph import LayerGraph, layer_graph
-from tvm_split.planner.plan import Plan
+from tvm_split.planner.plan import Plan, PlannedStage
 
 
 def placement_of(model: Model, plan: Plan) -> Placement:
@@ -37,10 +37,16 @@ def placement_of(model: Model, plan: Plan) -> Placement:
         raise PlanError(f"the plan places no layer {missing[0]!r}, which model {model.name!r} has")
     _require_no_waiting(layer_graph(model), stage_of_layer, plan)
     return Placement(
-        stages=tuple(PlacedStage(stage.name, stage.machine) for stage in plan.stages),
+        stages=tuple(_placed(stage) for stage in plan.stages),
         targets={machine.name: tvm_target(machine.target) for machine in plan.machines},
         stage_of={name: stage_of_layer[layer] for name, layer in model.layers.items()},
     )
+
+
+def _placed(stage: PlannedStage) -> PlacedStage:
+    if not stage.replicas:
+        return PlacedStage(stage.name, stage.machine)
+    return PlacedStage(stage.name, stage.machine, stage.machines, stage.turns)
 
 
 def tvm_target(target: Mapping[str, Any]) -> tvm.target.Target:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from rpc_runtime.turns import deal
 from tvm_split.errors import PlanError
 from tvm_split.planner.prediction import Prediction
 
@@ -28,12 +29,50 @@ class PlannedMachine:
 
 
 @dataclass(frozen=True)
+class PlannedReplica:
+    """One of the machines that take turns at a stage. ``share`` of the micro-batches, in proportion to the others'."""
+
+    machine: str
+    share: float
+
+
+@dataclass(frozen=True)
 class PlannedStage:
-    """A stage: the machine that runs it and its layers, in the order of execution."""
+    """A stage: the machine that runs it and its layers, in the order of execution.
+
+    Where several machines take turns, ``replicas`` are all of them, and ``machine`` is the first.
+
+    Raises:
+        PlanError: the replicas cannot take turns; names the stage.
+    """
 
     name: str
     machine: str
     layers: tuple[str, ...]
+    replicas: tuple[PlannedReplica, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [replica.machine for replica in self.replicas]
+        if len(names) == 1:
+            raise PlanError(f"{self.name} has one replica, on {names[0]!r}; give at least two, or leave replicas out")
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise PlanError(f"{self.name} has two replicas on {twice!r}; each must be on a machine of its own")
+        if names and names[0] != self.machine:
+            raise PlanError(f"{self.name} is on {self.machine!r}, but its first replica is on {names[0]!r}")
+        try:
+            self.turns  # noqa: B018  (refuses shares that cannot be dealt)
+        except ValueError as error:
+            raise PlanError(f"{self.name} on {', '.join(map(repr, names))}: {error}") from None
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        return tuple(replica.machine for replica in self.replicas) or (self.machine,)
+
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """Micro-batch ``s`` is computed on ``machines[turns[s % len(turns)]]``."""
+        return deal([replica.share for replica in self.replicas]) if self.replicas else (0,)
 
 
 @dataclass(frozen=True)
@@ -68,9 +107,7 @@ class Plan:
                 {"name": machine.name, "target": dict(machine.target), "threads": machine.threads}
                 for machine in self.machines
             ],
-            "stages": [
-                {"name": stage.name, "machine": stage.machine, "layers": list(stage.layers)} for stage in self.stages
-            ],
+            "stages": [_stage_content(stage) for stage in self.stages],
         }
         if self.prediction is not None:
             content["prediction"] = {"for_stages": _stages_digest(self.stages), **asdict(self.prediction)}
@@ -101,7 +138,10 @@ class Plan:
                 f"{source} is a {parsed.format!r} of version {parsed.version}; this version reads {FORMAT!r} {VERSION}"
             )
         machines = tuple(PlannedMachine(each.name, each.target, each.threads) for each in parsed.machines)
-        stages = tuple(PlannedStage(each.name, each.machine, tuple(each.layers)) for each in parsed.stages)
+        try:
+            stages = tuple(each.stage() for each in parsed.stages)
+        except PlanError as error:
+            raise PlanError(f"{source}: stages: {error}") from None
         prediction = parsed.prediction
         if prediction is not None and prediction.pop("for_stages", None) != _stages_digest(stages):
             prediction = None  # someone has edited the stages: what was expected of the old ones says nothing
@@ -111,8 +151,8 @@ class Plan:
             problems = [f"{source}: prediction.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
             raise PlanError("\n".join(problems)) from error
         result = cls(parsed.model, parsed.objective, parsed.origin, machines, stages, predicted)
-        for stage in stages:
-            result.machine(stage.machine)
+        for machine in (machine for stage in stages for machine in stage.machines):
+            result.machine(machine)
         return result
 
 
@@ -126,10 +166,20 @@ class _PlannedMachine(_Strict):
     threads: int = Field(ge=1)
 
 
+class _PlannedReplica(_Strict):
+    machine: str
+    share: float = Field(gt=0, allow_inf_nan=False)
+
+
 class _PlannedStage(_Strict):
     name: str
     machine: str
+    replicas: list[_PlannedReplica] = Field(default=[], description="all machines that take turns, the first too")
     layers: list[str]
+
+    def stage(self) -> PlannedStage:
+        replicas = tuple(PlannedReplica(each.machine, each.share) for each in self.replicas)
+        return PlannedStage(self.name, self.machine, tuple(self.layers), replicas)
 
 
 class _PlanFile(_Strict):
@@ -146,6 +196,12 @@ class _PlanFile(_Strict):
 _PREDICTION = TypeAdapter(Prediction)
 
 
+def _stage_content(stage: PlannedStage) -> dict[str, Any]:
+    """A stage as the plan file has it: without replicas, where there is one machine."""
+    replicas = {"replicas": [asdict(replica) for replica in stage.replicas]} if stage.replicas else {}
+    return {"name": stage.name, "machine": stage.machine, **replicas, "layers": list(stage.layers)}
+
+
 def _stages_digest(stages: Sequence[PlannedStage]) -> str:
-    content = [[stage.name, stage.machine, list(stage.layers)] for stage in stages]
+    content = [_stage_content(stage) for stage in stages]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

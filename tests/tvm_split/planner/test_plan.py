@@ -1,0 +1,74 @@
+"""Plan files with replicas: what is written can be read, and what cannot work is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tvm_split
+from tvm_split.planner.plan import Plan, PlannedMachine, PlannedReplica, PlannedStage
+from tvm_split.planner.prediction import Prediction
+
+LLVM = {"kind": "llvm"}
+MACHINES = tuple(PlannedMachine(f"machine-{letter}", LLVM, 1) for letter in "abc")
+REPLICATED = PlannedStage(
+    "stage_1", "machine-b", ("2",), (PlannedReplica("machine-b", 0.67), PlannedReplica("machine-c", 0.33))
+)
+PREDICTION = Prediction(1.0, 2.0, 0.0, 2, 1.0, 0.0, "machine-b", "by hand", "", 0.0, (), ())
+
+
+def planned() -> Plan:
+    return Plan("Model", "throughput", "test", MACHINES, (PlannedStage("stage_0", "machine-a", ("0", "1")), REPLICATED))
+
+
+def test_a_stage_knows_its_machines_and_turns() -> None:
+    assert (REPLICATED.machines, REPLICATED.turns) == (("machine-b", "machine-c"), (0, 1, 0))
+    assert (planned().stages[0].machines, planned().stages[0].turns) == (("machine-a",), (0,))
+
+
+def test_a_plan_with_replicas_survives_its_file(tmp_path: Path) -> None:
+    planned().save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == planned()
+    stages = json.loads((tmp_path / "plan.json").read_text())["stages"]
+    assert stages[0] == {"name": "stage_0", "machine": "machine-a", "layers": ["0", "1"]}
+    assert stages[1]["replicas"] == [
+        {"machine": "machine-b", "share": 0.67},
+        {"machine": "machine-c", "share": 0.33},
+    ]
+
+
+def test_a_prediction_is_forgotten_when_someone_edits_a_share() -> None:
+    content = dataclasses.replace(planned(), prediction=PREDICTION).to_dict()
+    assert Plan.from_dict(json.loads(json.dumps(content))).prediction == PREDICTION
+    content["stages"][1]["replicas"][0]["share"] = 0.5
+    assert Plan.from_dict(content).prediction is None
+
+
+def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda stage: stage.__setitem__(key, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s["replicas"][1].update(machine="machine-b"), "stages: stage_1 has two replicas on 'machine-b'"),
+        (lambda s: s["replicas"][1].update(machine="machine-z"), "the plan names no machine 'machine-z'"),
+        (lambda s: s["replicas"][1].update(share=0), r"stages.1.replicas.1.share: .*greater than 0"),
+        (lambda s: s["replicas"][1].update(share=-1), r"stages.1.replicas.1.share: .*greater than 0"),
+        (lambda s: s["replicas"][1].update(share=0.001), "stage_1 on 'machine-b', 'machine-c': the share .* one turn"),
+        (lambda s: s["replicas"][1].update(weight=1), r"stages.1.replicas.1.weight: "),
+        (lambda s: s["replicas"].pop(), "stage_1 has one replica, on 'machine-b'; give at least two"),
+        (_set("machine", "machine-a"), "stage_1 is on 'machine-a', but its first replica is on 'machine-b'"),
+    ],
+)
+def test_replicas_that_cannot_work_are_refused(change: Callable[[dict[str, Any]], None], words: str) -> None:
+    content = planned().to_dict()
+    change(content["stages"][1])
+    with pytest.raises(tvm_split.PlanError, match=words) as caught:
+        Plan.from_dict(content, source="plan.json")
+    assert "plan.json" in str(caught.value) or "names no machine" in str(caught.value)
