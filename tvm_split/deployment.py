@@ -48,7 +48,10 @@ class Deployment:
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:
-        """The stages in topological order: ``.name``, ``.machine``, ``.layers``, ``.inputs``, ``.outputs`` …"""
+        """The stages in topological order: ``.name``, ``.machine``, ``.layers``, ``.inputs``, ``.outputs`` …
+
+        One with replicas has an entry for each, with the same name.
+        """
         return self.bundle.program.stages
 
     @property
@@ -85,7 +88,7 @@ class Deployment:
         return self._times.stream(cast(Generator[tuple[np.ndarray, ...], None, None], results))
 
     def stats(self) -> DeploymentStatistics:
-        """Counts and seconds per stage since the deployment was opened."""
+        """Counts and seconds per stage, and per replica of a stage, since the deployment was opened."""
         return DeploymentStatistics(self._pipeline.statistics(), self._pipeline.blob_bytes_sent)
 
     def trace(self) -> tuple[TraceEvent, ...]:
