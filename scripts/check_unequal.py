@@ -1,0 +1,176 @@
+"""Unequal machines and slow links, emulated on this host: is the chosen plan the best one there is?
+
+Two workers of one core. One is held to half of its core, or the link between them to 50 Mbit/s and 10 ms, or both. The
+network is a chain of blocks between which little passes, so all its plans can be measured one by one, in turns: each
+cut between blocks, in either order of the machines, and either machine alone. The planner's own must reach 95 % of the
+best one's throughput, and must leave MobileNetV2 on one machine where the link is slow. Writes JSON; fails otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import tvm_split
+from rpc_runtime.local_workers import LocalWorkers
+from rpc_runtime.scratch import ScratchFolder
+from tests.models import torch_models
+from tests.relay import Relay
+from tests.slow_machine import half_speed
+from tvm_split.benchmark import bench
+from tvm_split.cluster_profiling import profile_cluster
+from tvm_split.progress import step_progress
+
+NAMES = ("machine-a", "machine-b")
+SLOW_CORE = 1
+SLOW_LINK = {"bytes_per_second": 50e6 / 8, "latency_seconds": 0.01}
+LEAST_SHARE_OF_BEST = 0.95
+INNER_CONVOLUTIONS = (1, 4, 2, 6, 3, 2)
+
+
+class Block(nn.Module):
+    """One row in, one row out, convolutions of 14 × 14 pixels in between."""
+
+    def __init__(self, convolutions: int) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(1, 256, 14, 14))
+        self.inner = nn.ModuleList(nn.Conv2d(256, 256, 3, padding=1) for _ in range(convolutions))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.position
+        for convolution in self.inner:
+            y = torch.relu(convolution(y))
+        return y.mean((2, 3), keepdim=True)
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(count) for count in INNER_CONVOLUTIONS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@dataclass
+class Case:
+    """One pair of machines."""
+
+    name: str
+    slow_machine: bool
+    slow_link: bool
+
+
+CASES = (
+    Case("one machine at half speed", True, False),
+    Case("a slow link", False, True),
+    Case("one machine at half speed, and a slow link", True, True),
+)
+
+
+@contextmanager
+def cluster_of(case: Case) -> Iterator[tvm_split.Cluster]:
+    """Real workers, one of them slowed down, and between the two a relay."""
+    with ExitStack() as stack:
+        cache = stack.enter_context(ScratchFolder("unequal"))
+        workers = stack.enter_context(LocalWorkers(NAMES, threads=1, cache=cache.path))
+        if case.slow_machine:
+            stack.enter_context(half_speed(workers.process_ids[NAMES[1]], [SLOW_CORE]))
+        links = []
+        if case.slow_link:
+            for source, end in (NAMES, NAMES[::-1]):
+                relay = stack.enter_context(Relay(workers.endpoints[end].address, **SLOW_LINK))
+                links.append(tvm_split.Link(source, end, address=relay.address))
+        machines = tuple(tvm_split.Machine(name, 1, endpoint=workers.endpoints[name]) for name in NAMES)
+        yield tvm_split.Cluster("remote", machines, tuple(links))
+
+
+def splits() -> Iterator[dict[str, list[str]]]:
+    """Every plan of the chain, as splits."""
+    for first, second in (NAMES, NAMES[::-1]):
+        yield {first: ["blocks"]}
+        for cut in range(1, len(INNER_CONVOLUTIONS)):
+            yield {first: ["blocks.0"], second: [f"blocks.{cut}"]}
+
+
+def check(case: Case, console: Console, rounds: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    x = torch.randn(1, 256, 1, 1)
+    model = tvm_split.load_model(Chain().eval(), (x,))
+    with cluster_of(case) as cluster, ExitStack() as stack, ScratchFolder("profiles") as profiles:
+        with step_progress("profiling") as report:
+            profile = profile_cluster(model, cluster, cache_folder=profiles.path, on_progress=report)
+        plans = [tvm_split.plan(model, cluster, profile=profile)]
+        plans += [tvm_split.plan(model, cluster, split=split, profile=profile) for split in splits()]
+        running = []
+        for planned in plans:
+            bundle = tvm_split.compile(model, planned, verify=False)
+            running.append(stack.enter_context(tvm_split.deploy(bundle, cluster)))
+        periods: list[list[float]] = [[] for _ in plans]
+        for _ in range(rounds):
+            for deployment, found in zip(running, periods, strict=True):
+                measured = bench(deployment, [(x,)], rounds=1, micro_batches=40).period.measured
+                assert measured is not None
+                found.append(measured)
+        mobilenet = None
+        if case.slow_link:
+            network, inputs = torch_models.published_models()["mobilenet_v2"]
+            image_model = tvm_split.load_model(network(), inputs)
+            image_profile = profile_cluster(image_model, cluster, cache_folder=profiles.path)
+            mobilenet = len(tvm_split.plan(image_model, cluster, profile=image_profile).stages)
+    medians = [statistics.median(found) for found in periods]
+    best = min(medians[1:])
+    table = Table(title=case.name)
+    for heading in ("stages", "per s", "predicted", "of the best"):
+        table.add_column(heading, justify="left" if heading == "stages" else "right")
+    for planned, period in zip(plans, medians, strict=True):
+        stages = " | ".join(f"{stage.machine} {stage.layers[0]} … {stage.layers[-1]}" for stage in planned.stages)
+        predicted = "" if planned.prediction is None else f"{1 / planned.prediction.period_seconds:.1f}"
+        table.add_row(stages, f"{1 / period:.1f}", predicted, f"{best / period:.3f}")
+    console.print(table)
+    return {
+        "case": case.name,
+        "share_of_best": best / medians[0],
+        "periods_seconds": medians,
+        "mobilenet_stages": mobilenet,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    arguments = parser.parse_args()
+    console = Console()
+    results = [check(case, console, arguments.rounds) for case in CASES]
+    failed = False
+    for result in results:
+        good = result["share_of_best"] >= LEAST_SHARE_OF_BEST and result["mobilenet_stages"] in (None, 1)
+        failed = failed or not good
+        console.print(
+            f"{'ok' if good else 'FAILED'}: {result['case']}: {result['share_of_best']:.3f} of the best plan"
+            + ("" if result["mobilenet_stages"] is None else f"; MobileNetV2 in {result['mobilenet_stages']} stage(s)")
+        )
+    if arguments.output:
+        arguments.output.write_text(json.dumps(results, indent=2))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
