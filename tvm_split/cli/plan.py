@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
+from tvm_split.cli.annotations import (
+    ConfigurationOption,
+    SplitFromModelOption,
+    WriteAnnotationsOption,
+    annotated_model,
+    require_onnx,
+    write_annotated,
+)
 from tvm_split.cli.console import STDOUT, print_json, print_note
 from tvm_split.cli.model_source import ModelRequest
 from tvm_split.cli.plan_report import prediction_as_json, print_plan
 from tvm_split.cli.planning import ClusterRequest, PlanRequest
+from tvm_split.cli.wrong_use import WrongUseError
 
 if TYPE_CHECKING:
     from tvm_split.model import Model
@@ -33,6 +42,9 @@ def plan(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan to this file, to edit it and compile by it.")
     ] = None,
+    split_from_model: SplitFromModelOption = False,
+    configuration: ConfigurationOption = None,
+    write_annotations: WriteAnnotationsOption = None,
     picture: Annotated[
         Path | None,
         typer.Option("--picture", metavar="FILE.svg", help="Draw the graph of layers, coloured by machine."),
@@ -41,16 +53,23 @@ def plan(
     json: options.JsonOption = False,
 ) -> None:
     """Show how a model would be split: stages, their machines, layers and estimated shares of the work."""
+    if write_annotations is not None:
+        require_onnx(model, "--write-annotations")
+    if picture is not None and picture.suffix.lower() != ".svg":
+        raise WrongUseError(f"the picture is an SVG file; {str(picture)!r} does not end in .svg", "--picture")
+    annotated = annotated_model(model, split_from_model, configuration)
+    request = PlanRequest(split or (), stages, objective.value, annotated)
     loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
     if layers:
         _list_layers(loaded, json)
         return
-    planned = PlanRequest(split or (), stages, objective.value).plan(
-        loaded, ClusterRequest(cluster, workers, threads).cluster()
-    )
+    planned = request.plan(loaded, ClusterRequest(cluster, workers, threads).cluster())
     if output is not None:
         planned.save(output)
         print_note(f"written to {output}")
+    if write_annotations is not None:
+        write_annotated(model, planned, write_annotations)
+        print_note(f"annotated model written to {write_annotations}")
     if picture is not None:
         _draw(loaded, planned, picture)
     if json:
