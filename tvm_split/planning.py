@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -18,14 +20,15 @@ from tvm_split.planner.cost import estimated_seconds, weight_bytes
 from tvm_split.planner.equal_cost import stages_of_equal_cost
 from tvm_split.planner.estimating import LINK_BYTES_PER_SECOND, LINK_LATENCY_SECONDS, estimated_profile
 from tvm_split.planner.layer_graph import LayerGraph, layer_graph
-from tvm_split.planner.model_problem import Constraints, model_problem, planned_stages, solved_stages
+from tvm_split.planner.model_problem import Constraints, corrected, model_problem, planned_stages, solved_stages
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
 from tvm_split.planner.predicting import predict
 from tvm_split.planner.prediction import Prediction
-from tvm_split.planner.problem import Objective, Problem
+from tvm_split.planner.problem import Objective, Problem, Solution
 from tvm_split.planner.profile import ClusterProfile, LinkProfile
-from tvm_split.planner.search.solve import solve
+from tvm_split.planner.replanning import DEFAULT_THRESHOLD, Measured, Replanned, calibrated, replan
+from tvm_split.planner.search import solve
 from tvm_split.targets import resolve_targets
 
 Progress = Callable[[str, int, int], None]
@@ -84,6 +87,15 @@ def plan(
         raise PlanError(f"objective is {objective!r}; it can be {' or '.join(map(repr, get_args(Objective)))}")
     if stages is not None and stages < 1:
         raise PlanError(f"stages={stages} was asked for; give at least 1")
+    constraints = Constraints(
+        stages=stages,
+        pins=tuple((pin or {}).items()),
+        kept_off=_pairs(keep_off),
+        replicas=replicas,
+        maximum_machines=maximum_machines,
+        maximum_period_seconds=maximum_period_seconds,
+        maximum_latency_seconds=maximum_latency_seconds,
+    )
     graph = layer_graph(model)
     if split is not None:
         by_hand = stages_by_hand(graph, split, cluster.machine_names, stages)
@@ -95,26 +107,58 @@ def plan(
     if len(cluster.machines) == 1:
         whole = name_stages([(cluster.machines[0].name, graph.layers)])
         return _plan(model, cluster, objective, "there is one machine", whole)
-    constraints = Constraints(
-        stages=stages,
-        pins=tuple((pin or {}).items()),
-        kept_off=_pairs(keep_off),
-        replicas=replicas,
-        maximum_machines=maximum_machines,
-        maximum_period_seconds=maximum_period_seconds,
-        maximum_latency_seconds=maximum_latency_seconds,
+    question = ask(
+        model,
+        cluster,
+        objective,
+        constraints,
+        profile=profile,
+        measure=measure,
+        refresh=refresh,
+        database=database,
+        on_progress=on_progress,
     )
-    origin = "measured"
+    if on_progress is not None:
+        on_progress("searching for the best plan", 1, 1)
+    return answer(model, cluster, question, solve(question.problem, time_limit_seconds=time_limit_seconds))
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the search is asked, and what its answer is read with. ``origin`` says where the numbers come from."""
+
+    graph: LayerGraph
+    profile: ClusterProfile
+    problem: Problem
+    origin: str
+
+
+def ask(
+    model: Model,
+    cluster: Cluster,
+    objective: Objective,
+    constraints: Constraints,
+    *,
+    profile: ClusterProfile | None = None,
+    measure: bool = True,
+    refresh: bool = False,
+    database: str | Path | None = None,
+    on_progress: Progress | None = None,
+) -> Question:
+    """Measure what has not been measured, and put the question; arguments and errors as of `plan`."""
+    graph, origin = layer_graph(model), "measured"
     if profile is None and (not measure or cluster.kind == "in_process"):
         profile, origin = _estimates(model, graph, cluster), "estimated"
     if profile is None:
         profile = profile_cluster(model, cluster, database=database, refresh=refresh, on_progress=on_progress)
-    if on_progress is not None:
-        on_progress("searching for the best plan", 1, 1)
-    problem = problem_of(graph, cluster, profile, objective, constraints)
-    solution = solve(problem, time_limit_seconds=time_limit_seconds)
-    planned = planned_stages(graph, profile, solution.stages)
-    return _plan(model, cluster, objective, origin, planned, predict(problem, profile, solution))
+    return Question(graph, profile, _problem(graph, cluster, profile, objective, constraints), origin)
+
+
+def answer(model: Model, cluster: Cluster, question: Question, solution: Solution) -> Plan:
+    """The solution as a plan, with its prediction."""
+    prediction = predict(question.problem, question.profile, solution)
+    stages = planned_stages(question.graph, question.profile, solution.stages)
+    return _plan(model, cluster, question.problem.objective, question.origin, stages, prediction)
 
 
 def predict_stages(
@@ -130,13 +174,55 @@ def predict_stages(
     several stages, or two machines have no link.
     """
     solved = solved_stages(profile, stages)
-    problem = problem_of(graph, cluster, profile, objective, Constraints())
+    problem = _problem(graph, cluster, profile, objective, Constraints())
     if solved is None:
         return None
     try:
         return predict(problem, profile, solve(problem), solved)
     except PlanError:
         return None
+
+
+def plan_again(
+    model: Model,
+    cluster: Cluster,
+    question: Question,
+    current: Plan,
+    measured: Measured,
+    threshold: float = DEFAULT_THRESHOLD,
+    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+) -> tuple[Plan, Replanned]:
+    """Improve a plan that has run: the profile is corrected by what was measured of it, and searched again.
+
+    The plan stays as it is, with its prediction corrected, unless the best one saves more than ``threshold`` of it.
+
+    Raises:
+        PlanError: the current plan's stages do not fit the model's measured pieces.
+    """
+    solved = solved_stages(question.profile, current.stages)
+    if solved is None:
+        raise PlanError(
+            "the plan cuts through layers that run in one kernel, so measurements of its stages say nothing about other "
+            "cuts; make a plan without --replan"
+        )
+    profile = calibrated(question.profile, measured)
+    problem = corrected(question.problem, profile)
+    found = replan(problem, solved, partial(solve, time_limit_seconds=time_limit_seconds), threshold)
+    prediction = predict(problem, profile, found.best, None if found.changed else solved)
+    stages = planned_stages(question.graph, profile, found.stages) if found.changed else current.stages
+    return _plan(model, cluster, problem.objective, "corrected by measurements", stages, prediction), found
+
+
+def _problem(
+    graph: LayerGraph,
+    cluster: Cluster,
+    profile: ClusterProfile,
+    objective: Objective,
+    constraints: Constraints,
+) -> Problem:
+    limits = {machine.name: machine.memory_bytes for machine in cluster.machines}
+    edges = piece_edges(graph, [piece.layers for piece in profile.pieces])
+    return model_problem(profile, edges, limits, objective, constraints)
 
 
 def _plan(
@@ -154,18 +240,6 @@ def _plan(
         if machine.name in targets
     )
     return Plan(model.name, objective, origin, machines, planned, prediction)
-
-
-def problem_of(
-    graph: LayerGraph,
-    cluster: Cluster,
-    profile: ClusterProfile,
-    objective: Objective,
-    constraints: Constraints,
-) -> Problem:
-    """What the search is given: the profile, the edges between pieces, and the memory limits of the cluster."""
-    limits = {machine.name: machine.memory_bytes for machine in cluster.machines}
-    return model_problem(profile, piece_edges(graph, profile.pieces), limits, objective, constraints)
 
 
 def _pairs(names: Names | None) -> tuple[tuple[str, str], ...]:

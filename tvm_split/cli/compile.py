@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
+from tvm_split.cli.annotations import ConfigurationOption, SplitFromModelOption, annotated_model
 from tvm_split.cli.console import STDOUT, print_json, print_note
 from tvm_split.cli.model_source import ModelRequest
 from tvm_split.cli.planning import ClusterRequest, PlanRequest
@@ -36,6 +37,8 @@ def compile(
     batch: options.BatchOption = None,
     dimension: options.DimensionOption = None,
     input_shape: options.InputShapeOption = None,
+    split_from_model: SplitFromModelOption = False,
+    configuration: ConfigurationOption = None,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not compare the compiled stages with the source framework.")
     ] = False,
@@ -47,7 +50,8 @@ def compile(
 ) -> None:
     """Plan a model, compile each stage for its machine, prove the result, and write it all to a folder."""
     machines = ClusterRequest(cluster, workers, threads)
-    request = PlanRequest(split or (), stages, objective.value)
+    annotated = annotated_model(model, split_from_model, configuration)
+    request = PlanRequest(split or (), stages, objective.value, annotated)
     if plan is not None and (machines.is_given or threads is not None or request.is_given):
         raise WrongUseError("it says all this already; leave other planning options out", "--plan")
     loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()

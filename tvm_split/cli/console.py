@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -24,6 +25,11 @@ STDOUT = Console()
 def print_json(value: Any) -> None:
     """The only thing that a command with ``--json`` writes to stdout."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def print_json_file(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+    print_note(f"written to {path}")
 
 
 def print_error(text: str) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tvm_split.cli.wrong_use import WrongUseError
+from tvm_split.progress import step_progress
 
 if TYPE_CHECKING:
+    from tvm_split.cli.annotations import AnnotatedModel
     from tvm_split.cluster import Cluster
     from tvm_split.model import Model
     from tvm_split.planner.plan import Plan
@@ -58,15 +60,28 @@ class PlanRequest:
     split: Sequence[str] = ()
     stages: int | None = None
     objective: Literal["throughput", "latency"] = "throughput"
+    annotated: AnnotatedModel | None = None
+
+    def __post_init__(self) -> None:
+        if self.split and self.annotated is not None:
+            raise WrongUseError("give one of them", "--split, --split-from-model")
 
     @property
     def is_given(self) -> bool:
-        return bool(self.split) or self.stages is not None
+        return self.is_split or self.stages is not None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it says which layers go where."""
+        return bool(self.split) or self.annotated is not None
 
     def plan(self, model: Model, cluster: Cluster) -> Plan:
+        """Measured and searched where no split is given, with a bar on stderr."""
         from tvm_split.planning import plan
 
-        return plan(model, cluster, objective=self.objective, stages=self.stages, split=self._split())
+        split = self._split() if self.annotated is None else self.annotated.split(model, cluster)
+        with step_progress("planning") as report:
+            return plan(model, cluster, objective=self.objective, stages=self.stages, split=split, on_progress=report)
 
     def _split(self) -> dict[str, list[str]] | None:
         layers: dict[str, list[str]] = {}

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from tvm_split.cli.console import STDOUT, print_error, print_json, short_list
-from tvm_split.cli.wrong_use import WrongUseError
+from tvm_split.cli.wrong_use import WrongUseError, given_options
 from tvm_split.units import bytes_text
 
 if TYPE_CHECKING:
     from tvm_split.planner.problem import MachineLoad, Problem, Solution
 
 
-def require_problem_alone(given: Mapping[str, Any]) -> None:
+def require_problem_alone(context: typer.Context) -> None:
     """A problem file says everything by itself.
 
     Raises:
-        WrongUseError: another option, or the model, is not None.
+        WrongUseError: another option, or the model, is given.
     """
-    for option, value in given.items():
-        if value is not None:
-            raise WrongUseError("a problem file says this by itself; leave it out with --problem", option)
+    for name in given_options(context):
+        if name not in ("problem", "time_limit", "json"):
+            shown = "MODEL" if name == "model" else "--" + name.replace("_", "-")
+            raise WrongUseError("a problem file says this by itself; leave it out with --problem", shown)
 
 
 def plan_problem(path: Path, json: bool, time_limit_seconds: float | None) -> None:

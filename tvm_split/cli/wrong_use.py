@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import typer
+
 from rpc_runtime.errors import TvmSplitError
 
 
@@ -10,3 +14,11 @@ class WrongUseError(TvmSplitError, ValueError):
 
     def __init__(self, text: str, option: str) -> None:
         super().__init__(f"{option}: {text}")
+
+
+def given_options(context: typer.Context) -> Iterator[str]:
+    """The parameters of a command that its user wrote, by their names in Python."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            yield name

@@ -118,8 +118,7 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGrap
     ``importable`` are the operators that need not be replaced by simpler ones.
     """
     skeleton, constants = _without_weights(model)
-    skeleton = onnx.inliner.inline_local_functions(skeleton) if model.functions else skeleton
-    _name_nodes(skeleton.graph.node)
+    skeleton = _inlined(skeleton)
     nodes = list(skeleton.graph.node)
     while True:
         kinds = _kinds(skeleton, nodes, constants)
@@ -142,6 +141,27 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGrap
         kinds,
         opset_of(model),
     )
+
+
+def layers_of_nodes(model: onnx.ModelProto) -> list[tuple[str, ...]]:
+    """The layers that each node of the graph becomes: its own name, or those of the nodes of the function it calls.
+
+    As nodes are named before any of them is computed away, so some of these are no layers of the imported model.
+    """
+    inlined = _inlined(_shallow(model))
+    layers: list[tuple[str, ...]] = []
+    rest = iter(inlined.graph.node)
+    for node in model.graph.node:
+        # Functions are inlined in place, and what a call makes keeps its name.
+        missing = {tensor for tensor in node.output if tensor}
+        names: list[str] = []
+        for part in rest:
+            names.append(part.name)
+            missing -= set(part.output)
+            if not missing:
+                break
+        layers.append(tuple(names))
+    return layers
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -167,6 +187,13 @@ def _shallow(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.opset_import.extend(model.opset_import)
     copy.functions.extend(model.functions)
     return copy
+
+
+def _inlined(skeleton: onnx.ModelProto) -> onnx.ModelProto:
+    """Without calls of the model's own functions, and with a unique name for every node; may change ``skeleton``."""
+    flat = onnx.inliner.inline_local_functions(skeleton) if skeleton.functions else skeleton
+    _name_nodes(flat.graph.node)
+    return flat
 
 
 def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:

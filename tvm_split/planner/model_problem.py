@@ -61,10 +61,7 @@ def model_problem(
     return Problem(
         objective=objective,
         machines=tuple(_machine(each, profile, memory_limits.get(each.machine)) for each in profile.machines),
-        links=tuple(
-            ProblemLink(link.source, link.destination, link.bytes_per_second, link.latency_seconds)
-            for link in profile.links
-        ),
+        links=_links(profile),
         pieces=tuple(
             Piece(
                 piece.name,
@@ -82,6 +79,26 @@ def model_problem(
         maximum_period_seconds=constraints.maximum_period_seconds,
         maximum_latency_seconds=constraints.maximum_latency_seconds,
         buffers=BUFFERS,
+    )
+
+
+def corrected(problem: Problem, profile: ClusterProfile) -> Problem:
+    """The same problem with the times and links of another profile of the same pieces and machines."""
+    seconds = {each.machine: each.pieces for each in profile.machines}
+    return dataclasses.replace(
+        problem,
+        pieces=tuple(
+            dataclasses.replace(piece, seconds={name: seconds[name][piece.name].seconds for name in piece.seconds})
+            for piece in problem.pieces
+        ),
+        links=_links(profile),
+    )
+
+
+def _links(profile: ClusterProfile) -> tuple[ProblemLink, ...]:
+    return tuple(
+        ProblemLink(link.source, link.destination, link.bytes_per_second, link.latency_seconds)
+        for link in profile.links
     )
 
 

@@ -207,6 +207,57 @@ def _problem(file: _ProblemFile) -> Problem:
     )
 
 
+def problem_to_dict(problem: Problem) -> dict[str, Any]:
+    """The content of a problem file, without what has its default."""
+    return {
+        "objective": problem.objective,
+        "replicas": problem.replicas,
+        "machines": [
+            {"name": each.name, **_finite("memory_bytes", each.memory_bytes)}
+            | {
+                "transfer_seconds": each.transfer_seconds,
+                "transfer_seconds_per_byte": each.transfer_seconds_per_byte,
+                "contention": each.contention,
+            }
+            for each in problem.machines
+        ],
+        "links": [
+            {
+                "from": each.source,
+                "to": each.destination,
+                # JSON has no infinity; this many bytes a second take no time that anything here measures.
+                "bytes_per_second": min(each.bytes_per_second, 1e18),
+                "latency_seconds": each.latency_seconds,
+            }
+            for each in problem.links
+        ],
+        "pieces": [
+            {
+                "name": each.name,
+                "seconds": dict(each.seconds),
+                "weight_bytes": each.weight_bytes,
+                "activation_bytes": each.activation_bytes,
+            }
+            for each in problem.pieces
+        ],
+        "edges": [
+            {"from": each.source, "to": each.destination, "bytes": each.bytes}
+            | ({} if each.tensor is None else {"tensor": each.tensor})
+            for each in problem.edges
+        ],
+        "pins": [{"piece": each.piece, "not_on" if each.forbidden else "on": each.machine} for each in problem.pins],
+        **({} if problem.maximum_machines is None else {"maximum_machines": problem.maximum_machines}),
+        **({} if problem.stages is None else {"stages": problem.stages}),
+        **_finite("maximum_period_seconds", problem.maximum_period_seconds),
+        **_finite("maximum_latency_seconds", problem.maximum_latency_seconds),
+        "buffers": problem.buffers,
+    }
+
+
+def _finite(key: str, value: float) -> dict[str, float]:
+    return {key: value} if math.isfinite(value) else {}
+
+
 def _or_infinity(value: float | None) -> float:
     return math.inf if value is None else value
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tvm_split.planner.problem import Evaluation, Objective, Problem, Solution, SolvedStage
 from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, PieceTime
-from tvm_split.planner.search.evaluate import evaluate
+from tvm_split.planner.search import evaluate
 
 DEFAULT_THRESHOLD = 0.05
 SMALLEST_SHARE_OF_PERIOD = 0.25

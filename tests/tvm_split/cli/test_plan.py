@@ -41,6 +41,31 @@ def test_a_picture(invoke, onnx_path, tmp_path):
     assert ".svg" in invoke("plan", onnx_path, "--picture", tmp_path / "plan.png", code=2).stderr
 
 
+def test_annotations_of_an_onnx_file(invoke, invoke_json, onnx_path, tmp_path):
+    annotated = tmp_path / "annotated.onnx"
+    split = ["--split", "machine-a=conv_1", "--split", "machine-b=relu_1"]
+    written = invoke_json("plan", onnx_path, *split, "--write-annotations", annotated)
+    found = invoke_json("plan", annotated, "--split-from-model")
+    assert found["plan"]["stages"] == written["plan"]["stages"]
+    chosen = invoke_json("plan", annotated, "--split-from-model", "--configuration", "tvm-split")
+    assert chosen["stages"] == found["stages"]
+    compiled = invoke_json("compile", annotated, "--split-from-model", "--output", tmp_path / "bundle", "--no-verify")
+    assert [stage["layers"] for stage in compiled["stages"]] == [["conv_1"], LAYERS[1:]]
+    for options, message in (
+        (["--split-from-model", *split], "--split, --split-from-model"),
+        (["--configuration", "mine"], "belongs to --split-from-model"),
+        (["--split-from-model", "--configuration", "mine"], "'mine'; it has 'tvm-split'"),
+        (["--split-from-model", "--workers", "1"], "machine-b"),
+    ):
+        assert message in invoke("plan", annotated, *options, code=2).stderr
+    assert "says nothing of a split" in invoke("plan", onnx_path, "--split-from-model", code=2).stderr
+
+
+def test_annotations_need_an_onnx_file(invoke, tmp_path):
+    for options in (("--write-annotations", tmp_path / "out.onnx"), ("--split-from-model",)):
+        assert "only ONNX files" in invoke("plan", "network:make", *options, code=2).stderr
+
+
 def test_model_from_a_python_function(invoke_json, tmp_path, monkeypatch):
     (tmp_path / "my_network.py").write_text(
         "import torch\n"
