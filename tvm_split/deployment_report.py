@@ -188,8 +188,7 @@ def _wire_seconds(program: Program, times: _Times, source: str, destination: str
     destinations: dict[str, set[str]] = defaultdict(set)
     sources: dict[str, set[str]] = defaultdict(set)
     for route in program.routes:
-        maker = program.producers[route.tensor.name]
-        if maker is not None:
+        for maker in program.producers[route.tensor.name]:
             destinations[maker.name].add(route.destination)
         # A worker books a tensor on the first of its stages that takes it.
         taker = next((s.name for s in program.stages_on(route.destination) if route.tensor in s.inputs), None)

@@ -91,9 +91,7 @@ def plan(
     if picture is not None and picture.suffix.lower() != ".svg":
         raise WrongUseError(f"the picture is an SVG file; {str(picture)!r} does not end in .svg", "--picture")
     if (replan is None) != (measured is None):
-        raise WrongUseError(
-            "give both: a plan, and what `tvm-split bench --json` measured of it", "--replan, --measured"
-        )
+        raise WrongUseError("give both: a plan, and what `tvm-split bench --json` said", "--replan, --measured")
     by_hand = PlanRequest(split or (), stages, objective.value, annotated_model(model, split_from_model, configuration))
     search = SearchRequest(
         stages, pin or (), keep_off or (), replicas, maximum_machines, maximum_latency, minimum_throughput

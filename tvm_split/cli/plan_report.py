@@ -15,6 +15,7 @@ from tvm_split.cli.console import short_list
 from tvm_split.units import bytes_text
 
 if TYPE_CHECKING:
+    from tvm_split.micro_batches import SizedPlan
     from tvm_split.planner.plan import Plan
     from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction
 
@@ -63,6 +64,17 @@ def prediction_as_json(plan: Plan) -> dict[str, Any] | None:
     return content
 
 
+def print_sizes(sizes: Sequence[SizedPlan], console: Console) -> None:
+    """What every micro-batch size would do, the chosen one first."""
+    table = Table(title="micro-batch sizes", box=box.SIMPLE_HEAD, title_style="bold")
+    for heading in ("size", "stages", "samples a second", "latency ms"):
+        table.add_column(heading, justify="right")
+    for each in sizes:
+        latency = _ms(each.prediction.latency_seconds)
+        table.add_row(str(each.size), str(len(each.plan.stages)), f"{each.samples_per_second:.4g}", latency)
+    console.print(table)
+
+
 def ratio_to_plan(other: ComparedPlan, prediction: Prediction, objective: str) -> float:
     """How many times as good as the plan another one is, by the objective; below 1 is worse."""
     if objective == "latency":
@@ -91,7 +103,8 @@ def certificate_lines(prediction: Prediction, objective: str, seconds_now: float
     lines = [bound, f"Method: {prediction.method}", f"Limiting: {prediction.limiting}"]
     if prediction.why_no_more_machines:
         lines.append(f"Why no more machines: {prediction.why_no_more_machines}")
-    lines.append(f"Oldest measurement: {age_text(seconds_now - prediction.profiled_at)}")
+    age = age_text(seconds_now - prediction.profiled_at) if prediction.profiled_at > 0 else "none, all is estimated"
+    lines.append(f"Oldest measurement: {age}")
     return lines
 
 
@@ -121,12 +134,13 @@ def _stages_table(plan: Plan, shares: Sequence[float]) -> Table:
     table.add_column("estimated share", justify="right")
     for stage, share in zip(plan.stages, shares, strict=True):
         names = Text(short_list(stage.layers))
-        table.add_row(Text(stage.name), Text(stage.machine), str(len(stage.layers)), names, f"{share:.1%}")
+        machines = Text(", ".join(stage.machines))
+        table.add_row(Text(stage.name), machines, str(len(stage.layers)), names, f"{share:.1%}")
     return table
 
 
 def _predicted_stages_table(plan: Plan, prediction: Prediction) -> Table:
-    """A row per stage; what a machine with several stages does in all stands in the row of its first."""
+    """A row per stage and replica; what a machine with several stages does in all stands in the row of its first."""
     table = Table(
         title=_title(plan),
         caption="milliseconds per micro-batch; est.: the share of computing that was not measured",
@@ -143,11 +157,12 @@ def _predicted_stages_table(plan: Plan, prediction: Prediction) -> Table:
     table.add_column("est.", justify="right", no_wrap=True)
     predicted = {each.machine: each for each in prediction.machines}
     shown: set[str] = set()
-    for stage in plan.stages:
-        machine = predicted.get(stage.machine)
-        cells = [""] * 5 if machine is None or stage.machine in shown else _cells(machine)
-        shown.add(stage.machine)
-        table.add_row(Text(stage.name), Text(stage.machine), Text(_layers_text(stage.layers)), *cells)
+    for stage, name in ((stage, name) for stage in plan.stages for name in stage.machines):
+        machine = predicted.get(name)
+        cells = [""] * 5 if machine is None or name in shown else _cells(machine)
+        shown.add(name)
+        layers = _layers_text(stage.layers) if name == stage.machine else "takes turns"
+        table.add_row(Text(stage.name), Text(name), Text(layers), *cells)
     return table
 
 
@@ -175,7 +190,7 @@ def _comparison_table(title: str, plan: Plan, prediction: Prediction, others: Se
     table.add_column("layers on machines", overflow="fold")
     for heading in ("a second", "latency ms", "× plan"):
         table.add_column(heading, justify="right", no_wrap=True)
-    own = _placed([(stage.machine, len(stage.layers)) for stage in plan.stages])
+    own = _placed([("+".join(stage.machines), len(stage.layers)) for stage in plan.stages])
     table.add_row(
         "this plan", Text(own), f"{prediction.samples_per_second:.4g}", _ms(prediction.latency_seconds), "1.00"
     )

@@ -35,9 +35,7 @@ MaximumLatencyOption = Annotated[
 ]
 MinimumThroughputOption = Annotated[
     float | None,
-    typer.Option(
-        "--minimum-throughput", min=1e-9, metavar="PER_SECOND", help="So many micro-batches a second at least."
-    ),
+    typer.Option("--minimum-throughput", min=1e-9, metavar="PER_SECOND", help="Micro-batches a second, at least."),
 ]
 RefreshOption = Annotated[bool, typer.Option("--refresh", help="Measure anew what was measured before.")]
 EstimateOption = Annotated[
@@ -63,9 +61,7 @@ MeasuredOption = Annotated[
 ]
 ThresholdOption = Annotated[
     float,
-    typer.Option(
-        "--threshold", min=0.0, max=1.0, help="With --replan: change the plan only for a gain above this share."
-    ),
+    typer.Option("--threshold", min=0.0, max=1.0, help="With --replan: the least gain that changes the plan."),
 ]
 WriteProblemOption = Annotated[
     Path | None,
