@@ -202,8 +202,8 @@ def plan_again(
     solved = solved_stages(question.profile, current.stages)
     if solved is None:
         raise PlanError(
-            "the plan cuts through layers that run in one kernel, so what was measured of its stages says nothing about "
-            "other cuts; make a plan without --replan"
+            "the plan cuts through layers that run in one kernel, so what was measured of it says nothing about other "
+            "cuts; make a plan without --replan"
         )
     profile = calibrated(question.profile, measured)
     problem = corrected(question.problem, profile)

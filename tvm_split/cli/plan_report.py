@@ -157,7 +157,7 @@ def _predicted_stages_table(plan: Plan, prediction: Prediction) -> Table:
     table.add_column("est.", justify="right", no_wrap=True)
     predicted = {each.machine: each for each in prediction.machines}
     shown: set[str] = set()
-    for stage, name in ((stage, name) for stage in plan.stages for name in stage.machines):
+    for stage, name in ((each, machine) for each in plan.stages for machine in each.machines):
         machine = predicted.get(name)
         cells = [""] * 5 if machine is None or name in shown else _cells(machine)
         shown.add(name)
