@@ -1,0 +1,239 @@
+"""Graphs with branches and skips: exactly where that is possible in the time given, else the best found and a bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.search.bounds import latency_bound, period_bound
+from tvm_split.planner.search.candidate import (
+    Candidate,
+    best_of,
+    candidate,
+    fits,
+    lack_of,
+    one_machine_candidates,
+    within_limits,
+)
+from tvm_split.planner.search.evaluate import Placed
+from tvm_split.planner.search.exhaustive import ExhaustiveSearch
+from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of
+from tvm_split.planner.search.instance import Instance, instance_of
+from tvm_split.planner.search.local_search import improved
+from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
+from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram
+from tvm_split.planner.search.stage_dp import StageTable
+
+CLOSED = 2 * SOLVER_TOLERANCE
+"""A gap below this counts as closed, since no solver of linear programs proves more."""
+
+ALWAYS_EXACT_PIECES = 9
+"""So few pieces are searched exhaustively whatever the time limit."""
+
+LARGE_PIECES = 40
+LARGE_GAP = 1e-3
+"""Above so many pieces the mixed-integer program stops at this gap; below, only where nothing is left to prove."""
+
+MOST_PROGRAM_COLUMNS = 40_000
+MOST_TABLE_STEPS = 6.0e8
+MOST_SEQUENCES = 24
+
+TRIED = "exact: every plan tried, but for those that cannot win"
+IDEALS = "exact: dynamic programming over the ideals of the graph, whose lower bound is reached"
+PROGRAM = "exact to 1e-6: mixed-integer program (HiGHS)"
+
+
+@dataclass(frozen=True)
+class GraphResult:
+    """The best plan found, None if none was; all that were measured; and what was proven.
+
+    ``exact`` if there is no better plan; ``complete`` if there is surely no plan where none was found.
+    """
+
+    chosen: Candidate | None
+    others: tuple[Candidate, ...]
+    lower_bound_seconds: float
+    method: str
+    exact: bool
+
+
+class GraphSearch:
+    """One instance, until a deadline."""
+
+    def __init__(self, instance: Instance, time_limit_seconds: float) -> None:
+        self._asked = instance
+        if instance.problem.replicas:
+            instance = instance_of(dataclasses.replace(instance.problem, replicas=False))
+        self._instance = instance
+        self._start = time.monotonic()
+        self._limit = time_limit_seconds
+        self._found: list[Candidate] = []
+        self._alone = one_machine_candidates(instance)
+        self._keep(self._alone)
+        self._spread_bound = 0.0
+        self._sources: list[str] = []
+
+    def solve(self) -> GraphResult:
+        self._bound_simply()
+        ideals = ideals_of(self._instance)
+        self._search_ideals(ideals)
+        if self._is_proven() and len(self._instance.pieces) > ALWAYS_EXACT_PIECES:
+            return self._result(IDEALS)
+        self._improve(0.25)
+        if self._is_proven() and len(self._instance.pieces) > ALWAYS_EXACT_PIECES:
+            return self._result(IDEALS)
+        if self._try_everything():
+            return self._result(TRIED)
+        if self._solve_program():
+            return self._result(PROGRAM)
+        return self._result(f"the best found in {self._limit:g} s; bound by {self._sources[-1]}")
+
+    def nearest_to_memory(self) -> Candidate | None:
+        """The plan found that lacks the fewest bytes of memory."""
+        return min(self._found, key=lambda each: (lack_of(self._asked, each), len(each.machines)), default=None)
+
+    def _deadline(self, share: float) -> float:
+        return self._start + share * self._limit
+
+    def _best(self) -> Candidate | None:
+        return best_of(self._instance.problem, self._allowed())
+
+    def _allowed(self) -> list[Candidate]:
+        problem = self._instance.problem
+        return [each for each in self._found if fits(self._instance, each) and within_limits(problem, each)]
+
+    def _keep(self, candidates: list[Candidate]) -> None:
+        self._found += candidates
+
+    def _bound(self) -> float:
+        """In seconds, of plans of one machine, which are all known, and of several."""
+        problem = self._instance.problem
+        alone = [each.value(problem) for each in self._alone if within_limits(problem, each)]
+        return min([self._spread_bound, *alone])
+
+    def _raise_bound(self, value: float, source: str) -> None:
+        if value > self._spread_bound:
+            self._spread_bound = value
+            self._sources.append(source)
+
+    def _is_proven(self) -> bool:
+        best = self._best()
+        return best is not None and best.value(self._instance.problem) <= self._bound() * (1 + CLOSED)
+
+    def _bound_simply(self) -> None:
+        if self._instance.problem.objective == "latency":
+            self._raise_bound(latency_bound(self._instance), "the longest path over pieces")
+        else:
+            bound = period_bound(self._asked, self._deadline(0.2) - time.monotonic())
+            self._raise_bound(bound, "linear relaxation")
+
+    def _search_ideals(self, ideals: Ideals) -> None:
+        """Plans that are sequences of ideals, by two views of what crossing costs; and the bound of the first view."""
+        problem = self._instance.problem
+        groups = self._groups(len(ideals.members))
+        all_machines = sum(map(len, groups.classes)) == len(self._instance.machines)
+        for optimistic in (True, False):
+            costs = ideal_costs(self._instance, groups, ideals, optimistic=optimistic)
+            table = StageTable(costs, "period", self._instance.machine_limit, problem.stages)
+            best = table.best()
+            if optimistic and ideals.complete and all_machines and not self._asked.problem.replicas:
+                bound = min(best.values(), default=math.inf) * (1 - 1e-9)
+                if problem.objective == "throughput":
+                    self._raise_bound(bound, "dynamic programming over the ideals of the graph")
+            self._measure_sequences(table, groups, ideals)
+            if problem.objective == "latency" or problem.maximum_latency_seconds < math.inf:
+                limit = problem.maximum_period_seconds
+                fast = StageTable(costs, "latency", self._instance.machine_limit, problem.stages, limit)
+                self._measure_sequences(fast, groups, ideals)
+
+    def _groups(self, positions: int) -> Groups:
+        """All machines; where their sets would be too many, the fastest of them."""
+        classes = machine_classes(self._instance)
+        total = np.where(np.isfinite(self._instance.seconds), self._instance.seconds, 0.0).sum(axis=0)
+        kept = sorted(classes, key=lambda members: float(total[members[0]]))
+        while len(kept) > 1:
+            steps = math.prod(len(members) + 1 for members in kept) * len(kept) * positions**2
+            if steps <= MOST_TABLE_STEPS:
+                break
+            kept.pop()
+        return groups_of(self._instance, tuple(sorted(kept)))
+
+    def _measure_sequences(self, table: StageTable, groups: Groups, ideals: Ideals) -> None:
+        best = table.best()
+        for used in sorted(best, key=lambda each: (best[each], sum(each)))[:MOST_SEQUENCES]:
+            sequence = table.sequence(used)
+            members = [
+                np.zeros(len(self._instance.pieces), dtype=bool),
+                *(ideals.members[end] for end in sequence.ends),
+            ]
+            pieces = [np.flatnonzero(later & ~earlier) for earlier, later in itertools.pairwise(members)]
+            machines = groups.machines(list(sequence.groups))
+            stages = [
+                Placed(group, tuple(int(piece) for piece in each)) for group, each in zip(machines, pieces, strict=True)
+            ]
+            try:
+                self._keep([candidate(self._instance, stages)])
+            except PlanError:  # a link is missing between stages that are no neighbours
+                continue
+
+    def _improve(self, share: float) -> None:
+        """Move pieces in the best few plans, each of other machines."""
+        problem = self._instance.problem
+        ranked = sorted(self._allowed(), key=lambda each: (each.value(problem), each.other_value(problem)))
+        different = {frozenset(each.machines): each for each in reversed(ranked)}
+        starts = sorted(different.values(), key=lambda each: each.value(problem))[:4]
+        for number, plan in enumerate(starts):
+            now = time.monotonic()
+            deadline = now + (self._deadline(share) - now) / (len(starts) - number)
+            self._keep([improved(self._instance, plan, deadline)])
+            if self._is_proven():
+                return
+
+    def _try_everything(self) -> bool:
+        small = len(self._instance.pieces) <= ALWAYS_EXACT_PIECES
+        deadline = math.inf if small else self._deadline(0.4)
+        done, found = ExhaustiveSearch(self._instance, self._best()).best(deadline)
+        if found is not None:
+            self._keep([found])
+        if done and not self._asked.problem.replicas:
+            problem = self._instance.problem
+            spread = found.value(problem) if found is not None else math.inf
+            self._raise_bound(spread, "trying every plan")
+        return done and not self._asked.problem.replicas
+
+    def _solve_program(self) -> bool:
+        instance = self._instance
+        left = self._deadline(1.0) - time.monotonic()
+        machines = len(instance.machines)
+        columns = len(instance.pieces) * machines + len(instance.tensors) * machines**2
+        if columns > MOST_PROGRAM_COLUMNS or left <= 0:
+            return False
+        large = len(instance.pieces) > LARGE_PIECES
+        program = PlacementProgram(instance, self._best(), self._spread_bound)
+        bound, plan = program.solve(self._deadline(1.0) - time.monotonic(), LARGE_GAP if large else 1e-7)
+        if plan is not None:
+            self._keep([plan])
+        if not self._asked.problem.replicas:
+            self._raise_bound(bound, "mixed-integer program (HiGHS)")
+        self._improve(1.0)
+        return self._is_proven() or (bound == math.inf and not self._asked.problem.replicas)
+
+    def _result(self, method: str) -> GraphResult:
+        chosen = self._best()
+        problem = self._instance.problem
+        bound = self._bound()
+        if chosen is not None:
+            value = chosen.value(problem)
+            if method in (TRIED, IDEALS) and value <= bound * (1 + CLOSED):
+                bound = value
+            bound = min(bound, value)
+        exact = method in (TRIED, IDEALS, PROGRAM)
+        if self._asked.problem.replicas:
+            method += "; replicas are planned on chains only"
+        return GraphResult(chosen, tuple(self._allowed()), bound, method, exact)
