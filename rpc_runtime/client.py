@@ -15,9 +15,18 @@ from rpc_runtime.channels import error_of, open_channel
 from rpc_runtime.control_methods import Method
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.framing import CHUNK_BYTES, PROTOCOL_VERSION
+from rpc_runtime.kernel_times import KernelSet, KernelTime, TimingEffort
 from rpc_runtime.machine_plan import MachinePlan
 from rpc_runtime.measurements import StageStatistics, TraceEvent, now, shift_clock
-from rpc_runtime.messages import blob_message, load_request, stage_statistics, trace_event
+from rpc_runtime.messages import (
+    blob_message,
+    kernel_set_request,
+    kernel_time,
+    load_request,
+    stage_statistics,
+    timing_request,
+    trace_event,
+)
 from rpc_runtime.program import BlobSpec
 from rpc_runtime.security import TlsFiles, Token
 
@@ -55,7 +64,8 @@ class WorkerDescription:
     """What a machine is and what it has free. ``mcpu`` is LLVM's name of its level: ``x86-64-v4``.
 
     ``cores`` are the CPUs the worker may run on, ``threads`` those a kernel uses. ``clock_offset_nanoseconds`` is how
-    far the worker's monotonic clock is ahead of this process's, right to half of ``round_trip_seconds``.
+    far the worker's monotonic clock is ahead of this process's, right to half of ``round_trip_seconds``. Workers of one
+    ``boot_id`` share a host, even where containers give them different hostnames; it may be empty.
     """
 
     machine: str
@@ -75,6 +85,7 @@ class WorkerDescription:
     secure: bool
     deployments: tuple[str, ...]
     process_id: int
+    boot_id: str
     round_trip_seconds: float
     clock_offset_nanoseconds: int
 
@@ -206,6 +217,18 @@ class WorkerConnection:
         machine = self.endpoint.machine
         return tuple(shift_clock(trace_event(event, machine), clock_offset_nanoseconds) for event in reply.events)
 
+    def load_kernels(self, deployment: str, kernels: KernelSet, timeout_seconds: float) -> int:
+        """Makes ready to time kernels, whose library the worker has; returns the bytes of their arguments."""
+        timeout = timeout_seconds + kernels.weight_bytes / SLOWEST_LOAD_BYTES_PER_SECOND
+        reply = self._unary(methods.LOAD_KERNELS, kernel_set_request(deployment, kernels), timeout)
+        return int(reply.allocated_bytes)
+
+    def time_kernels(self, deployment: str, effort: TimingEffort, timeout_seconds: float) -> tuple[KernelTime, ...]:
+        """Times the kernels that are loaded; ``timeout_seconds`` is what the answer may take beyond the effort."""
+        request = timing_request(deployment, effort)
+        reply = self._unary(methods.TIME_KERNELS, request, effort.limit_seconds + timeout_seconds)
+        return tuple(kernel_time(time) for time in reply.times)
+
     def close(self) -> None:
         self._channel.close()
 
@@ -255,6 +278,7 @@ def _description(reply: pb.DescribeReply, round_trip_seconds: float, offset: int
         secure=reply.secure,
         deployments=tuple(reply.deployments),
         process_id=reply.process_id,
+        boot_id=reply.boot_id,
         round_trip_seconds=round_trip_seconds,
         clock_offset_nanoseconds=offset,
     )

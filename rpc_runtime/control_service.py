@@ -22,8 +22,11 @@ from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from rpc_runtime.hardware import describe
 from rpc_runtime.messages import (
     blob_spec,
+    kernel_set,
+    kernel_time_message,
     plan_from_request,
     statistics_message,
+    timing_effort,
     trace_message,
 )
 from rpc_runtime.security import TlsFiles, Token
@@ -88,6 +91,7 @@ class ControlService:
         self._threads = threads
         self._deployments = deployments
         self._tls = tls
+        self._timing = threading.Lock()
 
     def handlers(self) -> Any:
         table: list[tuple[Method, Callable[[Any, Any], Any]]] = [
@@ -100,6 +104,8 @@ class ControlService:
             (methods.UNLOAD, self._unload),
             (methods.STATISTICS, self._statistics),
             (methods.TRACE, self._trace),
+            (methods.LOAD_KERNELS, self._load_kernels),
+            (methods.TIME_KERNELS, self._time_kernels),
         ]
         return grpc.method_handlers_generic_handler(
             CONTROL_SERVICE, {method.name: _handler(method, behaviour) for method, behaviour in table}
@@ -149,11 +155,7 @@ class ControlService:
 
     def _load_stages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
         plan = plan_from_request(request)
-        if self._named and plan.machine != self._machine:
-            raise WorkerError(
-                f"the stages are for machine {plan.machine!r}, and this worker is {self._machine!r}: "
-                "check the addresses in the cluster's description"
-            )
+        self._require_own("stages", plan.machine)
         return pb.LoadStagesReply(weight_bytes=self._deployments.get(request.deployment).load(plan))
 
     def _connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
@@ -185,6 +187,30 @@ class ControlService:
     def _trace(self, request: pb.TraceRequest, context: Any) -> pb.TraceReply:
         recorder = self._deployments.get(request.deployment).recorder
         return pb.TraceReply(events=[trace_message(event) for event in recorder.trace()])
+
+    def _load_kernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
+        kernels = kernel_set(request)
+        self._require_own("kernels", kernels.machine)
+        timer = self._deployments.get(request.deployment).load_kernels(kernels, self._threads)
+        return pb.LoadKernelsReply(allocated_bytes=timer.allocated_bytes)
+
+    def _time_kernels(self, request: pb.TimeKernelsRequest, context: Any) -> pb.TimeKernelsReply:
+        timer, effort = self._deployments.get(request.deployment).timer, timing_effort(request)
+        # Two at a time would slow each other, and neither would know.
+        if not self._timing.acquire(blocking=False):
+            raise WorkerError(f"machine {self._machine!r} is timing other kernels at the moment: try again later")
+        try:
+            times = timer.measure(effort, is_wanted=context.is_active)
+        finally:
+            self._timing.release()
+        return pb.TimeKernelsReply(times=[kernel_time_message(time) for time in times])
+
+    def _require_own(self, what: str, machine: str) -> None:
+        if self._named and machine != self._machine:
+            raise WorkerError(
+                f"the {what} are for machine {machine!r}, and this worker is {self._machine!r}: "
+                "check the addresses in the cluster's description"
+            )
 
 
 def _handler(method: Method, behaviour: Callable[[Any, Any], Any]) -> Any:

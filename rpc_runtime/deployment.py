@@ -12,6 +12,8 @@ from rpc_runtime.blob_store import BlobStore
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.executor import StageExecutor
 from rpc_runtime.hardware import available_memory_bytes
+from rpc_runtime.kernel_timer import KernelTimer
+from rpc_runtime.kernel_times import KernelSet
 from rpc_runtime.link_call import LinkCall
 from rpc_runtime.links import IncomingLink, Moved, OutgoingLink
 from rpc_runtime.machine_plan import MachinePlan, PlannedRoute
@@ -44,6 +46,7 @@ class Deployment:
         self._plan: MachinePlan | None = None
         self._executor: StageExecutor | None = None
         self._recorder: Recorder | None = None
+        self._timer: KernelTimer | None = None
         self._incoming: dict[str, IncomingLink] = {}
         self._outgoing: dict[str, OutgoingLink] = {}
         self._attached: set[tuple[str, str]] = set()
@@ -106,6 +109,37 @@ class Deployment:
         library = self._blobs.read(stage.library)
         weights = (self._blobs.read(weight.blob) for weight in stage.weights)
         return StageExecutable(stage, library, weights, self._blobs.scratch, cache)
+
+    def load_kernels(self, kernels: KernelSet, threads: int) -> KernelTimer:
+        """Makes ready to time kernels, in the place of others that were loaded before.
+
+        Raises:
+            WorkerError: this machine cannot run them, or lacks the memory for their arguments.
+            BlobError: the library is missing or damaged.
+        """
+        self._check_open()
+        self._drop_timer(None)
+        # A call's thread would keep TVM's pool of workers long after the call.
+        library, scratch = self._blobs.read(kernels.library), self._blobs.scratch
+        timer = KernelTimer(kernels, library, scratch, threads, on_calling_thread=False)
+        self._drop_timer(timer)
+        if self._closed:
+            timer.close()
+        return timer
+
+    @property
+    def timer(self) -> KernelTimer:
+        with self._lock:
+            self._check_open_locked()
+            if self._timer is None:
+                raise ProtocolError(f"deployment {self.identifier[:8]} has no kernels loaded")
+            return self._timer
+
+    def _drop_timer(self, successor: KernelTimer | None) -> None:
+        with self._lock:
+            timer, self._timer = self._timer, successor
+        if timer is not None:
+            timer.close()
 
     def _make_links_locked(self, plan: MachinePlan, recorder: Recorder) -> None:
         makers = {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs}
@@ -297,6 +331,7 @@ class Deployment:
         if self._executor is not None:
             self._executor.join(JOIN_SECONDS)
         self._executor = None
+        self._drop_timer(None)
         self._blobs.unpin(self.identifier)
 
     def _loaded(self) -> MachinePlan:

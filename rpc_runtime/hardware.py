@@ -86,6 +86,15 @@ def available_memory_bytes() -> int:
 
 
 @cache
+def boot_id() -> str:
+    """Differs for every start of an operating system; its containers share it. Empty where it is not said."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+@cache
 def _cuda_devices() -> tuple[pb.CudaDevice, ...]:
     import tvm
 
@@ -133,4 +142,5 @@ def describe(machine: str, threads: int, secure: bool, deployments: list[str]) -
         deployments=deployments,
         process_id=os.getpid(),
         clock_nanoseconds=now(),
+        boot_id=boot_id(),
     )

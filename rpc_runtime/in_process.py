@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
-
-import tvm_ffi
 
 from rpc_runtime.blob_store import read_blob
 from rpc_runtime.errors import TvmSplitError, WorkerError
@@ -21,6 +16,7 @@ from rpc_runtime.measurements import COMPUTE, Recorder, StageStatistics, TraceEv
 from rpc_runtime.program import Program
 from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.stage_executable import CallTime, StageExecutable, WeightCache, array_from_tensor, tensor_from_array
+from rpc_runtime.thread_pool import ComputingThread
 
 Result = TypeVar("Result")
 
@@ -28,11 +24,8 @@ Result = TypeVar("Result")
 class InProcessPipeline:
     """The same stages as a ``Pipeline`` computes, with the same results, one after another. A context manager.
 
-    TVM keeps a pool of workers per calling thread and fixes its size when it first needs it. Stages run on the caller's
-    thread where its pool has ``threads`` threads or is yet to be made (a network of 6 ms gains half a millisecond: its
-    data stay in that core's cache), else, or without ``on_calling_thread``, on a thread of the pipeline's own. Two such
-    pipelines of different ``threads`` that run at the same time in two threads would disturb each other; one after the
-    other they do not.
+    Stages run on a `ComputingThread`. Two such pipelines of different ``threads`` that run at the same time in two
+    threads would disturb each other; one after the other they do not.
 
     Raises:
         WorkerError: a stage cannot run on this machine.
@@ -48,9 +41,7 @@ class InProcessPipeline:
         on_calling_thread: bool = True,
     ) -> None:
         self._program = program
-        self._threads = threads
-        self._on_calling_thread = on_calling_thread
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tvm-split-in-process")
+        self._thread = ComputingThread(threads, on_calling_thread=on_calling_thread)
         self._busy = threading.Lock()
         self._recorders = {
             machine: Recorder(machine, [stage.name for stage in program.stages_on(machine)])
@@ -76,23 +67,19 @@ class InProcessPipeline:
 
     def run(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         """The outputs for one micro-batch. Raises InputError, StageError."""
-        return self._on_a_pool_of_threads(self._compute, checked_inputs(self._program, inputs))
+        return self._alone(self._compute, checked_inputs(self._program, inputs))
 
     def call_times(self, inputs: Sequence[Array]) -> dict[str, list[CallTime]]:
         """By stage, how long each function that its library calls took for one micro-batch; of replicas the first."""
-        return self._on_a_pool_of_threads(self._time_calls, checked_inputs(self._program, inputs))
+        return self._alone(self._time_calls, checked_inputs(self._program, inputs))
 
-    def _on_a_pool_of_threads(self, compute: Callable[[Sequence[Array]], Result], arrays: Sequence[Array]) -> Result:
+    def _alone(self, compute: Callable[[Sequence[Array]], Result], arrays: Sequence[Array]) -> Result:
         if self._closed:
             raise WorkerError("this pipeline is closed")
         if not self._busy.acquire(blocking=False):
             raise TvmSplitError("this pipeline is running already, in another thread: open a second one")
         try:
-            # TVM asks the environment anew at every parallel loop.
-            with _environment(TVM_NUM_THREADS=str(self._threads), TVM_BIND_THREADS="0"):
-                if self._on_calling_thread and _pool_of_this_thread() == self._threads:
-                    return compute(arrays)
-                return self._thread.submit(compute, arrays).result()
+            return self._thread.run(compute, arrays)
         finally:
             self._busy.release()
 
@@ -147,7 +134,7 @@ class InProcessPipeline:
     def close(self) -> None:
         """Frees libraries and weights."""
         self._closed = True
-        self._thread.shutdown()
+        self._thread.close()
         self._stages.clear()
 
     def __enter__(self) -> Self:
@@ -157,23 +144,3 @@ class InProcessPipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _pool_of_this_thread() -> int:
-    """How many threads TVM uses for the calling one; the environment decides where this is asked first."""
-    return int(tvm_ffi.get_global_func("runtime.NumThreads")())
-
-
-@contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """The environment with some variables set, and afterwards as it was."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
 
 from rpc_runtime import worker_pb2 as pb
 from rpc_runtime.errors import ProtocolError
+from rpc_runtime.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelSet, KernelTime, TimedKernel, TimingEffort
 from rpc_runtime.machine_plan import MachinePlan, PlannedRoute, plan_of_routes
 from rpc_runtime.measurements import StageStatistics, TraceEvent
 from rpc_runtime.program import BlobSpec, StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.turns import Recurrence
 
 MAXIMUM_TENSOR_BYTES = 1 << 36
+MAXIMUM_KERNELS = 10_000
+MAXIMUM_ARGUMENTS = 1000
+MAXIMUM_ROUNDS = 1000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -198,3 +203,88 @@ def trace_event(message: pb.TraceEvent, machine: str) -> TraceEvent:
     return TraceEvent(
         machine, message.stage, message.sequence, message.kind, message.start_nanoseconds, message.end_nanoseconds
     )
+
+
+def kernel_set_request(deployment: str, kernels: KernelSet) -> pb.LoadKernelsRequest:
+    return pb.LoadKernelsRequest(
+        deployment=deployment,
+        machine=kernels.machine,
+        device=kernels.device,
+        library=blob_message(kernels.library),
+        weight_bytes=kernels.weight_bytes,
+        kernels=[
+            pb.TimedKernel(
+                function=kernel.function,
+                arguments=[tensor_message(argument) for argument in kernel.arguments],
+                weights=sorted(kernel.weights),
+                results=kernel.results,
+            )
+            for kernel in kernels.kernels
+        ],
+    )
+
+
+def kernel_set(message: pb.LoadKernelsRequest) -> KernelSet:
+    """The kernels in a request.
+
+    Raises:
+        ProtocolError: none or too many, two of one name, or arguments that cannot be what is said of them.
+    """
+    if not 1 <= len(message.kernels) <= MAXIMUM_KERNELS:
+        raise ProtocolError(f"1 to {MAXIMUM_KERNELS} kernels can be timed together, got {len(message.kernels)}")
+    if message.weight_bytes > MAXIMUM_TENSOR_BYTES:
+        raise ProtocolError(f"weights of {message.weight_bytes} bytes, at most {MAXIMUM_TENSOR_BYTES} are allowed")
+    kernels = tuple(_timed_kernel(kernel) for kernel in message.kernels)
+    names = {kernel.function for kernel in kernels}
+    if len(names) != len(kernels):
+        raise ProtocolError(f"{len(kernels)} kernels have {len(names)} different names; each is timed once")
+    return KernelSet(message.machine, message.device, blob_spec(message.library), kernels, message.weight_bytes)
+
+
+def _timed_kernel(message: pb.TimedKernel) -> TimedKernel:
+    count, weights = len(message.arguments), frozenset(message.weights)
+    where = f"kernel {message.function[:200]!r}"
+    if not message.function or not 1 <= count <= MAXIMUM_ARGUMENTS:
+        raise ProtocolError(f"{where} has {count} arguments; it needs a name and 1 to {MAXIMUM_ARGUMENTS}")
+    if not 1 <= message.results <= count:
+        raise ProtocolError(f"{where} writes {message.results} of {count} arguments")
+    if any(position >= count - message.results for position in weights):
+        raise ProtocolError(f"{where} has weights at {sorted(weights)}, and {count - message.results} operands")
+    arguments = tuple(tensor_spec(argument) for argument in message.arguments)
+    return TimedKernel(message.function, arguments, weights, message.results)
+
+
+def timing_request(deployment: str, effort: TimingEffort) -> pb.TimeKernelsRequest:
+    return pb.TimeKernelsRequest(
+        deployment=deployment,
+        minimum_rounds=effort.minimum_rounds,
+        minimum_seconds=effort.minimum_seconds,
+        limit_seconds=effort.limit_seconds,
+    )
+
+
+def timing_effort(message: pb.TimeKernelsRequest) -> TimingEffort:
+    if not 1 <= message.minimum_rounds <= MAXIMUM_ROUNDS:
+        raise ProtocolError(f"kernels are timed in 1 to {MAXIMUM_ROUNDS} rounds, got {message.minimum_rounds}")
+    if not 0 < message.limit_seconds <= MAXIMUM_LIMIT_SECONDS:
+        raise ProtocolError(f"a time limit lies in (0, {MAXIMUM_LIMIT_SECONDS:g}] s, got {message.limit_seconds}")
+    if not 0 <= message.minimum_seconds <= message.limit_seconds:
+        raise ProtocolError(f"{message.minimum_seconds} s at least do not fit {message.limit_seconds} s at most")
+    return TimingEffort(message.minimum_rounds, message.minimum_seconds, message.limit_seconds)
+
+
+def kernel_time_message(time: KernelTime) -> pb.KernelTime:
+    return pb.KernelTime(
+        function=time.function,
+        median_seconds=time.median_seconds,
+        best_seconds=time.best_seconds,
+        rounds=time.rounds,
+        error=time.error,
+    )
+
+
+def kernel_time(message: pb.KernelTime) -> KernelTime:
+    seconds = (message.median_seconds, message.best_seconds)
+    if not message.error and not all(math.isfinite(each) and each > 0 for each in seconds):
+        raise ProtocolError(f"kernel {message.function[:200]!r} is said to have taken {seconds} seconds")
+    return KernelTime(message.function, *seconds, message.rounds, message.error)

@@ -93,15 +93,15 @@ class StageExecutable:
     ) -> None:
         self.stage = stage
         where = f"stage {stage.name!r} on machine {stage.machine!r}"
-        self._device = _device(stage, where)
+        self._device = find_device(stage.device, where)
         self._on_cpu = stage.device == "cpu"
         try:
-            self._machine = VirtualMachine(_load_library(library, scratch, where), self._device)
+            self._machine = VirtualMachine(load_library(library, scratch, where), self._device)
             self._main = self._machine["main"]
         except WorkerError:
             raise
         except Exception as error:
-            raise WorkerError(f"{where}: TVM cannot load the library: {_first_line(error)}") from error
+            raise WorkerError(f"{where}: TVM cannot load the library: {first_line(error)}") from error
         self._weights = [
             _weight(spec, content, self._device, stage.device, cache, where)
             for spec, content in zip(stage.weights, weights, strict=True)
@@ -124,7 +124,7 @@ class StageExecutable:
                 self._device.sync()
         except Exception as error:
             raise StageError(
-                f"stage {stage.name!r} on machine {stage.machine!r} failed: {_first_line(error)}"
+                f"stage {stage.name!r} on machine {stage.machine!r} failed: {first_line(error)}"
             ) from error
         if not isinstance(result, tvm_ffi.Array) or len(result) != len(stage.outputs):
             raise StageError(
@@ -188,11 +188,12 @@ def _on_host(tensor: Tensor) -> bool:
     return bool(tensor.device.dlpack_device_type() == 1)
 
 
-def _device(stage: StageSpec, where: str) -> Any:
-    if stage.device == "cpu":
+def find_device(kind: str, where: str) -> Any:
+    """The device of a kind (``"cpu"`` or ``"cuda"``); a `WorkerError` about ``where`` if this machine has none."""
+    if kind == "cpu":
         return tvm.cpu()
-    if stage.device != "cuda":
-        raise WorkerError(f"{where} wants the device {stage.device!r}; workers know 'cpu' and 'cuda'")
+    if kind != "cuda":
+        raise WorkerError(f"{where} wants the device {kind!r}; workers know 'cpu' and 'cuda'")
     device = tvm.cuda(0)
     try:
         present = bool(device.exist)
@@ -206,7 +207,7 @@ def _device(stage: StageSpec, where: str) -> Any:
     return device
 
 
-def _load_library(content: Bytes, scratch: Path, where: str) -> Any:
+def load_library(content: Bytes, scratch: Path, where: str) -> Any:
     """Loads a private copy: TVM keeps one context per loaded file, so two stages must never share one."""
     _check_architecture(content, where)
     descriptor, name = tempfile.mkstemp(suffix=".so", dir=scratch)
@@ -246,6 +247,6 @@ def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: Wei
     return tensor
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:1000]

@@ -22,7 +22,7 @@ class CudaDevice(_message.Message):
     def __init__(self, index: _Optional[int] = ..., arch: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("protocol_version", "machine", "hostname", "architecture", "mcpu", "cpu_features", "cores", "threads", "memory_total_bytes", "memory_free_bytes", "tvm_version", "tvm_ffi_version", "numpy_version", "cuda_devices", "secure", "deployments", "clock_nanoseconds", "process_id")
+    __slots__ = ("protocol_version", "machine", "hostname", "architecture", "mcpu", "cpu_features", "cores", "threads", "memory_total_bytes", "memory_free_bytes", "tvm_version", "tvm_ffi_version", "numpy_version", "cuda_devices", "secure", "deployments", "clock_nanoseconds", "process_id", "boot_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class DescribeReply(_message.Message):
     DEPLOYMENTS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     machine: str
     hostname: str
@@ -59,7 +60,8 @@ class DescribeReply(_message.Message):
     deployments: _containers.RepeatedScalarFieldContainer[str]
     clock_nanoseconds: int
     process_id: int
-    def __init__(self, protocol_version: _Optional[int] = ..., machine: _Optional[str] = ..., hostname: _Optional[str] = ..., architecture: _Optional[str] = ..., mcpu: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., tvm_version: _Optional[str] = ..., tvm_ffi_version: _Optional[str] = ..., numpy_version: _Optional[str] = ..., cuda_devices: _Optional[_Iterable[_Union[CudaDevice, _Mapping]]] = ..., secure: _Optional[bool] = ..., deployments: _Optional[_Iterable[str]] = ..., clock_nanoseconds: _Optional[int] = ..., process_id: _Optional[int] = ...) -> None: ...
+    boot_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., machine: _Optional[str] = ..., hostname: _Optional[str] = ..., architecture: _Optional[str] = ..., mcpu: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., tvm_version: _Optional[str] = ..., tvm_ffi_version: _Optional[str] = ..., numpy_version: _Optional[str] = ..., cuda_devices: _Optional[_Iterable[_Union[CudaDevice, _Mapping]]] = ..., secure: _Optional[bool] = ..., deployments: _Optional[_Iterable[str]] = ..., clock_nanoseconds: _Optional[int] = ..., process_id: _Optional[int] = ..., boot_id: _Optional[str] = ...) -> None: ...
 
 class Blob(_message.Message):
     __slots__ = ("sha256", "size_bytes")
@@ -322,6 +324,72 @@ class TraceReply(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[TraceEvent]
     def __init__(self, events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ...) -> None: ...
+
+class TimedKernel(_message.Message):
+    __slots__ = ("function", "arguments", "weights", "results")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    arguments: _containers.RepeatedCompositeFieldContainer[Tensor]
+    weights: _containers.RepeatedScalarFieldContainer[int]
+    results: int
+    def __init__(self, function: _Optional[str] = ..., arguments: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., weights: _Optional[_Iterable[int]] = ..., results: _Optional[int] = ...) -> None: ...
+
+class LoadKernelsRequest(_message.Message):
+    __slots__ = ("deployment", "machine", "device", "library", "kernels", "weight_bytes")
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    LIBRARY_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    machine: str
+    device: str
+    library: Blob
+    kernels: _containers.RepeatedCompositeFieldContainer[TimedKernel]
+    weight_bytes: int
+    def __init__(self, deployment: _Optional[str] = ..., machine: _Optional[str] = ..., device: _Optional[str] = ..., library: _Optional[_Union[Blob, _Mapping]] = ..., kernels: _Optional[_Iterable[_Union[TimedKernel, _Mapping]]] = ..., weight_bytes: _Optional[int] = ...) -> None: ...
+
+class LoadKernelsReply(_message.Message):
+    __slots__ = ("allocated_bytes",)
+    ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    allocated_bytes: int
+    def __init__(self, allocated_bytes: _Optional[int] = ...) -> None: ...
+
+class TimeKernelsRequest(_message.Message):
+    __slots__ = ("deployment", "minimum_rounds", "minimum_seconds", "limit_seconds")
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    deployment: str
+    minimum_rounds: int
+    minimum_seconds: float
+    limit_seconds: float
+    def __init__(self, deployment: _Optional[str] = ..., minimum_rounds: _Optional[int] = ..., minimum_seconds: _Optional[float] = ..., limit_seconds: _Optional[float] = ...) -> None: ...
+
+class KernelTime(_message.Message):
+    __slots__ = ("function", "median_seconds", "best_seconds", "rounds", "error")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BEST_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    median_seconds: float
+    best_seconds: float
+    rounds: int
+    error: str
+    def __init__(self, function: _Optional[str] = ..., median_seconds: _Optional[float] = ..., best_seconds: _Optional[float] = ..., rounds: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class TimeKernelsReply(_message.Message):
+    __slots__ = ("times",)
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    times: _containers.RepeatedCompositeFieldContainer[KernelTime]
+    def __init__(self, times: _Optional[_Iterable[_Union[KernelTime, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "deployment", "source", "destination")

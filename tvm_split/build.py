@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 import schedules
 from relay_passes.communication import Computation
@@ -90,6 +90,44 @@ def _scheduled(
             observe(name, after)
 
     return run_phases(module, stage_phases(_schedules(target, database)), remember), phases
+
+
+@dataclass(frozen=True)
+class ScheduledStage:
+    """A stage with scheduled kernels, before any code is made: ``main`` still has its weights."""
+
+    module: tvm.IRModule
+    kernels: tuple[Kernel, ...]
+
+
+def schedule_stage(
+    module: tvm.IRModule,
+    target: Mapping[str, Any],
+    layers: Mapping[str, str],
+    database: schedules.TunedKernels | None = None,
+) -> ScheduledStage:
+    """``main`` of a module as `build_module` would compile it, as far as its kernels are decided."""
+    built_for = tvm_target(target)
+    with built_for:
+        scheduled, phases = _scheduled(module, built_for, database, None)
+    return ScheduledStage(scheduled, kernels_of(phases, layers))
+
+
+def build_kernels(functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, Any], library: Path, name: str) -> None:
+    """Compile scheduled kernels into a library that has each under its key; errors call it ``name``.
+
+    Raises:
+        CompileError: the target cannot be compiled for, or there is no linker for it.
+    """
+    built_for = tvm_target(target)
+    named = {symbol: function.with_attr("global_symbol", symbol) for symbol, function in functions.items()}
+    with built_for:
+        try:
+            tvm.tirx.build(tvm.IRModule(named), built_for).export_library(str(library), **_linker(target, name))
+        except CompileError:
+            raise
+        except Exception as error:
+            raise CompileError(f"{name} cannot be compiled for {dict(target)}: {error}") from error
 
 
 def unscheduled_stage(computation: Computation, target: tvm.target.Target) -> tvm.IRModule:

@@ -6,18 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from tvm import relax
+
 from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
+from rpc_runtime.program import CLIENT
 from tvm_split.model import Model
 from tvm_split.planner.tensor_types import size_bytes
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of ``size_bytes`` bytes, the layer that makes it and the layers that need it."""
+    """What a variable of ``size_bytes`` bytes holds, the layer that makes it and the layers that need it.
+
+    The producer of a model's input is ``"client"``. What is no tensor, but several, cannot leave its machine.
+    """
 
     size_bytes: int
     producer: str
     consumers: frozenset[str]
+    name: str = ""
+    is_output: bool = False
+    is_tensor: bool = True
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,8 @@ class LayerGraph:
     """Layers in the order of execution, and for each the layers whose results it needs.
 
     ``independent`` are the layers that depend on no input of the model: tables and masks. They are computed where they
-    are needed and never make a stage of their own.
+    are needed and never make a stage of their own. ``values`` are what layers make for
+    other layers or for the user, ``inputs`` the model's own.
     """
 
     layers: tuple[str, ...]
@@ -33,6 +43,7 @@ class LayerGraph:
     independent: frozenset[str]
     spans: Mapping[str, tuple[int, int]]
     values: tuple[Value, ...] = ()
+    inputs: tuple[Value, ...] = ()
 
     @cached_property
     def cut_points(self) -> tuple[int, ...]:
@@ -115,10 +126,24 @@ def layer_graph(model: Model) -> LayerGraph:
         if name in depends_on_input:
             dependent_layers.add(layer)
     consumers = _consumers(model)
+    returned = {getattr(field, "name", "") for field in returned_fields(function)}
     values = tuple(
-        Value(size_bytes(binding.var.ty), model.layers[binding.var.name], consumers[binding.var.name])
+        Value(
+            size_bytes(binding.var.ty),
+            model.layers[name],
+            # What depends on no input does not travel between layers: each computes it again.
+            consumers.get(name, frozenset()) if name in depends_on_input else frozenset(),
+            name,
+            name in returned,
+            isinstance(binding.var.ty, relax.TensorType),
+        )
         for binding in bindings_of(function)
-        if binding.var.name in depends_on_input and binding.var.name in consumers
+        if (name := binding.var.name) in model.layers
+        and (name in returned or (name in depends_on_input and name in consumers))
+    )
+    inputs = tuple(
+        Value(size_bytes(parameter.ty), CLIENT, consumers.get(parameter.name, frozenset()), parameter.name)
+        for parameter in function.params
     )
     for field in returned_fields(function):
         # A table that the model returns has to be made somewhere, so it counts like any other layer.
@@ -131,15 +156,17 @@ def layer_graph(model: Model) -> LayerGraph:
         independent=independent,
         spans=spans,
         values=values,
+        inputs=inputs,
     )
 
 
 def _consumers(model: Model) -> dict[str, frozenset[str]]:
-    """The layers that need each variable."""
+    """The layers that need each variable or input."""
     found: dict[str, set[str]] = {}
+    inputs = {parameter.name for parameter in main_function(model.module).params}
     for binding in bindings_of(main_function(model.module)):
         if binding.var.name in model.layers:
             for used in used_variables(binding.value):
-                if used.name in model.layers:
+                if used.name in model.layers or used.name in inputs:
                     found.setdefault(used.name, set()).add(model.layers[binding.var.name])
     return {name: frozenset(layers) for name, layers in found.items()}
