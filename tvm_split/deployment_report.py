@@ -5,10 +5,11 @@ Pure: from a plan, a program, its trace and the moments of its results to values
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,8 +84,7 @@ def report_of(plan: Plan, program: Program, trace: Sequence[TraceEvent], measure
     """
     prediction = plan.prediction
     windows = measured.streams or measured.runs
-    events = [event for event in trace if _within(event, windows)]
-    times = _Times(events)
+    times = _Times(_begun_in(windows, trace))
     machines = tuple(
         _machine_report(program, machine, times, prediction, contended=bool(measured.streams))
         for machine in program.machines
@@ -109,8 +109,17 @@ def report_of(plan: Plan, program: Program, trace: Sequence[TraceEvent], measure
     )
 
 
-def _within(event: TraceEvent, windows: Sequence[Window]) -> bool:
-    return any(window.start <= event.start_nanoseconds and event.end_nanoseconds <= window.end for window in windows)
+def _begun_in(windows: Sequence[Window], events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
+    """The events that begin in one of the windows, which do not overlap.
+
+    Sending may end after the result has arrived: it ends when the sender is asked for more.
+    """
+    ordered = sorted(windows, key=lambda window: window.start)
+    starts = [window.start for window in ordered]
+    for event in events:
+        position = bisect.bisect_right(starts, event.start_nanoseconds) - 1
+        if position >= 0 and event.start_nanoseconds <= ordered[position].end:
+            yield event
 
 
 class _Times:

@@ -20,7 +20,7 @@ from tvm_split.blobs import BlobFolder
 from tvm_split.build import build_kernels, schedule_stage
 from tvm_split.kernel_calls import KernelCall, is_safe_to_time, kernel_calls, kernel_digest, shared_weight_bytes
 from tvm_split.model import Model
-from tvm_split.planner.planning import tvm_target
+from tvm_split.planner.placement import tvm_target
 
 SYMBOL_LETTERS = 24
 

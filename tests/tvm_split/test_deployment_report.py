@@ -98,6 +98,14 @@ def test_without_a_prediction():
     assert report.machines[0].compute.ratio is None
 
 
+def test_only_what_began_in_a_window_counts():
+    windows = tuple(Window(start * MILLISECOND, (start + 5) * MILLISECOND, 1) for start in (50, 20, 170))
+    report = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), MeasuredRuns(windows, (), 0))
+    assert [each.micro_batches for each in report.machines] == [3, 3]
+    before = MeasuredRuns((Window(-5, -1, 1),), (), 0)
+    assert report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), before).machines[0].compute.measured is None
+
+
 def test_nothing_was_run():
     expected = prediction((machine_prediction(A), machine_prediction(B)), LINKS)
     report = report_of(plan_for(CHAIN, expected), CHAIN, [], MeasuredRuns((), (), 0))

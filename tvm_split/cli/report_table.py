@@ -49,13 +49,12 @@ def summary(report: DeploymentReport) -> list[str]:
         predicted = report.period.predicted
         beside = "" if predicted is None else f" (predicted: {1 / predicted:.1f})"
         lines.append(f"{1 / report.period.measured:.1f} micro-batches a second{beside}")
-    lines.append(f"Medians of {report.streamed} streamed micro-batches and {report.runs} single runs.")
+    lines.append(f"Medians over {report.streamed} streamed micro-batches, and over single runs: {report.runs}")
     if report.period.predicted is None:
         lines.append("The plan has no prediction to compare with.")
     elif not report.advice:
-        lines.append("Everything came as predicted, within 15 %." if report.streamed or report.runs else "")
-    lines += [f"• {text}" for text in report.advice]
-    return [line for line in lines if line]
+        lines.append("Nothing that matters parts from its prediction by more than 15 %.")
+    return [*lines, *(f"• {text}" for text in report.advice)]
 
 
 def _add(table: Table, name: str, what: str, compared: Comparison, scale_seconds: float) -> None:

@@ -1,0 +1,47 @@
+"""A deployment's report as text."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tests.tvm_split.predictions import machine_prediction, prediction
+from tests.tvm_split.test_deployment_report import CHAIN, LINKS, A, B, events_of, plan_for, streamed
+from tvm_split.cli.report_table import print_report, summary
+from tvm_split.deployment_report import report_of
+from tvm_split.run_times import MeasuredRuns
+
+
+def report(compute=(10, 6), predicted=True):
+    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)), LINKS) if predicted else None
+    return report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, compute), streamed())
+
+
+def test_as_predicted():
+    file = io.StringIO()
+    print_report(report(), Console(file=file, width=80))
+    text = file.getvalue()
+    for words in ("machine-a (stage_0)", "machine-a → machine-b", "1.0 kB", "100.0 micro-batches a second", "15 %"):
+        assert words in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_parts_is_red_and_explained():
+    file = io.StringIO()
+    print_report(report((10, 12)), Console(file=file, width=80, force_terminal=True, color_system="standard"))
+    text = file.getvalue()
+    assert "\x1b[31m" in text
+    assert "2.00" in text
+    assert "Profile machine-b again" in text
+
+
+@pytest.mark.parametrize(("predicted", "words"), [(True, "Nothing that matters"), (False, "no prediction")])
+def test_summary(predicted, words):
+    assert words in "\n".join(summary(report(predicted=predicted)))
+
+
+def test_nothing_measured_yet():
+    file = io.StringIO()
+    nothing = report_of(plan_for(CHAIN), CHAIN, [], MeasuredRuns((), (), 0))
+    print_report(nothing, Console(file=file, width=80))
+    assert "over single runs: 0" in file.getvalue()
