@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import tvm_split
 from tests.models import torch_models
-from tvm_split.cluster_profiling import profile_cluster
+from tvm_split.model_profiling import profile_model
 from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.model_problem import Constraints, planned_stages
@@ -83,7 +83,7 @@ def measure(contestant: Contestant, deployment: tvm_split.Deployment, inputs: tu
 def plans_of(model: tvm_split.Model, cluster: tvm_split.Cluster, refresh: bool) -> dict[str, tvm_split.Plan]:
     """The planner's plans and the baselines, those that are equal only once."""
     with step_progress("profiling") as report:
-        profile = profile_cluster(model, cluster, refresh=refresh, on_progress=report)
+        profile = profile_model(model, cluster, refresh=refresh, on_progress=report)
     graph = layer_graph(model)
     problem = problem_of(graph, cluster, profile, "throughput", Constraints())
     layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}

@@ -55,7 +55,7 @@ def compile_and_deploy(
     """
     cluster = cluster if cluster is not None else Cluster.local()
     model = load_model(source, example_inputs, batch=batch)
-    with contextlib.ExitStack() as bars:
+    with cluster.kept(), contextlib.ExitStack() as bars:
         report = on_progress or bars.enter_context(step_progress("planning"))
         planned = plan(model, cluster, objective=objective, stages=stages, split=split, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -108,6 +110,22 @@ class Cluster:
                 )
             return dict(self._workers.endpoints)
         return {machine.name: _require_endpoint(machine) for machine in self.machines}
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Inside, `release` leaves local workers alone, so that one step after the other can use them.
+
+        They stay afterwards, for the next one to release; if something is raised, they end.
+        """
+        before = self._keep_workers
+        self._keep_workers = True
+        try:
+            yield
+        except BaseException:
+            self._keep_workers = before
+            self.release()
+            raise
+        self._keep_workers = before
 
     def release(self) -> None:
         """A deployment has ended: end the workers that were started for it, unless they are kept."""

@@ -12,9 +12,9 @@ from typing import get_args
 
 from rpc_runtime.program import CLIENT
 from tvm_split.cluster import Cluster
-from tvm_split.cluster_profiling import profile_cluster
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
+from tvm_split.model_profiling import profile_model
 from tvm_split.planner.by_hand import Split, name_stages, stages_by_hand
 from tvm_split.planner.cost import estimated_seconds, weight_bytes
 from tvm_split.planner.equal_cost import stages_of_equal_cost
@@ -150,7 +150,7 @@ def ask(
     if profile is None and (not measure or cluster.kind == "in_process"):
         profile, origin = _estimates(model, graph, cluster), "estimated"
     if profile is None:
-        profile = profile_cluster(model, cluster, database=database, refresh=refresh, on_progress=on_progress)
+        profile = profile_model(model, cluster, database=database, refresh=refresh, on_progress=on_progress)
     return Question(graph, profile, _problem(graph, cluster, profile, objective, constraints), origin)
 
 

@@ -1,0 +1,69 @@
+"""All that planning has to know of a model on a cluster: its pieces on the machines, and the links between these."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from tvm_split.cluster import Cluster
+from tvm_split.cluster_profiling import DEFAULT_TIMEOUT_SECONDS, profile_cluster
+from tvm_split.link_cache import default_folder
+from tvm_split.link_probing import LinkProbe, probe_links
+from tvm_split.model import Model
+from tvm_split.planner.layer_graph import layer_graph
+from tvm_split.planner.pieces import piece_edges
+from tvm_split.planner.profile import ClusterProfile
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, the steps done and all steps."""
+
+
+def profile_model(
+    model: Model,
+    cluster: Cluster,
+    *,
+    database: str | Path | None = None,
+    refresh: bool = False,
+    cache_folder: str | Path | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    on_progress: Progress | None = None,
+) -> ClusterProfile:
+    """The pieces of a model on every machine, then the links for tensors of the sizes that cuts of this model have.
+
+    Arguments and errors are those of `profile_cluster` and `probe_links`; what was measured is kept in
+    ``cache_folder``, by default in the user's cache.
+    """
+    folder = None if cache_folder is None else Path(cache_folder)
+    with cluster.kept():
+        profile = profile_cluster(
+            model,
+            cluster,
+            database=database,
+            refresh=refresh,
+            cache_folder=folder,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+        )
+        edges = piece_edges(layer_graph(model), [piece.layers for piece in profile.pieces])
+        probe = probe_links(
+            cluster,
+            sorted({int(edge.bytes) for edge in edges}),
+            timeout_seconds=timeout_seconds,
+            on_progress=on_progress,
+            cache_folder=folder if folder is not None else default_folder(),
+            refresh=refresh,
+        )
+    return _joined(profile, probe)
+
+
+def _joined(profile: ClusterProfile, probe: LinkProbe) -> ClusterProfile:
+    machines = (
+        dataclasses.replace(
+            machine,
+            transfer_seconds=probe.transfer_costs[machine.machine].seconds,
+            transfer_seconds_per_byte=probe.transfer_costs[machine.machine].seconds_per_byte,
+        )
+        for machine in profile.machines
+    )
+    return dataclasses.replace(profile, machines=tuple(machines), links=probe.links)
