@@ -27,9 +27,8 @@ import tvm_split
 from tests.models import torch_models
 from tvm_split.model_profiling import profile_model
 from tvm_split.planner.baselines import baseline_stages
-from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.model_problem import Constraints, planned_stages
-from tvm_split.planning import problem_of
+from tvm_split.planning import ask
 from tvm_split.progress import step_progress
 
 MODELS = ("resnet50", "vgg16", "mobilenet_v2", "bert_base")
@@ -84,14 +83,13 @@ def plans_of(model: tvm_split.Model, cluster: tvm_split.Cluster, refresh: bool) 
     """The planner's plans and the baselines, those that are equal only once."""
     with step_progress("profiling") as report:
         profile = profile_model(model, cluster, refresh=refresh, on_progress=report)
-    graph = layer_graph(model)
-    problem = problem_of(graph, cluster, profile, "throughput", Constraints())
+    question = ask(model, cluster, "throughput", Constraints(), profile=profile)
     layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
     found = {PLANNED: tvm_split.plan(model, cluster, profile=profile)}
     if len(found[PLANNED].stages) < len(cluster.machines):
         found[ALL_WORKERS] = tvm_split.plan(model, cluster, stages=len(cluster.machines), profile=profile)
-    for name, stages in baseline_stages(problem, layers_of).items():
-        split = {stage.machine: stage.layers for stage in planned_stages(graph, profile, stages)}
+    for name, stages in baseline_stages(question.problem, layers_of).items():
+        split = {stage.machine: stage.layers for stage in planned_stages(question.graph, profile, stages)}
         planned = tvm_split.plan(model, cluster, split=split, profile=profile)
         if all(planned.stages != other.stages for other in found.values()):
             found[name] = planned
@@ -149,7 +147,7 @@ def main() -> int:
     parser.add_argument("--refresh", action="store_true", help="profile anew what was profiled before")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
-    console = Console()
+    console = Console(width=max(120, Console().width))
     results = {}
     with tvm_split.Cluster.local(arguments.workers) as cluster:
         for name in arguments.models or MODELS:

@@ -157,7 +157,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
-    console = Console()
+    console = Console(width=max(120, Console().width))
     results = [check(case, console, arguments.rounds) for case in CASES]
     failed = False
     for result in results:
