@@ -21,6 +21,9 @@ from tvm_split.report_advice import advice_for
 from tvm_split.report_values import Comparison, LinkReport, MachineReport
 from tvm_split.run_times import MeasuredRuns, Window
 
+CLOCK_ERROR = 5_000_000
+"""Nanoseconds by which the clocks of two machines may seem to differ: half a round trip of a slow link."""
+
 
 @dataclass(frozen=True)
 class DeploymentReport:
@@ -83,7 +86,7 @@ def report_of(plan: Plan, program: Program, trace: Sequence[TraceEvent], measure
     is predicted for that. Where nothing was streamed, single runs stand in, compared with computing alone.
     """
     prediction = plan.prediction
-    windows = measured.streams or measured.runs
+    windows = measured.streams or _around(measured.runs)
     times = _Times(_begun_in(windows, trace))
     machines = tuple(
         _machine_report(program, machine, times, prediction, contended=bool(measured.streams))
@@ -107,6 +110,14 @@ def report_of(plan: Plan, program: Program, trace: Sequence[TraceEvent], measure
     return dataclasses.replace(
         report, advice=advice_for(report.period, report.latency, report.machines, report.links, shares)
     )
+
+
+def _around(runs: Sequence[Window]) -> tuple[Window, ...]:
+    """One window around all runs: single ones are so short that the error of other machines' clocks would tell."""
+    if not runs:
+        return ()
+    start, end = min(run.start for run in runs), max(run.end for run in runs)
+    return (Window(start - CLOCK_ERROR, end + CLOCK_ERROR, len(runs)),)
 
 
 def _begun_in(windows: Sequence[Window], events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:

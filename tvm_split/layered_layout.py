@@ -148,12 +148,13 @@ def _places(
     centres: dict[_Item, float] = {}
     for row in order:
         centres.update(_row_places(row, sizes, [0.0] * len(row), gap))
+    # Up and down in turn, down last: what hangs on a single node then hangs straight below it.
     for sweep in range(SWEEPS):
-        rows = order if sweep % 2 == 0 else order[::-1]
+        rows, neighbours = (order[::-1], below) if sweep % 2 == 0 else (order, above)
         for row in rows:
             wished = []
             for item in row:
-                found = [*above.get(item, ()), *below.get(item, ())]
+                found = neighbours.get(item, ())
                 wished.append(sum(centres[each] for each in found) / len(found) if found else centres[item])
             centres.update(_row_places(row, sizes, wished, gap))
     return centres

@@ -15,6 +15,8 @@ from tvm_split.planner.tensor_types import size_bytes
 MOST_SINGLE_NODES = 40
 """Up to this many, every layer has a node of its own."""
 MOST_NODES = 60
+FEWEST_NODES = 15
+"""Blocks that leave fewer hide too much; then some of the finer ones are drawn together."""
 WIDEST_BOUNDARY = 6
 
 
@@ -110,11 +112,13 @@ def _group(stages: Sequence[int | None], flows: Sequence[_Flow]) -> list[list[in
     runs = _without_branches(stages, flows)
     if len(runs) <= MOST_NODES:
         return runs
+    finer = runs
     for width in range(WIDEST_BOUNDARY, 0, -1):
         blocks = _blocks(stages, flows, width)
         if len(blocks) <= MOST_NODES:
-            return blocks
-    return _joined(stages, blocks)
+            return blocks if len(blocks) >= FEWEST_NODES else _joined(stages, finer)
+        finer = blocks
+    return _joined(stages, finer)
 
 
 def _without_branches(stages: Sequence[int | None], flows: Sequence[_Flow]) -> list[list[int]]:

@@ -28,6 +28,7 @@ def advice_for(
     parts = [
         *(text for each in machines for text in _of_machine(each, scale, estimated_shares.get(each.machine, 0.0))),
         *(text for each in links for text in _of_link(each, scale)),
+        *(text for each in machines for text in _of_unknown_links(each, links, scale)),
     ]
     if parts:
         return (*parts, "then plan anew: `tvm-split plan MODEL --cluster FILE`")
@@ -64,6 +65,17 @@ def _of_link(report: LinkReport, scale: float) -> Iterator[str]:
         f"the link {report.source} → {report.destination} takes {_both(report.seconds)}: {why}. "
         f"Probe it again: {PROFILE}"
     )
+
+
+def _of_unknown_links(report: MachineReport, links: Sequence[LinkReport], scale: float) -> Iterator[str]:
+    """For a machine whose time on the wire parts, but is that of several links which cannot be told apart."""
+    for doing, compared, own in (
+        ("receives", report.receive, [link for link in links if link.destination == report.machine]),
+        ("sends", report.send, [link for link in links if link.source == report.machine]),
+    ):
+        if parted(compared, scale) and all(link.seconds.measured is None for link in own):
+            named = ", ".join(f"{link.source} → {link.destination}" for link in own)
+            yield f"{report.machine} {doing} {_both(compared)}, over {named}. Probe these links again: {PROFILE}"
 
 
 def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:

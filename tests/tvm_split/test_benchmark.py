@@ -30,6 +30,8 @@ def inputs():
 def test_on_workers(bundle, inputs):
     steps = []
     with tvm_split.deploy(bundle, tvm_split.Cluster.local(workers=2)) as deployment:
+        deployment.run(inputs[0])
+        assert [each.micro_batches for each in deployment.report().machines] == [1, 1]
         report = tvm_split.bench(
             deployment, inputs, rounds=2, micro_batches=20, on_progress=lambda *step: steps.append(step)
         )

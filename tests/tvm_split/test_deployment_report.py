@@ -100,9 +100,9 @@ def test_without_a_prediction():
 
 def test_only_what_began_in_a_window_counts():
     windows = tuple(Window(start * MILLISECOND, (start + 5) * MILLISECOND, 1) for start in (50, 20, 170))
-    report = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), MeasuredRuns(windows, (), 0))
+    report = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), MeasuredRuns((), windows, 3))
     assert [each.micro_batches for each in report.machines] == [3, 3]
-    before = MeasuredRuns((Window(-5, -1, 1),), (), 0)
+    before = MeasuredRuns((), (Window(-5, -1, 1),), 1)
     assert report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), before).machines[0].compute.measured is None
 
 
@@ -164,6 +164,16 @@ def test_a_machine_with_two_stages_is_their_sum():
     links = {(each.source, each.destination): each for each in report.links}
     assert links[A, B].seconds.measured == pytest.approx(0.002)
     assert links[B, A].seconds.measured == pytest.approx(0.002)
+
+
+def test_several_links_that_cannot_be_told_apart_are_probed_together():
+    stages = (stage(0, A, ("x",), ("y", "v")), stage(1, B, ("y", "x"), ("z",)), stage(2, C, ("v", "z", "x"), ("w",)))
+    program = Program((tensor("x"),), (tensor("w"), tensor("z"), tensor("y")), stages)
+    machines = tuple(machine_prediction(name, 0.010) for name in (A, B, C))
+    expected = dataclasses.replace(prediction(machines), latency_seconds=0.016)
+    advice = report_of(plan_for(program, expected), program, events_of(program, (10, 10, 10), 2), streamed()).advice
+    assert any(text.startswith("machine-c receives 2 ms and not 1 ms") for text in advice)
+    assert any("Probe these links again" in text and "machine-b → machine-c" in text for text in advice)
 
 
 def test_time_that_may_be_of_two_links_is_of_none():
