@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint format protocol check-models check-cuda bench-overlap bench-kernels clean
+.PHONY: setup demo test lint format protocol check-models check-cuda check-unequal bench-overlap bench-kernels bench-plans clean
 
 setup: $(STAMP)
 
@@ -45,6 +45,12 @@ check-cuda: setup
 
 bench-kernels: setup
 	$(BIN)/python scripts/bench_kernels.py
+
+bench-plans: setup
+	$(BIN)/python scripts/bench_plans.py
+
+check-unequal: setup
+	$(BIN)/python scripts/check_unequal.py
 
 bench-overlap: setup
 	$(BIN)/python scripts/bench_overlap.py

@@ -6,7 +6,9 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tvm_split.cli.console import STDOUT, bytes_text, print_json, print_note, step_progress
+from tvm_split.cli.console import STDOUT, print_json, print_note
+from tvm_split.progress import step_progress
+from tvm_split.units import bytes_text
 
 if TYPE_CHECKING:
     from pathlib import Path
