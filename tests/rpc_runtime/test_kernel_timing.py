@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -205,7 +207,7 @@ def test_a_worker_that_dies_is_named(kernels) -> None:
     wanted, blob_path = kernels
     with LocalWorkers([A]) as own, RemoteKernels(own.endpoints[A], 10) as session:
         session.load(wanted, blob_path)
-        end = threading.Timer(0.5, own.close)
+        end = threading.Timer(0.5, os.kill, (own.process_ids[A], signal.SIGKILL))
         end.start()
         try:
             with pytest.raises(WorkerUnavailableError, match="'machine-a'"):
