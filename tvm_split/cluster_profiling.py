@@ -164,7 +164,9 @@ def _codes(
 ) -> dict[str, TargetCode]:
     """The model's kernels for each distinct target, by `_target_key`."""
     tuned = open_database(database)
-    targets = {_target_key(machine): machine for machine in machines}
+    targets: dict[str, ProfiledMachine] = {}
+    for machine in machines:
+        targets.setdefault(_target_key(machine), machine)
     steps.total = len(targets)
     codes = {}
     for key, machine in targets.items():
