@@ -41,8 +41,8 @@ def test_two_writers_keep_each_others_entries(tmp_path: Path) -> None:
         b"{",
         b"\xff\xfe\x00",
         b"[]",
-        b'{"format": "tvm-split profile", "version": 1, "machine": {}, "times": {"k": {"median_seconds": -1}}}',
-        b'{"format": "tvm-split profile", "version": 1, "machine": {}, "times": {"k": {"median_seconds": NaN, '
+        b'{"format": "tvm-split profile", "version": 1, "machine": {}, "times": {"k": {"seconds": -1}}}',
+        b'{"format": "tvm-split profile", "version": 1, "machine": {}, "times": {"k": {"seconds": NaN, '
         b'"best_seconds": 1, "measured_at": 0}}}',
     ],
 )
