@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.search.bounds import latency_bound, period_bound
 from tvm_split.planner.search.candidate import (
     Candidate,
     best_of,
@@ -25,9 +24,11 @@ from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.exhaustive import ExhaustiveSearch
 from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of
 from tvm_split.planner.search.instance import Instance, instance_of
+from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.local_search import improved
 from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
 from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram
+from tvm_split.planner.search.period_bound import period_bound
 from tvm_split.planner.search.stage_dp import StageTable
 
 CLOSED = 2 * SOLVER_TOLERANCE
@@ -45,7 +46,7 @@ MOST_TABLE_STEPS = 6.0e8
 MOST_SEQUENCES = 24
 
 TRIED = "exact: every plan tried, but for those that cannot win"
-IDEALS = "exact: dynamic programming over the ideals of the graph, whose lower bound is reached"
+REACHED = "exact: a plan reaches the lower bound"
 PROGRAM = "exact to 1e-6: mixed-integer program (HiGHS)"
 
 
@@ -83,16 +84,17 @@ class GraphSearch:
         self._bound_simply()
         ideals = ideals_of(self._instance)
         self._search_ideals(ideals)
-        if self._is_proven() and len(self._instance.pieces) > ALWAYS_EXACT_PIECES:
-            return self._result(IDEALS)
+        large = len(self._instance.pieces) > ALWAYS_EXACT_PIECES
+        if large and self._is_proven():
+            return self._result(REACHED)
         self._improve(0.25)
-        if self._is_proven() and len(self._instance.pieces) > ALWAYS_EXACT_PIECES:
-            return self._result(IDEALS)
+        if large and self._is_proven():
+            return self._result(REACHED)
         if self._try_everything():
             return self._result(TRIED)
         if self._solve_program():
             return self._result(PROGRAM)
-        return self._result(f"the best found in {self._limit:g} s; bound by {self._sources[-1]}")
+        return self._result(f"the best found in {self._limit:g} s")
 
     def nearest_to_memory(self) -> Candidate | None:
         """The plan found that lacks the fewest bytes of memory."""
@@ -128,7 +130,7 @@ class GraphSearch:
 
     def _bound_simply(self) -> None:
         if self._instance.problem.objective == "latency":
-            self._raise_bound(latency_bound(self._instance), "the longest path over pieces")
+            self._raise_bound(LatencyBound(self._instance).whole, "the blocks of the graph")
         else:
             bound = period_bound(self._asked, self._deadline(0.2) - time.monotonic())
             self._raise_bound(bound, "linear relaxation")
@@ -216,7 +218,7 @@ class GraphSearch:
             return False
         large = len(instance.pieces) > LARGE_PIECES
         program = PlacementProgram(instance, self._best(), self._spread_bound)
-        bound, plan = program.solve(self._deadline(1.0) - time.monotonic(), LARGE_GAP if large else 1e-7)
+        bound, plan = program.solve(self._deadline(0.9) - time.monotonic(), LARGE_GAP if large else 1e-7)
         if plan is not None:
             self._keep([plan])
         if not self._asked.problem.replicas:
@@ -227,13 +229,15 @@ class GraphSearch:
     def _result(self, method: str) -> GraphResult:
         chosen = self._best()
         problem = self._instance.problem
+        exact = method in (TRIED, REACHED, PROGRAM)
         bound = self._bound()
         if chosen is not None:
             value = chosen.value(problem)
-            if method in (TRIED, IDEALS) and value <= bound * (1 + CLOSED):
+            if method in (TRIED, REACHED) and value <= bound * (1 + CLOSED):
                 bound = value
             bound = min(bound, value)
-        exact = method in (TRIED, IDEALS, PROGRAM)
+        if method != TRIED and self._sources:
+            method += f"; bound: {self._sources[-1]}"
         if self._asked.problem.replicas:
             method += "; replicas are planned on chains only"
         return GraphResult(chosen, tuple(self._allowed()), bound, method, exact)
