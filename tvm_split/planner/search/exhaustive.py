@@ -58,9 +58,14 @@ class _Rows:
 
 
 class ExhaustiveSearch:
-    """The best plan of several machines for one instance, given a plan that is to be beaten."""
+    """The best plan of several machines for one instance.
 
-    def __init__(self, instance: Instance, known: Candidate | None) -> None:
+    Args:
+        known: a plan that is to be beaten.
+        bound: what the rest of a plan takes at least, where the latency is limited.
+    """
+
+    def __init__(self, instance: Instance, known: Candidate | None, bound: LatencyBound | None) -> None:
         problem = instance.problem
         self._instance = instance
         self._machines = len(instance.machines)
@@ -74,8 +79,8 @@ class ExhaustiveSearch:
         classes = machine_classes(instance)
         self._twin = {later: earlier for members in classes for earlier, later in itertools.pairwise(members)}
         self._ahead: list[list[tuple[int, Floats]]] = [[] for _ in instance.pieces]
-        if self._latency_limit < math.inf:
-            self._look_ahead()
+        if self._latency_limit < math.inf and bound is not None:
+            self._look_ahead(bound)
         self._into: list[list[Tensor]] = [[] for _ in instance.pieces]
         self._outof: list[list[Tensor]] = [[] for _ in instance.pieces]
         for tensor in instance.tensors:
@@ -85,9 +90,8 @@ class ExhaustiveSearch:
             if instance.client in tensor.destinations:
                 self._outof[tensor.source].append(tensor)
 
-    def _look_ahead(self) -> None:
+    def _look_ahead(self, bound: LatencyBound) -> None:
         """For every piece placed last: the pieces with successors still to place, and what these take at least."""
-        bound = LatencyBound(self._instance)
         for later, each in enumerate(predecessors(self._instance)):
             for other in each:
                 least = bound.step(other, later)

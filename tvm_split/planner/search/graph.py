@@ -29,7 +29,7 @@ from tvm_split.planner.search.local_search import improved
 from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
 from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram
 from tvm_split.planner.search.period_bound import period_bound
-from tvm_split.planner.search.stage_dp import StageTable
+from tvm_split.planner.search.stage_dp import StageTable, lack_table
 
 CLOSED = 2 * SOLVER_TOLERANCE
 """A gap below this counts as closed, since no solver of linear programs proves more."""
@@ -64,6 +64,12 @@ class GraphResult:
     exact: bool
 
 
+def nearest_to_memory(instance: Instance, time_limit_seconds: float) -> Candidate | None:
+    """The plan found that lacks the fewest bytes of memory, summed over machines."""
+    unlimited = dataclasses.replace(instance, memory=np.full(len(instance.machines), math.inf))
+    return GraphSearch(unlimited, time_limit_seconds).nearest_to(instance)
+
+
 class GraphSearch:
     """One instance, until a deadline."""
 
@@ -78,6 +84,7 @@ class GraphSearch:
         self._alone = one_machine_candidates(instance)
         self._keep(self._alone)
         self._spread_bound = 0.0
+        self._latency_bound: LatencyBound | None = None
         self._sources: list[str] = []
 
     def solve(self) -> GraphResult:
@@ -96,9 +103,15 @@ class GraphSearch:
             return self._result(PROGRAM)
         return self._result(f"the best found in {self._limit:g} s")
 
-    def nearest_to_memory(self) -> Candidate | None:
-        """The plan found that lacks the fewest bytes of memory."""
-        return min(self._found, key=lambda each: (lack_of(self._asked, each), len(each.machines)), default=None)
+    def nearest_to(self, limited: Instance) -> Candidate | None:
+        """The plan found that lacks the fewest bytes of the memory of ``limited``."""
+        ideals = ideals_of(self._instance)
+        groups = self._groups(len(ideals.members))
+        costs = ideal_costs(self._instance, groups, ideals, optimistic=False)
+        table = lack_table(limited, costs)
+        self._measure_sequences(table, groups, ideals)
+        found = [each for each in self._found if fits(self._instance, each)]
+        return min(found, key=lambda each: (lack_of(limited, each), len(each.machines)), default=None)
 
     def _deadline(self, share: float) -> float:
         return self._start + share * self._limit
@@ -129,8 +142,11 @@ class GraphSearch:
         return best is not None and best.value(self._instance.problem) <= self._bound() * (1 + CLOSED)
 
     def _bound_simply(self) -> None:
-        if self._instance.problem.objective == "latency":
-            self._raise_bound(LatencyBound(self._instance).whole, "the blocks of the graph")
+        problem = self._instance.problem
+        if problem.objective == "latency" or problem.maximum_latency_seconds < math.inf:
+            self._latency_bound = LatencyBound(self._instance, self._deadline(0.3))
+        if problem.objective == "latency" and self._latency_bound is not None:
+            self._raise_bound(self._latency_bound.whole, "the blocks of the graph")
         else:
             bound = period_bound(self._asked, self._deadline(0.2) - time.monotonic())
             self._raise_bound(bound, "linear relaxation")
@@ -199,8 +215,8 @@ class GraphSearch:
 
     def _try_everything(self) -> bool:
         small = len(self._instance.pieces) <= ALWAYS_EXACT_PIECES
-        deadline = math.inf if small else self._deadline(0.4)
-        done, found = ExhaustiveSearch(self._instance, self._best()).best(deadline)
+        deadline = math.inf if small else max(self._deadline(0.4), time.monotonic() + 0.15 * self._limit)
+        done, found = ExhaustiveSearch(self._instance, self._best(), self._latency_bound).best(deadline)
         if found is not None:
             self._keep([found])
         if done and not self._asked.problem.replicas:

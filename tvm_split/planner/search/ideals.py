@@ -126,7 +126,7 @@ def ideal_costs(instance: Instance, groups: Groups, ideals: Ideals, *, optimisti
         groups.latency_from_client,
         groups.latency_to_client,
     )
-    return StageCosts(free, tuple(period), tuple(latency), nothing, np.ones(positions))
+    return StageCosts(free, tuple(period), tuple(latency), nothing, np.ones(positions), memory)
 
 
 @dataclass

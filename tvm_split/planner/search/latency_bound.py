@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 
 import numpy as np
 import numpy.typing as npt
 
 from tvm_split.planner.search.ideals import predecessors
-from tvm_split.planner.search.instance import Floats, Instance
+from tvm_split.planner.search.instance import Flags, Floats, Instance
 
 MOST_ASSIGNMENTS = 70_000
 
@@ -26,12 +27,15 @@ Machines = npt.NDArray[np.intp]
 class LatencyBound:
     """What no plan of an instance can be below, whatever its limits.
 
+    Args:
+        deadline: (monotonic) after which blocks have only their longest paths looked at.
+
     Attributes:
         whole: seconds; exact on chains without limits.
         ahead: (n, M) seconds from the end of a piece on a machine to the end of everything, at least.
     """
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, deadline: float = math.inf) -> None:
         self._wires = _Wires(instance)
         length, machines = len(instance.pieces), np.arange(len(instance.machines))
         client = np.array([instance.client])
@@ -47,7 +51,8 @@ class LatencyBound:
             for other in reversed(block):
                 self.ahead[other] = self._ahead_of(other, following, at, rest)
             here = client if piece == instance.client else machines
-            between = _least_seconds(self._wires, piece, here, block, following, at)
+            least_seconds = _least_seconds if time.monotonic() < deadline else _longest_path
+            between = least_seconds(self._wires, piece, here, block, following, at)
             least = (between + rest[None, :]).min(axis=1)
             if piece == instance.client:
                 self.whole = float(least.min())
@@ -105,21 +110,33 @@ def _least_seconds(wires: _Wires, first: int, at: Machines, block: list[int], la
     if count > MOST_ASSIGNMENTS:
         return _longest_path(wires, first, at, block, last, to)
     assignments = np.stack([each.ravel() for each in np.meshgrid(*options, indexing="ij")], axis=1)
-    found = np.empty((len(at), len(to)))
     seconds = {piece: wires.instance.seconds[piece, assignments[:, place]] for place, piece in enumerate(block)}
     on = {piece: assignments[:, place] for place, piece in enumerate(block)}
-    tails = [_tails(wires, block, seconds, on, last, np.full(1, end)) for end in to]
+    here = [{piece: on[piece] == machine for piece in block} for machine in range(len(wires.instance.machines))]
+    loads = [np.sum([np.where(each[piece], seconds[piece], 0.0) for piece in block], axis=0) for each in here]
+    ways_out = []
+    for end in to:
+        tails = _tails(wires, block, seconds, on, last, np.full(1, end))
+        ways_out.append((tails, [_earliest(each, tails) for each in here]))
+    found = np.empty((len(at), len(to)))
     for row, start in enumerate(at):
         heads = _heads(wires, first, np.full(1, start), block, seconds, on)
-        for column, end in enumerate(to):
-            tail = tails[column]
-            needed = np.full(count, float(wires.seconds(first, last, np.full(1, start), np.full(1, end))[0]))
+        # A machine computes its pieces one after the other, behind the first arrival and before the shortest way out.
+        serial = [_earliest(each, heads) + load for each, load in zip(here, loads, strict=True)]
+        done = {piece: heads[piece] + seconds[piece] for piece in block}
+        for column, (tails, shortest) in enumerate(ways_out):
+            needed = np.full(count, float(wires.seconds(first, last, at[row : row + 1], to[column : column + 1])[0]))
             for piece in block:
-                needed = np.maximum(needed, heads[piece] + seconds[piece] + tail[piece])
-            for machine in range(len(wires.instance.machines)):
-                needed = np.maximum(needed, _serial(block, machine, heads, seconds, tail, on))
+                np.maximum(needed, done[piece] + tails[piece], out=needed)
+            for load, tail in zip(serial, shortest, strict=True):
+                np.maximum(needed, np.where(np.isinf(tail), 0.0, load + tail), out=needed)
             found[row, column] = needed.min()
     return found
+
+
+def _earliest(here: dict[int, Flags], times: dict[int, Floats]) -> Floats:
+    """The least of the times of the pieces on a machine; infinite where it has none."""
+    return np.asarray(np.minimum.reduce([np.where(flags, times[piece], math.inf) for piece, flags in here.items()]))
 
 
 def _heads(
@@ -147,22 +164,6 @@ def _tails(
             way = wires.seconds(piece, other, on[piece], on[other]) + seconds[other] + tails[other]
             tails[piece] = np.maximum(tails[piece], way)
     return tails
-
-
-def _serial(
-    block: list[int],
-    machine: int,
-    heads: dict[int, Floats],
-    seconds: dict[int, Floats],
-    tails: dict[int, Floats],
-    on: dict[int, Machines],
-) -> Floats:
-    """The pieces of one machine one after the other, behind the earliest arrival and before the shortest way out."""
-    here = {piece: on[piece] == machine for piece in block}
-    load = np.sum([np.where(here[piece], seconds[piece], 0.0) for piece in block], axis=0)
-    head = np.minimum.reduce([np.where(here[piece], heads[piece], math.inf) for piece in block])
-    tail = np.minimum.reduce([np.where(here[piece], tails[piece], math.inf) for piece in block])
-    return np.where(np.isinf(head), 0.0, head + load + tail)
 
 
 def _longest_path(wires: _Wires, first: int, at: Machines, block: list[int], last: int, to: Machines) -> Floats:

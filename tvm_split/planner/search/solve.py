@@ -11,7 +11,7 @@ from tvm_split.planner.search.certificate import alternatives, why_no_more_machi
 from tvm_split.planner.search.chain import ChainSearch, is_small_enough, solve_chain
 from tvm_split.planner.search.diagnosis import require_places, why_impossible
 from tvm_split.planner.search.evaluate import solved_stages
-from tvm_split.planner.search.graph import GraphSearch
+from tvm_split.planner.search.graph import GraphSearch, nearest_to_memory
 from tvm_split.planner.search.instance import Instance, instance_of
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
@@ -85,4 +85,4 @@ def _best(problem: Problem) -> Candidate | None:
 def _nearest(instance: Instance) -> Candidate | None:
     if _is_chain(instance):
         return ChainSearch(instance).nearest_to_memory()
-    return GraphSearch(instance, DIAGNOSIS_SECONDS).nearest_to_memory()
+    return nearest_to_memory(instance, DIAGNOSIS_SECONDS)
