@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def plan(
+    context: typer.Context,
     model: options.OptionalModelArgument = None,
     cluster: options.ClusterOption = None,
     workers: options.WorkersOption = None,
@@ -46,21 +47,7 @@ def plan(
 ) -> None:
     """Show how a model would be split: stages, their machines, layers and estimated shares of the work."""
     if problem is not None:
-        require_problem_alone(
-            {
-                "MODEL": model,
-                "--cluster": cluster,
-                "--workers": workers,
-                "--threads": threads,
-                "--split": split,
-                "--stages": stages,
-                "--batch": batch,
-                "--dimension": dimension,
-                "--input-shape": input_shape,
-                "--output": output,
-                "--layers": layers or None,
-            }
-        )
+        require_problem_alone(context)
         plan_problem(problem, json, time_limit)
         return
     if model is None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,16 +13,22 @@ from tvm_split.cli.wrong_use import WrongUseError
 if TYPE_CHECKING:
     from tvm_split.planner.problem import MachineLoad, Problem, Solution
 
+GOES_WITH_A_PROBLEM = ("problem", "time_limit", "json")
 
-def require_problem_alone(given: Mapping[str, Any]) -> None:
+
+def require_problem_alone(context: typer.Context) -> None:
     """A problem file says everything by itself.
 
     Raises:
-        WrongUseError: another option, or the model, is not None.
+        WrongUseError: the command line has the model, or another option besides those of `plan_problem`.
     """
-    for option, value in given.items():
-        if value is not None:
-            raise WrongUseError("a problem file says this by itself; leave it out with --problem", option)
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name in GOES_WITH_A_PROBLEM or source is None or source.name != "COMMANDLINE":
+            continue
+        option = parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
+        raise WrongUseError("a problem file says this by itself; leave it out with --problem", option)
 
 
 def plan_problem(path: Path, json: bool, time_limit_seconds: float | None) -> None:

@@ -13,7 +13,7 @@ from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts, count_groups, groups_of, machine_classes
 from tvm_split.planner.search.stage_costs import StageCosts, chain_costs
-from tvm_split.planner.search.stage_dp import Sequence, StageTable, Value, lack_table
+from tvm_split.planner.search.stage_dp import CALL_STEPS, Sequence, StageTable, Value, lack_table
 
 MOST_STEPS = 2.0e9
 """Matrix elements that one table may touch: some seconds."""
@@ -145,12 +145,13 @@ def is_small_enough(instance: Instance) -> bool:
     states = math.prod(len(members) + 1 for members in classes)
     groups = count_groups(instance, classes)
     matrix = (len(instance.pieces) + 1) ** 2
+    steps_of_one = matrix + CALL_STEPS
     if instance.problem.replicas:  # pairs of a set and one of its subsets
         pairs = math.prod((len(members) + 1) * (len(members) + 2) // 2 for members in classes)
         triples = math.prod(math.comb(len(members) + 3, 3) for members in classes)
     else:
         pairs, triples = states * len(classes), states * len(classes) ** 2
-    steps = pairs * matrix + triples * (len(instance.pieces) + 1)
+    steps = pairs * steps_of_one + triples * (len(instance.pieces) + 1)
     return steps <= MOST_STEPS and groups * matrix * 16 + groups**2 * 16 <= MOST_MATRIX_BYTES
 
 

@@ -29,7 +29,7 @@ from tvm_split.planner.search.local_search import improved
 from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
 from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram
 from tvm_split.planner.search.period_bound import period_bound
-from tvm_split.planner.search.stage_dp import StageTable, lack_table
+from tvm_split.planner.search.stage_dp import CALL_STEPS, StageTable, lack_table
 
 CLOSED = 2 * SOLVER_TOLERANCE
 """A gap below this counts as closed, since no solver of linear programs proves more."""
@@ -42,7 +42,9 @@ LARGE_GAP = 1e-3
 """Above so many pieces the mixed-integer program stops at this gap; below, only where nothing is left to prove."""
 
 MOST_PROGRAM_COLUMNS = 40_000
-MOST_TABLE_STEPS = 6.0e8
+MOST_TABLE_STEPS = 1.2e8
+"""Matrix elements that a table may touch for each second of the time limit."""
+
 MOST_SEQUENCES = 24
 
 TRIED = "exact: every plan tried, but for those that cannot win"
@@ -176,8 +178,8 @@ class GraphSearch:
         total = np.where(np.isfinite(self._instance.seconds), self._instance.seconds, 0.0).sum(axis=0)
         kept = sorted(classes, key=lambda members: float(total[members[0]]))
         while len(kept) > 1:
-            steps = math.prod(len(members) + 1 for members in kept) * len(kept) * positions**2
-            if steps <= MOST_TABLE_STEPS:
+            states = math.prod(len(members) + 1 for members in kept) * len(kept)
+            if states * (positions**2 + CALL_STEPS) <= MOST_TABLE_STEPS * self._limit:
                 break
             kept.pop()
         return groups_of(self._instance, tuple(sorted(kept)))

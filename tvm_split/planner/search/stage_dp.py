@@ -21,6 +21,9 @@ from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts
 from tvm_split.planner.search.stage_costs import StageCosts
 
+CALL_STEPS = 10_000
+"""What numpy's calls for one state of a table cost, in matrix elements."""
+
 Value = Literal["period", "latency"]
 
 
