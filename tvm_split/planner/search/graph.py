@@ -29,7 +29,8 @@ from tvm_split.planner.search.local_search import improved
 from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
 from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram
 from tvm_split.planner.search.period_bound import period_bound
-from tvm_split.planner.search.stage_dp import CALL_STEPS, StageTable, lack_table
+from tvm_split.planner.search.stage_costs import StageCosts
+from tvm_split.planner.search.stage_dp import CALL_STEPS, StageTable, Value, lack_table
 
 CLOSED = 2 * SOLVER_TOLERANCE
 """A gap below this counts as closed, since no solver of linear programs proves more."""
@@ -46,6 +47,7 @@ MOST_TABLE_STEPS = 1.2e8
 """Matrix elements that a table may touch for each second of the time limit."""
 
 MOST_SEQUENCES = 24
+MOST_STARTS = 8
 
 TRIED = "exact: every plan tried, but for those that cannot win"
 REACHED = "exact: a plan reaches the lower bound"
@@ -158,19 +160,28 @@ class GraphSearch:
         problem = self._instance.problem
         groups = self._groups(len(ideals.members))
         all_machines = sum(map(len, groups.classes)) == len(self._instance.machines)
-        for optimistic in (True, False):
-            costs = ideal_costs(self._instance, groups, ideals, optimistic=optimistic)
-            table = StageTable(costs, "period", self._instance.machine_limit, problem.stages)
-            best = table.best()
-            if optimistic and ideals.complete and all_machines and not self._asked.problem.replicas:
-                bound = min(best.values(), default=math.inf) * (1 - 1e-9)
-                if problem.objective == "throughput":
-                    self._raise_bound(bound, "dynamic programming over the ideals of the graph")
-            self._measure_sequences(table, groups, ideals)
-            if problem.objective == "latency" or problem.maximum_latency_seconds < math.inf:
-                limit = problem.maximum_period_seconds
-                fast = StageTable(costs, "latency", self._instance.machine_limit, problem.stages, limit)
-                self._measure_sequences(fast, groups, ideals)
+        bounding = ideal_costs(self._instance, groups, ideals, optimistic=True)
+        nothing = np.zeros(len(ideals.members))
+        loose = dataclasses.replace(bounding, crossing_bytes=nothing)
+        careful = ideal_costs(self._instance, groups, ideals, optimistic=False)
+        table = self._table(bounding, "period")
+        self._measure_sequences(table, groups, ideals)
+        is_bound = ideals.complete and all_machines and not self._asked.problem.replicas
+        if is_bound and problem.objective == "throughput":
+            bound = min(table.best().values(), default=math.inf) * (1 - 1e-9)
+            self._raise_bound(bound, "dynamic programming over the ideals of the graph")
+        for costs in (loose, careful):
+            if problem.objective == "throughput" and self._is_proven():
+                break
+            self._measure_sequences(self._table(costs, "period"), groups, ideals)
+        if problem.objective == "latency" or problem.maximum_latency_seconds < math.inf:
+            for costs in (loose, dataclasses.replace(careful, crossing_bytes=nothing)):  # the stages' own cost has it
+                self._measure_sequences(self._table(costs, "latency"), groups, ideals)
+
+    def _table(self, costs: StageCosts, value: Value) -> StageTable:
+        problem = self._instance.problem
+        limit = problem.maximum_period_seconds if value == "latency" else math.inf
+        return StageTable(costs, value, self._instance.machine_limit, problem.stages, limit)
 
     def _groups(self, positions: int) -> Groups:
         """All machines; where their sets would be too many, the fastest of them."""
@@ -207,7 +218,7 @@ class GraphSearch:
         problem = self._instance.problem
         ranked = sorted(self._allowed(), key=lambda each: (each.value(problem), each.other_value(problem)))
         different = {frozenset(each.machines): each for each in reversed(ranked)}
-        starts = sorted(different.values(), key=lambda each: each.value(problem))[:4]
+        starts = sorted(different.values(), key=lambda each: each.value(problem))[:MOST_STARTS]
         for number, plan in enumerate(starts):
             now = time.monotonic()
             deadline = now + (self._deadline(share) - now) / (len(starts) - number)

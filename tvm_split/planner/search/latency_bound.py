@@ -16,7 +16,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from tvm_split.planner.search.ideals import predecessors
+from tvm_split.planner.search.ideals import dividing_pieces, predecessors
 from tvm_split.planner.search.instance import Flags, Floats, Instance
 
 MOST_ASSIGNMENTS = 70_000
@@ -46,7 +46,7 @@ class LatencyBound:
                 self._behind[other].append(piece)
         # From the end backwards: the next dividing piece, its machines, and the least seconds from its start on.
         following, at, rest = length, client, np.zeros(1)
-        for piece in reversed([instance.client, *_dividing_pieces(instance)]):
+        for piece in reversed([instance.client, *dividing_pieces(instance)]):
             block = list(range(piece + 1, following))
             for other in reversed(block):
                 self.ahead[other] = self._ahead_of(other, following, at, rest)
@@ -182,19 +182,3 @@ def _longest_path(wires: _Wires, first: int, at: Machines, block: list[int], las
             way = done[piece][:, None] + wires.seconds(piece, last, machines[:, None], to[None, :])
             found[row] = np.maximum(found[row], way.min(axis=0))
     return found
-
-
-def _dividing_pieces(instance: Instance) -> list[int]:
-    """Pieces that are before or behind every other one."""
-    before = predecessors(instance)
-    length = len(before)
-    above = [0] * length
-    for piece, each in enumerate(before):
-        for other in each:
-            above[piece] |= above[other] | 1 << other
-    below = [0] * length
-    for piece in range(length):
-        for other in range(piece):
-            if above[piece] >> other & 1:
-                below[other] += 1
-    return [piece for piece in range(length) if above[piece].bit_count() + below[piece] == length - 1]
