@@ -33,26 +33,27 @@ class ChainSearch:
         self._costs: StageCosts = chain_costs(instance, groups_of(instance, machine_classes(instance)))
         self._alone = one_machine_candidates(instance)
 
-    def table(self, value: Value, period_limit: float = math.inf) -> StageTable:
-        problem = self.instance.problem
-        return StageTable(self._costs, value, self.instance.machine_limit, problem.stages, period_limit)
+    def table(self, value: Value, period_limit: float = math.inf, value_limit: float = math.inf) -> StageTable:
+        problem, machines = self.instance.problem, self.instance.machine_limit
+        return StageTable(self._costs, value, machines, problem.stages, period_limit, value_limit)
 
     def least_period(self) -> float:
         """Of any plan, whatever its latency; infinite if there is none."""
         alone = [each.evaluation.period_seconds for each in self._alone]
         return min([*alone, *self.table("period").best().values()], default=math.inf)
 
-    def fastest(self, period_limit: float = math.inf) -> Candidate | None:
-        """The plan of the least latency whose period keeps to a limit; of equal ones the one of fewest machines."""
+    def fastest(self, period_limit: float = math.inf, latency_limit: float = math.inf) -> Candidate | None:
+        """The plan of the least latency that keeps to both limits; of equal ones the one of fewest machines."""
         limit = period_limit * (1 + TOLERANCE)
         candidates = [each for each in self._alone if each.evaluation.period_seconds <= limit]
-        table = self.table("latency", period_limit)
+        table = self.table("latency", period_limit, latency_limit)
         best = table.best()
         if best:
             least = min(best.values()) * (1 + TOLERANCE)
             fewest = min((used for used, value in best.items() if value <= least), key=sum)
             candidates.append(self.candidate(table.sequence(fewest)))
         least = min((each.evaluation.latency_seconds for each in candidates), default=math.inf) * (1 + TOLERANCE)
+        least = min(least, latency_limit * (1 + TOLERANCE))
         equal = [each for each in candidates if each.evaluation.latency_seconds <= least]
         return min(equal, key=lambda each: len(each.machines), default=None)
 
@@ -61,16 +62,15 @@ class ChainSearch:
 
         A period is that of one of the stages or links, so the least is among finitely many, and found by halving.
         """
-        limit = latency_limit * (1 + TOLERANCE)
 
-        def reachable(period: float) -> bool:
-            found = self.fastest(period)
-            return found is not None and found.evaluation.latency_seconds <= limit
+        def reached(period: float) -> float | None:
+            found = self.fastest(period, latency_limit)
+            return None if found is None else found.evaluation.period_seconds
 
         lowest = self.least_period()
-        if reachable(lowest):
+        if reached(lowest) is not None:
             return lowest
-        return _least(self._possible_periods(lowest, known), reachable, known)
+        return _least(self._possible_periods(lowest, known), reached, known)
 
     def candidate(self, sequence: Sequence) -> Candidate:
         starts = (0, *sequence.ends[:-1])
@@ -160,16 +160,20 @@ def _keep_best(wanted: dict[Counts, None], values: dict[Counts, float]) -> None:
         wanted[min(values, key=lambda used: (values[used], sum(used)))] = None
 
 
-def _least(values: Floats, holds: Callable[[float], bool], otherwise: float) -> float:
-    """The first of ascending values for which something holds, given that it then holds for all larger ones."""
+def _least(values: Floats, reached: Callable[[float], float | None], known: float) -> float:
+    """The first of ascending values under which something is ``reached``, or ``known``, which is above all of them.
+
+    What is reached under a value is not above it, and shortens the way down.
+    """
     # The last first: most often the known plan is the best, and one question shows it.
-    if not len(values) or not holds(float(values[-1])):
-        return otherwise
-    low, high = 0, len(values) - 1
+    low, high, probe = 0, len(values), len(values) - 1
+    best = known
     while low < high:
-        middle = (low + high) // 2
-        if holds(float(values[middle])):
-            high = middle
+        found = reached(float(values[probe]))
+        if found is None:
+            low = probe + 1
         else:
-            low = middle + 1
-    return float(values[high])
+            best = found
+            high = min(probe, int(np.searchsorted(values, found * (1 - TOLERANCE))))
+        probe = (low + high) // 2
+    return best

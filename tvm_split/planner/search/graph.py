@@ -35,6 +35,9 @@ from tvm_split.planner.search.stage_dp import CALL_STEPS, StageTable, Value, lac
 CLOSED = 2 * SOLVER_TOLERANCE
 """A gap below this counts as closed, since no solver of linear programs proves more."""
 
+ROUNDING = 1e-8
+"""A bound by dynamic programming that is this near is the value itself, summed in another order."""
+
 ALWAYS_EXACT_PIECES = 9
 """So few pieces are searched exhaustively whatever the time limit."""
 
@@ -56,9 +59,9 @@ PROGRAM = "exact to 1e-6: mixed-integer program (HiGHS)"
 
 @dataclass(frozen=True)
 class GraphResult:
-    """The best plan found, None if none was; all that were measured; and what was proven.
+    """The best plan found, None if none was; all that keep to the limits; and what was proven.
 
-    ``exact`` if there is no better plan; ``complete`` if there is surely no plan where none was found.
+    ``exact`` if there is no better plan, and surely none at all where none was found.
     """
 
     chosen: Candidate | None
@@ -156,7 +159,7 @@ class GraphSearch:
             self._raise_bound(bound, "linear relaxation")
 
     def _search_ideals(self, ideals: Ideals) -> None:
-        """Plans that are sequences of ideals, by two views of what crossing costs; and the bound of the first view."""
+        """Plans that are sequences of ideals, by three views of what crossing costs; the first gives the bound."""
         problem = self._instance.problem
         groups = self._groups(len(ideals.members))
         all_machines = sum(map(len, groups.classes)) == len(self._instance.machines)
@@ -262,11 +265,11 @@ class GraphSearch:
         bound = self._bound()
         if chosen is not None:
             value = chosen.value(problem)
-            if method in (TRIED, REACHED) and value <= bound * (1 + CLOSED):
+            if value <= bound * (1 + ROUNDING):
                 bound = value
             bound = min(bound, value)
         if method != TRIED and self._sources:
             method += f"; bound: {self._sources[-1]}"
         if self._asked.problem.replicas:
-            method += "; replicas are planned on chains only"
+            method += "; without replicas, which are planned on chains up to a size only"
         return GraphResult(chosen, tuple(self._allowed()), bound, method, exact)
