@@ -51,7 +51,7 @@ def plan(
         plan_problem(problem, json, time_limit)
         return
     if model is None:
-        raise WrongUseError("give a model, or a problem file with --problem", "MODEL")
+        raise WrongUseError("Missing argument: give a model, or a problem file with --problem", "MODEL")
     if time_limit is not None:
         raise WrongUseError("it limits the search of --problem", "--time-limit")
     loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
