@@ -150,9 +150,9 @@ SEARCH_OPTIONS = (
 
 
 def _require_no_search(context: typer.Context) -> None:
-    for name in given_options(context):
+    for name, option in given_options(context):
         if name in SEARCH_OPTIONS:
-            raise WrongUseError("a split by hand leaves nothing to search", "--" + name.replace("_", "-"))
+            raise WrongUseError("a split by hand leaves nothing to search", option)
 
 
 def _print(model: Model, plan: Plan, sizes: Sequence[SizedPlan], machines: int) -> None:

@@ -14,17 +14,18 @@ from tvm_split.units import bytes_text
 if TYPE_CHECKING:
     from tvm_split.planner.problem import MachineLoad, Problem, Solution
 
+GOES_WITH_A_PROBLEM = ("problem", "time_limit", "json")
+
 
 def require_problem_alone(context: typer.Context) -> None:
     """A problem file says everything by itself.
 
     Raises:
-        WrongUseError: another option, or the model, is given.
+        WrongUseError: the command line has the model, or another option besides those of `plan_problem`.
     """
-    for name in given_options(context):
-        if name not in ("problem", "time_limit", "json"):
-            shown = "MODEL" if name == "model" else "--" + name.replace("_", "-")
-            raise WrongUseError("a problem file says this by itself; leave it out with --problem", shown)
+    for name, option in given_options(context):
+        if name not in GOES_WITH_A_PROBLEM:
+            raise WrongUseError("a problem file says this by itself; leave it out with --problem", option)
 
 
 def plan_problem(path: Path, json: bool, time_limit_seconds: float | None) -> None:

@@ -16,9 +16,10 @@ class WrongUseError(TvmSplitError, ValueError):
         super().__init__(f"{option}: {text}")
 
 
-def given_options(context: typer.Context) -> Iterator[str]:
-    """The parameters of a command that its user wrote, by their names in Python."""
-    for name in context.params:
+def given_options(context: typer.Context) -> Iterator[tuple[str, str]]:
+    """What a command's user wrote: pairs of a parameter's name in Python and on the command line."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            yield name
+            yield name, parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()

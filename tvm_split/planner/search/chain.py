@@ -12,8 +12,8 @@ from tvm_split.planner.search.candidate import Candidate, candidate, lack_of, on
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts, count_groups, groups_of, machine_classes
-from tvm_split.planner.search.stage_costs import StageCosts, chain_costs, chain_memory
-from tvm_split.planner.search.stage_dp import Sequence, StageTable, Value
+from tvm_split.planner.search.stage_costs import StageCosts, chain_costs
+from tvm_split.planner.search.stage_dp import CALL_STEPS, Sequence, StageTable, Value, lack_table
 
 MOST_STEPS = 2.0e9
 """Matrix elements that one table may touch: some seconds."""
@@ -33,26 +33,27 @@ class ChainSearch:
         self._costs: StageCosts = chain_costs(instance, groups_of(instance, machine_classes(instance)))
         self._alone = one_machine_candidates(instance)
 
-    def table(self, value: Value, period_limit: float = math.inf) -> StageTable:
-        problem = self.instance.problem
-        return StageTable(self._costs, value, self.instance.machine_limit, problem.stages, period_limit)
+    def table(self, value: Value, period_limit: float = math.inf, value_limit: float = math.inf) -> StageTable:
+        problem, machines = self.instance.problem, self.instance.machine_limit
+        return StageTable(self._costs, value, machines, problem.stages, period_limit, value_limit)
 
     def least_period(self) -> float:
         """Of any plan, whatever its latency; infinite if there is none."""
         alone = [each.evaluation.period_seconds for each in self._alone]
         return min([*alone, *self.table("period").best().values()], default=math.inf)
 
-    def fastest(self, period_limit: float = math.inf) -> Candidate | None:
-        """The plan of the least latency whose period keeps to a limit; of equal ones the one of fewest machines."""
+    def fastest(self, period_limit: float = math.inf, latency_limit: float = math.inf) -> Candidate | None:
+        """The plan of the least latency that keeps to both limits; of equal ones the one of fewest machines."""
         limit = period_limit * (1 + TOLERANCE)
         candidates = [each for each in self._alone if each.evaluation.period_seconds <= limit]
-        table = self.table("latency", period_limit)
+        table = self.table("latency", period_limit, latency_limit)
         best = table.best()
         if best:
             least = min(best.values()) * (1 + TOLERANCE)
             fewest = min((used for used, value in best.items() if value <= least), key=sum)
             candidates.append(self.candidate(table.sequence(fewest)))
         least = min((each.evaluation.latency_seconds for each in candidates), default=math.inf) * (1 + TOLERANCE)
+        least = min(least, latency_limit * (1 + TOLERANCE))
         equal = [each for each in candidates if each.evaluation.latency_seconds <= least]
         return min(equal, key=lambda each: len(each.machines), default=None)
 
@@ -61,16 +62,15 @@ class ChainSearch:
 
         A period is that of one of the stages or links, so the least is among finitely many, and found by halving.
         """
-        limit = latency_limit * (1 + TOLERANCE)
 
-        def reachable(period: float) -> bool:
-            found = self.fastest(period)
-            return found is not None and found.evaluation.latency_seconds <= limit
+        def reached(period: float) -> float | None:
+            found = self.fastest(period, latency_limit)
+            return None if found is None else found.evaluation.period_seconds
 
         lowest = self.least_period()
-        if reachable(lowest):
+        if reached(lowest) is not None:
             return lowest
-        return _least(self._possible_periods(lowest, known), reachable, known)
+        return _least(self._possible_periods(lowest, known), reached, known)
 
     def candidate(self, sequence: Sequence) -> Candidate:
         starts = (0, *sequence.ends[:-1])
@@ -100,35 +100,13 @@ class ChainSearch:
 
     def nearest_to_memory(self) -> Candidate | None:
         """The plan that lacks the fewest bytes of memory, summed over machines; None if none fits links and pins."""
-        instance, groups = self.instance, self._costs.groups
-        unlimited = dataclasses.replace(instance, memory=np.full(len(instance.machines), math.inf))
-        costs = chain_costs(unlimited, groups)
-        need = chain_memory(instance)
-        lacks = [
-            sum(
-                count * np.maximum(need - instance.memory[members[0]], 0.0)
-                for members, count in zip(groups.classes, counts, strict=True)
-                if count
-            )
-            for counts in groups.counts
-        ]
-        lack = tuple(np.where(np.isinf(each), math.inf, lacks[number]) for number, each in enumerate(costs.latency))
-        free = dataclasses.replace(
-            groups,
-            seconds_per_byte=np.zeros_like(groups.latency),
-            latency=np.where(np.isinf(groups.latency), math.inf, 0.0),
-        )
-        table = StageTable(
-            dataclasses.replace(costs, groups=free, latency=lack),
-            "latency",
-            instance.machine_limit,
-            instance.problem.stages,
-        )
+        unlimited = dataclasses.replace(self.instance, memory=np.full(len(self.instance.machines), math.inf))
+        table = lack_table(self.instance, chain_costs(unlimited, self._costs.groups))
         best = table.best()
         found = one_machine_candidates(unlimited)
         if best:
             found.append(self.candidate(table.sequence(min(best, key=lambda used: (best[used], sum(used))))))
-        return min(found, key=lambda each: (lack_of(instance, each), len(each.machines)), default=None)
+        return min(found, key=lambda each: (lack_of(self.instance, each), len(each.machines)), default=None)
 
     def _possible_periods(self, lowest: float, highest: float) -> Floats:
         """All periods of stages and links between two, ascending; equal ones once."""
@@ -167,12 +145,13 @@ def is_small_enough(instance: Instance) -> bool:
     states = math.prod(len(members) + 1 for members in classes)
     groups = count_groups(instance, classes)
     matrix = (len(instance.pieces) + 1) ** 2
+    steps_of_one = matrix + CALL_STEPS
     if instance.problem.replicas:  # pairs of a set and one of its subsets
         pairs = math.prod((len(members) + 1) * (len(members) + 2) // 2 for members in classes)
         triples = math.prod(math.comb(len(members) + 3, 3) for members in classes)
     else:
         pairs, triples = states * len(classes), states * len(classes) ** 2
-    steps = pairs * matrix + triples * (len(instance.pieces) + 1)
+    steps = pairs * steps_of_one + triples * (len(instance.pieces) + 1)
     return steps <= MOST_STEPS and groups * matrix * 16 + groups**2 * 16 <= MOST_MATRIX_BYTES
 
 
@@ -181,16 +160,20 @@ def _keep_best(wanted: dict[Counts, None], values: dict[Counts, float]) -> None:
         wanted[min(values, key=lambda used: (values[used], sum(used)))] = None
 
 
-def _least(values: Floats, holds: Callable[[float], bool], otherwise: float) -> float:
-    """The first of ascending values for which something holds, given that it then holds for all larger ones."""
+def _least(values: Floats, reached: Callable[[float], float | None], known: float) -> float:
+    """The first of ascending values under which something is ``reached``, or ``known``, which is above all of them.
+
+    What is reached under a value is not above it, and shortens the way down.
+    """
     # The last first: most often the known plan is the best, and one question shows it.
-    if not len(values) or not holds(float(values[-1])):
-        return otherwise
-    low, high = 0, len(values) - 1
+    low, high, probe = 0, len(values), len(values) - 1
+    best = known
     while low < high:
-        middle = (low + high) // 2
-        if holds(float(values[middle])):
-            high = middle
+        found = reached(float(values[probe]))
+        if found is None:
+            low = probe + 1
         else:
-            low = middle + 1
-    return float(values[high])
+            best = found
+            high = min(probe, int(np.searchsorted(values, found * (1 - TOLERANCE))))
+        probe = (low + high) // 2
+    return best

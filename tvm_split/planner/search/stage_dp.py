@@ -8,6 +8,7 @@ counted; stages on several machines as in PipeDream (Narayanan et al. 2019).
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
@@ -16,9 +17,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tvm_split.planner.search.instance import TOLERANCE, Floats
+from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts
 from tvm_split.planner.search.stage_costs import StageCosts
+
+CALL_STEPS = 10_000
+"""What numpy's calls for one state of a table cost, in matrix elements."""
+
+MOST_SECONDS = 1.0e300
 
 Value = Literal["period", "latency"]
 
@@ -48,6 +54,7 @@ class StageTable:
         machine_limit: at most so many machines.
         stage_count: exactly so many stages.
         period_limit: no stage and no link with a period above this.
+        value_limit: no plan with a value above this.
     """
 
     def __init__(
@@ -57,12 +64,14 @@ class StageTable:
         machine_limit: int,
         stage_count: int | None = None,
         period_limit: float = math.inf,
+        value_limit: float = math.inf,
     ) -> None:
         self._costs = costs
         self._value = value
         self._replicated = any(sum(counts) > 1 for counts in costs.groups.counts)
         self._stage_count = stage_count
         self._limit = period_limit * (1 + TOLERANCE)
+        self._value_limit = min(value_limit * (1 + TOLERANCE), MOST_SECONDS)
         self._stages = [self._stage(number) for number in range(len(costs.groups.counts))]
         self._states: dict[tuple[int, Counts], _State] = {}
         self._machine_limit = machine_limit
@@ -143,12 +152,15 @@ class StageTable:
     def _extended(self, state: _State, group: int) -> Floats | None:
         """The best value by position where a stage on ``group`` ends that follows ``state``; None if none can."""
         best = self._arriving(state, group).min(axis=0)
-        possible = np.flatnonzero(np.isfinite(best))
+        possible = np.flatnonzero(best <= self._value_limit)
         if not len(possible):
             return None
-        # A stage begins where one before can end: the columns left of the first such position are infinite anyway.
-        first = int(possible[0])
-        return np.asarray(self._combine(self._stages[group][:, first:], best[first:]).min(axis=1), dtype=np.float64)
+        # A stage begins where one before can end, and ends behind that.
+        first, last = int(possible[0]), int(possible[-1]) + 1
+        found = np.full(len(best), math.inf)
+        stages = self._stages[group][first:, first:last]
+        found[first:] = self._combine(stages, best[first:last]).min(axis=1)
+        return found
 
     def _arriving(self, state: _State, group: int) -> Floats:
         """(rows, P): the value up to a position and over the link from each row's group to ``group``."""
@@ -177,6 +189,37 @@ class StageTable:
 
     def _combine(self, one: Floats, other: Floats) -> Floats:
         return np.maximum(one, other) if self._value == "period" else one + other
+
+
+def lack_table(instance: Instance, costs: StageCosts) -> StageTable:
+    """A table whose latency is bytes: what stages lack of an instance's memory, summed over machines.
+
+    Args:
+        costs: of the same stages without a limit to memory.
+    """
+    groups = costs.groups
+    lacks = [
+        sum(
+            count * np.maximum(costs.memory - instance.memory[members[0]], 0.0)
+            for members, count in zip(groups.classes, counts, strict=True)
+            if count
+        )
+        for counts in groups.counts
+    ]
+    free = dataclasses.replace(
+        groups,
+        seconds_per_byte=np.zeros_like(groups.latency),
+        latency=np.where(np.isinf(groups.latency), math.inf, 0.0),
+    )
+    bytes_lacking = tuple(
+        np.where(np.isinf(possible), math.inf, lack) for possible, lack in zip(costs.latency, lacks, strict=True)
+    )
+    return StageTable(
+        dataclasses.replace(costs, groups=free, latency=bytes_lacking),
+        "latency",
+        instance.machine_limit,
+        instance.problem.stages,
+    )
 
 
 def _minus(used: Counts, counts: Counts) -> Counts:
