@@ -20,7 +20,7 @@ from tvm_split.machine_timing import HostTiming, MachineTimes
 from tvm_split.model import Model
 from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.pieces import pieces_of, pieces_of_kernels
-from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, PieceTime
+from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
 from tvm_split.profile_cache import ProfileCache, default_folder
 from tvm_split.profiled_machine import ProfiledMachine, profiled_machines
 from tvm_split.target_code import CeilingCode, TargetCode, ceiling_code, target_code
@@ -68,7 +68,7 @@ def profile_cluster(
 ) -> ClusterProfile:
     """What each piece of a model takes on each machine of a cluster, by itself and while its host's others compute.
 
-    The links and the cost of transfers are not measured here: ``links`` is empty, ``transfer_seconds`` is 0.
+    The links and the cost of transfers are not measured here: ``links`` is empty, ``streaming`` costs nothing.
 
     Args:
         database: tuned kernels, as for `tvm_split.compile`.
@@ -290,8 +290,7 @@ def _machine_profile(
         memory_free_bytes=machine.memory_free_bytes,
         operations_per_second=operations,
         bytes_per_second=bytes_,
-        transfer_seconds=0.0,
-        transfer_seconds_per_byte=0.0,
+        streaming=StreamingCost(),
         pieces={piece[0]: piece_time(own) for piece, own in zip(pieces, calls, strict=True)},
         measured_at=_oldest(times),
     )

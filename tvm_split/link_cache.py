@@ -20,17 +20,18 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from rpc_runtime.client import WorkerDescription
+from tvm_split import profile_cache
 from tvm_split.cluster import Cluster
-from tvm_split.link_samples import LinkSample
+from tvm_split.link_samples import LinkSample, StreamSample
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class MachineProbe:
     """A machine and the client: the samples in both directions.
 
-    Costs are processor seconds of one tensor, and of one more byte, at the machine and in the client.
+    ``seconds_per_byte`` is the machine's processor time for one more byte of a tensor.
     ``measured_at`` is in seconds since 1970.
     """
 
@@ -38,8 +39,7 @@ class MachineProbe:
     round_trip_seconds: float
     to_machine: tuple[LinkSample, ...]
     from_machine: tuple[LinkSample, ...]
-    machine_cost: tuple[float, float]
-    client_cost: tuple[float, float]
+    seconds_per_byte: float
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,21 @@ class PairProbe:
     samples: tuple[LinkSample, ...]
 
 
-Probe = TypeVar("Probe", MachineProbe, PairProbe)
-_MACHINE, _PAIR = TypeAdapter(MachineProbe), TypeAdapter(PairProbe)
+@dataclass(frozen=True)
+class StreamProbe:
+    """Machines in a chain that all compute: each one's samples, one for every duration of computing."""
+
+    measured_at: float
+    samples: Mapping[str, tuple[StreamSample, ...]]
+
+
+Probe = TypeVar("Probe", MachineProbe, PairProbe, StreamProbe)
+_MACHINE, _PAIR, _STREAM = TypeAdapter(MachineProbe), TypeAdapter(PairProbe), TypeAdapter(StreamProbe)
 
 
 def default_folder() -> Path:
-    """``tvm-split/links`` in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache") / "tvm-split" / "links"
+    """``links`` beside the profiles of machines."""
+    return profile_cache.default_folder().parent / "links"
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,11 @@ class LinkCache:
         """The link from one machine to another, measured if it is not known."""
         ends = [self.ends[source], self.ends[destination], self.addresses.get((source, destination))]
         return self._known_or(lambda: measure(source, destination), _PAIR, ["pair", *ends])
+
+    def stream(self, names: Sequence[str], measure: Callable[[Sequence[str]], StreamProbe]) -> StreamProbe:
+        """Machines that compute at the same time, measured if that is not known."""
+        key = ["stream", self.ends[None], *(self.ends[name] for name in names), list(names)]
+        return self._known_or(lambda: measure(names), _STREAM, key)
 
     def _known_or(self, measure: Callable[[], Probe], adapter: TypeAdapter[Probe], key: list[Any]) -> Probe:
         if self.folder is None:

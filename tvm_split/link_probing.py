@@ -19,17 +19,31 @@ import numpy as np
 from rpc_runtime.client import WorkerDescription, WorkerEndpoint, describe
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.pipeline import Pipeline
-from rpc_runtime.program import CLIENT
+from rpc_runtime.program import CLIENT, Program
 from tvm_split.cluster import Cluster
 from tvm_split.errors import CompileError, ProfileError
-from tvm_split.link_cache import LinkCache, MachineProbe, PairProbe, link_cache
-from tvm_split.link_samples import SMALLEST_BYTES, LinkSample, fitted_line, probe_sizes, worthwhile_size
+from tvm_split.link_cache import LinkCache, MachineProbe, PairProbe, StreamProbe, link_cache
+from tvm_split.link_samples import (
+    SMALLEST_BYTES,
+    LinkSample,
+    StreamCost,
+    StreamSample,
+    fitted_line,
+    probe_sizes,
+    stream_cost,
+    worthwhile_size,
+)
 from tvm_split.planner.profile import LinkProfile
 from tvm_split.probe_programs import ProbePrograms
 
 SERIES_SECONDS = 0.04
 """How long single runs, and as long a stream, of one size on a fast link; every machine's own round trip thrice."""
 FEWEST, MOST = 3, 60
+BUSY_SECONDS = (0.003, 0.015)
+"""How long stages compute for which the cost of a stream is measured."""
+FEWEST_PRODUCTS = 4
+SINGLE_RUNS, STREAMS = 8, 3
+STREAM_SECONDS, FEWEST_STREAMED, FILL = 0.15, 12, 8
 HOPELESS_SECONDS = 0.5
 """A run that takes longer is not repeated."""
 PARALLEL_PAIRS = 4
@@ -42,10 +56,18 @@ ProbeProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class TransferCost:
-    """Processor time that sending or receiving one tensor takes from computing, by tensor and by byte."""
+    """What receiving and sending take from computing on a machine.
 
-    seconds: float
+    ``alone`` and ``together`` are what a stream costs a machine with one small tensor in and one out, where it is the
+    only one of the plan, and where all machines of its host (and the client, if it is there) compute too.
+    """
+
     seconds_per_byte: float
+    alone: StreamCost
+    together: StreamCost
+
+
+NO_COST = TransferCost(0.0, StreamCost(0.0, 1.0), StreamCost(0.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -53,8 +75,7 @@ class LinkProbe:
     """The links of a cluster, and what transfers cost its machines.
 
     A pair without a link in ``links`` may exchange nothing. A link's time includes serialising at both ends;
-    ``transfer_costs`` is what of it keeps a machine from computing at the same time, 0 where cores are left over. It
-    has an entry for ``"client"`` too, which shares a host with local workers.
+    ``transfer_costs`` is what of it keeps a machine from computing at the same time, nothing where cores are left over.
     """
 
     links: tuple[LinkProfile, ...]
@@ -128,7 +149,8 @@ class _Probing:
     def run(self) -> LinkProbe:
         names = self._cluster.machine_names
         pairs = [(a, b) for a in names for b in names if a != b and self._is_measured(a, b)]
-        steps = len(names) + len(pairs)
+        hosts = self._busy_hosts()
+        steps = len(names) + len(pairs) + len(hosts)
         machines: dict[str, MachineProbe] = {}
         for name in names:
             self._on_progress(f"link between {name} and the client", len(machines), steps)
@@ -143,8 +165,53 @@ class _Probing:
             self._on_progress(what, len(machines) + len(measured), steps)
             with ThreadPoolExecutor(len(together), thread_name_prefix="probe") as threads:
                 measured.update(zip(together, threads.map(probe, together), strict=True))
+        costs = dict.fromkeys(names, NO_COST)
+        for place, host in enumerate(hosts):
+            self._on_progress(f"streams through {', '.join(host)}", len(machines) + len(measured) + place, steps)
+            costs.update(self._costs(host, machines))
         self._on_progress("done", steps, steps)
-        return LinkProbe(tuple(self._links(machines, measured)), self._costs(machines))
+        return LinkProbe(tuple(self._links(machines, measured)), costs)
+
+    def _busy_hosts(self) -> list[tuple[str, ...]]:
+        """The machines of every host on which transfers find no core that computes nothing."""
+        found: dict[str, list[str]] = {}
+        for name, worker in self._workers.items():
+            if not has_spare_cores(name, self._workers):
+                found.setdefault(worker.hostname, []).append(name)
+        return [tuple(names) for names in found.values()]
+
+    def _costs(self, host: tuple[str, ...], machines: Mapping[str, MachineProbe]) -> dict[str, TransferCost]:
+        measure = self._cache.stream
+        alone = {name: measure((name,), self._probe_stream).samples[name] for name in host}
+        together = measure(host, self._probe_stream).samples if len(host) > 1 else alone
+        return {
+            name: TransferCost(machines[name].seconds_per_byte, stream_cost(alone[name]), stream_cost(together[name]))
+            for name in host
+        }
+
+    def _probe_stream(self, names: Sequence[str]) -> StreamProbe:
+        """Streams through stages that compute for a short and for a longer time."""
+        products = dict.fromkeys(names, FEWEST_PRODUCTS)
+        tried = self._stream(names, products, 0)
+        seconds = {name: sample.compute_seconds / FEWEST_PRODUCTS for name, sample in tried.items()}
+        samples: dict[str, list[StreamSample]] = {name: [] for name in names}
+        for wanted in BUSY_SECONDS:
+            products = {name: max(1, round(wanted / max(seconds[name], 1e-6))) for name in names}
+            for name, sample in self._stream(names, products, STREAMS).items():
+                samples[name].append(sample)
+        return StreamProbe(time.time(), {name: tuple(found) for name, found in samples.items()})
+
+    def _stream(self, names: Sequence[str], products: Mapping[str, int], streams: int) -> dict[str, StreamSample]:
+        program = self._programs.busy_chain(names, products)
+        inputs = [np.zeros(program.inputs[0].shape, np.float32)]
+        with self._opened(program) as pipeline:
+            for _ in range(SINGLE_RUNS):
+                pipeline.run(inputs)
+            computing = {stage.machine: stage.median_compute_seconds for stage in pipeline.statistics()}
+            count = FILL + max(FEWEST_STREAMED, int(STREAM_SECONDS / max(*computing.values(), 1e-6)))
+            periods = [_period(pipeline, inputs, count) for _ in range(streams)]
+        period = statistics.median(periods) if periods else 0.0
+        return {name: StreamSample(seconds, period) for name, seconds in computing.items()}
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)
@@ -166,21 +233,17 @@ class _Probing:
                 passages[direction].append(passage)
                 single = max(passage.single_seconds - half, 0.0)
                 found.append(LinkSample(worthwhile, single, passage.stream_seconds))
-        costs = {}
-        for who in (name, CLIENT):
-            per_byte = [
-                (passages[direction][-1].processor_seconds[who] - base.processor_seconds[who])
-                / (samples[direction][-1].size_bytes - SMALLEST_BYTES)
-                for direction in passages
-            ]
-            costs[who] = (base.processor_seconds[who] / 2, max(statistics.fmean(per_byte), 0.0))
+        per_byte = [
+            (passages[direction][-1].processor_seconds[name] - base.processor_seconds[name])
+            / (samples[direction][-1].size_bytes - SMALLEST_BYTES)
+            for direction in passages
+        ]
         return MachineProbe(
             measured_at=time.time(),
             round_trip_seconds=base.single_seconds,
             to_machine=tuple(samples["to"]),
             from_machine=tuple(samples["from"]),
-            machine_cost=costs[name],
-            client_cost=costs[CLIENT],
+            seconds_per_byte=max(statistics.fmean(per_byte), 0.0),
         )
 
     def _probe_pair(self, source: str, destination: str, machines: Mapping[str, MachineProbe]) -> PairProbe:
@@ -199,13 +262,7 @@ class _Probing:
         """Run a chain for about twice ``series_seconds``, or a few times if that takes longer."""
         program = self._programs.chain(machines, sizes)
         try:
-            with Pipeline.open(
-                program,
-                self._endpoints,
-                self._programs.blob_path,
-                timeout_seconds=self._timeout_seconds,
-                peer_addresses=self._cluster.peer_addresses,
-            ) as pipeline:
+            with self._opened(program) as pipeline:
                 return _measure(pipeline, [np.zeros(sizes[0], np.uint8)], series_seconds)
         except CompileError:
             raise
@@ -215,6 +272,15 @@ class _Probing:
                 f"the link from {ends[0]!r} to {ends[1]!r} cannot be measured: {error}. If nothing may pass between "
                 "the two, say so in the cluster file: bytes_per_second: 0"
             ) from error
+
+    def _opened(self, program: Program) -> Pipeline:
+        return Pipeline.open(
+            program,
+            self._endpoints,
+            self._programs.blob_path,
+            timeout_seconds=self._timeout_seconds,
+            peer_addresses=self._cluster.peer_addresses,
+        )
 
     def _links(
         self, machines: Mapping[str, MachineProbe], pairs: Mapping[tuple[str, str], PairProbe]
@@ -237,15 +303,6 @@ class _Probing:
             line = fitted_line(samples)
             yield LinkProfile(source, destination, line.bytes_per_second, line.latency_seconds, "measured", measured_at)
 
-    def _costs(self, machines: Mapping[str, MachineProbe]) -> dict[str, TransferCost]:
-        costs = {
-            name: TransferCost(0.0, 0.0) if has_spare_cores(name, self._workers) else TransferCost(*probe.machine_cost)
-            for name, probe in machines.items()
-        }
-        for_client = [probe.client_cost for probe in machines.values()]
-        costs[CLIENT] = TransferCost(*(statistics.median(each) for each in zip(*for_client, strict=True)))
-        return costs
-
 
 def _measure(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: float) -> _Passage:
     """Single runs, then a stream, after one run that makes connections and memory warm."""
@@ -254,7 +311,7 @@ def _measure(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: f
     start = time.perf_counter()
     pipeline.run(inputs)
     first = time.perf_counter() - start
-    before = {**pipeline.processor_seconds(), CLIENT: time.process_time()}
+    before = pipeline.processor_seconds()
     singles = [first]
     count = _times(series_seconds, first)
     for _ in range(count):
@@ -265,8 +322,8 @@ def _measure(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: f
     if first < HOPELESS_SECONDS:
         for _ in pipeline.stream([inputs] * (1 + _times(series_seconds, first / 2))):
             arrivals.append(time.perf_counter())
-    after = {**pipeline.processor_seconds(), CLIENT: time.process_time()}
-    computing = dict.fromkeys((*machines, CLIENT), 0.0)
+    after = pipeline.processor_seconds()
+    computing = dict.fromkeys(machines, 0.0)
     for stage in pipeline.statistics():
         computing[stage.machine] += stage.median_compute_seconds
     passed = count + len(arrivals)
@@ -275,6 +332,12 @@ def _measure(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: f
         (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) if len(arrivals) > 1 else None,
         {who: max((after[who] - before[who]) / passed - computing[who], 0.0) for who in computing},
     )
+
+
+def _period(pipeline: Pipeline, inputs: Sequence[np.ndarray], count: int) -> float:
+    """Seconds from one result to the next, once the pipeline is full."""
+    arrivals = [time.perf_counter() for _ in pipeline.stream([inputs] * count)]
+    return (arrivals[-1] - arrivals[FILL - 1]) / (count - FILL)
 
 
 def _times(series_seconds: float, seconds: float) -> int:
@@ -309,4 +372,4 @@ def _in_process(cluster: Cluster) -> LinkProbe:
     links = tuple(
         LinkProfile(a, b, HANDED_OVER_BYTES_PER_SECOND, 0.0, "given", time.time()) for a in ends for b in ends if a != b
     )
-    return LinkProbe(links, {name: TransferCost(0.0, 0.0) for name in ends})
+    return LinkProbe(links, dict.fromkeys(cluster.machine_names, NO_COST))

@@ -32,6 +32,22 @@ class LinkSample:
 
 
 @dataclass(frozen=True)
+class StreamSample:
+    """A stage that computes for ``compute_seconds`` when it is alone, and the period of a stream through it."""
+
+    compute_seconds: float
+    period_seconds: float
+
+
+@dataclass(frozen=True)
+class StreamCost:
+    """Computing for ``c`` seconds per micro-batch takes ``seconds + ratio * c`` of a stream's period."""
+
+    seconds: float
+    ratio: float
+
+
+@dataclass(frozen=True)
 class LinkLine:
     """A tensor of ``b`` bytes takes ``latency_seconds + b / bytes_per_second``."""
 
@@ -79,3 +95,16 @@ def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
         seconds_per_byte = max(largest.single_seconds, 1e-9) / largest.size_bytes
     latency_seconds = statistics.median(each.single_seconds - each.size_bytes * seconds_per_byte for each in samples)
     return LinkLine(max(latency_seconds, 0.0), 1 / seconds_per_byte)
+
+
+def stream_cost(samples: Sequence[StreamSample]) -> StreamCost:
+    """The line through a short and a long duration of computing; streaming never makes computing faster."""
+    short, long = min(samples, key=_compute), max(samples, key=_compute)
+    difference = long.compute_seconds - short.compute_seconds
+    ratio = (long.period_seconds - short.period_seconds) / difference if difference > 0 else 1.0
+    ratio = max(1.0, ratio)
+    return StreamCost(max(0.0, short.period_seconds - ratio * short.compute_seconds), ratio)
+
+
+def _compute(sample: StreamSample) -> float:
+    return sample.compute_seconds

@@ -9,11 +9,11 @@ from pathlib import Path
 from tvm_split.cluster import Cluster
 from tvm_split.cluster_profiling import DEFAULT_TIMEOUT_SECONDS, profile_cluster
 from tvm_split.link_cache import default_folder
-from tvm_split.link_probing import LinkProbe, probe_links
+from tvm_split.link_probing import LinkProbe, TransferCost, probe_links
 from tvm_split.model import Model
 from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.pieces import piece_edges
-from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.profile import ClusterProfile, StreamingCost
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, the steps done and all steps."""
@@ -51,19 +51,26 @@ def profile_model(
             sorted({int(edge.bytes) for edge in edges}),
             timeout_seconds=timeout_seconds,
             on_progress=on_progress,
-            cache_folder=folder if folder is not None else default_folder(),
+            cache_folder=folder / "links" if folder is not None else default_folder(),
             refresh=refresh,
         )
     return _joined(profile, probe)
 
 
 def _joined(profile: ClusterProfile, probe: LinkProbe) -> ClusterProfile:
-    machines = (
-        dataclasses.replace(
-            machine,
-            transfer_seconds=probe.transfer_costs[machine.machine].seconds,
-            transfer_seconds_per_byte=probe.transfer_costs[machine.machine].seconds_per_byte,
-        )
+    machines = tuple(
+        dataclasses.replace(machine, streaming=_streaming(probe.transfer_costs[machine.machine]))
         for machine in profile.machines
     )
-    return dataclasses.replace(profile, machines=tuple(machines), links=probe.links)
+    return dataclasses.replace(profile, machines=machines, links=probe.links)
+
+
+def _streaming(cost: TransferCost) -> StreamingCost:
+    """The probe's stages take one tensor in and send one out."""
+    return StreamingCost(
+        transfer_seconds=cost.together.seconds / 2,
+        transfer_seconds_per_byte=cost.seconds_per_byte,
+        ratio=cost.together.ratio,
+        alone_transfer_seconds=cost.alone.seconds / 2,
+        alone_ratio=cost.alone.ratio,
+    )

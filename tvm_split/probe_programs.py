@@ -13,6 +13,9 @@ from rpc_runtime.scratch import ScratchFolder
 from tvm_split.blobs import BlobFolder
 from tvm_split.build import build_module
 
+BUSY_INPUT = (1, 256)
+"""A kilobyte, which travels as fast as a tensor can, and makes a matrix that lies in a core's second-level cache."""
+
 
 class ProbePrograms:
     """Compiles pass-through stages, each once per architecture and pair of sizes, for any processor of it."""
@@ -22,6 +25,7 @@ class ProbePrograms:
         self._architectures = architectures
         self._blobs = BlobFolder.temporary()
         self._libraries: dict[tuple[str, int, int], BlobSpec] = {}
+        self._busy: dict[tuple[str, int], BlobSpec] = {}
 
     def blob_path(self, sha256: str) -> Path:
         return self._blobs.path(sha256)
@@ -49,6 +53,46 @@ class ProbePrograms:
         )
         return Program((tensors[0],), (tensors[-1],), stages)
 
+    def busy_chain(self, machines: Sequence[str], products: Mapping[str, int]) -> Program:
+        """Small tensors, and on every machine so many matrix products one after the other."""
+        tensors = [TensorSpec(f"tensor {place}", BUSY_INPUT, "float32") for place in range(len(machines) + 1)]
+        stages = tuple(
+            StageSpec(
+                index=place,
+                name=f"compute {place}",
+                machine=machine,
+                layers=(),
+                device="cpu",
+                library=self._busy_library(self._architectures[machine], products[machine]),
+                weights=(),
+                inputs=(tensors[place],),
+                outputs=(tensors[place + 1],),
+            )
+            for place, machine in enumerate(machines)
+        )
+        return Program((tensors[0],), (tensors[-1],), stages)
+
+    def _busy_library(self, architecture: str, products: int) -> BlobSpec:
+        key = (architecture, products)
+        if key not in self._busy:
+            self._busy[key] = self._compile_busy(architecture, products)
+        return self._busy[key]
+
+    def _compile_busy(self, architecture: str, products: int) -> BlobSpec:
+        """A row made into a matrix, which is multiplied again and again, and of the last the first row."""
+        builder = relax.BlockBuilder()
+        row = relax.Var("row", relax.TensorType(BUSY_INPUT, "float32"))
+        with builder.function("main", [row]):
+            with builder.dataflow():
+                matrix = builder.emit(relax.op.broadcast_to(row, (BUSY_INPUT[1], BUSY_INPUT[1])))
+                value = matrix
+                for _ in range(products):
+                    value = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(value, matrix))))
+                first = builder.emit(relax.op.strided_slice(value, [0], [0], [1]))
+                result = builder.emit_output(relax.Tuple([first]))
+            builder.emit_func_output(result)
+        return self._build(builder, architecture)
+
     def _library(self, architecture: str, taken: int, made: int) -> BlobSpec:
         key = (architecture, taken, made)
         if key not in self._libraries:
@@ -65,6 +109,9 @@ class ProbePrograms:
                 value = first if taken >= made else relax.op.broadcast_to(builder.emit(first), (made,))
                 result = builder.emit_output(relax.Tuple([builder.emit(value)]))
             builder.emit_func_output(result)
+        return self._build(builder, architecture)
+
+    def _build(self, builder: relax.BlockBuilder, architecture: str) -> BlobSpec:
         target: dict[str, object] = {"kind": "llvm", "num-cores": 1}
         if architecture != platform.machine():
             target["mtriple"] = f"{architecture}-linux-gnu"

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND
 from tvm_split.planner.layer_graph import LayerGraph
-from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime
+from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
 
 LINK_BYTES_PER_SECOND = 125e6
 LINK_LATENCY_SECONDS = 0.5e-3
@@ -49,8 +49,7 @@ def _machine(name: str, threads: int, alone: Mapping[str, float]) -> MachineProf
         memory_free_bytes=math.inf,
         operations_per_second=OPERATIONS_PER_SECOND * threads,
         bytes_per_second=BYTES_PER_SECOND,
-        transfer_seconds=0.0,
-        transfer_seconds_per_byte=0.0,
+        streaming=StreamingCost(),
         pieces=times,
         measured_at=0.0,
     )

@@ -52,15 +52,14 @@ def model_problem(
 ) -> Problem:
     """The search problem of a profiled model.
 
-    ``memory_limits`` are those the user gave; elsewhere the limit is what was free on the machine, shared equally by
-    the machines of one host.
+    ``memory_limits`` are those the user gave; elsewhere the limit is what was free on the machine.
 
     Raises:
         PlanError: a pin names a layer or machine that does not exist.
     """
     return Problem(
         objective=objective,
-        machines=tuple(_machine(each, profile, memory_limits.get(each.machine)) for each in profile.machines),
+        machines=tuple(_machine(each, memory_limits.get(each.machine)) for each in profile.machines),
         links=_links(profile),
         pieces=tuple(
             Piece(
@@ -102,16 +101,20 @@ def _links(profile: ClusterProfile) -> tuple[ProblemLink, ...]:
     )
 
 
-def _machine(machine: MachineProfile, profile: ClusterProfile, limit: int | None) -> ProblemMachine:
-    neighbours = sum(each.hostname == machine.hostname for each in profile.machines)
+def _machine(machine: MachineProfile, limit: int | None) -> ProblemMachine:
+    streaming = machine.streaming
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
+    slower = max(1.0, contended / alone) if alone > 0 else 1.0
     return ProblemMachine(
         name=machine.machine,
-        memory_bytes=limit if limit is not None else machine.memory_free_bytes / neighbours,
-        transfer_seconds=machine.transfer_seconds,
-        transfer_seconds_per_byte=machine.transfer_seconds_per_byte,
-        contention=max(1.0, contended / alone) if alone > 0 else 1.0,
+        memory_bytes=limit if limit is not None else machine.memory_free_bytes,
+        transfer_seconds=streaming.transfer_seconds,
+        transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,
+        # What was measured of streams has contention in it, but that of a stage which lies in a core's cache.
+        contention=max(slower * streaming.alone_ratio, streaming.ratio),
+        alone_transfer_seconds=streaming.alone_transfer_seconds,
+        alone_contention=streaming.alone_ratio,
     )
 
 

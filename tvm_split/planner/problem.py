@@ -20,8 +20,10 @@ class ProblemMachine:
 
     ``transfer_seconds`` and ``transfer_seconds_per_byte`` are what sending or receiving one tensor takes away from
     computing: on a machine whose cores all compute, serialising is computing. ``contention`` is how many times longer
-    computing takes while other machines compute too, because they share a host; it counts in plans of several machines,
-    and in the period only, since the latency is that of a single micro-batch.
+    computing takes while other machines compute too, because they share a host. Both count in plans of several
+    machines; in a plan of this machine only, ``alone_contention`` and ``alone_transfer_seconds`` stand for them (by
+    default the same transfer, and no contention). All this is in the period only: the latency is that of a single
+    micro-batch.
     """
 
     name: str
@@ -29,6 +31,13 @@ class ProblemMachine:
     transfer_seconds: float = 0.0
     transfer_seconds_per_byte: float = 0.0
     contention: float = 1.0
+    alone_contention: float = 1.0
+    alone_transfer_seconds: float | None = None
+
+    @property
+    def transfer_seconds_alone(self) -> float:
+        """``alone_transfer_seconds``, or what stands for it."""
+        return self.transfer_seconds if self.alone_transfer_seconds is None else self.alone_transfer_seconds
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ class _Machine(_Strict):
     transfer_seconds: NotNegative = 0.0
     transfer_seconds_per_byte: NotNegative = 0.0
     contention: Annotated[float, Field(gt=0)] = 1.0
+    alone_contention: Annotated[float, Field(gt=0)] = 1.0
+    alone_transfer_seconds: NotNegative | None = None
 
 
 class _Link(_Strict):
@@ -186,6 +188,8 @@ def _problem(file: _ProblemFile) -> Problem:
                 machine.transfer_seconds,
                 machine.transfer_seconds_per_byte,
                 machine.contention,
+                machine.alone_contention,
+                machine.alone_transfer_seconds,
             )
             for machine in file.machines
         ),
@@ -218,6 +222,8 @@ def problem_to_dict(problem: Problem) -> dict[str, Any]:
                 "transfer_seconds": each.transfer_seconds,
                 "transfer_seconds_per_byte": each.transfer_seconds_per_byte,
                 "contention": each.contention,
+                "alone_contention": each.alone_contention,
+                "alone_transfer_seconds": each.transfer_seconds_alone,
             }
             for each in problem.machines
         ],

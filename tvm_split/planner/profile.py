@@ -33,13 +33,28 @@ class PieceTime:
 
 
 @dataclass(frozen=True)
+class StreamingCost:
+    """What a stream takes from computing, in seconds for every tensor that is sent or received, and as a ratio.
+
+    A stage that computes for ``c`` seconds by itself takes ``ratio * c`` while a stream is served, and
+    ``transfer_seconds`` for each tensor on top. The values with ``alone_`` are for a plan of this machine only, the
+    others for plans in which the other machines of its host, and the client if it is there, are busy too. Nothing,
+    where cores are left over.
+    """
+
+    transfer_seconds: float = 0.0
+    transfer_seconds_per_byte: float = 0.0
+    ratio: float = 1.0
+    alone_transfer_seconds: float = 0.0
+    alone_ratio: float = 1.0
+
+
+@dataclass(frozen=True)
 class MachineProfile:
     """A machine: the model's pieces on it, its ceilings, and what transfers cost its cores.
 
     ``operations_per_second`` (a multiplication and an addition are two) and ``bytes_per_second`` are what the machine
-    reaches at most, measured. ``transfer_seconds`` and ``transfer_seconds_per_byte`` are the processor time of sending
-    or receiving one tensor as far as it is taken from computing: 0 where cores are left over. ``measured_at`` is in
-    seconds since 1970.
+    reaches at most, measured. ``measured_at`` is in seconds since 1970.
     """
 
     machine: str
@@ -49,8 +64,7 @@ class MachineProfile:
     memory_free_bytes: float
     operations_per_second: float
     bytes_per_second: float
-    transfer_seconds: float
-    transfer_seconds_per_byte: float
+    streaming: StreamingCost
     pieces: Mapping[str, PieceTime]
     measured_at: float
 

@@ -206,9 +206,11 @@ def _shares(instance: Instance, stages: Sequence[Placed], number: int) -> tuple[
 def _full_seconds(instance: Instance, stage: Placed, count: int, size: float, contended: bool) -> list[float]:
     """What each machine of a stage would compute for every micro-batch, with ``count`` tensors of ``size`` bytes."""
     pieces = list(stage.pieces)
+    longer = instance.contention if contended else instance.alone_contention
+    transfer = instance.transfer_seconds if contended else instance.alone_transfer_seconds
     return [
-        math.fsum(instance.times[pieces, machine]) * (float(instance.contention[machine]) if contended else 1.0)
-        + count * float(instance.transfer_seconds[machine])
+        math.fsum(instance.times[pieces, machine]) * float(longer[machine])
+        + count * float(transfer[machine])
         + size * float(instance.transfer_seconds_per_byte[machine])
         for machine in stage.machines
     ]

@@ -47,9 +47,14 @@ def _machine_faults(problem: Problem) -> Iterator[Fault]:
         where = ("machines", index)
         for key in ("memory_bytes", "transfer_seconds", "transfer_seconds_per_byte"):
             yield from _negative(getattr(machine, key), (*where, key), f"machine {machine.name!r}")
-        if not (math.isfinite(machine.contention) and machine.contention > 0):
-            text = f"machine {machine.name!r}: contention is {machine.contention}; it must be above 0, 1 is none"
-            yield Fault((*where, "contention"), text)
+        yield from _negative(
+            machine.transfer_seconds_alone, (*where, "alone_transfer_seconds"), f"machine {machine.name!r}"
+        )
+        for key in ("contention", "alone_contention"):
+            value = getattr(machine, key)
+            if not (math.isfinite(value) and value > 0):
+                text = f"machine {machine.name!r}: {key} is {value}; it must be above 0, 1 is none"
+                yield Fault((*where, key), text)
 
 
 def _link_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:

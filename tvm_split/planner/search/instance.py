@@ -45,7 +45,7 @@ class Instance:
             client that is not there forbids it.
         weights, activations: (n,) bytes. memory: (M,) bytes.
         linked, seconds_per_byte, latency: (M + 1, M + 1), row the source; 0 where not linked. The last is the client.
-        transfer_seconds, transfer_seconds_per_byte, contention: (M,).
+        transfer_seconds, transfer_seconds_per_byte, contention: (M,); with ``alone_`` for a machine by itself.
     """
 
     problem: Problem
@@ -62,6 +62,8 @@ class Instance:
     transfer_seconds: Floats
     transfer_seconds_per_byte: Floats
     contention: Floats
+    alone_contention: Floats
+    alone_transfer_seconds: Floats
     tensors: tuple[Tensor, ...]
 
     client = -1
@@ -130,6 +132,8 @@ def instance_of(problem: Problem) -> Instance:
         transfer_seconds=np.array([machine.transfer_seconds for machine in problem.machines]),
         transfer_seconds_per_byte=np.array([machine.transfer_seconds_per_byte for machine in problem.machines]),
         contention=np.array([machine.contention for machine in problem.machines]),
+        alone_contention=np.array([machine.alone_contention for machine in problem.machines]),
+        alone_transfer_seconds=np.array([machine.transfer_seconds_alone for machine in problem.machines]),
         tensors=_tensors(problem, number),
     )
     _forbid(instance)

@@ -115,6 +115,8 @@ def _exchangeable(instance: Instance, one: int, other: int) -> bool:
         instance.transfer_seconds,
         instance.transfer_seconds_per_byte,
         instance.contention,
+        instance.alone_contention,
+        instance.alone_transfer_seconds,
     )
     if any(values[one] != values[other] for values in own):
         return False
