@@ -20,7 +20,14 @@ from tvm_split.planner.cost import estimated_seconds, weight_bytes
 from tvm_split.planner.equal_cost import stages_of_equal_cost
 from tvm_split.planner.estimating import LINK_BYTES_PER_SECOND, LINK_LATENCY_SECONDS, estimated_profile
 from tvm_split.planner.layer_graph import LayerGraph, layer_graph
-from tvm_split.planner.model_problem import Constraints, corrected, model_problem, planned_stages, solved_stages
+from tvm_split.planner.model_problem import (
+    Constraints,
+    corrected,
+    model_problem,
+    planned_stages,
+    solved_stages,
+    with_turns,
+)
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
 from tvm_split.planner.predicting import predict
@@ -156,8 +163,10 @@ def ask(
 
 def answer(model: Model, cluster: Cluster, question: Question, solution: Solution) -> Plan:
     """The solution as a plan, with its prediction."""
-    prediction = predict(question.problem, question.profile, solution)
-    stages = planned_stages(question.graph, question.profile, solution.stages)
+    chosen = with_turns(solution.stages)
+    given = None if chosen == solution.stages else chosen
+    prediction = predict(question.problem, question.profile, solution, given)
+    stages = planned_stages(question.graph, question.profile, chosen)
     return _plan(model, cluster, question.problem.objective, question.origin, stages, prediction)
 
 

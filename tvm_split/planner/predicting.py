@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rpc_runtime.program import CLIENT
+from rpc_runtime.turns import EVERY, Recurrence, common, deal, turns_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.prediction import ComparedPlan, LinkPrediction, MachinePrediction, Prediction
@@ -31,6 +32,8 @@ def predict(
     used = [load.machine for load in evaluation.loads]
     busy = sum(load.compute_seconds for load in evaluation.loads) / (len(used) * evaluation.period_seconds)
     layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
+    links = _links(problem, stages)
+    ages = [each.measured_at for each in profile.machines] + [each.measured_at for each in profile.links]
     return Prediction(
         period_seconds=evaluation.period_seconds,
         latency_seconds=evaluation.latency_seconds,
@@ -41,11 +44,9 @@ def predict(
         limiting=evaluation.limiting,
         method=best.method if stages is best.stages else f"given; the bound is {best.method}",
         why_no_more_machines=best.why_no_more_machines if stages is best.stages else "",
-        profiled_at=min(
-            [machine.measured_at for machine in profile.machines] + [link.measured_at for link in profile.links]
-        ),
-        machines=_machines(problem, profile, stages, evaluation),
-        links=_links(problem, stages),
+        profiled_at=min(filter(None, ages), default=0.0),
+        machines=_machines(problem, profile, stages, evaluation, links),
+        links=links,
         baselines=compared_baselines(problem, layers_of, evaluation),
         alternatives=tuple(
             ComparedPlan(
@@ -91,8 +92,13 @@ def _counted(stages: Sequence[SolvedStage], layers_of: Mapping[str, int]) -> tup
 
 
 def _machines(
-    problem: Problem, profile: ClusterProfile, stages: Sequence[SolvedStage], evaluation: Evaluation
+    problem: Problem,
+    profile: ClusterProfile,
+    stages: Sequence[SolvedStage],
+    evaluation: Evaluation,
+    links: Sequence[LinkPrediction],
 ) -> tuple[MachinePrediction, ...]:
+    """What every machine does on average. (The search charges each replica with all that its stage receives.)"""
     profiles = {each.machine: each for each in profile.machines}
     limits = {machine.name: machine.memory_bytes for machine in problem.machines}
     share = {name: part for stage in stages for name, part in zip(stage.machines, stage.shares, strict=True)}
@@ -108,8 +114,8 @@ def _machines(
                 machine=load.machine,
                 compute_seconds=load.compute_seconds,
                 alone_seconds=alone * share[load.machine],
-                receive_seconds=load.receive_seconds,
-                send_seconds=load.send_seconds,
+                receive_seconds=math.fsum(each.stream_seconds for each in links if each.destination == load.machine),
+                send_seconds=math.fsum(each.stream_seconds for each in links if each.source == load.machine),
                 weight_bytes=load.weight_bytes,
                 activation_bytes=load.activation_bytes,
                 buffer_bytes=load.buffer_bytes,
@@ -121,17 +127,23 @@ def _machines(
 
 
 def _links(problem: Problem, stages: Sequence[SolvedStage]) -> tuple[LinkPrediction, ...]:
-    """One for every pair of machines; replicas send and receive by their shares."""
-    client = SolvedStage((CLIENT,), ())
+    """One for every pair of machines of which one sends to the other; replicas by the turns that they get."""
+    given = {(link.source, link.destination): link for link in problem.links}
+    client = [(CLIENT, EVERY)]
     found = []
     for (source, end), crossing in transfers(problem, stages).items():
-        sender = client if source is None else stages[source]
-        receiver = client if end is None else stages[end]
-        for (one, share), (other, part) in itertools.product(_shares(sender), _shares(receiver)):
-            size = crossing.bytes * share * part
-            found.append(LinkPrediction(one, other, size, crossing.seconds, crossing.stream_seconds))
+        senders = client if source is None else _turns(stages[source])
+        receivers = client if end is None else _turns(stages[end])
+        for (one, made), (other, needed) in itertools.product(senders, receivers):
+            when, link = common(made, needed), given[one, other]
+            if when is not None:
+                seconds = crossing.bytes / link.bytes_per_second
+                single = link.latency_seconds + seconds
+                found.append(LinkPrediction(one, other, crossing.bytes * when.share, single, seconds * when.share))
     return tuple(found)
 
 
-def _shares(stage: SolvedStage) -> list[tuple[str, float]]:
-    return list(zip(stage.machines, stage.shares, strict=True))
+def _turns(stage: SolvedStage) -> list[tuple[str, Recurrence]]:
+    """Each machine of a stage, and the micro-batches that it computes."""
+    turns = deal(stage.shares)
+    return [(machine, turns_of(replica, turns)) for replica, machine in enumerate(stage.machines)]

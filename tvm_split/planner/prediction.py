@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MachinePrediction:
-    """One machine, per micro-batch, while the pipeline is full.
+    """One machine, per micro-batch, while the pipeline is full; on average, where replicas take turns.
 
     ``compute_seconds`` includes what sharing a host and serialising cost; ``alone_seconds`` is computing by itself.
     ``memory_limit_bytes`` is None where nothing limits it. ``estimated_share`` is the share of ``alone_seconds`` that
@@ -32,7 +32,11 @@ class MachinePrediction:
 
 @dataclass(frozen=True)
 class LinkPrediction:
-    """What crosses one link per micro-batch: ``seconds`` for a single one, ``stream_seconds`` when many follow."""
+    """What crosses one link per micro-batch: ``seconds`` for a single one, ``stream_seconds`` when many follow.
+
+    Where replicas take turns, ``bytes`` and ``stream_seconds`` are averages over the stream, and ``seconds`` those of a
+    micro-batch that goes this way.
+    """
 
     source: str
     destination: str

@@ -3,8 +3,8 @@
 Stages without circles, in topological order, end at a growing sequence of ideals, and every such sequence is a plan. So
 a graph is planned like a chain whose positions are ideals (Tarnawski et al., Efficient Algorithms for Device Placement
 of DNN Graph Operators, 2020). What a stage exchanges depends on where other stages are, beyond its neighbours: the
-costs here take the best link a machine has, and a tensor as sent once. The value of the best sequence is a lower bound then,
-and it is that of its plan wherever links are equal and no tensor goes to two stages.
+costs here take the best link a machine has, and a tensor as sent once. The value of the best sequence is a lower bound
+then, and it is that of its plan wherever links are equal and no tensor goes to two stages.
 """
 
 from __future__ import annotations
