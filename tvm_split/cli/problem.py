@@ -14,6 +14,8 @@ from tvm_split.units import bytes_text
 if TYPE_CHECKING:
     from tvm_split.planner.problem import MachineLoad, Problem, Solution
 
+GOES_WITH_A_PROBLEM = ("problem", "time_limit", "json")
+
 
 def require_problem_alone(context: typer.Context) -> None:
     """A problem file says everything by itself.
@@ -22,7 +24,7 @@ def require_problem_alone(context: typer.Context) -> None:
         WrongUseError: another option, or the model, is given.
     """
     for name in given_options(context):
-        if name not in ("problem", "time_limit", "json"):
+        if name not in GOES_WITH_A_PROBLEM:
             shown = "MODEL" if name == "model" else "--" + name.replace("_", "-")
             raise WrongUseError("a problem file says this by itself; leave it out with --problem", shown)
 

@@ -60,6 +60,8 @@ def why_no_more_machines(instance: Instance, chosen: Candidate, others: Sequence
         if machine in chosen.machines:
             continue
         using = [each for each in others if machine in each.machines]
+        # Beside machines of this plan, so that an equal machine is not compared with its twin.
+        using = [each for each in using if set(each.machines) & set(chosen.machines)] or using
         kept = [each for each in using if within_limits(problem, each)] or using
         best = min(kept, key=lambda each: (each.value(problem), each.other_value(problem)), default=None)
         if best is None:

@@ -12,8 +12,8 @@ from tvm_split.planner.search.candidate import Candidate, candidate, lack_of, on
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts, count_groups, groups_of, machine_classes
-from tvm_split.planner.search.stage_costs import StageCosts, chain_costs, chain_memory
-from tvm_split.planner.search.stage_dp import Sequence, StageTable, Value
+from tvm_split.planner.search.stage_costs import StageCosts, chain_costs
+from tvm_split.planner.search.stage_dp import CALL_STEPS, Sequence, StageTable, Value, lack_table
 
 MOST_STEPS = 2.0e9
 """Matrix elements that one table may touch: some seconds."""
@@ -100,35 +100,13 @@ class ChainSearch:
 
     def nearest_to_memory(self) -> Candidate | None:
         """The plan that lacks the fewest bytes of memory, summed over machines; None if none fits links and pins."""
-        instance, groups = self.instance, self._costs.groups
-        unlimited = dataclasses.replace(instance, memory=np.full(len(instance.machines), math.inf))
-        costs = chain_costs(unlimited, groups)
-        need = chain_memory(instance)
-        lacks = [
-            sum(
-                count * np.maximum(need - instance.memory[members[0]], 0.0)
-                for members, count in zip(groups.classes, counts, strict=True)
-                if count
-            )
-            for counts in groups.counts
-        ]
-        lack = tuple(np.where(np.isinf(each), math.inf, lacks[number]) for number, each in enumerate(costs.latency))
-        free = dataclasses.replace(
-            groups,
-            seconds_per_byte=np.zeros_like(groups.latency),
-            latency=np.where(np.isinf(groups.latency), math.inf, 0.0),
-        )
-        table = StageTable(
-            dataclasses.replace(costs, groups=free, latency=lack),
-            "latency",
-            instance.machine_limit,
-            instance.problem.stages,
-        )
+        unlimited = dataclasses.replace(self.instance, memory=np.full(len(self.instance.machines), math.inf))
+        table = lack_table(self.instance, chain_costs(unlimited, self._costs.groups))
         best = table.best()
         found = one_machine_candidates(unlimited)
         if best:
             found.append(self.candidate(table.sequence(min(best, key=lambda used: (best[used], sum(used))))))
-        return min(found, key=lambda each: (lack_of(instance, each), len(each.machines)), default=None)
+        return min(found, key=lambda each: (lack_of(self.instance, each), len(each.machines)), default=None)
 
     def _possible_periods(self, lowest: float, highest: float) -> Floats:
         """All periods of stages and links between two, ascending; equal ones once."""
@@ -167,12 +145,13 @@ def is_small_enough(instance: Instance) -> bool:
     states = math.prod(len(members) + 1 for members in classes)
     groups = count_groups(instance, classes)
     matrix = (len(instance.pieces) + 1) ** 2
+    steps_of_one = matrix + CALL_STEPS
     if instance.problem.replicas:  # pairs of a set and one of its subsets
         pairs = math.prod((len(members) + 1) * (len(members) + 2) // 2 for members in classes)
         triples = math.prod(math.comb(len(members) + 3, 3) for members in classes)
     else:
         pairs, triples = states * len(classes), states * len(classes) ** 2
-    steps = pairs * matrix + triples * (len(instance.pieces) + 1)
+    steps = pairs * steps_of_one + triples * (len(instance.pieces) + 1)
     return steps <= MOST_STEPS and groups * matrix * 16 + groups**2 * 16 <= MOST_MATRIX_BYTES
 
 

@@ -53,8 +53,8 @@ def why_impossible(problem: Problem, find: Find, nearest: Callable[[Instance], C
             return _missing_links(problem, relaxed, found)
     if find(dataclasses.replace(linked, machines=unlimited.machines, pins=())) is not None:
         return (
-            f"the pins contradict each other: with them, every plan sends a machine's values back to itself, or needs "
-            f"more machines than may be used; pinned are {_pin_list(problem)}"
+            f"no plan keeps to the pins: with them, a machine would wait for its own values in a circle, or more "
+            f"machines were needed than may be used; pinned are {_pin_list(problem)}"
         )
     counts = dataclasses.replace(linked, machines=unlimited.machines, pins=(), stages=None, maximum_machines=None)
     if (problem.stages, problem.maximum_machines) != (None, None) and find(counts) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -16,11 +17,16 @@ import numpy.typing as npt
 
 from tvm_split.planner.search.candidate import Candidate, candidate
 from tvm_split.planner.search.evaluate import Placed
+from tvm_split.planner.search.ideals import predecessors
 from tvm_split.planner.search.instance import TOLERANCE, Flags, Floats, Instance, Tensor
+from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.machine_classes import machine_classes
 
 MOST_ROWS = 300_000
 """Partial assignments kept at once, of 4 machines and 9 pieces all; where there would be more, the search gives up."""
+
+SMALL_PIECES = 9
+MOST_ROWS_OF_LARGE = 60_000
 
 MOST_TIES = 50_000
 
@@ -52,9 +58,14 @@ class _Rows:
 
 
 class ExhaustiveSearch:
-    """The best plan of several machines for one instance, given a plan that is to be beaten."""
+    """The best plan of several machines for one instance.
 
-    def __init__(self, instance: Instance, known: Candidate | None) -> None:
+    Args:
+        known: a plan that is to be beaten.
+        bound: what the rest of a plan takes at least, where the latency is limited.
+    """
+
+    def __init__(self, instance: Instance, known: Candidate | None, bound: LatencyBound | None) -> None:
         problem = instance.problem
         self._instance = instance
         self._machines = len(instance.machines)
@@ -67,6 +78,9 @@ class ExhaustiveSearch:
                 self._latency_limit = min(self._latency_limit, value)
         classes = machine_classes(instance)
         self._twin = {later: earlier for members in classes for earlier, later in itertools.pairwise(members)}
+        self._ahead: list[list[tuple[int, Floats]]] = [[] for _ in instance.pieces]
+        if self._latency_limit < math.inf and bound is not None:
+            self._look_ahead(bound)
         self._into: list[list[Tensor]] = [[] for _ in instance.pieces]
         self._outof: list[list[Tensor]] = [[] for _ in instance.pieces]
         for tensor in instance.tensors:
@@ -76,6 +90,14 @@ class ExhaustiveSearch:
             if instance.client in tensor.destinations:
                 self._outof[tensor.source].append(tensor)
 
+    def _look_ahead(self, bound: LatencyBound) -> None:
+        """For every piece placed last: the pieces with successors still to place, and what these take at least."""
+        for later, each in enumerate(predecessors(self._instance)):
+            for other in each:
+                least = bound.step(other, later)
+                for last in range(other, later):
+                    self._ahead[last].append((other, least))
+
     def best(self, deadline: float) -> tuple[bool, Candidate | None]:
         """Whether the search came to its end, and the best plan of several machines as good as the known one."""
         rows = self._start()
@@ -84,7 +106,8 @@ class ExhaustiveSearch:
             kept = [each for each in grown if each is not None and len(each)]
             if not kept:
                 return True, None
-            if sum(map(len, kept)) > MOST_ROWS or time.monotonic() > deadline:
+            most = MOST_ROWS if piece < SMALL_PIECES else MOST_ROWS_OF_LARGE
+            if sum(map(len, kept)) > most or time.monotonic() > deadline:
                 return False, None
             rows = _Rows(*(np.concatenate([getattr(each, name.name) for each in kept]) for name in fields(_Rows)))
         return self._best_of(rows)
@@ -136,7 +159,7 @@ class ExhaustiveSearch:
         for tensor in self._outof[piece]:
             source = np.full(len(rows), machine, dtype=np.int8)
             self._move(rows, np.arange(len(rows)), source, self._machines, tensor.bytes)
-        return rows.taken(np.flatnonzero(self._possible(rows)))
+        return rows.taken(np.flatnonzero(self._possible(rows, piece)))
 
     def _move(
         self, rows: _Rows, where: npt.NDArray[np.intp], source: npt.NDArray[np.int8], end: int, size: float
@@ -160,7 +183,8 @@ class ExhaustiveSearch:
             before, behind = rows.reaches[at, :, origin], rows.reaches[at, end, :]
             rows.reaches[at] |= before[:, :, None] & behind[:, None, :]
 
-    def _possible(self, rows: _Rows) -> Flags:
+    def _possible(self, rows: _Rows, piece: int) -> Flags:
+        """Rows that keep to all limits, now that a piece is placed."""
         instance, machines = self._instance, self._machines
         possible = np.maximum(np.maximum(rows.compute, rows.receive), rows.send).max(axis=1) <= (
             self._period_limit * (1 + TOLERANCE)
@@ -174,11 +198,15 @@ class ExhaustiveSearch:
         possible &= _machines_used(rows, machines) <= min(instance.machine_limit, instance.problem.stages or machines)
         if self._latency_limit < math.inf:
             near = np.flatnonzero(possible)
-            possible[near] = self._latency(rows.taken(near)) <= self._latency_limit * (1 + TOLERANCE)
+            latency = self._latency(rows.taken(near), self._ahead[piece])
+            possible[near] = latency <= self._latency_limit * (1 + TOLERANCE)
         return np.asarray(possible, dtype=np.bool_)
 
-    def _latency(self, rows: _Rows) -> Floats:
-        """Of what is placed so far: the critical path over stages, found in as many rounds as a path can be long."""
+    def _latency(self, rows: _Rows, ahead: Sequence[tuple[int, Floats]] = ()) -> Floats:
+        """Of what is placed so far, and of what it takes at least ``ahead`` of pieces that are placed.
+
+        The critical path over stages, found in as many rounds as a path can be long.
+        """
         instance, machines = self._instance, self._machines
         wire = np.where(rows.crosses, rows.moved * instance.seconds_per_byte + instance.latency, -math.inf)
         finish = rows.alone + np.maximum(wire[:, machines, :machines], 0.0)
@@ -186,7 +214,11 @@ class ExhaustiveSearch:
             arrival = (finish[:, :, None] + wire[:, :machines, :machines]).max(axis=1)
             finish = rows.alone + np.maximum(np.maximum(arrival, wire[:, machines, :machines]), 0.0)
         delivered = finish + wire[:, :machines, machines]
-        return np.asarray(np.maximum(finish.max(axis=1), delivered.max(axis=1)), dtype=np.float64)
+        latency = np.maximum(finish.max(axis=1), delivered.max(axis=1))
+        for piece, least in ahead:
+            machine = rows.choice[:, piece].astype(np.intp)
+            latency = np.maximum(latency, finish[np.arange(len(rows)), machine] + least[machine])
+        return np.asarray(latency, dtype=np.float64)
 
     def _best_of(self, rows: _Rows) -> tuple[bool, Candidate | None]:
         problem = self._instance.problem

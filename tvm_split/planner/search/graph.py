@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.search.bounds import latency_bound, period_bound
 from tvm_split.planner.search.candidate import (
     Candidate,
     best_of,
@@ -25,10 +24,13 @@ from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.exhaustive import ExhaustiveSearch
 from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of
 from tvm_split.planner.search.instance import Instance, instance_of
+from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.local_search import improved
 from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
 from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram
-from tvm_split.planner.search.stage_dp import StageTable
+from tvm_split.planner.search.period_bound import period_bound
+from tvm_split.planner.search.stage_costs import StageCosts
+from tvm_split.planner.search.stage_dp import CALL_STEPS, StageTable, Value, lack_table
 
 CLOSED = 2 * SOLVER_TOLERANCE
 """A gap below this counts as closed, since no solver of linear programs proves more."""
@@ -41,11 +43,14 @@ LARGE_GAP = 1e-3
 """Above so many pieces the mixed-integer program stops at this gap; below, only where nothing is left to prove."""
 
 MOST_PROGRAM_COLUMNS = 40_000
-MOST_TABLE_STEPS = 6.0e8
+MOST_TABLE_STEPS = 1.2e8
+"""Matrix elements that a table may touch for each second of the time limit."""
+
 MOST_SEQUENCES = 24
+MOST_STARTS = 8
 
 TRIED = "exact: every plan tried, but for those that cannot win"
-IDEALS = "exact: dynamic programming over the ideals of the graph, whose lower bound is reached"
+REACHED = "exact: a plan reaches the lower bound"
 PROGRAM = "exact to 1e-6: mixed-integer program (HiGHS)"
 
 
@@ -63,6 +68,12 @@ class GraphResult:
     exact: bool
 
 
+def nearest_to_memory(instance: Instance, time_limit_seconds: float) -> Candidate | None:
+    """The plan found that lacks the fewest bytes of memory, summed over machines."""
+    unlimited = dataclasses.replace(instance, memory=np.full(len(instance.machines), math.inf))
+    return GraphSearch(unlimited, time_limit_seconds).nearest_to(instance)
+
+
 class GraphSearch:
     """One instance, until a deadline."""
 
@@ -77,26 +88,34 @@ class GraphSearch:
         self._alone = one_machine_candidates(instance)
         self._keep(self._alone)
         self._spread_bound = 0.0
+        self._latency_bound: LatencyBound | None = None
         self._sources: list[str] = []
 
     def solve(self) -> GraphResult:
         self._bound_simply()
         ideals = ideals_of(self._instance)
         self._search_ideals(ideals)
-        if self._is_proven() and len(self._instance.pieces) > ALWAYS_EXACT_PIECES:
-            return self._result(IDEALS)
+        large = len(self._instance.pieces) > ALWAYS_EXACT_PIECES
+        if large and self._is_proven():
+            return self._result(REACHED)
         self._improve(0.25)
-        if self._is_proven() and len(self._instance.pieces) > ALWAYS_EXACT_PIECES:
-            return self._result(IDEALS)
+        if large and self._is_proven():
+            return self._result(REACHED)
         if self._try_everything():
             return self._result(TRIED)
         if self._solve_program():
             return self._result(PROGRAM)
-        return self._result(f"the best found in {self._limit:g} s; bound by {self._sources[-1]}")
+        return self._result(f"the best found in {self._limit:g} s")
 
-    def nearest_to_memory(self) -> Candidate | None:
-        """The plan found that lacks the fewest bytes of memory."""
-        return min(self._found, key=lambda each: (lack_of(self._asked, each), len(each.machines)), default=None)
+    def nearest_to(self, limited: Instance) -> Candidate | None:
+        """The plan found that lacks the fewest bytes of the memory of ``limited``."""
+        ideals = ideals_of(self._instance)
+        groups = self._groups(len(ideals.members))
+        costs = ideal_costs(self._instance, groups, ideals, optimistic=False)
+        table = lack_table(limited, costs)
+        self._measure_sequences(table, groups, ideals)
+        found = [each for each in self._found if fits(self._instance, each)]
+        return min(found, key=lambda each: (lack_of(limited, each), len(each.machines)), default=None)
 
     def _deadline(self, share: float) -> float:
         return self._start + share * self._limit
@@ -127,8 +146,11 @@ class GraphSearch:
         return best is not None and best.value(self._instance.problem) <= self._bound() * (1 + CLOSED)
 
     def _bound_simply(self) -> None:
-        if self._instance.problem.objective == "latency":
-            self._raise_bound(latency_bound(self._instance), "the longest path over pieces")
+        problem = self._instance.problem
+        if problem.objective == "latency" or problem.maximum_latency_seconds < math.inf:
+            self._latency_bound = LatencyBound(self._instance, self._deadline(0.3))
+        if problem.objective == "latency" and self._latency_bound is not None:
+            self._raise_bound(self._latency_bound.whole, "the blocks of the graph")
         else:
             bound = period_bound(self._asked, self._deadline(0.2) - time.monotonic())
             self._raise_bound(bound, "linear relaxation")
@@ -138,19 +160,28 @@ class GraphSearch:
         problem = self._instance.problem
         groups = self._groups(len(ideals.members))
         all_machines = sum(map(len, groups.classes)) == len(self._instance.machines)
-        for optimistic in (True, False):
-            costs = ideal_costs(self._instance, groups, ideals, optimistic=optimistic)
-            table = StageTable(costs, "period", self._instance.machine_limit, problem.stages)
-            best = table.best()
-            if optimistic and ideals.complete and all_machines and not self._asked.problem.replicas:
-                bound = min(best.values(), default=math.inf) * (1 - 1e-9)
-                if problem.objective == "throughput":
-                    self._raise_bound(bound, "dynamic programming over the ideals of the graph")
-            self._measure_sequences(table, groups, ideals)
-            if problem.objective == "latency" or problem.maximum_latency_seconds < math.inf:
-                limit = problem.maximum_period_seconds
-                fast = StageTable(costs, "latency", self._instance.machine_limit, problem.stages, limit)
-                self._measure_sequences(fast, groups, ideals)
+        bounding = ideal_costs(self._instance, groups, ideals, optimistic=True)
+        nothing = np.zeros(len(ideals.members))
+        loose = dataclasses.replace(bounding, crossing_bytes=nothing)
+        careful = ideal_costs(self._instance, groups, ideals, optimistic=False)
+        table = self._table(bounding, "period")
+        self._measure_sequences(table, groups, ideals)
+        is_bound = ideals.complete and all_machines and not self._asked.problem.replicas
+        if is_bound and problem.objective == "throughput":
+            bound = min(table.best().values(), default=math.inf) * (1 - 1e-9)
+            self._raise_bound(bound, "dynamic programming over the ideals of the graph")
+        for costs in (loose, careful):
+            if problem.objective == "throughput" and self._is_proven():
+                break
+            self._measure_sequences(self._table(costs, "period"), groups, ideals)
+        if problem.objective == "latency" or problem.maximum_latency_seconds < math.inf:
+            for costs in (loose, dataclasses.replace(careful, crossing_bytes=nothing)):  # the stages' own cost has it
+                self._measure_sequences(self._table(costs, "latency"), groups, ideals)
+
+    def _table(self, costs: StageCosts, value: Value) -> StageTable:
+        problem = self._instance.problem
+        limit = problem.maximum_period_seconds if value == "latency" else math.inf
+        return StageTable(costs, value, self._instance.machine_limit, problem.stages, limit)
 
     def _groups(self, positions: int) -> Groups:
         """All machines; where their sets would be too many, the fastest of them."""
@@ -158,8 +189,8 @@ class GraphSearch:
         total = np.where(np.isfinite(self._instance.seconds), self._instance.seconds, 0.0).sum(axis=0)
         kept = sorted(classes, key=lambda members: float(total[members[0]]))
         while len(kept) > 1:
-            steps = math.prod(len(members) + 1 for members in kept) * len(kept) * positions**2
-            if steps <= MOST_TABLE_STEPS:
+            states = math.prod(len(members) + 1 for members in kept) * len(kept)
+            if states * (positions**2 + CALL_STEPS) <= MOST_TABLE_STEPS * self._limit:
                 break
             kept.pop()
         return groups_of(self._instance, tuple(sorted(kept)))
@@ -187,7 +218,7 @@ class GraphSearch:
         problem = self._instance.problem
         ranked = sorted(self._allowed(), key=lambda each: (each.value(problem), each.other_value(problem)))
         different = {frozenset(each.machines): each for each in reversed(ranked)}
-        starts = sorted(different.values(), key=lambda each: each.value(problem))[:4]
+        starts = sorted(different.values(), key=lambda each: each.value(problem))[:MOST_STARTS]
         for number, plan in enumerate(starts):
             now = time.monotonic()
             deadline = now + (self._deadline(share) - now) / (len(starts) - number)
@@ -197,8 +228,8 @@ class GraphSearch:
 
     def _try_everything(self) -> bool:
         small = len(self._instance.pieces) <= ALWAYS_EXACT_PIECES
-        deadline = math.inf if small else self._deadline(0.4)
-        done, found = ExhaustiveSearch(self._instance, self._best()).best(deadline)
+        deadline = math.inf if small else max(self._deadline(0.4), time.monotonic() + 0.15 * self._limit)
+        done, found = ExhaustiveSearch(self._instance, self._best(), self._latency_bound).best(deadline)
         if found is not None:
             self._keep([found])
         if done and not self._asked.problem.replicas:
@@ -216,7 +247,7 @@ class GraphSearch:
             return False
         large = len(instance.pieces) > LARGE_PIECES
         program = PlacementProgram(instance, self._best(), self._spread_bound)
-        bound, plan = program.solve(self._deadline(1.0) - time.monotonic(), LARGE_GAP if large else 1e-7)
+        bound, plan = program.solve(self._deadline(0.9) - time.monotonic(), LARGE_GAP if large else 1e-7)
         if plan is not None:
             self._keep([plan])
         if not self._asked.problem.replicas:
@@ -227,13 +258,15 @@ class GraphSearch:
     def _result(self, method: str) -> GraphResult:
         chosen = self._best()
         problem = self._instance.problem
+        exact = method in (TRIED, REACHED, PROGRAM)
         bound = self._bound()
         if chosen is not None:
             value = chosen.value(problem)
-            if method in (TRIED, IDEALS) and value <= bound * (1 + CLOSED):
+            if method in (TRIED, REACHED) and value <= bound * (1 + CLOSED):
                 bound = value
             bound = min(bound, value)
-        exact = method in (TRIED, IDEALS, PROGRAM)
+        if method != TRIED and self._sources:
+            method += f"; bound: {self._sources[-1]}"
         if self._asked.problem.replicas:
             method += "; replicas are planned on chains only"
         return GraphResult(chosen, tuple(self._allowed()), bound, method, exact)

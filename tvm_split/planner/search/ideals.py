@@ -3,12 +3,14 @@
 Stages without circles, in topological order, end at a growing sequence of ideals, and every such sequence is a plan. So
 a graph is planned like a chain whose positions are ideals (Tarnawski et al., Efficient Algorithms for Device Placement
 of DNN Graph Operators, 2020). What a stage exchanges depends on where other stages are, beyond its neighbours: the
-costs here take the best link a machine has, and a tensor as sent once. The value of the best sequence is a lower bound
-then, and it is that of its plan wherever links are equal and no tensor goes to two stages.
+costs here take the best link a machine has, and a tensor as sent once; only behind a piece that divides the graph, the
+next stage surely gets a tensor of it from the stage before. The value of the best sequence is a lower bound then, and
+it is that of its plan wherever links are equal and no tensor goes to two stages.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -65,6 +67,22 @@ def predecessors(instance: Instance) -> list[set[int]]:
     return found
 
 
+def dividing_pieces(instance: Instance) -> list[int]:
+    """Pieces that are before or behind every other one."""
+    before = predecessors(instance)
+    length = len(before)
+    above = [0] * length
+    for piece, each in enumerate(before):
+        for other in each:
+            above[piece] |= above[other] | 1 << other
+    below = [0] * length
+    for piece in range(length):
+        for other in range(piece):
+            if above[piece] >> other & 1:
+                below[other] += 1
+    return [piece for piece in range(length) if above[piece].bit_count() + below[piece] == length - 1]
+
+
 def topological_orders(instance: Instance) -> list[list[int]]:
     """A few different ones: as given, branch after branch, and level by level, forwards and backwards."""
     before = predecessors(instance)
@@ -112,21 +130,30 @@ def ideal_costs(instance: Instance, groups: Groups, ideals: Ideals, *, optimisti
         period.append(np.where(possible, stage, math.inf))
         alone = seconds + receive + np.where(traffic.tensors_in > 0, into[1], 0.0)
         latency.append(np.where(possible, alone, math.inf))
-    positions = len(members)
-    nothing = np.zeros(positions)
-    shape = (len(groups.counts), len(groups.counts))
-    unlinked = np.where(np.isinf(groups.latency), math.inf, 0.0)
-    free = Groups(
-        groups.classes,
-        groups.counts,
-        np.zeros(shape),
-        np.zeros(shape) if optimistic else unlinked,
-        groups.from_client,
-        groups.to_client,
-        groups.latency_from_client,
-        groups.latency_to_client,
-    )
-    return StageCosts(free, tuple(period), tuple(latency), nothing, np.ones(positions))
+    sure, crosses = _sure_crossings(instance, ideals)
+    if not optimistic:
+        crosses = np.ones(len(members))
+    linked = dataclasses.replace(groups, latency=np.where(np.isinf(groups.latency), math.inf, 0.0))
+    return StageCosts(linked, tuple(period), tuple(latency), sure, crosses, memory)
+
+
+def _sure_crossings(instance: Instance, ideals: Ideals) -> tuple[Floats, Floats]:
+    """(P,) bytes that pass from the stage before an ideal's end to the next one whatever they are, and whether any do.
+
+    All pieces behind a dividing one depend on it, and those that are next do so directly.
+    """
+    sizes, crosses = np.zeros(len(ideals.members)), np.zeros(len(ideals.members))
+    counts = ideals.members.sum(axis=1)
+    for piece in dividing_pieces(instance):
+        made = [
+            tensor.bytes
+            for tensor in instance.tensors
+            if tensor.source == piece and any(end != instance.client for end in tensor.destinations)
+        ]
+        at = np.flatnonzero(ideals.members[:, piece] & (counts == piece + 1))
+        if made:
+            sizes[at], crosses[at] = min(made), 1.0
+    return sizes, crosses
 
 
 @dataclass

@@ -10,8 +10,8 @@ from tvm_split.planner.search.candidate import Candidate
 from tvm_split.planner.search.certificate import alternatives, why_no_more_machines
 from tvm_split.planner.search.chain import ChainSearch, is_small_enough, solve_chain
 from tvm_split.planner.search.diagnosis import require_places, why_impossible
-from tvm_split.planner.search.evaluate import solved_stages
-from tvm_split.planner.search.graph import GraphSearch
+from tvm_split.planner.search.evaluate import evaluate, solved_stages
+from tvm_split.planner.search.graph import GraphSearch, nearest_to_memory
 from tvm_split.planner.search.instance import Instance, instance_of
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
@@ -59,9 +59,10 @@ def _solution(
     exact: bool,
 ) -> Solution:
     value = chosen.value(instance.problem)
+    stages = solved_stages(instance, chosen.stages)
     return Solution(
-        stages=solved_stages(instance, chosen.stages),
-        evaluation=chosen.evaluation,
+        stages=stages,
+        evaluation=evaluate(instance.problem, stages),
         lower_bound_seconds=lower_bound_seconds,
         gap=(value - lower_bound_seconds) / value if value else 0.0,
         method=method,
@@ -85,4 +86,4 @@ def _best(problem: Problem) -> Candidate | None:
 def _nearest(instance: Instance) -> Candidate | None:
     if _is_chain(instance):
         return ChainSearch(instance).nearest_to_memory()
-    return GraphSearch(instance, DIAGNOSIS_SECONDS).nearest_to_memory()
+    return nearest_to_memory(instance, DIAGNOSIS_SECONDS)

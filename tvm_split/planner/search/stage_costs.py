@@ -21,6 +21,7 @@ class StageCosts:
         crossing_bytes: (P,) what passes from the stage before a position to the one behind it, over the link of their
             groups.
         crosses: (P,) whether anything passes there, if only 0 bytes.
+        memory: (P, P) bytes that each stage takes.
     """
 
     groups: Groups
@@ -28,13 +29,15 @@ class StageCosts:
     latency: tuple[Floats, ...]
     crossing_bytes: Floats
     crosses: Floats
+    memory: Floats
 
 
 def chain_costs(instance: Instance, groups: Groups) -> StageCosts:
     """The exact costs of a chain's stages, for plans of several machines."""
     sizes, counts = crossings_of_chain(instance)
     both_sizes, both_counts = sizes[:, None] + sizes[None, :], counts[:, None] + counts[None, :]
-    memory = chain_memory(instance)
+    in_flight = instance.problem.buffers * both_sizes
+    memory: Floats = _sums(instance.weights) + _maxima(instance.activations) + in_flight
     alone: list[Floats] = []
     full: list[Floats] = []
     for members in groups.classes:
@@ -58,14 +61,7 @@ def chain_costs(instance: Instance, groups: Groups) -> StageCosts:
             stage_latency[-1] += send + groups.latency_to_client[number]
         period.append(stage_period)
         latency.append(stage_latency)
-    return StageCosts(groups, tuple(period), tuple(latency), sizes, (counts > 0).astype(float))
-
-
-def chain_memory(instance: Instance) -> Floats:
-    """Bytes that each stage of a chain takes, by its end and its begin."""
-    sizes, _ = crossings_of_chain(instance)
-    in_flight = instance.problem.buffers * (sizes[:, None] + sizes[None, :])
-    return np.asarray(_sums(instance.weights) + _maxima(instance.activations) + in_flight, dtype=np.float64)
+    return StageCosts(groups, tuple(period), tuple(latency), sizes, (counts > 0).astype(float), memory)
 
 
 def crossings_of_chain(instance: Instance) -> tuple[Floats, Floats]:

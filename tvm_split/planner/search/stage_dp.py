@@ -8,6 +8,7 @@ counted; stages on several machines as in PipeDream (Narayanan et al. 2019).
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
@@ -16,9 +17,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tvm_split.planner.search.instance import TOLERANCE, Floats
+from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts
 from tvm_split.planner.search.stage_costs import StageCosts
+
+CALL_STEPS = 10_000
+"""What numpy's calls for one state of a table cost, in matrix elements."""
 
 Value = Literal["period", "latency"]
 
@@ -177,6 +181,37 @@ class StageTable:
 
     def _combine(self, one: Floats, other: Floats) -> Floats:
         return np.maximum(one, other) if self._value == "period" else one + other
+
+
+def lack_table(instance: Instance, costs: StageCosts) -> StageTable:
+    """A table whose latency is bytes: what stages lack of an instance's memory, summed over machines.
+
+    Args:
+        costs: of the same stages without a limit to memory.
+    """
+    groups = costs.groups
+    lacks = [
+        sum(
+            count * np.maximum(costs.memory - instance.memory[members[0]], 0.0)
+            for members, count in zip(groups.classes, counts, strict=True)
+            if count
+        )
+        for counts in groups.counts
+    ]
+    free = dataclasses.replace(
+        groups,
+        seconds_per_byte=np.zeros_like(groups.latency),
+        latency=np.where(np.isinf(groups.latency), math.inf, 0.0),
+    )
+    bytes_lacking = tuple(
+        np.where(np.isinf(possible), math.inf, lack) for possible, lack in zip(costs.latency, lacks, strict=True)
+    )
+    return StageTable(
+        dataclasses.replace(costs, groups=free, latency=bytes_lacking),
+        "latency",
+        instance.machine_limit,
+        instance.problem.stages,
+    )
 
 
 def _minus(used: Counts, counts: Counts) -> Counts:

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.tvm_split.planner.test_problem_file import GOOD
+
+
+@pytest.fixture
+def problem_path(tmp_path):
+    path = tmp_path / "problem.json"
+    path.write_text(GOOD)
+    return path
+
+
+def test_the_planner_alone_as_a_process(start_process, problem_path):
+    process = start_process("plan", "--problem", problem_path, "--json")
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    found = json.loads(output)
+    assert [stage["machine"] for stage in found["stages"]] == ["machine-0", "machine-1"]
+    assert found["predicted"]["period_seconds"] == 0.015
+
+
+def test_a_problem_as_a_table(invoke, problem_path):
+    text = invoke("plan", "--problem", problem_path).stdout
+    for expected in (
+        "machine-0",
+        "period 15 ms",
+        "compute of machine-1",
+        "no plan has a period below 15 ms",
+        "instead",
+    ):
+        assert expected in text
+
+
+def test_a_problem_without_a_plan_fails_with_the_reason(invoke, problem_path):
+    problem_path.write_text(
+        GOOD.replace('"name": "machine-1"', '"name": "machine-1", "memory_bytes": 1').replace("4e9", "5000")
+    )
+    result = invoke("plan", "--problem", problem_path, code=1)
+    assert "no plan fits the memory" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_wrong_file_is_wrong_use_and_names_the_line(invoke, problem_path):
+    problem_path.write_text(GOOD.replace("0.015", "-1"))
+    assert f"{problem_path}:6: " in invoke("plan", "--problem", problem_path, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model.onnx", "--problem", "PROBLEM"], "MODEL"),
+        (["--problem", "PROBLEM", "--stages", "2"], "--stages"),
+        (["--problem", "PROBLEM", "--layers"], "--layers"),
+        (["--problem", "PROBLEM", "--output", "plan.json"], "--output"),
+        (["--problem", "PROBLEM", "--objective", "latency"], "--objective"),
+        (["model.onnx", "--time-limit", "3"], "--time-limit"),
+        ([], "--problem"),
+    ],
+)
+def test_what_contradicts_a_problem(invoke, problem_path, arguments, message):
+    given = [str(problem_path) if each == "PROBLEM" else each for each in arguments]
+    assert message in invoke("plan", *given, code=2).stderr

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tvm_split.planner.search.oracle import best, graph_plans
+from tests.tvm_split.planner.search.problems import random_problem
+from tests.tvm_split.planner.search.test_chain import assert_is_best
+from tvm_split.planner.problem import Problem
+from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search.candidate import best_of, one_machine_candidates
+from tvm_split.planner.search.instance import instance_of
+from tvm_split.planner.search.latency_bound import LatencyBound
+from tvm_split.planner.search.milp import PlacementProgram
+from tvm_split.planner.search.period_bound import period_bound
+
+SEEDS = st.integers(0, 2**32)
+
+
+@settings(deadline=None, max_examples=250)
+@given(SEEDS, st.integers(2, 6), st.integers(1, 3))
+def test_small_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int) -> None:
+    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False)
+    assert_is_best(problem, best(problem, graph_plans(problem)))
+
+
+@settings(deadline=None, max_examples=25)
+@given(SEEDS)
+def test_nine_pieces_on_two_machines_equal_the_best_of_all_plans(seed: int) -> None:
+    problem = random_problem(seed, pieces=9, machines=2, chain=False)
+    assert_is_best(problem, best(problem, graph_plans(problem)))
+
+
+@settings(deadline=None, max_examples=4)
+@given(SEEDS)
+def test_nine_pieces_on_three_machines_equal_the_best_of_all_plans(seed: int) -> None:
+    problem = random_problem(seed, pieces=9, machines=3, chain=False, plain=True)
+    assert_is_best(problem, best(problem, graph_plans(problem)))
+
+
+@settings(deadline=None, max_examples=40)
+@given(SEEDS, st.integers(2, 6), st.integers(2, 3))
+def test_the_mixed_integer_program_finds_and_proves_the_best(seed: int, pieces: int, machines: int) -> None:
+    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, plain=True)
+    expected = best(problem, graph_plans(problem))
+    assert expected is not None
+    instance = instance_of(problem)
+    alone = best_of(problem, one_machine_candidates(instance))
+    bound, found = PlacementProgram(instance, alone, 0.0).solve(60.0, 1e-7)
+    values = [each.value(problem) for each in (alone, found) if each is not None]
+    assert min(values) == pytest.approx(expected[0], rel=1e-5, abs=1e-12)
+    assert min([bound, *values]) <= expected[0] * (1 + 1e-9)
+    assert min([bound, *values]) == pytest.approx(expected[0], rel=1e-5, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=80)
+@given(SEEDS, st.integers(2, 6), st.integers(1, 3))
+def test_bounds_are_below_every_plan(seed: int, pieces: int, machines: int) -> None:
+    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False)
+    instance = instance_of(problem)
+    for objective in ("throughput", "latency"):
+        expected = best(dataclasses.replace(problem, objective=objective), graph_plans(problem))
+        if expected is None:
+            continue
+        alone = [each.evaluation.period_seconds for each in one_machine_candidates(instance)]
+        if objective == "throughput":
+            assert min([period_bound(instance, 60.0), *alone]) <= expected[0] * (1 + 1e-9)
+        else:
+            assert LatencyBound(instance).whole <= expected[0] * (1 + 1e-9)
+            assert LatencyBound(instance, deadline=-math.inf).whole <= LatencyBound(instance).whole * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=8)
+@given(SEEDS, st.integers(12, 24), st.integers(2, 4))
+def test_larger_graphs_have_plans_that_hold_and_bounds_below_them(seed: int, pieces: int, machines: int) -> None:
+    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, plain=True)
+    found = solve(problem, time_limit_seconds=0.5)
+    assert evaluate(problem, found.stages) == found.evaluation
+    value = value_of(problem, found.evaluation.period_seconds, found.evaluation.latency_seconds)
+    assert found.lower_bound_seconds <= value
+    assert found.gap == pytest.approx((value - found.lower_bound_seconds) / value if value else 0.0)
+    for other in found.alternatives:
+        assert value_of(problem, other.period_seconds, other.latency_seconds) >= value * (1 - 1e-9)
+
+
+@settings(deadline=None, max_examples=8)
+@given(SEEDS, st.integers(12, 20))
+def test_a_chain_searched_as_a_graph_is_not_better_than_a_chain(seed: int, pieces: int) -> None:
+    """A piece beside the chain, without time or bytes, makes it a graph with the same best plan."""
+    chain = random_problem(seed, pieces=pieces, machines=3, plain=True, buffers=0)
+    free = dataclasses.replace(
+        chain.pieces[0],
+        name="beside",
+        seconds={machine.name: 0.0 for machine in chain.machines},
+        weight_bytes=0.0,
+        activation_bytes=0.0,
+    )
+    graph = dataclasses.replace(chain, pieces=(*chain.pieces, free))
+    best_value, found = solve(chain).lower_bound_seconds, solve(graph, time_limit_seconds=0.5)
+    value = value_of(graph, found.evaluation.period_seconds, found.evaluation.latency_seconds)
+    assert found.lower_bound_seconds <= best_value * (1 + 1e-9) <= value * (1 + 3e-9)
+
+
+def test_replicas_are_left_out_of_graphs_and_the_answer_says_so() -> None:
+    problem = random_problem(3, pieces=7, machines=3, chain=False, plain=True, objective="throughput", replicas=True)
+    found = solve(problem, time_limit_seconds=1.0)
+    assert "replicas are planned on chains only" in found.method
+    assert all(len(stage.machines) == 1 for stage in found.stages)
+    assert found.lower_bound_seconds <= found.evaluation.period_seconds
+
+
+def value_of(problem: Problem, period: float, latency: float) -> float:
+    return period if problem.objective == "throughput" else latency

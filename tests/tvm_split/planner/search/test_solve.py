@@ -1,0 +1,137 @@
+"""What is refused and why, ties, classes of equal machines, and the words of the certificate."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine
+from tvm_split.planner.search import solve
+
+NAMES = ("a", "b", "c")
+
+
+def chain(
+    seconds: dict[str, float], *, count: int = 4, weight: float = 10.0, size: float = 1.0, **settings: object
+) -> Problem:
+    """``count`` pieces that take ``seconds`` each on the machines named there, all linked with each other."""
+    problem = Problem(
+        "throughput",
+        tuple(ProblemMachine(name) for name in seconds),
+        tuple(ProblemLink(a, b, 1000.0, 0.5) for a in seconds for b in seconds if a != b),
+        tuple(Piece(f"p{index}", seconds, weight) for index in range(count)),
+        tuple(Edge(f"p{index}", f"p{index + 1}", size) for index in range(count - 1)),
+    )
+    return dataclasses.replace(problem, **settings)  # type: ignore[arg-type]
+
+
+EQUAL = chain({"a": 1.0, "b": 1.0})
+CIRCLE = (Pin("p0", "a"), Pin("p1", "b"), Pin("p2", "a"))
+SMALL = tuple(ProblemMachine(name, 15.0) for name in "ab")
+
+
+@pytest.mark.parametrize("beside", [(), (Piece("beside", {"a": 0.0, "b": 0.0}),)])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"machines": SMALL}, "lacks 10 B: .* needs 20 B .* and has 15 B; .* needs 20 B"),
+        ({"machines": SMALL[:1]}, "weights are 40 B, the machines have 15 B; .* lacks 25 B: a needs 40 B"),
+        ({"pins": (Pin("p1", "a"), Pin("p1", "b"))}, "'p1' can run on no machine: not on a, since it is pinned to b"),
+        ({"pins": CIRCLE}, "no plan keeps to the pins"),
+        ({"pins": CIRCLE[:2], "links": ()}, "no link from a to b"),
+        ({"stages": 3}, "3 stages were asked for, but there are 2 machines"),
+        ({"maximum_machines": 1, "pins": CIRCLE[:2]}, "no plan keeps to the pins"),
+        ({"maximum_period_seconds": 1.5}, "period of at most 1.5 s; the least found is 2 s"),
+        ({"maximum_latency_seconds": 3.5}, "latency of at most 3.5 s; the least found is 4 s"),
+        ({"maximum_latency_seconds": 4.2, "maximum_period_seconds": 2.5}, "with that period, the least .* is 4.5 s"),
+        ({"pins": (Pin("p9", "a"),)}, "no piece is named 'p9'; there are"),
+        ({"links": (ProblemLink("a", "d", 1.0),)}, "no machine is named 'd'; there are a, b"),
+        ({"edges": (Edge("p0", "p1", -1.0),)}, "bytes is -1.0; it must be 0 or more"),
+        ({"edges": (Edge("p0", "p1", 1.0), Edge("p1", "p0", 1.0))}, "circle among 'p0', 'p1'"),
+        ({"machines": ()}, "there are no machines"),
+    ],
+)
+def test_what_cannot_be_is_said_with_its_reason(
+    changes: dict[str, object], message: str, beside: tuple[Piece, ...]
+) -> None:
+    problem = dataclasses.replace(EQUAL, **changes)  # type: ignore[arg-type]
+    if changes.get("machines") is not None:
+        names = {machine.name for machine in problem.machines}
+        problem = dataclasses.replace(
+            problem,
+            links=tuple(link for link in problem.links if {link.source, link.destination} <= names),
+            pieces=tuple(
+                dataclasses.replace(piece, seconds={name: 1.0 for name in piece.seconds if name in names})
+                for piece in problem.pieces
+            ),
+        )
+        beside = tuple(dataclasses.replace(piece, seconds=dict.fromkeys(names, 0.0)) for piece in beside)
+    problem = dataclasses.replace(problem, pieces=(*problem.pieces, *beside))
+    with pytest.raises(PlanError, match=message):
+        solve(problem, time_limit_seconds=1.0)
+
+
+def test_the_nearest_plan_names_every_machine_that_lacks_memory() -> None:
+    machines = (ProblemMachine("a", 15.0), ProblemMachine("b", 8.0))
+    with pytest.raises(PlanError, match=r"the plan that comes nearest lacks 17 B: (a|b) needs .*; (a|b) needs"):
+        solve(dataclasses.replace(EQUAL, machines=machines))
+
+
+def test_equal_periods_are_decided_by_latency_and_then_by_fewer_machines() -> None:
+    # p0 takes 4 seconds wherever it is, so that a third machine gains nothing.
+    problem = chain({"a": 1.0, "b": 1.0, "c": 1.0})
+    slow = Piece("p0", {"a": 4.0, "b": 4.0, "c": 4.0})
+    problem = dataclasses.replace(problem, pieces=(slow, *problem.pieces[1:]))
+    found = solve(problem)
+    assert found.evaluation.period_seconds == 4.0
+    assert len(found.stages) == 2
+    assert "c is idle: the best plan that uses it has the same period of 4 s" in found.why_no_more_machines
+
+
+def test_a_slow_machine_and_a_slow_link_stay_unused() -> None:
+    found = solve(chain({"a": 1.0, "b": 100.0}))
+    assert [stage.machines for stage in found.stages] == [("a",)]
+    assert "b is idle: the best plan that uses it has a period of 100 s, this one 4 s" in found.why_no_more_machines
+    slow = solve(chain({"a": 1.0, "b": 1.0}, size=10_000.0))
+    assert len(slow.stages) == 1
+    assert "over the link" in slow.why_no_more_machines
+
+
+def test_limits_trade_one_objective_for_the_other() -> None:
+    assert len(solve(EQUAL).stages) == 2
+    assert len(solve(dataclasses.replace(EQUAL, maximum_latency_seconds=4.1)).stages) == 1
+    fast = dataclasses.replace(EQUAL, objective="latency")
+    assert len(solve(fast).stages) == 1
+    assert len(solve(dataclasses.replace(fast, maximum_period_seconds=2.5)).stages) == 2
+
+
+def test_replicas_share_one_slow_piece() -> None:
+    problem = chain({"a": 1.0, "b": 2.0}, count=1, replicas=True)
+    found = solve(problem)
+    assert found.evaluation.period_seconds == pytest.approx(2 / 3)
+    assert found.stages[0].machines == ("a", "b")
+    assert found.stages[0].shares == pytest.approx((2 / 3, 1 / 3))
+
+
+def test_twenty_equal_machines_are_one_class() -> None:
+    names = [f"machine-{index}" for index in range(20)]
+    found = solve(chain(dict.fromkeys(names, 1.0), count=40))
+    assert found.gap == 0.0
+    assert found.evaluation.period_seconds == 2.0
+    assert len(found.stages) == 20
+
+
+def test_many_unlike_machines_get_a_plan_and_a_bound() -> None:
+    names = {f"machine-{index}": 1.0 + index / 7 for index in range(16)}
+    found = solve(chain(names, count=60), time_limit_seconds=2.0)
+    assert 0.0 < found.lower_bound_seconds <= found.evaluation.period_seconds
+    assert len(found.stages) > 4
+
+
+def test_alternatives_say_why_they_lost() -> None:
+    found = solve(chain({"a": 1.0, "b": 1.5, "c": 2.0}, count=6))
+    assert 1 <= len(found.alternatives) <= 4
+    assert all(other.period_seconds > found.evaluation.period_seconds for other in found.alternatives)
+    assert any(other.name == "all on a" and "6 s" in other.why for other in found.alternatives)

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine
+from tvm_split.planner.problem_file import read_problem_file, solution_to_dict
+from tvm_split.planner.search import solve
+
+GOOD = """\
+{"objective": "throughput", "replicas": false,
+ "machines": [{"name": "machine-0", "memory_bytes": 4e9},
+              {"name": "machine-1"}],
+ "links":    [{"from": "machine-0", "to": "machine-1", "bytes_per_second": 1.25e8, "latency_seconds": 0.001}],
+ "pieces":   [{"name": "layer-0", "seconds": {"machine-0": 0.01, "machine-1": 0.02}, "weight_bytes": 4000},
+              {"name": "layer-1", "seconds": {"machine-0": 0.01, "machine-1": 0.015}, "weight_bytes": 4000}],
+ "edges":    [{"from": "layer-0", "to": "layer-1", "bytes": 4000}]}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "problem.json"
+    path.write_text(text)
+    return path
+
+
+def test_the_plain_format(tmp_path: Path) -> None:
+    assert read_problem_file(write(tmp_path, GOOD)) == Problem(
+        "throughput",
+        (ProblemMachine("machine-0", 4e9), ProblemMachine("machine-1")),
+        (ProblemLink("machine-0", "machine-1", 1.25e8, 0.001),),
+        (
+            Piece("layer-0", {"machine-0": 0.01, "machine-1": 0.02}, 4000),
+            Piece("layer-1", {"machine-0": 0.01, "machine-1": 0.015}, 4000),
+        ),
+        (Edge("layer-0", "layer-1", 4000),),
+    )
+
+
+def test_everything_that_can_be_said_besides(tmp_path: Path) -> None:
+    content = json.loads(GOOD)
+    content["machines"][0] |= {"transfer_seconds": 1e-4, "transfer_seconds_per_byte": 1e-9, "contention": 1.2}
+    content["pieces"][0]["activation_bytes"] = 7
+    content["edges"][0]["tensor"] = "out"
+    content["pins"] = [{"piece": "layer-0", "on": "machine-0"}, {"piece": "layer-1", "not_on": "machine-0"}]
+    content |= {"maximum_machines": 2, "stages": 2, "buffers": 3}
+    content |= {"maximum_period_seconds": 1.5, "maximum_latency_seconds": 2}
+    problem = read_problem_file(write(tmp_path, json.dumps(content)))
+    assert problem.machines[0] == ProblemMachine("machine-0", 4e9, 1e-4, 1e-9, 1.2)
+    assert problem.pieces[0].activation_bytes == 7
+    assert problem.edges[0].tensor == "out"
+    assert problem.pins == (Pin("layer-0", "machine-0"), Pin("layer-1", "machine-0", forbidden=True))
+    assert (problem.maximum_machines, problem.stages, problem.buffers) == (2, 2, 3)
+    assert (problem.maximum_period_seconds, problem.maximum_latency_seconds) == (1.5, 2.0)
+
+
+def test_the_answer(tmp_path: Path) -> None:
+    problem = read_problem_file(write(tmp_path, GOOD))
+    answer = json.loads(json.dumps(solution_to_dict(problem, solve(problem))))
+    assert answer["stages"] == [
+        {"machine": "machine-0", "pieces": ["layer-0"]},
+        {"machine": "machine-1", "pieces": ["layer-1"]},
+    ]
+    assert answer["predicted"] == {"period_seconds": 0.015, "latency_seconds": pytest.approx(0.026032)}
+    assert answer["lower_bound_seconds"] == 0.015
+    assert answer["gap"] == 0.0
+    assert answer["limiting"] == "compute of machine-1"
+    assert {load["machine"] for load in answer["loads"]} == {"machine-0", "machine-1"}
+    assert all(other["why"] for other in answer["alternatives"])
+    assert all(math.isfinite(load["memory_bytes"]) for load in answer["loads"])
+
+
+def test_replicas_name_all_machines_and_shares(tmp_path: Path) -> None:
+    text = GOOD.replace('"replicas": false', '"replicas": true').replace("0.02", "0.01").replace("0.015", "1")
+    both_ways = text.replace(
+        '"latency_seconds": 0.001}',
+        '"latency_seconds": 0.001}, {"from": "machine-1", "to": "machine-0", "bytes_per_second": 1}',
+    )
+    problem = read_problem_file(write(tmp_path, both_ways.replace('"bytes": 4000', '"bytes": 0')))
+    stage = solution_to_dict(problem, solve(problem))["stages"][0]
+    assert set(stage) == {"machine", "machines", "pieces", "shares"}
+    assert sum(stage["shares"]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("tabs", [False, True])
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "message"),
+    [
+        ('"throughput"', '"speed"', 1, "'throughput' or 'latency'"),
+        ('"replicas"', '"replica"', 1, "replica: Extra inputs are not permitted"),
+        ('"objective": "throughput", ', "", 1, "objective: Field required"),
+        ("4e9", "-4e9", 2, "machines.0.memory_bytes: Input should be greater than or equal to 0"),
+        ("4e9", '"4e9"', 2, "valid number"),
+        ("4e9", "NaN", 2, "finite number"),
+        ('{"name": "machine-1"}', '{"name": "machine-0"}', 3, "two machines are named 'machine-0'"),
+        ('{"name": "machine-1"}', '{"name": "client"}', 3, "cannot be named 'client'"),
+        ("1.25e8", "0", 4, "links.0.bytes_per_second: Input should be greater than 0"),
+        (
+            '"to": "machine-1"',
+            '"to": "machine-9"',
+            4,
+            "no machine is named 'machine-9'; there are machine-0, machine-1",
+        ),
+        ('"machine-1": 0.02', '"machine-7": 0.02', 5, "no machine is named 'machine-7'"),
+        ("0.015", "-1", 6, "pieces.1.seconds.machine-1: Input should be greater than or equal to 0"),
+        ('"name": "layer-1"', '"name": "layer-0"', 6, "two pieces are named 'layer-0'"),
+        ('"to": "layer-1"', '"to": "layer-9"', 7, "edges.0.to: no piece is named 'layer-9'"),
+        ('"bytes": 4000}]', '"bytes": 4000}], "pins": [{"piece": "layer-0"}]', 7, 'either "on" or "not_on"'),
+        ('"bytes": 4000}]', '"bytes": 4000}], "pins": [{"piece": "x", "on": "machine-0"}]', 7, "no piece is named 'x'"),
+        ('"bytes": 4000}]', '"bytes": 4000}], "stages": 3', 7, "3 stages were asked for, but there are 2 machines"),
+        ('"edges":    [', '"edges":    [,', 7, "this is no JSON"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(
+    tmp_path: Path, right: str, wrong: str, line: int, message: str, tabs: bool
+) -> None:
+    assert right in GOOD
+    text = GOOD.replace(right, wrong)
+    path = write(tmp_path, text.replace("\n ", "\n\t") if tabs else text)
+    with pytest.raises(PlanError) as caught:
+        read_problem_file(path)
+    assert f"{path}:{line}: " in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_a_key_that_is_there_twice_and_a_file_that_is_not(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="'objective' is there twice"):
+        read_problem_file(write(tmp_path, GOOD.replace('"replicas": false', '"objective": "latency"')))
+    with pytest.raises(PlanError, match=r"missing\.json"):
+        read_problem_file(tmp_path / "missing.json")
+
+
+def test_the_search_starts_without_the_compiler() -> None:
+    script = (
+        "import sys, tvm_split.planner.search, tvm_split.planner.problem_file, tvm_split.cli.application\n"
+        "print(*{'tvm', 'torch', 'onnx'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
