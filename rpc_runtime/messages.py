@@ -276,7 +276,7 @@ def timing_effort(message: pb.TimeKernelsRequest) -> TimingEffort:
 def kernel_time_message(time: KernelTime) -> pb.KernelTime:
     return pb.KernelTime(
         function=time.function,
-        median_seconds=time.median_seconds,
+        seconds=time.seconds,
         best_seconds=time.best_seconds,
         rounds=time.rounds,
         error=time.error,
@@ -284,7 +284,7 @@ def kernel_time_message(time: KernelTime) -> pb.KernelTime:
 
 
 def kernel_time(message: pb.KernelTime) -> KernelTime:
-    seconds = (message.median_seconds, message.best_seconds)
-    if not message.error and not all(math.isfinite(each) and each > 0 for each in seconds):
-        raise ProtocolError(f"kernel {message.function[:200]!r} is said to have taken {seconds} seconds")
-    return KernelTime(message.function, *seconds, message.rounds, message.error)
+    times = (message.seconds, message.best_seconds)
+    if not message.error and not all(math.isfinite(each) and each > 0 for each in times):
+        raise ProtocolError(f"kernel {message.function[:200]!r} is said to have taken {times} seconds")
+    return KernelTime(message.function, *times, message.rounds, message.error)

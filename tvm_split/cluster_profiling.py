@@ -263,12 +263,12 @@ def _machine_profile(
 ) -> MachineProfile:
     operations, bytes_ = _ceilings(times)
     measured = [digest for digest in times.code.distinct if digest in times.alone and digest in times.contended]
-    alone = sum(times.alone[digest].median_seconds for digest in measured)
-    slower = sum(times.contended[digest].median_seconds for digest in measured) / alone if measured else 1.0
+    alone = sum(times.alone[digest].seconds for digest in measured)
+    slower = sum(times.contended[digest].seconds for digest in measured) / alone if measured else 1.0
 
     def seconds(call: KernelCall) -> tuple[float, float]:
         if call.digest in times.alone and call.digest in times.contended:
-            return times.alone[call.digest].median_seconds, times.contended[call.digest].median_seconds
+            return times.alone[call.digest].seconds, times.contended[call.digest].seconds
         roofline = max(call.kernel.operations / operations, call.kernel.moved_bytes / bytes_)
         return roofline, roofline * slower
 

@@ -103,7 +103,7 @@ class MachineTimes:
             if each.error:
                 self.problems[digest] = each.error
             else:
-                found[digest] = CachedTime(each.median_seconds, each.best_seconds, time.time())
+                found[digest] = CachedTime(each.seconds, each.best_seconds, time.time())
         (self.contended if companions else self.alone).update(found)
         if not self.companions:
             self.contended.update(found)
@@ -113,7 +113,7 @@ class MachineTimes:
     def take_ceilings(self, times: Sequence[KernelTime]) -> None:
         by_symbol = {symbol(digest): digest for digest in (self.ceilings.functions if self.ceilings else ())}
         found = {
-            by_symbol[each.function]: CachedTime(each.median_seconds, each.best_seconds, time.time())
+            by_symbol[each.function]: CachedTime(each.seconds, each.best_seconds, time.time())
             for each in times
             if not each.error
         }
@@ -196,7 +196,7 @@ class HostTiming:
         names = [each.machine.name for each, _ in at_work]
         self._on_step(f"timing {' and '.join(names)} at the same time")
         slowest = max(
-            EFFORT.minimum_rounds * sum(each.alone[d].median_seconds for d in self.wanted[name] if d in each.alone)
+            EFFORT.minimum_rounds * sum(each.alone[d].seconds for d in self.wanted[name] if d in each.alone)
             for name, (each, _) in zip(names, at_work, strict=True)
         )
         effort = self._effort(max(EFFORT.minimum_seconds, OVERLAP * slowest))

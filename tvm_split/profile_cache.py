@@ -28,7 +28,7 @@ VERSION = 1
 class CachedTime:
     """Seconds of one call, and when (in seconds since 1970) that was measured."""
 
-    median_seconds: float
+    seconds: float
     best_seconds: float
     measured_at: float
 
@@ -104,9 +104,9 @@ class ProfileCache:
             return {}  # another version's: it is measured anew and written over
         now = time.time()
         return {
-            key: CachedTime(each.median_seconds, each.best_seconds, min(each.measured_at, now))
+            key: CachedTime(each.seconds, each.best_seconds, min(each.measured_at, now))
             for key, each in parsed.times.items()
-            if math.isfinite(each.median_seconds) and math.isfinite(each.best_seconds)
+            if math.isfinite(each.seconds) and math.isfinite(each.best_seconds)
         }
 
     def _note(self, problem: str) -> None:
@@ -118,7 +118,7 @@ class ProfileCache:
 class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    median_seconds: float = Field(gt=0)
+    seconds: float = Field(gt=0)
     best_seconds: float = Field(gt=0)
     measured_at: float = Field(ge=0)
 

@@ -42,7 +42,10 @@ def profiled_machines(
     Raises:
         WorkerUnavailableError: a worker does not answer; names the machine and its address.
     """
-    facts = {machine.name: _facts(cluster, machine, timeout_seconds) for machine in cluster.machines}
+    facts = {
+        machine.name: _facts(cluster, machine, targets[machine.name]["kind"] == "cuda", timeout_seconds)
+        for machine in cluster.machines
+    }
     found = []
     for machine in cluster.machines:
         own = facts[machine.name]
@@ -80,8 +83,8 @@ class _Facts:
     identity: Mapping[str, Any]
 
 
-def _facts(cluster: Cluster, machine: Machine, timeout_seconds: float) -> _Facts:
-    if cluster.kind != "remote":
+def _facts(cluster: Cluster, machine: Machine, has_gpu: bool, timeout_seconds: float) -> _Facts:
+    if cluster.kind == "in_process" or (cluster.kind == "local" and not has_gpu):
         architecture, features = platform.machine(), hardware.cpu_features()
         identity = _identity(socket.gethostname(), architecture, sorted(features), version("apache-tvm"))
         host = hardware.boot_id() or socket.gethostname()

@@ -1,4 +1,4 @@
-"""``tvm-split profile``: where the time of a model goes on this machine, kernel by kernel."""
+"""``tvm-split profile``: where the time of a model goes, kernel by kernel here, or piece by piece on a cluster."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
+from tvm_split.cli.cluster_profile import profile_on_cluster
 from tvm_split.cli.compile import compile_with_progress
 from tvm_split.cli.console import STDOUT, print_json, short_list
 from tvm_split.cli.model_source import ModelRequest
+from tvm_split.cli.planning import ClusterRequest
+from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.progress import step_progress
 
 if TYPE_CHECKING:
@@ -23,28 +26,55 @@ MOST_LAYERS_SHOWN = 2
 
 def profile(
     model: options.ModelArgument,
+    cluster: options.ClusterOption = None,
+    workers: options.WorkersOption = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Threads to run with (default: all cores of this process).")
+        int | None,
+        typer.Option(
+            "--threads", min=1, help="Threads to run with (default: all cores of this process; with --workers 1 each)."
+        ),
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Runs to take the medians of.")] = 10,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Runs to take the medians of (default: 10).")
+    ] = None,
     calls: Annotated[
         bool, typer.Option("--calls", help="Every call in its order, instead of equal kernels together.")
     ] = False,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="On a cluster: measure again what is known already.")
+    ] = False,
+    database: options.DatabaseOption = None,
+    timeout: options.TimeoutOption = 60.0,
     batch: options.BatchOption = None,
     dimension: options.DimensionOption = None,
     input_shape: options.InputShapeOption = None,
     json: options.JsonOption = False,
 ) -> None:
-    """Time every kernel of a model on this machine, beside what the machine can do at most."""
+    """Time every kernel of a model on this machine, beside what the machine can do at most.
+
+    With --cluster or --workers: time the pieces of the model on each of these machines, alone and together.
+    """
+    request = ClusterRequest(cluster, workers, threads)
+    if request.is_given:
+        for given, option in ((rounds is not None, "--rounds"), (calls, "--calls")):
+            if given:
+                raise WrongUseError("this is for one machine, without --cluster or --workers", option)
+        machines = request.cluster()
+        loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
+        profile_on_cluster(loaded, machines, database=database, refresh=refresh, timeout_seconds=timeout, json=json)
+        return
+    if refresh:
+        raise WrongUseError("only what a cluster's machines took is kept; give --cluster or --workers", "--refresh")
     from tvm_split.cluster import Cluster
     from tvm_split.planning import plan
+    from tvm_split.profiling import ROUNDS
     from tvm_split.profiling import profile as profile_model
 
     loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
-    cluster = Cluster.in_process(1, threads)
-    bundle = compile_with_progress(loaded, plan(loaded, cluster), verify=False)
+    here = Cluster.in_process(1, threads)
+    bundle = compile_with_progress(loaded, plan(loaded, here), verify=False, database=database)
     with step_progress("timing") as report:
-        found = profile_model(loaded, bundle, cluster.machines[0].threads, rounds=rounds, on_progress=report)
+        found = profile_model(loaded, bundle, here.machines[0].threads, rounds=rounds or ROUNDS, on_progress=report)
     rows = [_Row((each,)) for each in found.kernels] if calls else _grouped(found.kernels)
     if json:
         print_json(_description(found, rows))

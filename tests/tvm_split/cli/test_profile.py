@@ -39,3 +39,33 @@ def test_indices_cannot_be_made_up(invoke, tmp_path):
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "w.onnx")
     assert "example inputs" in invoke("profile", tmp_path / "w.onnx", code=1).stderr
+
+
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("TVM_SPLIT_CACHE", str(tmp_path))
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_pieces_on_workers(invoke, invoke_json, onnx_path):
+    found = invoke_json("profile", onnx_path, "--workers", "2")
+    assert [machine["machine"] for machine in found["machines"]] == ["machine-a", "machine-b"]
+    layers = [layer for piece in found["pieces"] for layer in piece["layers"]]
+    assert {"conv_1", "relu_1", "conv_2", "dense"} <= set(layers)
+    assert all(report["measured"] and not report["cached"] for report in found["reports"])
+    text = " ".join(invoke("profile", onnx_path, "--workers", "2").stdout.split())
+    assert "cached" in text
+    assert "--refresh" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--workers", "1", "--calls"], "--calls"),
+        (["--workers", "1", "--rounds", "3"], "--rounds"),
+        (["--refresh"], "--refresh"),
+        (["--cluster", "nothing.yaml", "--workers", "1"], "--workers"),
+    ],
+)
+def test_options_that_do_not_fit(invoke, onnx_path, arguments, words):
+    assert words in invoke("profile", onnx_path, *arguments, code=2).stderr
