@@ -11,14 +11,14 @@ import functools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rpc_runtime.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program import Program, Route, StageSpec
 from rpc_runtime.turns import Recurrence, common, together
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.prediction import LinkPrediction, MachinePrediction, Prediction
+from tvm_split.planner.prediction import Corrections, LinkPrediction, MachinePrediction, Prediction
 from tvm_split.report_advice import advice_for
 from tvm_split.report_values import Comparison, LinkReport, MachineReport
 from tvm_split.run_times import MeasuredRuns, Window
@@ -33,7 +33,8 @@ class DeploymentReport:
 
     ``period`` is the time between two results of a stream once the pipeline is full (throughput is its inverse),
     ``latency`` that of a single run. ``runs`` and ``streamed`` count the single runs and the results of streams that
-    were measured. ``limiting`` is what the plan says sets the period; empty without a prediction.
+    were measured. ``limiting`` is what the plan says sets the period; empty without a prediction. ``profiled_at`` and
+    ``corrections`` are those of the prediction, for planning anew.
     """
 
     model: str
@@ -46,6 +47,8 @@ class DeploymentReport:
     runs: int
     streamed: int
     advice: tuple[str, ...]
+    profiled_at: float | None = None
+    corrections: Corrections = field(default_factory=Corrections)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it; each comparison also has its ratio, measured by predicted."""
@@ -79,6 +82,8 @@ class DeploymentReport:
             "runs": self.runs,
             "streamed": self.streamed,
             "advice": list(self.advice),
+            "profiled_at": self.profiled_at,
+            "corrections": dataclasses.asdict(self.corrections),
         }
 
 
@@ -111,7 +116,10 @@ def report_of(plan: Plan, program: Program, trace: Sequence[TraceEvent], measure
         return report
     shares = {each.machine: each.estimated_share for each in prediction.machines}
     return dataclasses.replace(
-        report, advice=advice_for(report.period, report.latency, report.machines, report.links, shares)
+        report,
+        advice=advice_for(report.period, report.latency, report.machines, report.links, shares),
+        profiled_at=prediction.profiled_at,
+        corrections=prediction.corrections,
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from rpc_runtime.client import WorkerDescription
+from tvm_split.cache_folder import cache_folder
 from tvm_split.cluster import Cluster
 from tvm_split.link_samples import LinkSample
 
@@ -55,8 +56,8 @@ _MACHINE, _PAIR = TypeAdapter(MachineProbe), TypeAdapter(PairProbe)
 
 
 def default_folder() -> Path:
-    """``tvm-split/links`` in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache") / "tvm-split" / "links"
+    """``links`` in the folder for what is measured."""
+    return cache_folder("links")
 
 
 @dataclass(frozen=True)

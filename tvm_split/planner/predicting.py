@@ -10,18 +10,26 @@ from rpc_runtime.program import CLIENT
 from rpc_runtime.turns import EVERY, Recurrence, common, deal, turns_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
-from tvm_split.planner.prediction import ComparedPlan, LinkPrediction, MachinePrediction, Prediction
+from tvm_split.planner.demands import TOLERANCE, is_possible
+from tvm_split.planner.prediction import ComparedPlan, Corrections, LinkPrediction, MachinePrediction, Prediction
 from tvm_split.planner.problem import Evaluation, Problem, Solution, SolvedStage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.evaluate import evaluate, transfers
 
+NONE = Corrections()
+
 
 def predict(
-    problem: Problem, profile: ClusterProfile, best: Solution, stages: Sequence[SolvedStage] | None = None
+    problem: Problem,
+    profile: ClusterProfile,
+    best: Solution,
+    stages: Sequence[SolvedStage] | None = None,
+    corrections: Corrections = NONE,
 ) -> Prediction:
     """The prediction of the best plan found, with baselines and alternatives beside it.
 
-    With ``stages`` that of another plan, measured by the best one's lower bound.
+    With ``stages`` that of another plan, measured by the best one's lower bound. ``corrections`` are those that are in
+    the numbers already.
 
     Raises:
         PlanError: the stages do not fit the problem.
@@ -33,7 +41,6 @@ def predict(
     busy = sum(load.compute_seconds for load in evaluation.loads) / (len(used) * evaluation.period_seconds)
     layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
     links = _links(problem, stages)
-    ages = [each.measured_at for each in profile.machines] + [each.measured_at for each in profile.links]
     return Prediction(
         period_seconds=evaluation.period_seconds,
         latency_seconds=evaluation.latency_seconds,
@@ -44,7 +51,7 @@ def predict(
         limiting=evaluation.limiting,
         method=best.method if stages is best.stages else f"given; the bound is {best.method}",
         why_no_more_machines=best.why_no_more_machines if stages is best.stages else "",
-        profiled_at=min(filter(None, ages), default=0.0),
+        profiled_at=oldest_measurement(profile),
         machines=_machines(problem, profile, stages, evaluation, links),
         links=links,
         baselines=compared_baselines(problem, layers_of, evaluation),
@@ -54,17 +61,26 @@ def predict(
             )
             for each in best.alternatives
         ),
+        corrections=corrections,
     )
 
 
+def oldest_measurement(profile: ClusterProfile) -> float:
+    """In seconds since 1970; 0 if nothing was measured."""
+    ages = [each.measured_at for each in profile.machines] + [each.measured_at for each in profile.links]
+    return min(filter(None, ages), default=0.0)
+
+
 def compared_baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation) -> tuple[ComparedPlan, ...]:
-    """The baselines that are possible at all, best first."""
+    """The baselines that pins, memory and links allow, best first; other demands may be what they are better by."""
     found = []
     for name, stages in baseline_stages(problem, layers_of).items():
         try:
             value = evaluate(problem, stages)
         except PlanError:
-            continue  # no memory, no link, or a pin forbids it
+            continue  # there is no link, or a machine cannot run a piece
+        if not is_possible(problem, stages, value):
+            continue
         ours, theirs = (
             (plan.latency_seconds, value.latency_seconds)
             if problem.objective == "latency"
@@ -78,13 +94,21 @@ def compared_baselines(problem: Problem, layers_of: Mapping[str, int], plan: Eva
                     _counted(stages, layers_of),
                     value.period_seconds,
                     value.latency_seconds,
-                    f"{problem.objective} is {theirs / ours:.2f} times the plan's: {value.limiting} limits it"
-                    if theirs > ours
-                    else "as good as the plan",
+                    _why_not(problem, theirs / ours, value),
                 ),
             )
         )
     return tuple(plan for _, plan in sorted(found, key=lambda pair: pair[0]))
+
+
+def _why_not(problem: Problem, ratio: float, evaluation: Evaluation) -> str:
+    kind = "period" if problem.objective == "throughput" else "latency"
+    if abs(ratio - 1) <= TOLERANCE:
+        return "as good as the plan"
+    if ratio < 1:
+        return f"its {kind} is {ratio:.2f} times the plan's, which keeps to what was demanded"
+    limit = f": {evaluation.limiting} limits it" if kind == "period" else ""
+    return f"its {kind} is {ratio:.2f} times the plan's{limit}"
 
 
 def _counted(stages: Sequence[SolvedStage], layers_of: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

@@ -57,6 +57,18 @@ class ComparedPlan:
 
 
 @dataclass(frozen=True)
+class Corrections:
+    """What runs have said of a profile since it was measured.
+
+    ``compute_ratios`` as (machine, how many times as long as profiled it computes), ``link_speeds`` as (source,
+    destination, bytes a second).
+    """
+
+    compute_ratios: tuple[tuple[str, float], ...] = ()
+    link_speeds: tuple[tuple[str, str, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What is expected of a plan, and its certificate.
 
@@ -72,6 +84,7 @@ class Prediction:
         why_no_more_machines: why idle machines stay idle; empty if none is.
         profiled_at: when the oldest measurement was made, in seconds since 1970.
         baselines: what users would do without a planner, best first; alternatives: the best plans that lost.
+        corrections: of the profile, which are in all of these numbers; empty for a plan that no run has improved.
     """
 
     period_seconds: float
@@ -88,6 +101,7 @@ class Prediction:
     links: tuple[LinkPrediction, ...]
     baselines: tuple[ComparedPlan, ...] = ()
     alternatives: tuple[ComparedPlan, ...] = ()
+    corrections: Corrections = Corrections()
 
     @property
     def samples_per_second(self) -> float:
