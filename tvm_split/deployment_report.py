@@ -197,18 +197,29 @@ def _machine_report(
     predicted: MachinePrediction | None = None
     if prediction is not None:
         predicted = next((each for each in prediction.machines if each.machine == machine), None)
+    measured = times.of_machine(stages, COMPUTE)
     compute = None
     if predicted is not None:
-        compute = predicted.compute_seconds if contended else predicted.alone_seconds
+        compute = _expected_compute(predicted, measured) if contended else predicted.alone_seconds
     return MachineReport(
         machine=machine,
         stages=names,
         shares=tuple(stage.own_turns.share for stage in stages),
         micro_batches=times.count(machine, names),
-        compute=Comparison(compute, times.of_machine(stages, COMPUTE)),
+        compute=Comparison(compute, measured),
         receive=Comparison(None if predicted is None else predicted.receive_seconds, times.of_machine(stages, RECEIVE)),
         send=Comparison(None if predicted is None else predicted.send_seconds, times.of_machine(stages, SEND)),
     )
+
+
+def _expected_compute(predicted: MachinePrediction, measured: float | None) -> float:
+    """Computing with what serialising takes from it, or without, whichever is nearer, or in between.
+
+    Serialising falls into the time of computing only as far as the machine has no pauses for it.
+    """
+    if measured is None:
+        return predicted.compute_seconds
+    return min(max(measured, predicted.compute_seconds - predicted.transfer_seconds), predicted.compute_seconds)
 
 
 def _link_reports(program: Program, times: _Times, prediction: Prediction | None) -> tuple[LinkReport, ...]:

@@ -244,3 +244,11 @@ def test_a_machine_with_a_stage_of_its_own_and_a_replica():
     assert report.machines[0].stages == ("stage_0", "stage_1")
     assert report.machines[0].shares == (1.0, 0.5)
     assert report.machines[0].compute.measured == pytest.approx(0.003 + 0.006 / 2)
+
+
+@pytest.mark.parametrize(("milliseconds", "ratio"), [(4, 0.8), (5, 1.0), (8, 1.0), (10, 1.0), (12, 1.2)])
+def test_serialising_may_fall_into_computing_or_not(milliseconds, ratio):
+    first = machine_prediction(A, 0.010, transfer_seconds=0.005)
+    expected = prediction((first, machine_prediction(B, 0.006)))
+    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (milliseconds, 6)), streamed())
+    assert report.machines[0].compute.ratio == pytest.approx(ratio)

@@ -222,7 +222,13 @@ def _description(model: Model, plan: Plan, sizes: Sequence[SizedPlan]) -> dict[s
         "inputs": [{"name": each.name, "shape": each.shape, "dtype": each.dtype} for each in model.inputs],
         "outputs": [{"name": each.name, "shape": each.shape, "dtype": each.dtype} for each in model.outputs],
         "stages": [
-            {"name": stage.name, "machine": stage.machine, "layers": stage.layers, "estimated_share": share}
+            {
+                "name": stage.name,
+                "machine": stage.machine,
+                "machines": stage.machines,
+                "layers": stage.layers,
+                "estimated_share": share,
+            }
             for stage, share in zip(plan.stages, shares, strict=True)
         ],
         "prediction": prediction_as_json(plan),

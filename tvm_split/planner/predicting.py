@@ -125,6 +125,9 @@ def _machines(
     """What every machine does on average. (The search charges each replica with all that its stage receives.)"""
     profiles = {each.machine: each for each in profile.machines}
     limits = {machine.name: machine.memory_bytes for machine in problem.machines}
+    contention = {
+        machine.name: machine.contention if len(evaluation.loads) > 1 else 1.0 for machine in problem.machines
+    }
     share = {name: part for stage in stages for name, part in zip(stage.machines, stage.shares, strict=True)}
     pieces = {name: stage.pieces for stage in stages for name in stage.machines}
     found = []
@@ -145,6 +148,9 @@ def _machines(
                 buffer_bytes=load.buffer_bytes,
                 memory_limit_bytes=limit if math.isfinite(limit) else None,
                 estimated_share=estimated / alone if alone > 0 else 0.0,
+                transfer_seconds=max(
+                    0.0, load.compute_seconds - alone * share[load.machine] * contention[load.machine]
+                ),
             )
         )
     return tuple(found)

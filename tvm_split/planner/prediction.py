@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class MachinePrediction:
     """One machine, per micro-batch, while the pipeline is full; on average, where replicas take turns.
 
-    ``compute_seconds`` includes what sharing a host and serialising cost; ``alone_seconds`` is computing by itself.
+    ``compute_seconds`` includes what sharing a host and serialising cost, the latter being ``transfer_seconds``;
+    ``alone_seconds`` is computing by itself.
     ``memory_limit_bytes`` is None where nothing limits it. ``estimated_share`` is the share of ``alone_seconds`` that
     was not measured.
     """
@@ -24,6 +25,7 @@ class MachinePrediction:
     buffer_bytes: float
     memory_limit_bytes: float | None
     estimated_share: float
+    transfer_seconds: float = 0.0
 
     @property
     def memory_bytes(self) -> float:
