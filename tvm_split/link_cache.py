@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from rpc_runtime.client import WorkerDescription
-from tvm_split import profile_cache
+from tvm_split.cache_folder import cache_folder
 from tvm_split.cluster import Cluster
 from tvm_split.link_samples import LinkSample, StreamSample
 
@@ -63,8 +63,8 @@ _MACHINE, _PAIR, _STREAM = TypeAdapter(MachineProbe), TypeAdapter(PairProbe), Ty
 
 
 def default_folder() -> Path:
-    """``links`` beside the profiles of machines."""
-    return profile_cache.default_folder().parent / "links"
+    """``links`` in the folder for what is measured."""
+    return cache_folder("links")
 
 
 @dataclass(frozen=True)

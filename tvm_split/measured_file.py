@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tvm_split.errors import PlanError
+from tvm_split.planner.prediction import Corrections
 from tvm_split.planner.replanning import Measured
 
 
@@ -32,11 +33,18 @@ class _Link(_Report):
     seconds: _Comparison
 
 
+class _Corrections(_Report):
+    compute_ratios: list[tuple[str, float]] = []
+    link_speeds: list[tuple[str, str, float]] = []
+
+
 class _File(_Report):
     model: str
     period_seconds: _Comparison
     machines: list[_Machine]
     links: list[_Link]
+    profiled_at: float | None = None
+    corrections: _Corrections = _Corrections()
 
 
 def read_measured(path: Path, model: str) -> Measured:
@@ -49,7 +57,11 @@ def read_measured(path: Path, model: str) -> Measured:
         report = _File.model_validate(json.loads(path.read_text()))
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, ValidationError) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "file"
+        raise PlanError(f"{path} is no report of `tvm-split bench --json`: {where}: {first['msg']}") from error
+    except ValueError as error:
         raise PlanError(f"{path} is no report of `tvm-split bench --json`: {error}") from error
     if report.model != model:
         raise PlanError(f"{path} is of model {report.model!r}, the model is {model!r}")
@@ -71,4 +83,6 @@ def read_measured(path: Path, model: str) -> Measured:
             for each in report.links
             if each.bytes.measured and each.seconds.measured
         },
+        earlier=Corrections(tuple(report.corrections.compute_ratios), tuple(report.corrections.link_speeds)),
+        profiled_at=report.profiled_at,
     )

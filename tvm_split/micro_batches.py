@@ -45,14 +45,21 @@ def plan_sizes(
             f"micro-batch sizes are different whole numbers of at least 1, not {', '.join(map(str, sizes))}"
         )
     found = []
+    refused = []
     for size in sizes:
         model = load(size)
-        plan = make_plan(model)
+        try:
+            plan = make_plan(model)
+        except PlanError as error:
+            refused.append(f"of size {size}: {error}")
+            continue
         if plan.prediction is None:
             raise PlanError(
                 "micro-batch sizes are compared by what is predicted, and a split by hand has no prediction"
             )
         found.append(SizedPlan(size, model, plan, plan.prediction))
+    if not found:
+        raise PlanError("no micro-batch size has a plan; " + "; ".join(refused))
     possible = [each for each in found if each.prediction.latency_seconds <= maximum_latency_seconds]
     if not possible:
         nearest = min(found, key=lambda each: each.prediction.latency_seconds)

@@ -35,25 +35,28 @@ def profile_model(
     ``cache_folder``, by default in the user's cache.
     """
     folder = None if cache_folder is None else Path(cache_folder)
-    with cluster.kept():
-        profile = profile_cluster(
-            model,
-            cluster,
-            database=database,
-            refresh=refresh,
-            cache_folder=folder,
-            timeout_seconds=timeout_seconds,
-            on_progress=on_progress,
-        )
-        edges = piece_edges(layer_graph(model), [piece.layers for piece in profile.pieces])
-        probe = probe_links(
-            cluster,
-            sorted({int(edge.bytes) for edge in edges}),
-            timeout_seconds=timeout_seconds,
-            on_progress=on_progress,
-            cache_folder=folder / "links" if folder is not None else default_folder(),
-            refresh=refresh,
-        )
+    try:
+        with cluster.kept():
+            profile = profile_cluster(
+                model,
+                cluster,
+                database=database,
+                refresh=refresh,
+                cache_folder=folder,
+                timeout_seconds=timeout_seconds,
+                on_progress=on_progress,
+            )
+            edges = piece_edges(layer_graph(model), [piece.layers for piece in profile.pieces])
+            probe = probe_links(
+                cluster,
+                sorted({int(edge.bytes) for edge in edges}),
+                timeout_seconds=timeout_seconds,
+                on_progress=on_progress,
+                cache_folder=folder / "links" if folder is not None else default_folder(),
+                refresh=refresh,
+            )
+    finally:
+        cluster.release()
     return _joined(profile, probe)
 
 

@@ -22,10 +22,14 @@ WIDEST_BOUNDARY = 6
 
 @dataclass(frozen=True)
 class PictureNode:
-    """Layers that are drawn as one; ``machine`` and ``stage`` are None of the client's inputs and outputs."""
+    """Layers that are drawn as one.
+
+    ``machines`` are those that take turns at them, mostly one; none at the client's inputs and outputs, where ``stage``
+    is None.
+    """
 
     layers: tuple[str, ...]
-    machine: str | None
+    machines: tuple[str, ...]
     stage: int | None
 
 
@@ -72,7 +76,7 @@ def picture_graph(model: Model, plan: Plan) -> PictureGraph:
     groups = _group(stages, flows)
     merged = [tuple(layer for unit in group for layer in units[unit]) for group in groups]
     nodes = tuple(
-        PictureNode(layers, None if stage is None else plan.stages[stage].machine, stage)
+        PictureNode(layers, () if stage is None else plan.stages[stage].machines, stage)
         for layers, stage in zip(merged, (stages[group[0]] for group in groups), strict=True)
     )
     number_of = {unit: number for number, group in enumerate(groups) for unit in group}
@@ -191,16 +195,16 @@ def _edges(
     nodes: Sequence[PictureNode], flows: Iterable[_Flow], number_of: Mapping[int, int]
 ) -> tuple[PictureEdge, ...]:
     crossing: dict[tuple[int, int], int] = {}
-    machine = [node.machine for node in nodes]
+    machines = [node.machines for node in nodes]
     for flow in flows:
         source = number_of[flow.source]
-        reached: set[str | None] = set()
+        reached: set[tuple[str, ...]] = set()
         for destination in sorted({number_of[each] for each in flow.destinations} - {source}):
-            first = machine[destination] != machine[source] and machine[destination] not in reached
-            reached.add(machine[destination])
+            first = machines[destination] != machines[source] and machines[destination] not in reached
+            reached.add(machines[destination])
             edge = (source, destination)
             crossing[edge] = crossing.get(edge, 0) + (flow.bytes if first else 0)
     return tuple(
-        PictureEdge(source, destination, machine[source] != machine[destination], size)
+        PictureEdge(source, destination, machines[source] != machines[destination], size)
         for (source, destination), size in crossing.items()
     )

@@ -24,6 +24,7 @@ NODE_HEIGHT = 36.0
 ROW_HEIGHT = 76.0
 NODE_GAP = 18.0
 LEGEND_LINE = 22.0
+MARK_WIDTH = 8.0
 FONT_SIZE = 13
 SMALL_FONT_SIZE = 11
 CHARACTER_WIDTH = 7.6
@@ -39,7 +40,8 @@ def draw_plan(model: Model, plan: Plan, path: str | Path) -> None:
     """Write the picture of a plan to ``path``, which ends in ``.svg``.
 
     Every node is a layer, or a run of layers with their number (see `tvm_split.picture_graph`); its colour is its
-    machine's. Bold lines go to another machine, with the bytes per micro-batch where a tensor gets there first.
+    machine's. Bold lines go to another machine, with the bytes per micro-batch where a tensor gets there first. A stage
+    with replicas has the first one's colour and a mark of each other's, and names all.
 
     Raises:
         PlanError: the path has another ending, or the plan does not fit the model.
@@ -56,10 +58,13 @@ def draw_plan(model: Model, plan: Plan, path: str | Path) -> None:
 
 
 def _picture(graph: PictureGraph, plan: Plan) -> Element:
-    machines = list(dict.fromkeys(stage.machine for stage in plan.stages))
+    machines = list(dict.fromkeys(machine for stage in plan.stages for machine in stage.machines))
     colours = dict(zip(machines, itertools.cycle(COLOURS), strict=False))
     labels = [_label(graph, number) for number in range(len(graph.nodes))]
-    widths = {str(number): _text_width(max(lines, key=cell_len)) + 20 for number, lines in enumerate(labels)}
+    widths = {
+        str(number): _text_width(max(lines, key=cell_len)) + 20 + _marks_width(graph.nodes[number])
+        for number, lines in enumerate(labels)
+    }
     layout = layered_layout(
         widths,
         [(str(edge.source), str(edge.destination)) for edge in graph.edges],
@@ -96,12 +101,14 @@ def _picture(graph: PictureGraph, plan: Plan) -> Element:
 
 
 def _label(graph: PictureGraph, number: int) -> list[str]:
-    layers = graph.nodes[number].layers
+    layers, machines = graph.nodes[number].layers, graph.nodes[number].machines
     if not layers:
         return ["inputs" if number == 0 else "outputs"]
+    turns = f"in turns: {_clean(', '.join(machines))}" if len(machines) > 1 else ""
     if len(layers) == 1:
-        return [_shortened(layers[0])]
-    return [f"{_shortened(layers[0])} …", f"{len(layers)} layers to {_shortened(layers[-1])}"]
+        return [_shortened(layers[0]), *filter(None, [turns])]
+    run = f"{len(layers)} layers to {_shortened(layers[-1])}"
+    return [f"{_shortened(layers[0])} …", f"{run}; {turns}" if turns else run]
 
 
 def _shortened(name: str) -> str:
@@ -122,8 +129,12 @@ def _legend(graph: PictureGraph, plan: Plan, machines: Sequence[str]) -> list[tu
     lines: list[tuple[str, str | None]] = [(title, None)]
     predicted = {} if prediction is None else {each.machine: each for each in prediction.machines}
     for machine in machines:
-        count = sum(len(stage.layers) for stage in plan.stages if stage.machine == machine)
+        own = [stage for stage in plan.stages if machine in stage.machines]
+        count = sum(len(stage.layers) for stage in own)
         text = f"{machine}: {count} layers" if count != 1 else f"{machine}: 1 layer"
+        others = dict.fromkeys(each for stage in own for each in stage.machines if each != machine)
+        if others:
+            text += f", in turns with {', '.join(others)}"
         if machine in predicted:
             times = predicted[machine]
             text += (
@@ -159,12 +170,22 @@ def _draw_node(
     colours: dict[str, str],
 ) -> None:
     x, y = layout.centres[key], layout.rows[key] * ROW_HEIGHT
-    fill = CLIENT_COLOUR if node.machine is None else colours[node.machine]
+    fill = colours[node.machines[0]] if node.machines else CLIENT_COLOUR
     group = SubElement(drawing, "g")
-    hint = "the client" if node.machine is None else f"{node.machine}, stage {node.stage}: {', '.join(node.layers)}"
+    placed = f"{', '.join(node.machines)}, stage {node.stage}: {', '.join(node.layers)}"
+    hint = placed if node.machines else "the client"
     SubElement(group, "title").text = _clean(hint)
     shape = {"x": f"{x - width / 2:.1f}", "y": f"{y:.1f}", "width": f"{width:.1f}", "height": f"{NODE_HEIGHT:.0f}"}
     SubElement(group, "rect", {**shape, "rx": "6", "fill": fill, "stroke": "#333333"})
+    for number, machine in enumerate(node.machines[:0:-1], start=1):
+        mark = {
+            "x": f"{x + width / 2 - 4 - MARK_WIDTH * number:.1f}",
+            "y": f"{y + 6:.1f}",
+            "width": f"{MARK_WIDTH:.0f}",
+        }
+        look = {"fill": colours[machine], "stroke": "#333333", "stroke-width": "0.5"}
+        SubElement(group, "rect", {**mark, "height": f"{NODE_HEIGHT - 12:.0f}", **look})
+    x -= _marks_width(node) / 2
     first = y + (NODE_HEIGHT / 2 + 5 if len(lines) == 1 else 15)
     for number, text in enumerate(lines):
         size = FONT_SIZE if number == 0 else SMALL_FONT_SIZE
@@ -209,6 +230,11 @@ def _points(edge: PictureEdge, layout: Layout) -> list[tuple[float, float]]:
     ]
     start = (layout.centres[source], layout.rows[source] * ROW_HEIGHT + NODE_HEIGHT)
     return [start, *joints, (layout.centres[destination], layout.rows[destination] * ROW_HEIGHT)]
+
+
+def _marks_width(node: PictureNode) -> float:
+    """Of what stands for the second replica and those after it, at the right of a node."""
+    return MARK_WIDTH * max(0, len(node.machines) - 1)
 
 
 def _text_width(text: str) -> float:

@@ -20,14 +20,21 @@ from tvm_split.planner.cost import estimated_seconds, weight_bytes
 from tvm_split.planner.equal_cost import stages_of_equal_cost
 from tvm_split.planner.estimating import LINK_BYTES_PER_SECOND, LINK_LATENCY_SECONDS, estimated_profile
 from tvm_split.planner.layer_graph import LayerGraph, layer_graph
-from tvm_split.planner.model_problem import Constraints, corrected, model_problem, planned_stages, solved_stages
+from tvm_split.planner.model_problem import (
+    Constraints,
+    corrected,
+    model_problem,
+    planned_stages,
+    solved_stages,
+    with_turns,
+)
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
-from tvm_split.planner.predicting import predict
+from tvm_split.planner.predicting import oldest_measurement, predict
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import Objective, Problem, Solution
 from tvm_split.planner.profile import ClusterProfile, LinkProfile
-from tvm_split.planner.replanning import DEFAULT_THRESHOLD, Measured, Replanned, calibrated, replan
+from tvm_split.planner.replanning import DEFAULT_THRESHOLD, Measured, Replanned, calibrated, corrections_of, replan
 from tvm_split.planner.search import solve
 from tvm_split.targets import resolve_targets
 
@@ -96,17 +103,28 @@ def plan(
         maximum_period_seconds=maximum_period_seconds,
         maximum_latency_seconds=maximum_latency_seconds,
     )
+    is_demanding = constraints != Constraints(stages=stages)
+    if split is not None and is_demanding:
+        raise PlanError("a split by hand leaves nothing to search; leave out the split, or pins, replicas and limits")
     graph = layer_graph(model)
     if split is not None:
         by_hand = stages_by_hand(graph, split, cluster.machine_names, stages)
         prediction = None if profile is None else predict_stages(graph, cluster, profile, objective, by_hand)
         return _plan(model, cluster, objective, "by hand", by_hand, prediction)
     if stages is not None and stages > len(cluster.machines):
+        if is_demanding:
+            raise PlanError(
+                f"{stages} stages on {len(cluster.machines)} machines go round, cut by estimated cost; such a plan "
+                "keeps to no pins or limits: leave these out, or ask for fewer stages"
+            )
         origin = "equal estimated cost, going round the machines"
         return _plan(model, cluster, objective, origin, _going_round(model, graph, cluster, stages))
-    if len(cluster.machines) == 1:
+    if len(cluster.machines) == 1 and profile is None and not is_demanding:
         whole = name_stages([(cluster.machines[0].name, graph.layers)])
         return _plan(model, cluster, objective, "there is one machine", whole)
+    if not graph.units:
+        whole = name_stages([(cluster.machines[0].name, graph.layers)])
+        return _plan(model, cluster, objective, "no layer depends on an input", whole)
     question = ask(
         model,
         cluster,
@@ -156,8 +174,10 @@ def ask(
 
 def answer(model: Model, cluster: Cluster, question: Question, solution: Solution) -> Plan:
     """The solution as a plan, with its prediction."""
-    prediction = predict(question.problem, question.profile, solution)
-    stages = planned_stages(question.graph, question.profile, solution.stages)
+    chosen = with_turns(solution.stages)
+    given = None if chosen == solution.stages else chosen
+    prediction = predict(question.problem, question.profile, solution, given)
+    stages = planned_stages(question.graph, question.profile, chosen)
     return _plan(model, cluster, question.problem.objective, question.origin, stages, prediction)
 
 
@@ -194,22 +214,31 @@ def plan_again(
 ) -> tuple[Plan, Replanned]:
     """Improve a plan that has run: the profile is corrected by what was measured of it, and searched again.
 
-    The plan stays as it is, with its prediction corrected, unless the best one saves more than ``threshold`` of it.
+    The plan stays as it is, with its prediction corrected, unless the best one saves more than ``threshold`` of it, or
+    it does not keep to what is demanded.
 
     Raises:
-        PlanError: the current plan's stages do not fit the model's measured pieces.
+        PlanError: the current plan's stages do not fit the model's measured pieces, or the machines have been profiled
+            again since.
     """
+    if measured.profiled_at not in (None, oldest_measurement(question.profile)):
+        raise PlanError(
+            "the machines have been profiled again since the measured plan was made, so what was measured says nothing "
+            "about this profile; make a plan without --replan"
+        )
     solved = solved_stages(question.profile, current.stages)
     if solved is None:
         raise PlanError(
             "the plan cuts through layers that run in one kernel, so what was measured of it says nothing about other "
             "cuts; make a plan without --replan"
         )
-    profile = calibrated(question.profile, measured)
+    corrections = corrections_of(measured)
+    profile = calibrated(question.profile, corrections)
     problem = corrected(question.problem, profile)
     found = replan(problem, solved, partial(solve, time_limit_seconds=time_limit_seconds), threshold)
-    prediction = predict(problem, profile, found.best, None if found.changed else solved)
-    stages = planned_stages(question.graph, profile, found.stages) if found.changed else current.stages
+    chosen = with_turns(found.stages)
+    prediction = predict(problem, profile, found.best, None if chosen == found.best.stages else chosen, corrections)
+    stages = planned_stages(question.graph, profile, chosen) if found.changed else current.stages
     return _plan(model, cluster, problem.objective, "corrected by measurements", stages, prediction), found
 
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-CACHE_VARIABLE = "TVM_SPLIT_CACHE"
+from tvm_split.cache_folder import cache_folder
+
 FORMAT = "tvm-split profile"
 VERSION = 1
 
@@ -34,12 +35,8 @@ class CachedTime:
 
 
 def default_folder() -> Path:
-    """``profiles`` in the folder of the variable TVM_SPLIT_CACHE, else in ``tvm-split`` in the user's cache."""
-    named = os.environ.get(CACHE_VARIABLE, "")
-    if named:
-        return Path(named) / "profiles"
-    cache = os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache"
-    return Path(cache) / "tvm-split" / "profiles"
+    """``profiles`` in the folder for what is measured."""
+    return cache_folder("profiles")
 
 
 def entry_key(**parts: Any) -> str:

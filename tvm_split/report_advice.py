@@ -10,7 +10,8 @@ PARTED = 0.15
 """Predictions are good to 10 % for throughput and 15 % for latency; beyond this, something has changed."""
 NEGLIGIBLE = 0.02
 """A difference below this share of the period changes nothing that a user would notice, whatever its ratio."""
-PROFILE = "`tvm-split profile MODEL --cluster FILE --refresh`"
+PLAN_ANEW = "plan with new measurements: `tvm-split plan MODEL --cluster FILE --refresh`"
+IMPROVE = "or by what was measured here: `tvm-split plan MODEL --cluster FILE --replan PLAN --measured REPORT`"
 
 
 def advice_for(
@@ -31,7 +32,7 @@ def advice_for(
         *(text for each in machines for text in _of_unknown_links(each, links, scale)),
     ]
     if parts:
-        return (*parts, "then plan anew: `tvm-split plan MODEL --cluster FILE`")
+        return (*parts, f"{PLAN_ANEW}, {IMPROVE}")
     return tuple(_of_the_whole(period, latency))
 
 
@@ -53,7 +54,7 @@ def _of_machine(report: MachineReport, scale: float, estimated_share: float) -> 
         text += "something else may run there, or the machine has changed"
     if estimated_share > 0:
         text += f"; {estimated_share:.0%} of its prediction was estimated, not measured"
-    yield f"{text}. Profile {report.machine} again: {PROFILE}"
+    yield f"{text}. Profile {report.machine} again"
 
 
 def _of_link(report: LinkReport, scale: float) -> Iterator[str]:
@@ -61,10 +62,7 @@ def _of_link(report: LinkReport, scale: float) -> Iterator[str]:
         return
     slower = report.seconds.difference > 0
     why = "others may use it, or it has changed" if slower else "it can carry more than the plan gives it"
-    yield (
-        f"the link {report.source} → {report.destination} takes {_both(report.seconds)}: {why}. "
-        f"Probe it again: {PROFILE}"
-    )
+    yield (f"the link {report.source} → {report.destination} takes {_both(report.seconds)}: {why}. Probe it again")
 
 
 def _of_unknown_links(report: MachineReport, links: Sequence[LinkReport], scale: float) -> Iterator[str]:
@@ -75,7 +73,7 @@ def _of_unknown_links(report: MachineReport, links: Sequence[LinkReport], scale:
     ):
         if parted(compared, scale) and all(link.seconds.measured is None for link in own):
             named = ", ".join(f"{link.source} → {link.destination}" for link in own)
-            yield f"{report.machine} {doing} {_both(compared)}, over {named}. Probe these links again: {PROFILE}"
+            yield f"{report.machine} {doing} {_both(compared)}, over {named}. Probe these links again"
 
 
 def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:
@@ -86,11 +84,11 @@ def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:
                 "takes the results, may be slower than the pipeline, or the machines share cores with other programs"
             )
         else:
-            yield f"a result came every {_both(period)}: its numbers are old, profile again: {PROFILE}"
+            yield f"a result came every {_both(period)}: its numbers are old; {PLAN_ANEW}"
     if parted(latency, 0.0):
         yield (
-            f"a single run takes {_both(latency)}, though no machine and no link parts from its prediction: probe the "
-            f"links' latency again: {PROFILE}"
+            f"a single run takes {_both(latency)}, though no machine and no link parts from its prediction: the "
+            f"links' latency may have changed; {PLAN_ANEW}"
         )
 
 

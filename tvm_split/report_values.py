@@ -32,10 +32,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class MachineReport:
-    """A machine's stages together, in seconds per micro-batch (medians over ``micro_batches`` of them)."""
+    """A machine's stages together, in seconds per micro-batch (medians over the ``micro_batches`` that it computed).
+
+    ``shares`` of the micro-batches are computed here, one for each of the ``stages``; below 1 where replicas take
+    turns. Seconds are then those of a micro-batch of the whole stream, on average: a half of what one takes here, if
+    every second one is computed here.
+    """
 
     machine: str
     stages: tuple[str, ...]
+    shares: tuple[float, ...]
     micro_batches: int
     compute: Comparison
     receive: Comparison
@@ -46,8 +52,9 @@ class MachineReport:
 class LinkReport:
     """A one-way link, or the way from or to the client: bytes per micro-batch, and seconds on the wire.
 
-    The measured seconds are the longer of what its two ends saw. They are None where a stage sends to, or receives
-    from, several machines, so that nobody can tell which of them its time is to be booked on.
+    Where replicas take turns, both are averages over the micro-batches of the whole stream. The measured seconds are
+    the longer of what its two ends saw. They are None where a stage sends a micro-batch to, or receives it from,
+    several machines, so that nobody can tell which of them its time is to be booked on.
     """
 
     source: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,19 @@ import tvm_split
 from tests.integration.test_graph_shapes import Skip
 from tvm_split.compiling import cut_model
 from tvm_split.machine import Machine
+from tvm_split.planner.cost import estimated_seconds, weight_bytes
+from tvm_split.planner.estimating import estimated_profile
+from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.plan import Plan, PlannedReplica
+from tvm_split.planner.profile import LinkProfile
+from tvm_split.planning import predict_stages
 from tvm_split.verification import one_by_one, verify_bundle
 
 SPLIT = {"machine-a": ["first"], "machine-b": ["middle"]}
+LINKS = tuple(
+    LinkProfile(*ends, 1e9, 1e-4, "given", 0.0)
+    for ends in itertools.permutations(("client", "machine-a", "machine-b", "machine-c"), 2)
+)
 INPUT = torch.randn(1, 3, 9, 9, generator=torch.Generator().manual_seed(0))
 
 
@@ -62,6 +72,41 @@ def test_answers_are_those_of_torch(model: tvm_split.Model, three_workers: tvm_s
         ("stage_2", "machine-a", 20),
         ("stage_3", "machine-c", 20),
     ]
+
+
+def test_a_report_has_every_replica_beside_its_prediction(
+    model: tvm_split.Model, three_workers: tvm_split.Cluster
+) -> None:
+    everything = ("machine-a", "machine-b", "machine-c")
+    planned = tvm_split.plan(model, three_workers, split={"machine-a": ["first"], "machine-b": ["middle"]})
+    planned = with_replicas(planned, 1, {"machine-b": 2.0, "machine-c": 1.0})
+    planned = replace(planned, machines=tuple(replace(planned.machines[0], name=name) for name in everything))
+    graph = layer_graph(model)
+    profile = estimated_profile(
+        model.name, graph, estimated_seconds(model), weight_bytes(model), dict.fromkeys(everything, 1), LINKS
+    )
+    expected = predict_stages(graph, three_workers, profile, "throughput", planned.stages)
+    assert expected is not None
+    assert {(each.source, each.destination): each.bytes for each in expected.links} == {
+        ("client", "machine-a"): 972,
+        ("machine-a", "machine-b"): pytest.approx(2592 * 2 / 3),
+        ("machine-a", "machine-c"): pytest.approx(2592 / 3),
+        ("machine-b", "client"): pytest.approx(1296 * 2 / 3),
+        ("machine-c", "client"): pytest.approx(1296 / 3),
+    }
+    bundle = tvm_split.compile(model, replace(planned, prediction=expected), verify=False)
+    with tvm_split.deploy(bundle, three_workers) as deployment:
+        report = tvm_split.bench(deployment, [INPUT], rounds=2, micro_batches=42)
+    assert [each.machine for each in report.machines] == list(everything)
+    assert [each.shares for each in report.machines] == [(1.0,), (2 / 3,), (1 / 3,)]
+    # 21 to 42 micro-batches of each of two streams are in the steady part
+    assert report.machines[1].micro_batches > report.machines[2].micro_batches > 0
+    for machine in report.machines:
+        assert all(each.ratio is not None for each in (machine.compute, machine.receive, machine.send))
+    assert len(report.links) == 5
+    for link in report.links:
+        assert link.bytes.ratio == pytest.approx(1.0)
+        assert link.seconds.measured is not None
 
 
 def test_replicas_for_one_target_share_library_and_weights(model: tvm_split.Model, tmp_path: Path) -> None:

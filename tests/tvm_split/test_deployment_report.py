@@ -9,7 +9,7 @@ from rpc_runtime.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program import BlobSpec, Program, StageSpec, TensorSpec
 from tests.tvm_split.predictions import machine_prediction, prediction
 from tvm_split.deployment_report import report_of
-from tvm_split.planner import Plan, PlannedMachine, PlannedStage
+from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
 from tvm_split.planner.prediction import LinkPrediction
 from tvm_split.run_times import MeasuredRuns, Window
 
@@ -42,7 +42,7 @@ LINKS = (LinkPrediction(A, B, 1000.0, 0.003, 0.002),)
 
 def plan_for(program: Program, predicted=None) -> Plan:
     machines = tuple(PlannedMachine(name, {"kind": "llvm"}, 1) for name in program.machines)
-    stages = tuple(PlannedStage(each.name, each.machine, ()) for each in program.stages)
+    stages = tuple(PlannedStage(name, replicas[0].machine, ()) for name, replicas in program.replicas.items())
     return Plan("net", "throughput", "dynamic programming", machines, stages, predicted)
 
 
@@ -188,3 +188,67 @@ def test_time_that_may_be_of_two_links_is_of_none():
     assert seconds[A, C] is None  # A sends to B and C, C receives from A and B
     assert seconds[A, B] == pytest.approx(0.002)  # what B received
     assert seconds[B, C] == pytest.approx(0.002)  # what B sent
+
+
+def taking_turns(first: StageSpec, *turns: int) -> Program:
+    """A chain whose second stage is on B and C, which take turns."""
+    second = stage(1, B, ("y",), ("z",))
+    replicas = tuple(
+        dataclasses.replace(second, machine=machine, replica=replica, turns=turns)
+        for replica, machine in enumerate((B, C))
+    )
+    return Program((tensor("x"),), (tensor("z"),), (first, *replicas))
+
+
+def turned(program: Program, compute, wire: float = 2) -> list[TraceEvent]:
+    """The events of `events_of` that happen: each replica has its own turns only."""
+    own = {(each.machine, each.name): each.own_turns for each in program.stages}
+    events = events_of(program, compute, wire, count=21)
+    return [each for each in events if each.sequence in own[each.machine, each.stage]]
+
+
+def test_replicas_are_measured_by_their_share_of_the_stream():
+    program = taking_turns(stage(0, A, ("x",), ("y",)), 0, 1, 0)
+    links = (LinkPrediction(A, B, 1000 * 2 / 3, 0.003, 0.002 * 2 / 3), LinkPrediction(A, C, 1000 / 3, 0.003, 0.002 / 3))
+    machines = (machine_prediction(A, 0.003), machine_prediction(B, 0.004), machine_prediction(C, 0.004))
+    report = report_of(
+        plan_for(program, prediction(machines, links)), program, turned(program, (3, 6, 12)), streamed(21)
+    )
+    first, second, third = report.machines
+    assert (first.shares, second.stages) == ((1.0,), ("stage_1",))
+    assert (second.shares, third.shares) == ((pytest.approx(2 / 3),), (pytest.approx(1 / 3),))
+    assert (second.micro_batches, third.micro_batches) == (14, 7)
+    for each in report.machines:
+        assert each.compute.ratio == pytest.approx(1.0)
+    assert third.receive.measured == pytest.approx(0.002 / 3)
+    between = {(each.source, each.destination): each for each in report.links}
+    assert list(between) == [("client", A), (A, B), (A, C), (B, "client"), (C, "client")]
+    for end in (B, C):
+        assert between[A, end].bytes.ratio == pytest.approx(1.0)
+        assert between[A, end].seconds.ratio == pytest.approx(1.0)  # A sends each micro-batch to one of them
+    assert report.to_dict()["machines"][2]["shares"] == [pytest.approx(1 / 3)]
+
+
+def test_a_slow_replica_is_the_one_to_profile_again():
+    program = taking_turns(stage(0, A, ("x",), ("y",)), 0, 1)
+    machines = (machine_prediction(A, 0.010), machine_prediction(B, 0.003), machine_prediction(C, 0.003))
+    expected = dataclasses.replace(prediction(machines), latency_seconds=0.016)
+    advice = report_of(plan_for(program, expected), program, turned(program, (10, 6, 12), 1), streamed(21)).advice
+    assert any(text.startswith("machine-c computes 6 ms and not 3 ms") for text in advice)
+    assert not any(text.startswith("machine-b computes") for text in advice)
+
+
+def test_a_machine_with_a_stage_of_its_own_and_a_replica():
+    replicated = taking_turns(stage(0, B, ("x",), ("y",)), 0, 1)
+    report = report_of(plan_for(replicated), replicated, turned(replicated, (3, 6, 12)), streamed(21))
+    assert report.machines[0].stages == ("stage_0", "stage_1")
+    assert report.machines[0].shares == (1.0, 0.5)
+    assert report.machines[0].compute.measured == pytest.approx(0.003 + 0.006 / 2)
+
+
+@pytest.mark.parametrize(("milliseconds", "ratio"), [(4, 0.8), (5, 1.0), (8, 1.0), (10, 1.0), (12, 1.2)])
+def test_serialising_may_fall_into_computing_or_not(milliseconds, ratio):
+    first = machine_prediction(A, 0.010, transfer_seconds=0.005)
+    expected = prediction((first, machine_prediction(B, 0.006)))
+    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (milliseconds, 6)), streamed())
+    assert report.machines[0].compute.ratio == pytest.approx(ratio)

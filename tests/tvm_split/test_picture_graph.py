@@ -46,8 +46,8 @@ def test_every_layer_of_a_small_network_is_a_node():
     assert [node.layers for node in graph.nodes[1:-1]] == [
         ("first",), ("left",), ("relu",), ("right",), ("tanh",), ("add",), ("last",)
     ]  # fmt: skip
-    assert {node.machine for node in graph.nodes[1:4]} == {A}
-    assert {node.machine for node in graph.nodes[4:-1]} == {B}
+    assert {node.machines for node in graph.nodes[1:4]} == {(A,)}
+    assert {node.machines for node in graph.nodes[4:-1]} == {(B,)}
     edges = edges_of(graph)
     crossing = {ends: edge.bytes for ends, edge in edges.items() if edge.crosses}
     assert crossing == dict.fromkeys(

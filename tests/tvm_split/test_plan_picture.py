@@ -13,6 +13,7 @@ from tests.tvm_split.predictions import machine_prediction, prediction
 from tvm_split.colours import COLOURS, text_colour
 from tvm_split.errors import PlanError
 from tvm_split.plan_picture import draw_plan
+from tvm_split.planner.plan import PlannedReplica
 
 SVG = "{http://www.w3.org/2000/svg}"
 A, B = "machine-a", "machine-b"
@@ -54,6 +55,20 @@ def test_predictions_are_in_the_legend(planned, tmp_path):
     shown = texts(tmp_path / "plan.svg")
     assert "machine-b: 3 layers; compute 5 ms, receive 1 ms, send 2 ms" in shown
     assert any("predicted: 100 micro-batches a second" in text for text in shown)
+
+
+def test_machines_that_take_turns_are_all_named(planned, tmp_path):
+    model, plan = planned
+    replicas = (PlannedReplica(B, 0.5), PlannedReplica("machine-c", 0.5))
+    stages = (plan.stages[0], dataclasses.replace(plan.stages[1], replicas=replicas))
+    draw_plan(model, dataclasses.replace(plan, stages=stages), tmp_path / "plan.svg")
+    shown = texts(tmp_path / "plan.svg")
+    assert "machine-b: 3 layers, in turns with machine-c" in shown
+    assert "machine-c: 3 layers, in turns with machine-b" in shown
+    assert shown.count("in turns: machine-b, machine-c") == 3
+    rectangles = [each.get("fill") for each in ElementTree.parse(tmp_path / "plan.svg").getroot().iter(f"{SVG}rect")]
+    assert rectangles.count(COLOURS[2]) == 1 + 3  # the legend's, and one in each of the three layers
+    assert shown.count("2.3 kB") == 1
 
 
 def test_any_name_is_only_text(tmp_path):

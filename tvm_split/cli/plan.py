@@ -90,14 +90,13 @@ def plan(
         require_onnx(model, "--write-annotations")
     if picture is not None and picture.suffix.lower() != ".svg":
         raise WrongUseError(f"the picture is an SVG file; {str(picture)!r} does not end in .svg", "--picture")
-    if (replan is None) != (measured is None):
-        raise WrongUseError("give both: a plan, and what `tvm-split bench --json` said", "--replan, --measured")
+    _require_no_contradiction({name for name, _ in given_options(context)})
     by_hand = PlanRequest(split or (), stages, objective.value, annotated_model(model, split_from_model, configuration))
     search = SearchRequest(
         stages, pin or (), keep_off or (), replicas, maximum_machines, maximum_latency, minimum_throughput
     )
     if by_hand.is_split:
-        _require_no_search(context)
+        _require_no_search(context, "a split by hand leaves nothing to search")
 
     def load(size: int | None) -> Model:
         return ModelRequest(model, size, dimension or (), input_shape or ()).load()
@@ -116,6 +115,8 @@ def plan(
         if replan is not None and measured is not None:
             planned = searching.improve(loaded, replan, measured, threshold)
         elif by_hand.is_split or (stages or 1) > len(machines.machines):
+            if not by_hand.is_split:
+                _require_no_search(context, f"{stages} stages go round {len(machines.machines)} machines, unsearched")
             planned = by_hand.plan(loaded, machines)
         else:
             planned = searching.plan(loaded)
@@ -149,10 +150,33 @@ SEARCH_OPTIONS = (
 )
 
 
-def _require_no_search(context: typer.Context) -> None:
+CONTRADICTIONS = (
+    ("batch", "batches", "give one of them"),
+    ("estimate", "refresh", "an estimate measures nothing"),
+    ("replan", "batches", "a plan that has run has its micro-batch size"),
+    ("replan", "refresh", "new measurements need no correction; make a plan without --replan"),
+    ("batches", "write_problem", "every size is a problem of its own; give one with --batch"),
+)
+
+
+def _require_no_contradiction(given: set[str]) -> None:
+    for one, other, why in CONTRADICTIONS:
+        if {one, other} <= given:
+            raise WrongUseError(why, f"{_option(one)}, {_option(other)}")
+    if ("replan" in given) != ("measured" in given):
+        raise WrongUseError("give both: a plan, and what `tvm-split bench --json` said", "--replan, --measured")
+    if "threshold" in given and "replan" not in given:
+        raise WrongUseError("this belongs to --replan", "--threshold")
+
+
+def _require_no_search(context: typer.Context, why: str) -> None:
     for name, option in given_options(context):
         if name in SEARCH_OPTIONS:
-            raise WrongUseError("a split by hand leaves nothing to search", option)
+            raise WrongUseError(why, option)
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _print(model: Model, plan: Plan, sizes: Sequence[SizedPlan], machines: int) -> None:
@@ -198,7 +222,13 @@ def _description(model: Model, plan: Plan, sizes: Sequence[SizedPlan]) -> dict[s
         "inputs": [{"name": each.name, "shape": each.shape, "dtype": each.dtype} for each in model.inputs],
         "outputs": [{"name": each.name, "shape": each.shape, "dtype": each.dtype} for each in model.outputs],
         "stages": [
-            {"name": stage.name, "machine": stage.machine, "layers": stage.layers, "estimated_share": share}
+            {
+                "name": stage.name,
+                "machine": stage.machine,
+                "machines": stage.machines,
+                "layers": stage.layers,
+                "estimated_share": share,
+            }
             for stage, share in zip(plan.stages, shares, strict=True)
         ],
         "prediction": prediction_as_json(plan),

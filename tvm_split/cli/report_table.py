@@ -27,7 +27,7 @@ def print_report(report: DeploymentReport, console: Console) -> None:
     _add(table, "", "one alone", report.latency, scale)
     for machine in report.machines:
         table.add_section()
-        name = f"{machine.machine} ({', '.join(machine.stages)})"
+        name = f"{machine.machine} ({', '.join(map(_stage, machine.stages, machine.shares))})"
         _add(table, name, "compute", machine.compute, scale)
         _add(table, "", "receive", machine.receive, scale)
         _add(table, "", "send", machine.send, scale)
@@ -67,6 +67,11 @@ def _add(table: Table, name: str, what: str, compared: Comparison, scale_seconds
         _milliseconds(compared.measured),
         Text(NOTHING if ratio is None else f"{ratio:.2f}", style),
     )
+
+
+def _stage(name: str, share: float) -> str:
+    """A stage, with the share of the micro-batches that this machine computes of it."""
+    return name if share == 1 else f"{share:.0%} of {name}"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -54,8 +54,10 @@ class Searching:
         with step_progress("planning") as report:
             question = self._ask(model, report)
             plan, replanned = plan_again(model, self.cluster, question, old, found, threshold, self._limit)
-        if replanned.changed:
+        if replanned.changed and replanned.gain > threshold:
             print_note(f"the plan changes: it gains {replanned.gain:.1%}, more than the threshold of {threshold:.1%}")
+        elif replanned.changed:
+            print_note(f"the plan changes: the old one does not keep to what is demanded (gain: {replanned.gain:.1%})")
         else:
             print_note(f"the plan stays: another gains {replanned.gain:.1%}, no more than {threshold:.1%}")
         return plan
@@ -68,7 +70,11 @@ class Searching:
             wanted = [int(size) for size in sizes.split(",")]
         except ValueError:
             raise WrongUseError(f"{sizes!r} is no list of numbers such as 1,2,4", "--batches") from None
-        return plan_sizes(wanted, load, self.plan, self.request.constraints().maximum_latency_seconds)
+        found = plan_sizes(wanted, load, self.plan, self.request.constraints().maximum_latency_seconds)
+        for size in wanted:
+            if size not in {each.size for each in found}:
+                print_note(f"micro-batches of {size}: no plan keeps to what is demanded")
+        return found
 
     @property
     def _limit(self) -> float:

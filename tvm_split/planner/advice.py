@@ -8,7 +8,7 @@ from tvm_split.planner.prediction import ComparedPlan, Prediction
 
 
 def one_machine_advice(plan: Plan, machines: int) -> str | None:
-    """A sentence if one machine is faster than every split of a cluster of so many machines; else None."""
+    """A sentence if no split of a cluster of so many machines is faster than one of them alone; else None."""
     prediction = plan.prediction
     if prediction is None or machines < 2:
         return None
@@ -24,16 +24,16 @@ def one_machine_advice(plan: Plan, machines: int) -> str | None:
         return (
             f"one machine alone would be faster: {best.stages[0][0]} does {text(value(best))}, this split over "
             f"{len(prediction.machines)} machines {text(value(prediction))}; leave out what forces the split, such as "
-            "stages= or a pin, to let the planner choose"
+            "a number of stages, to let the planner choose"
         )
     splits = [
         each for each in (*prediction.alternatives, *prediction.baselines) if len({name for name, _ in each.stages}) > 1
     ]
-    if not splits:
-        return None
+    if not splits or min(map(value, splits)) < value(prediction):
+        return None  # what was demanded keeps to one machine, not speed
     return (
-        f"one machine alone is faster: {prediction.machines[0].machine} does {text(value(prediction))}, the best "
-        f"split over several machines {text(min(map(value, splits)))}; the other machines stay idle"
+        f"no split is faster than one machine alone: {prediction.machines[0].machine} does {text(value(prediction))}, "
+        f"the best split over several machines {text(min(map(value, splits)))}; the other machines stay idle"
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from tvm import relax
 
 from relay_passes.contract import bindings_of, main_function
-from relay_passes.rewrite import operator_name
+from relay_passes.rewrite import is_tensor_constant, operator_name
 from tvm_split.model import Model
 from tvm_split.planner.tensor_types import shape_of, size_bytes, tensors_in
 
@@ -36,7 +36,7 @@ def weight_bytes(model: Model) -> dict[str, int]:
     for binding in bindings_of(main_function(model.module)):
         layer = model.layers.get(binding.var.name)
         if layer is not None and isinstance(binding.value, relax.Call):
-            constants = [each for each in binding.value.args if isinstance(each, relax.Constant)]
+            constants = [each for each in binding.value.args if is_tensor_constant(each)]
             found[layer] += sum(size_bytes(each.ty) for each in constants)
     return found
 

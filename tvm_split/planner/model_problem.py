@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rpc_runtime.turns import LONGEST
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import covers, name_stages, with_independent_layers
 from tvm_split.planner.layer_graph import LayerGraph
@@ -153,6 +154,19 @@ def _replicas(stage: SolvedStage) -> tuple[PlannedReplica, ...]:
     return tuple(map(PlannedReplica, stage.machines, stage.shares))
 
 
+def with_turns(stages: Sequence[SolvedStage]) -> tuple[SolvedStage, ...]:
+    """The stages without replicas whose share is less than the shortest turn, which nobody can deal."""
+    return tuple(map(_with_turns, stages))
+
+
+def _with_turns(stage: SolvedStage) -> SolvedStage:
+    kept = [each for each in zip(stage.machines, stage.shares, strict=True) if each[1] * LONGEST >= 1 - 1e-9]
+    if len(kept) == len(stage.machines):
+        return stage
+    machines, shares = zip(*kept, strict=True)
+    return SolvedStage(machines, stage.pieces, tuple(share / math.fsum(shares) for share in shares))
+
+
 def solved_stages(profile: ClusterProfile, stages: Sequence[PlannedStage]) -> tuple[SolvedStage, ...] | None:
     """The pieces of planned stages; None if a stage boundary goes through a piece, whose parts were not measured."""
     stage_of = {layer: index for index, stage in enumerate(stages) for layer in stage.layers}
@@ -162,7 +176,11 @@ def solved_stages(profile: ClusterProfile, stages: Sequence[PlannedStage]) -> tu
         if len(where) != 1 or None in where:
             return None
         pieces[where.pop() or 0].append(piece.name)
-    return tuple(SolvedStage((stage.machine,), tuple(held)) for stage, held in zip(stages, pieces, strict=True) if held)
+    return tuple(
+        SolvedStage(stage.machines, tuple(held), _shares(stage))
+        for stage, held in zip(stages, pieces, strict=True)
+        if held
+    )
 
 
 def _shares(stage: PlannedStage) -> tuple[float, ...]:

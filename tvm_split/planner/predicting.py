@@ -7,20 +7,29 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rpc_runtime.program import CLIENT
+from rpc_runtime.turns import EVERY, Recurrence, common, deal, turns_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
-from tvm_split.planner.prediction import ComparedPlan, LinkPrediction, MachinePrediction, Prediction
+from tvm_split.planner.demands import TOLERANCE, is_possible
+from tvm_split.planner.prediction import ComparedPlan, Corrections, LinkPrediction, MachinePrediction, Prediction
 from tvm_split.planner.problem import Evaluation, Problem, Solution, SolvedStage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.evaluate import evaluate, transfers
 
+NONE = Corrections()
+
 
 def predict(
-    problem: Problem, profile: ClusterProfile, best: Solution, stages: Sequence[SolvedStage] | None = None
+    problem: Problem,
+    profile: ClusterProfile,
+    best: Solution,
+    stages: Sequence[SolvedStage] | None = None,
+    corrections: Corrections = NONE,
 ) -> Prediction:
     """The prediction of the best plan found, with baselines and alternatives beside it.
 
-    With ``stages`` that of another plan, measured by the best one's lower bound.
+    With ``stages`` that of another plan, measured by the best one's lower bound. ``corrections`` are those that are in
+    the numbers already.
 
     Raises:
         PlanError: the stages do not fit the problem.
@@ -31,6 +40,7 @@ def predict(
     used = [load.machine for load in evaluation.loads]
     busy = sum(load.compute_seconds for load in evaluation.loads) / (len(used) * evaluation.period_seconds)
     layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
+    links = _links(problem, stages)
     return Prediction(
         period_seconds=evaluation.period_seconds,
         latency_seconds=evaluation.latency_seconds,
@@ -41,11 +51,9 @@ def predict(
         limiting=evaluation.limiting,
         method=best.method if stages is best.stages else f"given; the bound is {best.method}",
         why_no_more_machines=best.why_no_more_machines if stages is best.stages else "",
-        profiled_at=min(
-            [machine.measured_at for machine in profile.machines] + [link.measured_at for link in profile.links]
-        ),
-        machines=_machines(problem, profile, stages, evaluation),
-        links=_links(problem, stages),
+        profiled_at=oldest_measurement(profile),
+        machines=_machines(problem, profile, stages, evaluation, links),
+        links=links,
         baselines=compared_baselines(problem, layers_of, evaluation),
         alternatives=tuple(
             ComparedPlan(
@@ -53,17 +61,26 @@ def predict(
             )
             for each in best.alternatives
         ),
+        corrections=corrections,
     )
 
 
+def oldest_measurement(profile: ClusterProfile) -> float:
+    """In seconds since 1970; 0 if nothing was measured."""
+    ages = [each.measured_at for each in profile.machines] + [each.measured_at for each in profile.links]
+    return min(filter(None, ages), default=0.0)
+
+
 def compared_baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation) -> tuple[ComparedPlan, ...]:
-    """The baselines that are possible at all, best first."""
+    """The baselines that pins, memory and links allow, best first; other demands may be what they are better by."""
     found = []
     for name, stages in baseline_stages(problem, layers_of).items():
         try:
             value = evaluate(problem, stages)
         except PlanError:
-            continue  # no memory, no link, or a pin forbids it
+            continue  # there is no link, or a machine cannot run a piece
+        if not is_possible(problem, stages, value):
+            continue
         ours, theirs = (
             (plan.latency_seconds, value.latency_seconds)
             if problem.objective == "latency"
@@ -77,13 +94,21 @@ def compared_baselines(problem: Problem, layers_of: Mapping[str, int], plan: Eva
                     _counted(stages, layers_of),
                     value.period_seconds,
                     value.latency_seconds,
-                    f"{problem.objective} is {theirs / ours:.2f} times the plan's: {value.limiting} limits it"
-                    if theirs > ours
-                    else "as good as the plan",
+                    _why_not(problem, theirs / ours, value),
                 ),
             )
         )
     return tuple(plan for _, plan in sorted(found, key=lambda pair: pair[0]))
+
+
+def _why_not(problem: Problem, ratio: float, evaluation: Evaluation) -> str:
+    kind = "period" if problem.objective == "throughput" else "latency"
+    if abs(ratio - 1) <= TOLERANCE:
+        return "as good as the plan"
+    if ratio < 1:
+        return f"its {kind} is {ratio:.2f} times the plan's, which keeps to what was demanded"
+    limit = f": {evaluation.limiting} limits it" if kind == "period" else ""
+    return f"its {kind} is {ratio:.2f} times the plan's{limit}"
 
 
 def _counted(stages: Sequence[SolvedStage], layers_of: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
@@ -91,10 +116,18 @@ def _counted(stages: Sequence[SolvedStage], layers_of: Mapping[str, int]) -> tup
 
 
 def _machines(
-    problem: Problem, profile: ClusterProfile, stages: Sequence[SolvedStage], evaluation: Evaluation
+    problem: Problem,
+    profile: ClusterProfile,
+    stages: Sequence[SolvedStage],
+    evaluation: Evaluation,
+    links: Sequence[LinkPrediction],
 ) -> tuple[MachinePrediction, ...]:
+    """What every machine does on average. (The search charges each replica with all that its stage receives.)"""
     profiles = {each.machine: each for each in profile.machines}
     limits = {machine.name: machine.memory_bytes for machine in problem.machines}
+    contention = {
+        machine.name: machine.contention if len(evaluation.loads) > 1 else 1.0 for machine in problem.machines
+    }
     share = {name: part for stage in stages for name, part in zip(stage.machines, stage.shares, strict=True)}
     pieces = {name: stage.pieces for stage in stages for name in stage.machines}
     found = []
@@ -108,30 +141,39 @@ def _machines(
                 machine=load.machine,
                 compute_seconds=load.compute_seconds,
                 alone_seconds=alone * share[load.machine],
-                receive_seconds=load.receive_seconds,
-                send_seconds=load.send_seconds,
+                receive_seconds=math.fsum(each.stream_seconds for each in links if each.destination == load.machine),
+                send_seconds=math.fsum(each.stream_seconds for each in links if each.source == load.machine),
                 weight_bytes=load.weight_bytes,
                 activation_bytes=load.activation_bytes,
                 buffer_bytes=load.buffer_bytes,
                 memory_limit_bytes=limit if math.isfinite(limit) else None,
                 estimated_share=estimated / alone if alone > 0 else 0.0,
+                transfer_seconds=max(
+                    0.0, load.compute_seconds - alone * share[load.machine] * contention[load.machine]
+                ),
             )
         )
     return tuple(found)
 
 
 def _links(problem: Problem, stages: Sequence[SolvedStage]) -> tuple[LinkPrediction, ...]:
-    """One for every pair of machines; replicas send and receive by their shares."""
-    client = SolvedStage((CLIENT,), ())
+    """One for every pair of machines of which one sends to the other; replicas by the turns that they get."""
+    given = {(link.source, link.destination): link for link in problem.links}
+    client = [(CLIENT, EVERY)]
     found = []
     for (source, end), crossing in transfers(problem, stages).items():
-        sender = client if source is None else stages[source]
-        receiver = client if end is None else stages[end]
-        for (one, share), (other, part) in itertools.product(_shares(sender), _shares(receiver)):
-            size = crossing.bytes * share * part
-            found.append(LinkPrediction(one, other, size, crossing.seconds, crossing.stream_seconds))
+        senders = client if source is None else _turns(stages[source])
+        receivers = client if end is None else _turns(stages[end])
+        for (one, made), (other, needed) in itertools.product(senders, receivers):
+            when, link = common(made, needed), given[one, other]
+            if when is not None:
+                seconds = crossing.bytes / link.bytes_per_second
+                single = link.latency_seconds + seconds
+                found.append(LinkPrediction(one, other, crossing.bytes * when.share, single, seconds * when.share))
     return tuple(found)
 
 
-def _shares(stage: SolvedStage) -> list[tuple[str, float]]:
-    return list(zip(stage.machines, stage.shares, strict=True))
+def _turns(stage: SolvedStage) -> list[tuple[str, Recurrence]]:
+    """Each machine of a stage, and the micro-batches that it computes."""
+    turns = deal(stage.shares)
+    return [(machine, turns_of(replica, turns)) for replica, machine in enumerate(stage.machines)]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MachinePrediction:
-    """One machine, per micro-batch, while the pipeline is full.
+    """One machine, per micro-batch, while the pipeline is full; on average, where replicas take turns.
 
-    ``compute_seconds`` includes what sharing a host and serialising cost; ``alone_seconds`` is computing by itself.
+    ``compute_seconds`` includes what sharing a host and serialising cost, the latter being ``transfer_seconds``;
+    ``alone_seconds`` is computing by itself.
     ``memory_limit_bytes`` is None where nothing limits it. ``estimated_share`` is the share of ``alone_seconds`` that
     was not measured.
     """
@@ -24,6 +25,7 @@ class MachinePrediction:
     buffer_bytes: float
     memory_limit_bytes: float | None
     estimated_share: float
+    transfer_seconds: float = 0.0
 
     @property
     def memory_bytes(self) -> float:
@@ -32,7 +34,11 @@ class MachinePrediction:
 
 @dataclass(frozen=True)
 class LinkPrediction:
-    """What crosses one link per micro-batch: ``seconds`` for a single one, ``stream_seconds`` when many follow."""
+    """What crosses one link per micro-batch: ``seconds`` for a single one, ``stream_seconds`` when many follow.
+
+    Where replicas take turns, ``bytes`` and ``stream_seconds`` are averages over the stream, and ``seconds`` those of a
+    micro-batch that goes this way.
+    """
 
     source: str
     destination: str
@@ -53,6 +59,18 @@ class ComparedPlan:
 
 
 @dataclass(frozen=True)
+class Corrections:
+    """What runs have said of a profile since it was measured.
+
+    ``compute_ratios`` as (machine, how many times as long as profiled it computes), ``link_speeds`` as (source,
+    destination, bytes a second).
+    """
+
+    compute_ratios: tuple[tuple[str, float], ...] = ()
+    link_speeds: tuple[tuple[str, str, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What is expected of a plan, and its certificate.
 
@@ -68,6 +86,7 @@ class Prediction:
         why_no_more_machines: why idle machines stay idle; empty if none is.
         profiled_at: when the oldest measurement was made, in seconds since 1970.
         baselines: what users would do without a planner, best first; alternatives: the best plans that lost.
+        corrections: of the profile, which are in all of these numbers; empty for a plan that no run has improved.
     """
 
     period_seconds: float
@@ -84,6 +103,7 @@ class Prediction:
     links: tuple[LinkPrediction, ...]
     baselines: tuple[ComparedPlan, ...] = ()
     alternatives: tuple[ComparedPlan, ...] = ()
+    corrections: Corrections = Corrections()
 
     @property
     def samples_per_second(self) -> float:

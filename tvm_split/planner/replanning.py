@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tvm_split.planner.demands import keeps_demands
+from tvm_split.planner.prediction import Corrections
 from tvm_split.planner.problem import Evaluation, Objective, Problem, Solution, SolvedStage
-from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, PieceTime
+from tvm_split.planner.profile import ClusterProfile, MachineProfile, PieceTime
 from tvm_split.planner.search import evaluate
 
 DEFAULT_THRESHOLD = 0.05
@@ -17,11 +19,17 @@ SMALLEST_SHARE_OF_PERIOD = 0.25
 
 @dataclass(frozen=True)
 class Measured:
-    """What a plan did: measured by predicted computing per machine, and per link the bytes and seconds on the wire."""
+    """What a plan did: measured by predicted computing per machine, and per link the bytes and seconds on the wire.
+
+    ``earlier`` are the corrections that its prediction was made with, ``profiled_at`` is the prediction's; None where
+    it is not known.
+    """
 
     period_seconds: float
     compute_ratios: Mapping[str, float] = field(default_factory=dict)
     transfers: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    earlier: Corrections = field(default_factory=Corrections)
+    profiled_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,16 +43,39 @@ class Replanned:
     gain: float
 
 
-def calibrated(profile: ClusterProfile, measured: Measured) -> ClusterProfile:
+def corrections_of(measured: Measured) -> Corrections:
+    """What is known of the profile now: what was measured, and of idle machines and links what was known before.
+
+    Without the latter, a machine that lost its layers because it is slow would seem fast again as soon as it is idle,
+    and two plans would take turns.
+    """
+    ratios = dict(measured.earlier.compute_ratios)
+    for machine, ratio in measured.compute_ratios.items():
+        ratios[machine] = ratios.get(machine, 1.0) * ratio
+    speeds = {(source, end): speed for source, end, speed in measured.earlier.link_speeds}
+    for link, (size, seconds) in measured.transfers.items():
+        if size > 0 and seconds >= SMALLEST_SHARE_OF_PERIOD * measured.period_seconds:
+            speeds[link] = size / seconds
+    return Corrections(tuple(ratios.items()), tuple((*link, speed) for link, speed in speeds.items()))
+
+
+def calibrated(profile: ClusterProfile, corrections: Corrections) -> ClusterProfile:
     """The profile with every machine's times scaled to what was measured there, and the links that were busy.
 
     A plan measures only the pieces that it put on a machine; the others are taken to be off by the same factor, which
     is so for what usually parts the two: another program on the machine, a lower clock, fewer cores.
     """
+    ratios = dict(corrections.compute_ratios)
+    speeds = {(source, end): speed for source, end, speed in corrections.link_speeds}
     return dataclasses.replace(
         profile,
-        machines=tuple(_scaled(each, measured.compute_ratios.get(each.machine, 1.0)) for each in profile.machines),
-        links=tuple(_corrected(each, measured) for each in profile.links),
+        machines=tuple(_scaled(each, ratios.get(each.machine, 1.0)) for each in profile.machines),
+        links=tuple(
+            dataclasses.replace(
+                each, bytes_per_second=speeds.get((each.source, each.destination), each.bytes_per_second)
+            )
+            for each in profile.links
+        ),
     )
 
 
@@ -56,7 +87,8 @@ def replan(
 ) -> Replanned:
     """The best plan of a calibrated problem, if it saves more than ``threshold`` of the current one's value.
 
-    A threshold above the noise of measuring keeps two plans of about equal value from taking turns.
+    A threshold above the noise of measuring keeps two plans of about equal value from taking turns. A plan that does
+    not keep to the problem's pins, numbers and limits is changed whatever that gains.
 
     Raises:
         PlanError: the current stages do not fit the problem.
@@ -64,7 +96,7 @@ def replan(
     now = evaluate(problem, current)
     best = solve(problem)
     gain = 1.0 - _value(best.evaluation, problem.objective) / _value(now, problem.objective)
-    if gain > threshold:
+    if gain > threshold or not keeps_demands(problem, current, now):
         return Replanned(True, best.stages, best.evaluation, best, gain)
     return Replanned(False, tuple(current), now, best, max(0.0, gain))
 
@@ -81,10 +113,3 @@ def _scaled(machine: MachineProfile, ratio: float) -> MachineProfile:
             for name, time in machine.pieces.items()
         },
     )
-
-
-def _corrected(link: LinkProfile, measured: Measured) -> LinkProfile:
-    size, seconds = measured.transfers.get((link.source, link.destination), (0.0, 0.0))
-    if size <= 0 or seconds < SMALLEST_SHARE_OF_PERIOD * measured.period_seconds:
-        return link
-    return dataclasses.replace(link, bytes_per_second=size / seconds)

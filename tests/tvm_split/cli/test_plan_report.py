@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tests.tvm_split.predictions import machine_prediction, prediction
 from tvm_split.cli.plan_report import age_text, memory_text, predicted_lines, prediction_as_json, print_plan
-from tvm_split.planner import Plan, PlannedMachine, PlannedStage
+from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
 
 A, B = "machine-a", "machine-b"
 LONG = "features.denseblock1.denselayer1.conv1"

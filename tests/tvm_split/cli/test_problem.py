@@ -57,7 +57,6 @@ def test_a_wrong_file_is_wrong_use_and_names_the_line(invoke, problem_path):
         (["--problem", "PROBLEM", "--layers"], "--layers"),
         (["--problem", "PROBLEM", "--output", "plan.json"], "--output"),
         (["--problem", "PROBLEM", "--objective", "latency"], "--objective"),
-        (["model.onnx", "--time-limit", "3"], "--time-limit"),
         ([], "--problem"),
     ],
 )

@@ -22,7 +22,7 @@ from tvm_split.frontends.onnx_annotations import (  # noqa: E402
     split_from_annotations,
     write_annotations,
 )
-from tvm_split.planner import Plan  # noqa: E402
+from tvm_split.planner.plan import Plan  # noqa: E402
 
 A, B = "machine-a", "machine-b"
 SPLIT = {A: ["conv_1", "relu_1"], B: ["conv_2", "flatten", "dense"]}

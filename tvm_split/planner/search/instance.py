@@ -116,7 +116,7 @@ def instance_of(problem: Problem) -> Instance:
     machines = tuple(machine.name for machine in problem.machines)
     pieces = [problem.pieces[old] for old in order]
     linked, seconds_per_byte, latency = _links(problem, machines)
-    times = np.array([[piece.seconds.get(name, math.inf) for name in machines] for piece in pieces])
+    times = np.array([[piece.seconds.get(name, math.inf) for name in machines] for piece in pieces], dtype=float)
     instance = Instance(
         problem=problem,
         pieces=tuple(piece.name for piece in pieces),

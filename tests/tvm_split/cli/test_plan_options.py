@@ -1,0 +1,190 @@
+"""``tvm-split plan`` as it searches: demands, estimates, sizes, problem files, and improving a plan that has run."""
+
+import json
+
+import onnx
+import pytest
+
+from tests.tvm_split.cli.conftest import small_model
+
+A, B = "machine-a", "machine-b"
+LAYERS = ["conv_1", "relu_1", "conv_2", "flatten", "dense"]
+
+
+@pytest.fixture
+def planned(invoke_json, onnx_path):
+    """A plan from estimates, which start no workers; as JSON."""
+    return lambda *options: invoke_json("plan", onnx_path, "--estimate", *options)
+
+
+def on(found, machine):
+    return [layer for stage in found["plan"]["stages"] if stage["machine"] == machine for layer in stage["layers"]]
+
+
+def test_pins(planned):
+    assert on(planned("--pin", "dense=machine-b"), B)[-1] == "dense"
+    found = planned("--pin", "conv_1=machine-b", "--keep-off", "dense=machine-b")
+    assert (on(found, B)[0], on(found, A)[-1]) == ("conv_1", "dense")
+
+
+def test_numbers_and_limits(planned, invoke, onnx_path):
+    assert len(planned("--workers", "3", "--stages", "3")["stages"]) == 3
+    assert len(planned("--maximum-machines", "1")["stages"]) == 1
+    free = planned()["prediction"]
+    assert planned("--maximum-latency", str(free["latency_seconds"] * 1.01))["prediction"]["latency_seconds"] > 0
+    rate = free["samples_per_second"]
+    kept = planned("--objective", "latency", "--minimum-throughput", str(rate * 0.9))["prediction"]
+    assert kept["samples_per_second"] >= rate * 0.9
+    for option, value in (("--maximum-latency", "1e-8"), ("--minimum-throughput", "1e12")):
+        assert "no plan" in invoke("plan", onnx_path, "--estimate", option, value, code=2).stderr
+
+
+def test_replicas(invoke, invoke_json, tmp_path, monkeypatch):
+    (tmp_path / "wide.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    layers = (torch.nn.Linear(512, 512) for _ in range(3))\n"
+        "    return torch.nn.Sequential(*layers), (torch.zeros(128, 512),)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = ("plan", "wide:make", "--estimate", "--replicas")
+    found = invoke_json(*options)
+    assert [len(stage["layers"]) for stage in found["stages"]] == [3]
+    (stage,) = found["plan"]["stages"]
+    assert stage["replicas"] == [{"machine": A, "share": 0.5}, {"machine": B, "share": 0.5}]
+    assert "takes turns" in invoke(*options).stdout
+    pinned = invoke_json(*options, "--pin", "0=machine-a")
+    assert "replicas" not in pinned["plan"]["stages"][0]  # a pinned layer is on its machine alone
+
+
+def test_estimates_are_called_estimates(planned):
+    found = planned()
+    assert found["plan"]["origin"] == "estimated"
+    assert [machine["estimated_share"] for machine in found["prediction"]["machines"]] == [1.0]
+    assert found["prediction"]["profiled_at"] == 0
+
+
+def test_measured_once_and_again_when_asked(invoke_json, onnx_path):
+    first = invoke_json("plan", onnx_path)["prediction"]
+    again = invoke_json("plan", onnx_path)["prediction"]
+    assert again["profiled_at"] == first["profiled_at"] > 0
+    assert invoke_json("plan", onnx_path, "--refresh")["prediction"]["profiled_at"] > first["profiled_at"]
+
+
+def test_a_written_problem_has_the_same_plan(planned, invoke_json, tmp_path):
+    path = tmp_path / "problem.json"
+    demands = ("--stages", "2", "--pin", "conv_1=machine-b", "--maximum-latency", "0.5")
+    found = planned(*demands, "--write-problem", path)
+    alone = invoke_json("plan", "--problem", path)
+    assert [stage["machine"] for stage in alone["stages"]] == [stage["machine"] for stage in found["plan"]["stages"]]
+    for mine, other in zip(alone["stages"], found["plan"]["stages"], strict=True):
+        assert mine["pieces"] == other["layers"]  # from estimates, every layer is a piece
+    assert alone["predicted"]["period_seconds"] == pytest.approx(found["prediction"]["period_seconds"])
+    assert alone["predicted"]["latency_seconds"] == pytest.approx(found["prediction"]["latency_seconds"])
+    assert alone["lower_bound_seconds"] == pytest.approx(found["prediction"]["lower_bound_seconds"])
+
+
+@pytest.fixture(scope="module")
+def open_batch(tmp_path_factory):
+    """The small network with an open number of images."""
+    model = small_model()
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = "images"
+    path = tmp_path_factory.mktemp("open") / "small.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def test_sizes_of_micro_batches(invoke, invoke_json, open_batch):
+    found = invoke_json("plan", open_batch, "--estimate", "--batches", "1,4")
+    assert sorted(each["size"] for each in found["sizes"]) == [1, 4]
+    rates = [each["samples_per_second"] for each in found["sizes"]]
+    assert rates == sorted(rates, reverse=True)
+    assert found["inputs"][0]["shape"][0] == found["sizes"][0]["size"]
+    assert "samples a second" in invoke("plan", open_batch, "--estimate", "--batches", "1,4").stdout
+
+
+def report_of(content, slow):
+    """What bench would say of a plan if its machines took ``slow`` times as long; links as predicted."""
+    prediction = content["prediction"]
+
+    def compared(seconds, times=1.0):
+        return {"predicted": seconds, "measured": seconds * times, "ratio": times}
+
+    return {
+        "model": content["model"],
+        "period_seconds": compared(prediction["period_seconds"], max(slow.values())),
+        "machines": [
+            {
+                "machine": each["machine"],
+                "compute_seconds": compared(each["compute_seconds"], slow.get(each["machine"], 1.0)),
+            }
+            for each in prediction["machines"]
+        ],
+        "links": [],
+        "profiled_at": prediction["profiled_at"],
+        "corrections": prediction["corrections"],
+    }
+
+
+def test_replanning(invoke, invoke_json, onnx_path, tmp_path):
+    plan, report, better = (tmp_path / name for name in ("plan.json", "report.json", "better.json"))
+    options = ("--estimate", "--objective", "latency")
+    first = invoke_json("plan", onnx_path, *options, "--output", plan)
+    (machine,) = (each["machine"] for each in first["stages"])
+    other = {A: B, B: A}[machine]
+    report.write_text(json.dumps(report_of(first["plan"], {machine: 1e4})))
+    improve = (*options, "--measured", report)
+    result = invoke("plan", onnx_path, *improve, "--replan", plan, "--output", better)
+    assert "the plan changes: it gains" in result.stderr
+    found = json.loads(better.read_text())
+    assert [stage["machine"] for stage in found["stages"]] == [other]
+    assert found["origin"] == "corrected by measurements"
+    assert "the plan stays" in invoke("plan", onnx_path, *improve, "--replan", better).stderr
+    # The new plan runs as predicted. That its machine is as fast as expected does not make the other one fast again.
+    report.write_text(json.dumps(report_of(found, {other: 1.0})))
+    assert "the plan stays" in invoke("plan", onnx_path, *improve, "--replan", better).stderr
+    report.write_text(json.dumps(report_of(first["plan"], {machine: 1e4})))
+    assert "the plan stays" in invoke("plan", onnx_path, *improve, "--replan", plan, "--threshold", "1").stderr
+
+
+def test_a_bench_report_improves_the_plan_that_was_measured(invoke, invoke_json, onnx_path, tmp_path):
+    plan, report, bundle = (tmp_path / name for name in ("plan.json", "report.json", "bundle"))
+    invoke("plan", onnx_path, "--stages", "2", "--output", plan)
+    invoke("compile", onnx_path, "--plan", plan, "--output", bundle, "--no-verify")
+    report.write_text(invoke("bench", bundle, "--rounds", "1", "--micro-batches", "10", "--json").stdout)
+    result = invoke("plan", onnx_path, "--stages", "2", "--replan", plan, "--measured", report)
+    assert "the plan " in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--pin", "conv_1"], "--pin: 'conv_1' is not LAYER=MACHINE"),
+        (["--keep-off", "=machine-a"], "--keep-off"),
+        (["--pin", "conv_9=machine-a"], "'conv_9'"),
+        (["--pin", "conv_1=machine-z"], "'machine-z'; the cluster has machine-a, machine-b"),
+        (["--pin", "conv_1=machine-a", "--keep-off", "conv_1=machine-a"], "conv_1"),
+        (["--maximum-machines", "0"], "--maximum-machines"),
+        (["--maximum-latency", "-1"], "--maximum-latency"),
+        (["--minimum-throughput", "0"], "--minimum-throughput"),
+        (["--time-limit", "0"], "--time-limit"),
+        (["--refresh"], "--estimate, --refresh: an estimate measures nothing"),
+        (["--batches", "1,two"], "--batches: '1,two' is no list of numbers"),
+        (["--batches", "2,2"], "different whole numbers"),
+        (["--batches", "1,2", "--batch", "2"], "--batch, --batches"),
+        (["--batches", "1,2", "--write-problem", "p.json"], "--batches, --write-problem"),
+        (["--replan", "plan.json"], "--replan, --measured: give both"),
+        (["--measured", "report.json"], "--replan, --measured: give both"),
+        (["--replan", "no.json", "--measured", "no.json"], "cannot read the plan no.json"),
+        (["--replan", "p.json", "--measured", "r.json", "--batches", "1,2"], "--replan, --batches"),
+        (["--threshold", "0.1"], "--threshold: this belongs to --replan"),
+        (["--split", "machine-a=conv_1", "--replicas"], "a split by hand leaves nothing to search"),
+        (["--stages", "3", "--pin", "conv_1=machine-a"], "3 stages go round 2 machines"),
+    ],
+)
+def test_wrong_use(invoke, onnx_path, options, message):
+    result = invoke("plan", onnx_path, "--estimate", *options, code=2)
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,87 @@
+"""Profiles of small chains written by hand, and the problems that follow from them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from rpc_runtime.program import CLIENT
+from tvm_split.planner.layer_graph import LayerGraph, Value
+from tvm_split.planner.model_problem import Constraints, model_problem
+from tvm_split.planner.pieces import piece_edges
+from tvm_split.planner.problem import Objective, Problem
+from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime
+
+A, B, C = "machine-a", "machine-b", "machine-c"
+
+
+def chain_graph(layers: Sequence[str], size_bytes: int = 1000) -> LayerGraph:
+    """Layers that follow each other; every tensor, the input and the output have ``size_bytes``."""
+    pairs = list(itertools.pairwise(layers))
+    values = tuple(Value(size_bytes, first, frozenset({second}), f"{first}_out") for first, second in pairs)
+    return LayerGraph(
+        layers=tuple(layers),
+        predecessors={layers[0]: frozenset(), **{second: frozenset({first}) for first, second in pairs}},
+        independent=frozenset(),
+        spans={layer: (index, index) for index, layer in enumerate(layers)},
+        values=(*values, Value(size_bytes, layers[-1], frozenset(), "y", is_output=True)),
+        inputs=(Value(size_bytes, CLIENT, frozenset({layers[0]}), "x"),),
+    )
+
+
+def chain_profile(
+    seconds: Mapping[str, Sequence[float]],
+    *,
+    contention: float = 1.0,
+    hostname: str | None = None,
+    bytes_per_second: float = 1e9,
+    latency_seconds: float = 1e-4,
+    weight_bytes: int = 100,
+    measured_at: float = 1000.0,
+) -> ClusterProfile:
+    """Pieces ``layer_0``, … with these seconds by machine, all measured; machines on hosts of their own, or one."""
+    count = len(next(iter(seconds.values())))
+    names = [f"layer_{index}" for index in range(count)]
+    return ClusterProfile(
+        model="net",
+        model_digest="",
+        pieces=tuple(ModelPiece(name, (name,), weight_bytes, 10) for name in names),
+        machines=tuple(
+            MachineProfile(
+                machine=machine,
+                target={"kind": "llvm"},
+                threads=1,
+                hostname=hostname or machine,
+                memory_free_bytes=math.inf,
+                operations_per_second=1e9,
+                bytes_per_second=1e9,
+                transfer_seconds=0.0,
+                transfer_seconds_per_byte=0.0,
+                pieces={
+                    name: PieceTime(each, each * contention, "measured")
+                    for name, each in zip(names, times, strict=True)
+                },
+                measured_at=measured_at,
+            )
+            for machine, times in seconds.items()
+        ),
+        links=tuple(
+            LinkProfile(source, end, bytes_per_second, latency_seconds, "measured", measured_at + 1)
+            for source, end in itertools.permutations((CLIENT, *seconds), 2)
+        ),
+    )
+
+
+def graph_of(profile: ClusterProfile) -> LayerGraph:
+    return chain_graph([layer for piece in profile.pieces for layer in piece.layers])
+
+
+def chain_problem(
+    profile: ClusterProfile,
+    objective: Objective = "throughput",
+    memory: Mapping[str, int | None] | None = None,
+    **constraints: object,
+) -> Problem:
+    edges = piece_edges(graph_of(profile), [piece.layers for piece in profile.pieces])
+    return model_problem(profile, edges, memory or {}, objective, Constraints(**constraints))  # type: ignore[arg-type]

@@ -1,0 +1,73 @@
+"""What people do without a planner."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tvm_split.planner.profiles import A, B, chain_problem, chain_profile
+from tvm_split.planner.baselines import (
+    BY_MEMORY,
+    EQUAL_LAYERS,
+    EQUAL_PARAMETERS,
+    ONE_MACHINE,
+    baseline_stages,
+    proportional_cuts,
+)
+
+
+@given(
+    st.lists(st.floats(0, 100), min_size=1, max_size=12).flatmap(
+        lambda weights: st.tuples(st.just(weights), st.lists(st.floats(0.01, 100), min_size=1, max_size=len(weights)))
+    )
+)
+def test_every_part_gets_something(case):
+    weights, shares = case
+    cuts = proportional_cuts(weights, shares)
+    assert (cuts[0], cuts[-1], len(cuts)) == (0, len(weights), len(shares) + 1)
+    assert all(start < end for start, end in itertools.pairwise(cuts))
+
+
+@given(st.integers(1, 6), st.integers(1, 6))
+def test_equal_elements_in_equal_parts(parts, each):
+    assert proportional_cuts([1.0] * (parts * each), [1.0] * parts) == [each * part for part in range(parts + 1)]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_shares_that_can_be_met_are_met(counts):
+    assert proportional_cuts([2.0] * sum(counts), [float(count) for count in counts]) == [
+        0,
+        *itertools.accumulate(counts),
+    ]
+
+
+def placed(stages):
+    return [(stage.machines, len(stage.pieces)) for stage in stages]
+
+
+def test_the_usual_ways():
+    profile = chain_profile({A: [0.001] * 4, B: [0.001] * 4})
+    problem = chain_problem(profile, memory={A: 3_000, B: 1_000})
+    layers = {"layer_0": 1, "layer_1": 1, "layer_2": 1, "layer_3": 3}
+    found = baseline_stages(problem, layers)
+    assert placed(found[f"{ONE_MACHINE}, {A}"]) == [((A,), 4)]
+    assert placed(found[f"{ONE_MACHINE}, {B}"]) == [((B,), 4)]
+    assert placed(found[EQUAL_LAYERS]) == [((A,), 3), ((B,), 1)]
+    assert placed(found[EQUAL_PARAMETERS]) == [((A,), 2), ((B,), 2)]
+    assert placed(found[BY_MEMORY]) == [((A,), 3), ((B,), 1)]
+
+
+def test_without_limits_memory_says_nothing():
+    found = baseline_stages(
+        chain_problem(chain_profile({A: [0.001] * 4, B: [0.001] * 4})),
+        dict.fromkeys([f"layer_{index}" for index in range(4)], 1),
+    )
+    assert found[BY_MEMORY] == found[EQUAL_LAYERS]
+
+
+@pytest.mark.parametrize("seconds", [{A: [0.001] * 3}, {A: [0.001], B: [0.001]}])
+def test_where_nothing_can_be_split(seconds):
+    problem = chain_problem(chain_profile(seconds))
+    found = baseline_stages(problem, {piece.name: 1 for piece in problem.pieces})
+    assert list(found) == [f"{ONE_MACHINE}, {machine}" for machine in seconds]

@@ -1,0 +1,44 @@
+"""What a plan that was not searched for must keep to."""
+
+import dataclasses
+
+import pytest
+
+from tests.tvm_split.planner.profiles import A, B, C, chain_problem, chain_profile
+from tvm_split.planner.demands import is_possible, keeps_demands
+from tvm_split.planner.problem import SolvedStage
+from tvm_split.planner.search import evaluate
+
+PROFILE = chain_profile({A: [0.01, 0.02], B: [0.01, 0.02], C: [0.01, 0.02]})
+STAGES = (SolvedStage((A,), ("layer_0",)), SolvedStage((B, C), ("layer_1",), (0.5, 0.5)))
+
+
+@pytest.mark.parametrize(
+    ("demands", "kept"),
+    [
+        ({}, True),
+        ({"stages": 2, "maximum_machines": 3}, True),
+        ({"stages": 1}, False),
+        ({"maximum_machines": 2}, False),
+        ({"pins": (("layer_0", A),)}, True),
+        ({"pins": (("layer_0", B),)}, False),
+        ({"pins": (("layer_1", B),)}, False),  # one replica is not on it
+        ({"kept_off": (("layer_1", A),)}, True),
+        ({"kept_off": (("layer_1", C),)}, False),
+        ({"maximum_period_seconds": 0.011}, True),
+        ({"maximum_period_seconds": 0.009}, False),
+        ({"maximum_latency_seconds": 0.031}, True),
+        ({"maximum_latency_seconds": 0.029}, False),
+    ],
+)
+def test_demands(demands, kept):
+    problem = chain_problem(PROFILE, replicas=True, **demands)
+    assert keeps_demands(problem, STAGES, evaluate(problem, STAGES)) == kept
+
+
+def test_memory():
+    problem = chain_problem(PROFILE, memory={B: 10})
+    assert not is_possible(problem, STAGES, evaluate(problem, STAGES))
+    assert keeps_demands(problem, STAGES, evaluate(problem, STAGES))
+    enough = dataclasses.replace(problem, machines=chain_problem(PROFILE).machines)
+    assert is_possible(enough, STAGES, evaluate(enough, STAGES))

@@ -1,0 +1,150 @@
+"""From profiles to problems and back to layers."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpc_runtime.turns import deal
+from tests.tvm_split.planner.profiles import A, B, C, chain_graph, chain_problem, chain_profile, graph_of
+from tvm_split.errors import PlanError
+from tvm_split.planner.layer_graph import LayerGraph
+from tvm_split.planner.model_problem import BUFFERS, corrected, planned_stages, solved_stages, with_turns
+from tvm_split.planner.plan import PlannedStage
+from tvm_split.planner.problem import Pin, SolvedStage
+from tvm_split.planner.profile import ModelPiece
+
+TWO = {A: [0.001, 0.002, 0.003], B: [0.002, 0.004, 0.006]}
+
+
+def test_numbers_are_taken_over():
+    problem = chain_problem(chain_profile(TWO), memory={A: 5000})
+    assert [machine.memory_bytes for machine in problem.machines] == [5000, math.inf]
+    assert [piece.seconds for piece in problem.pieces] == [
+        {A: 0.001, B: 0.002},
+        {A: 0.002, B: 0.004},
+        {A: 0.003, B: 0.006},
+    ]
+    ends = [("client", "layer_0"), ("layer_0", "layer_1"), ("layer_1", "layer_2"), ("layer_2", "client")]
+    assert sorted((edge.source, edge.destination) for edge in problem.edges) == sorted(ends)
+    assert len(problem.links) == 6
+    assert problem.buffers == BUFFERS
+
+
+def test_machines_of_one_host_share_its_memory_and_slow_each_other_down():
+    profile = chain_profile(TWO, contention=1.25, hostname="box")
+    profile = dataclasses.replace(
+        profile, machines=tuple(dataclasses.replace(each, memory_free_bytes=1e9) for each in profile.machines)
+    )
+    for machine in chain_problem(profile).machines:
+        assert machine.memory_bytes == 5e8
+        assert machine.contention == pytest.approx(1.25)
+
+
+def test_company_never_makes_faster():
+    assert chain_problem(chain_profile(TWO, contention=0.9)).machines[0].contention == 1.0
+
+
+def test_pins_take_all_pieces_below_a_name():
+    profile = chain_profile(TWO)
+    named = [
+        ModelPiece("block.0.conv", ("block.0.conv", "block.0.relu"), 1, 1),
+        ModelPiece("block.1", ("block.1",), 1, 1),
+    ]
+    times = [each.pieces["layer_0"] for each in profile.machines]
+    profile = dataclasses.replace(
+        profile,
+        pieces=tuple(named),
+        machines=tuple(
+            dataclasses.replace(each, pieces={piece.name: time for piece in named})
+            for each, time in zip(profile.machines, times, strict=True)
+        ),
+    )
+    problem = chain_problem(profile, pins=(("block.0.relu", A),), kept_off=(("block", B),))
+    assert problem.pins == (
+        Pin("block.0.conv", A),
+        Pin("block.0.conv", B, forbidden=True),
+        Pin("block.1", B, forbidden=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [((("layer_0", C),), "machine-c.*machine-a, machine-b"), ((("layer_9", A),), "'layer_9'.*--layers")],
+)
+def test_pins_that_name_nothing(pins, message):
+    with pytest.raises(PlanError, match=message):
+        chain_problem(chain_profile(TWO), pins=pins)
+
+
+def test_another_profile_of_the_same_pieces():
+    slow = chain_profile({A: [0.1, 0.2, 0.3], B: TWO[B]}, bytes_per_second=1e6)
+    problem = corrected(chain_problem(chain_profile(TWO), maximum_machines=1), slow)
+    assert problem == chain_problem(slow, maximum_machines=1)
+
+
+@st.composite
+def solved(draw):
+    """Stages of a chain of pieces on different machines, some of them replicas."""
+    count = draw(st.integers(1, 8))
+    cuts = sorted(draw(st.sets(st.integers(1, count - 1), max_size=4)) if count > 1 else [])
+    machines = iter(f"machine-{letter}" for letter in "abcdefghijklmno")
+    stages = []
+    for start, end in itertools.pairwise([0, *cuts, count]):
+        replicas = draw(st.integers(1, 3))
+        weights = draw(st.lists(st.integers(1, 9), min_size=replicas, max_size=replicas))
+        shares = tuple(weight / sum(weights) for weight in weights)
+        names = tuple(itertools.islice(machines, replicas))
+        stages.append(SolvedStage(names, tuple(f"layer_{index}" for index in range(start, end)), shares))
+    return count, tuple(stages)
+
+
+@given(solved())
+def test_layers_and_back(case):
+    count, stages = case
+    profile = chain_profile({f"machine-{letter}": [0.001] * count for letter in "abcdefghijklmno"})
+    planned = planned_stages(graph_of(profile), profile, stages)
+    assert [layer for stage in planned for layer in stage.layers] == [f"layer_{index}" for index in range(count)]
+    back = solved_stages(profile, planned)
+    assert [(stage.machines, stage.pieces) for stage in back] == [(stage.machines, stage.pieces) for stage in stages]
+    for mine, given_ in zip(back, stages, strict=True):
+        assert mine.shares == pytest.approx(given_.shares)
+
+
+def test_layers_without_inputs_go_with_their_neighbours():
+    chain = chain_graph(["layer_0", "layer_1"])
+    graph = LayerGraph(
+        layers=("table", "layer_0", "mask", "layer_1"),
+        predecessors={**chain.predecessors, "table": frozenset(), "mask": frozenset()},
+        independent=frozenset({"table", "mask"}),
+        spans={},
+        values=chain.values,
+        inputs=chain.inputs,
+    )
+    profile = chain_profile({A: [0.1, 0.1], B: [0.1, 0.1]})
+    stages = (SolvedStage((A,), ("layer_0",)), SolvedStage((B,), ("layer_1",)))
+    planned = planned_stages(graph, profile, stages)
+    assert [stage.layers for stage in planned] == [("table", "layer_0", "mask"), ("layer_1",)]
+    assert solved_stages(profile, planned) == stages
+
+
+def test_a_boundary_inside_of_a_piece_was_not_measured():
+    profile = chain_profile(TWO)
+    joined = ModelPiece("layer_0", ("layer_0", "layer_1"), 1, 1)
+    profile = dataclasses.replace(profile, pieces=(joined, profile.pieces[2]))
+    cut = (PlannedStage("stage_0", A, ("layer_0",)), PlannedStage("stage_1", B, ("layer_1", "layer_2")))
+    assert solved_stages(profile, cut) is None
+    assert solved_stages(profile, (PlannedStage("stage_0", A, ("layer_0", "layer_1")),)) is None
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=6))
+def test_replicas_that_are_too_rare_for_a_turn_are_left_out(speeds):
+    shares = tuple(speed / math.fsum(speeds) for speed in speeds)
+    stage = SolvedStage(tuple(f"machine-{index}" for index in range(len(speeds))), ("layer_0",), shares)
+    (kept,) = with_turns([stage])
+    assert math.isclose(math.fsum(kept.shares), 1.0)
+    assert set(range(len(kept.machines))) == set(deal(kept.shares))
+    assert kept == stage or len(kept.machines) < len(stage.machines)

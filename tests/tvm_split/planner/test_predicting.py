@@ -1,0 +1,175 @@
+"""What is expected of plans, from numbers that can be added up by hand."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.tvm_split.planner.profiles import A, B, C, chain_problem, chain_profile
+from tests.tvm_split.planner.search.problems import random_problem
+from tvm_split.errors import PlanError
+from tvm_split.planner.baselines import ONE_MACHINE
+from tvm_split.planner.predicting import compared_baselines, oldest_measurement, predict
+from tvm_split.planner.prediction import Corrections
+from tvm_split.planner.problem import SolvedStage
+from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, PieceTime
+from tvm_split.planner.search import evaluate, solve
+
+FAST = {"bytes_per_second": 1e9, "latency_seconds": 1e-4}
+HALVES = (SolvedStage((A,), ("layer_0", "layer_1")), SolvedStage((B,), ("layer_2",)))
+
+
+def test_the_best_plan():
+    profile = chain_profile(
+        {A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, contention=1.1, hostname="box", **FAST
+    )
+    problem = chain_problem(profile)
+    found = predict(problem, profile, solve(problem))
+    assert found.period_seconds == pytest.approx(0.005 * 1.1)
+    assert found.latency_seconds == pytest.approx(0.009 + 3 * (1e-4 + 1e-6))
+    assert found.in_flight == 2
+    assert found.bubble == pytest.approx(1 - (5 + 4) / 10)
+    assert found.gap == 0
+    assert "compute of machine-a" in found.limiting
+    first, second = found.machines
+    assert (first.machine, second.machine) == (A, B)
+    assert first.compute_seconds == pytest.approx(0.0055)
+    assert first.alone_seconds == pytest.approx(0.005)
+    assert second.receive_seconds == pytest.approx(1e-6)
+    assert (first.weight_bytes, first.memory_limit_bytes, first.estimated_share) == (200, None, 0)
+    assert [(link.source, link.destination, link.bytes) for link in found.links] == [
+        ("client", A, 1000),
+        (A, B, 1000),
+        (B, "client", 1000),
+    ]
+    assert found.links[1].seconds == pytest.approx(1e-4 + 1e-6)
+    assert found.links[1].stream_seconds == pytest.approx(1e-6)
+    assert found.corrections == Corrections()
+    assert found.profiled_at == 1000.0
+
+
+def test_another_plan_is_held_against_the_best_bound():
+    profile = chain_profile({A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, **FAST)
+    problem = chain_problem(profile)
+    other = (SolvedStage((A,), ("layer_0",)), SolvedStage((B,), ("layer_1", "layer_2")))
+    found = predict(problem, profile, solve(problem), other)
+    assert found.lower_bound_seconds == pytest.approx(0.005)
+    assert found.period_seconds == pytest.approx(0.007)
+    assert found.gap == pytest.approx(0.4)
+    assert found.method.startswith("given")
+    assert found.why_no_more_machines == ""
+
+
+def test_replicas_share_computing_and_links_by_turns():
+    profile = chain_profile({A: [0.001, 0.008], B: [0.001, 0.012], C: [0.001, 0.024]}, **FAST)
+    problem = chain_problem(profile, replicas=True)
+    stages = (SolvedStage((A,), ("layer_0",)), SolvedStage((B, C), ("layer_1",), (2 / 3, 1 / 3)))
+    found = predict(problem, profile, solve(problem), stages)
+    assert found.period_seconds == pytest.approx(0.008)
+    _, second, third = found.machines
+    assert second.compute_seconds == pytest.approx(0.008)
+    assert second.alone_seconds == third.alone_seconds == pytest.approx(0.008)
+    assert second.receive_seconds == pytest.approx(1e-6 * 2 / 3)
+    assert third.send_seconds == pytest.approx(1e-6 / 3)
+    links = {(link.source, link.destination): link for link in found.links}
+    assert links[A, C].bytes == pytest.approx(1000 / 3)
+    assert links[A, C].seconds == pytest.approx(1e-4 + 1e-6)  # a micro-batch that goes there goes as a whole
+    assert links[C, "client"].stream_seconds == pytest.approx(1e-6 / 3)
+
+
+def test_replicas_that_never_meet_have_no_link():
+    seconds = {name: [0.001, 0.008] for name in (A, B, C, "machine-d")}
+    profile = chain_profile(seconds, **FAST)
+    problem = chain_problem(profile, replicas=True)
+    halves = (0.5, 0.5)
+    stages = (SolvedStage((A, B), ("layer_0",), halves), SolvedStage((C, "machine-d"), ("layer_1",), halves))
+    found = predict(problem, profile, solve(problem), stages)
+    between = {
+        (each.source, each.destination): each.bytes
+        for each in found.links
+        if "client" not in (each.source, each.destination)
+    }
+    assert between == {(A, C): 500, (B, "machine-d"): 500}
+
+
+def test_what_was_estimated_is_told():
+    profile = chain_profile({A: [0.001, 0.003]})
+    times = {"layer_0": PieceTime(0.001, 0.001, "estimated"), "layer_1": PieceTime(0.003, 0.003, "measured")}
+    profile = dataclasses.replace(profile, machines=(dataclasses.replace(profile.machines[0], pieces=times),))
+    problem = chain_problem(profile)
+    assert predict(problem, profile, solve(problem)).machines[0].estimated_share == pytest.approx(0.25)
+
+
+def test_baselines_are_possible_and_say_why_they_are_none():
+    profile = chain_profile({A: [0.002] * 4, B: [0.004] * 4}, weight_bytes=1_000_000, **FAST)
+    free = chain_problem(profile)
+    best = solve(free)
+    layers = {piece.name: 1 for piece in profile.pieces}
+    found = {each.name: each for each in compared_baselines(free, layers, best.evaluation)}
+    assert found[f"{ONE_MACHINE}, {B}"].why.startswith("its period is 2.67 times the plan's: compute of machine-b")
+    tight = chain_problem(profile, memory={A: 3_500_000, B: 3_500_000})
+    names = [each.name for each in compared_baselines(tight, layers, solve(tight).evaluation)]
+    assert not any(name.startswith(ONE_MACHINE) for name in names)
+    pinned = chain_problem(profile, pins=(("layer_0", B),))
+    kept = compared_baselines(pinned, layers, solve(pinned).evaluation)
+    assert [each.name for each in kept] == [f"{ONE_MACHINE}, {B}"]
+
+
+def test_a_baseline_that_breaks_a_demand_may_be_better():
+    profile = chain_profile({A: [0.002] * 4, B: [0.2] * 4}, **FAST)
+    forced = chain_problem(profile, stages=2)
+    layers = {piece.name: 1 for piece in profile.pieces}
+    best = compared_baselines(forced, layers, solve(forced).evaluation)[0]
+    assert best.name == f"{ONE_MACHINE}, {A}"
+    assert "which keeps to what was demanded" in best.why
+
+
+def test_stages_that_do_not_fit():
+    profile = chain_profile({A: [0.002] * 3, B: [0.002] * 3})
+    problem = chain_problem(profile)
+    with pytest.raises(PlanError, match="layer_2"):
+        predict(problem, profile, solve(problem), HALVES[:1])
+
+
+def test_the_oldest_measurement():
+    profile = chain_profile({A: [0.1], B: [0.1]}, measured_at=50.0)
+    assert oldest_measurement(profile) == 50.0
+    given = dataclasses.replace(
+        profile, links=tuple(dataclasses.replace(each, measured_at=0.0) for each in profile.links)
+    )
+    assert oldest_measurement(given) == 50.0  # what the user gave has no age
+    assert oldest_measurement(chain_profile({A: [0.1], B: [0.1]}, measured_at=-1.0)) == -1.0
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4))
+def test_loads_are_those_of_the_search(seed, pieces, machines):
+    problem = random_problem(seed, pieces=pieces, machines=machines, plain=True)
+    profile = _profile_of(problem)
+    best = solve(problem)
+    assume(best.evaluation.period_seconds > 0)  # a model that computes nothing and sends nothing
+    found = predict(problem, profile, best)
+    assert math.isclose(found.period_seconds, evaluate(problem, best.stages).period_seconds)
+    for mine, load in zip(found.machines, best.evaluation.loads, strict=True):
+        assert mine.machine == load.machine
+        assert math.isclose(mine.compute_seconds, load.compute_seconds)
+        assert math.isclose(mine.receive_seconds, load.receive_seconds, abs_tol=1e-15)
+        assert math.isclose(mine.send_seconds, load.send_seconds, abs_tol=1e-15)
+        assert mine.memory_bytes == pytest.approx(load.memory_bytes)
+    assert 0 <= found.bubble <= 1
+    assert found.in_flight >= 1
+
+
+def _profile_of(problem):
+    machines = tuple(
+        MachineProfile(
+            each.name, {}, 1, each.name, math.inf, 1.0, 1.0, each.transfer_seconds, each.transfer_seconds_per_byte,
+            {piece.name: PieceTime(piece.seconds[each.name], piece.seconds[each.name], "measured")
+             for piece in problem.pieces},
+            1.0,
+        )
+        for each in problem.machines
+    )  # fmt: skip
+    pieces = tuple(ModelPiece(each.name, (each.name,), 0, 0) for each in problem.pieces)
+    return ClusterProfile("net", "", pieces, machines, ())

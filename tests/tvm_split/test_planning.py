@@ -1,0 +1,306 @@
+"""Plans from models and clusters: measured on worker processes, estimated, by hand; and improved by what happened."""
+
+import dataclasses
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_split
+from tests.integration.test_graph_shapes import SeveralOutputs, Skip, TwoInputs
+from tests.tvm_split.cli.conftest import small_model
+from tvm_split.errors import OneMachineWarning, PlanError
+from tvm_split.machine import Link, Machine
+from tvm_split.planner.model_problem import Constraints
+from tvm_split.planner.prediction import Corrections
+from tvm_split.planner.replanning import Measured
+from tvm_split.planning import ask, plan_again, predict_stages
+
+A, B = "machine-a", "machine-b"
+LAYERS = ("conv_1", "relu_1", "conv_2", "flatten", "dense")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tvm_split.load_model(small_model())
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """Four layers of 67 million operations each, with narrow tensors between them: worth two machines."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))).eval()
+    return tvm_split.load_model(network, (torch.zeros(128, 512),))
+
+
+def layers_on(plan):
+    return {machine: stage.layers for stage in plan.stages for machine in stage.machines}
+
+
+def layer_counts(plan):
+    return {machine: len(layers) for machine, layers in layers_on(plan).items()}
+
+
+def test_measured_on_workers_and_kept(model):
+    steps = []
+    found = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), on_progress=lambda *step: steps.append(step[0]))
+    assert found.origin == "measured"
+    prediction = found.prediction
+    assert prediction.lower_bound_seconds <= prediction.period_seconds * (1 + 1e-9)
+    assert {machine.estimated_share for machine in prediction.machines} == {0.0}
+    assert [each.name for each in prediction.baselines if each.name.startswith("one machine")]
+    assert prediction.profiled_at > 0
+    assert steps[-1] == "searching for the best plan"
+    again = tvm_split.plan(model, tvm_split.Cluster.local(workers=2))
+    assert again.prediction.profiled_at == prediction.profiled_at
+    assert again.prediction.machines[0].compute_seconds == prediction.machines[0].compute_seconds
+
+
+def test_estimates_start_nothing(model):
+    cluster = tvm_split.Cluster.local(workers=2)
+    found = tvm_split.plan(model, cluster, measure=False)
+    assert found.origin == "estimated"
+    assert {machine.estimated_share for machine in found.prediction.machines} == {1.0}
+    assert found.prediction.profiled_at == 0
+    assert cluster._workers is None
+
+
+def test_estimates_of_what_is_worth_two_machines(wide):
+    found = tvm_split.plan(wide, tvm_split.Cluster.local(workers=2), measure=False)
+    assert layers_on(found) == {A: ("0", "1"), B: ("2", "3")}
+    assert found.prediction.links[1].bytes == 128 * 512 * 4
+    slow = (Link(A, B, 1e5, 0.01),)
+    alone = tvm_split.plan(wide, tvm_split.Cluster("local", (Machine(A), Machine(B)), slow), measure=False)
+    assert len(alone.stages) == 1
+    unequal = tvm_split.Cluster("local", (Machine(A, threads=1), Machine(B, threads=3)))
+    assert layer_counts(tvm_split.plan(wide, unequal, measure=False)) == {A: 1, B: 3}
+
+
+def test_a_closed_link_is_not_used(wide):
+    closed = (Link(A, B, 0.0, 0.0),)
+    cluster = tvm_split.Cluster("local", (Machine(A), Machine(B)), closed)
+    assert len(tvm_split.plan(wide, cluster, measure=False).stages) == 1
+    with pytest.raises(PlanError, match="link"):
+        tvm_split.plan(wide, cluster, measure=False, stages=2)
+
+
+def test_in_process_nothing_is_measured(wide):
+    found = tvm_split.plan(wide, tvm_split.Cluster.in_process(machines=2, threads=1))
+    assert found.origin == "estimated"
+    assert found.prediction.links[0].seconds == 0
+    assert tvm_split.plan(wide, tvm_split.Cluster.in_process()).prediction is None
+
+
+def test_pins(wide):
+    cluster = tvm_split.Cluster.local(workers=2)
+    pinned = tvm_split.plan(wide, cluster, measure=False, pin={"0": B})
+    assert "0" in layers_on(pinned)[B]
+    off = tvm_split.plan(wide, cluster, measure=False, keep_off={"0": [A], "3": A})
+    assert {"0", "3"} <= set(layers_on(off)[B])
+    nowhere = {"keep_off": {"1": [A, B]}}
+    for demands, message in (
+        (nowhere, "'1'"),
+        ({"pin": {"9": A}}, "'9'"),
+        ({"pin": {"0": "machine-z"}}, "machine-z"),
+        ({"maximum_latency_seconds": 1e-6}, "latency"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            tvm_split.plan(wide, cluster, measure=False, **demands)
+
+
+def test_limits_and_counts(wide):
+    cluster = tvm_split.Cluster.local(workers=3)
+    assert len(tvm_split.plan(wide, cluster, measure=False, maximum_machines=1).stages) == 1
+    assert len(tvm_split.plan(wide, cluster, measure=False, stages=3).stages) == 3
+    going_round = tvm_split.plan(wide, tvm_split.Cluster.local(workers=2), stages=4)
+    assert [stage.machine for stage in going_round.stages] == [A, B, A, B]
+    assert going_round.prediction is None
+
+
+def test_replicas(wide):
+    found = tvm_split.plan(wide, tvm_split.Cluster.local(workers=3), measure=False, replicas=True, stages=1)
+    assert found.stages[0].machines == (A, B, "machine-c")
+    assert {machine.machine for machine in found.prediction.machines} == {A, B, "machine-c"}
+    assert found.prediction.period_seconds < found.prediction.baselines[-1].period_seconds
+
+
+def test_memory_of_the_cluster(wide):
+    tight = tuple(Machine(name, memory_bytes=4_000_000) for name in (A, B))
+    found = tvm_split.plan(wide, tvm_split.Cluster("local", tight), objective="latency", measure=False)
+    assert len(found.stages) == 2
+    assert not any(each.name.startswith("one machine") for each in found.prediction.baselines)
+    smaller = tuple(Machine(name, memory_bytes=1_500_000) for name in (A, B))
+    with pytest.raises(PlanError, match="memory"):
+        tvm_split.plan(wide, tvm_split.Cluster("local", smaller), measure=False)
+
+
+def test_demands_are_never_dropped(model):
+    two, one = tvm_split.Cluster.local(workers=2), tvm_split.Cluster.local(workers=1)
+    with pytest.raises(PlanError, match="by hand leaves nothing to search"):
+        tvm_split.plan(model, two, split={A: ["conv_1"]}, pin={"dense": B})
+    with pytest.raises(PlanError, match="3 stages on 2 machines go round"):
+        tvm_split.plan(model, two, stages=3, maximum_latency_seconds=1.0)
+    with pytest.raises(PlanError, match="machine-b"):
+        tvm_split.plan(model, one, measure=False, pin={"dense": B})
+    with pytest.raises(PlanError, match="'size'"):
+        tvm_split.plan(model, two, objective="size")
+
+
+def test_a_model_without_work(model):
+    class Identity(torch.nn.Module):
+        def forward(self, x):
+            return x
+
+    nothing = tvm_split.load_model(Identity(), (torch.zeros(1),))
+    assert tvm_split.plan(nothing, tvm_split.Cluster.local(workers=2)).origin == "no layer depends on an input"
+
+
+def test_a_split_by_hand_is_predicted_by_a_profile(wide):
+    cluster = tvm_split.Cluster.local(workers=2)
+    question = ask(wide, cluster, "throughput", Constraints(), measure=False)
+    found = tvm_split.plan(wide, cluster, split={A: ["0"], B: ["1"]}, profile=question.profile)
+    best = tvm_split.plan(wide, cluster, profile=question.profile)
+    assert found.origin == "by hand"
+    assert found.prediction.method.startswith("given")
+    assert found.prediction.lower_bound_seconds == pytest.approx(best.prediction.period_seconds)
+    assert found.prediction.period_seconds > best.prediction.period_seconds
+    twice = tvm_split.plan(wide, cluster, split={A: ["0", "2"], B: ["1", "3"]}, profile=question.profile)
+    assert twice.prediction is None  # a machine with several stages is not in the model of costs
+    assert predict_stages(question.graph, cluster, question.profile, "throughput", twice.stages) is None
+
+
+def test_improved_by_what_happened(wide):
+    cluster = tvm_split.Cluster.local(workers=2)
+    question = ask(wide, cluster, "throughput", Constraints(), measure=False)
+    current = tvm_split.plan(wide, cluster, profile=question.profile)
+    slow = Measured(2 * current.prediction.period_seconds, {B: 3.0}, profiled_at=0.0)
+    better, found = plan_again(wide, cluster, question, current, slow)
+    assert found.changed
+    assert layer_counts(better) == {A: 3, B: 1}
+    assert better.origin == "corrected by measurements"
+    assert dict(better.prediction.corrections.compute_ratios) == {B: 3.0}
+    same, found = plan_again(wide, cluster, question, better, slow)
+    assert not found.changed
+    assert same.stages == better.stages
+    as_predicted = Measured(
+        better.prediction.period_seconds, {A: 1.0, B: 1.0}, earlier=better.prediction.corrections, profiled_at=0.0
+    )
+    same, found = plan_again(wide, cluster, question, better, as_predicted)
+    assert not found.changed
+    assert same.prediction.period_seconds == pytest.approx(better.prediction.period_seconds)
+
+
+def test_replicas_are_kept_when_nothing_is_better(wide):
+    cluster = tvm_split.Cluster.local(workers=2)
+    question = ask(wide, cluster, "throughput", Constraints(replicas=True, stages=1), measure=False)
+    current = tvm_split.plan(wide, cluster, profile=question.profile, replicas=True, stages=1)
+    assert current.stages[0].machines == (A, B)
+    same, found = plan_again(wide, cluster, question, current, Measured(0.01, {A: 1.1, B: 1.1}))
+    assert not found.changed
+    assert same.stages == current.stages
+
+
+def test_what_cannot_be_improved(wide):
+    cluster = tvm_split.Cluster.local(workers=2)
+    question = ask(wide, cluster, "throughput", Constraints(), measure=False)
+    current = tvm_split.plan(wide, cluster, profile=question.profile)
+    with pytest.raises(PlanError, match="profiled again"):
+        plan_again(wide, cluster, question, current, Measured(0.01, {A: 2.0}, profiled_at=123.0))
+    lost = dataclasses.replace(current, stages=(dataclasses.replace(current.stages[0], layers=("0",)),))
+    with pytest.raises(PlanError, match="cuts through layers"):
+        plan_again(wide, cluster, question, lost, Measured(0.01, {A: 2.0}))
+
+
+def test_corrections_travel_in_the_plan_file(wide, tmp_path):
+    plan = tvm_split.plan(wide, tvm_split.Cluster.local(workers=2), measure=False)
+    corrections = Corrections(((A, 1.25),), ((A, B, 1e6),))
+    plan = dataclasses.replace(plan, prediction=dataclasses.replace(plan.prediction, corrections=corrections))
+    plan.save(tmp_path / "plan.json")
+    assert tvm_split.Plan.load(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.filterwarnings("ignore::tvm_split.errors.OneMachineWarning")
+@pytest.mark.parametrize(
+    ("network", "inputs"),
+    [
+        (Skip, (torch.zeros(1, 3, 9, 9),)),
+        (TwoInputs, (torch.zeros(2, 5), torch.tensor([3, 4]), torch.zeros(2, 7))),
+        (SeveralOutputs, (torch.zeros(2, 4),)),
+    ],
+)
+def test_graphs_of_any_shape(network, inputs):
+    torch.manual_seed(0)
+    loaded = tvm_split.load_model(network().eval(), inputs)
+    for constraints in ({}, {"objective": "latency"}, {"stages": 2}):
+        found = tvm_split.plan(loaded, tvm_split.Cluster.local(workers=2), measure=False, **constraints)
+        placed = [layer for stage in found.stages for layer in stage.layers]
+        assert sorted(placed) == sorted(loaded.layer_names)
+        tvm_split.compile(loaded, found)
+
+
+def branching_onnx():
+    """Two inputs, a residual branch, and three outputs, one of which is needed inside as well."""
+    generator = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(generator.standard_normal((16, 16)).astype(np.float32) / 4, f"w{number}")
+        for number in range(3)
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["left", "w0"], ["a"], name="first"),
+        helper.make_node("Relu", ["a"], ["b"], name="bend"),
+        helper.make_node("MatMul", ["b", "w1"], ["c"], name="branch"),
+        helper.make_node("Add", ["c", "a"], ["d"], name="residual"),
+        helper.make_node("Mul", ["d", "right"], ["e"], name="mix"),
+        helper.make_node("MatMul", ["e", "w2"], ["f"], name="last"),
+        helper.make_node("Sigmoid", ["d"], ["g"], name="gate"),
+    ]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 16]) for name in ("left", "right")]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 16]) for name in ("f", "g", "d")]
+    graph = helper.make_graph(nodes, "branching", inputs, outputs, weights)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(made)
+    return made
+
+
+@pytest.mark.parametrize("stages", [None, 2])
+def test_a_branching_onnx_model_on_workers(stages):
+    loaded = tvm_split.load_model(branching_onnx())
+    cluster = tvm_split.Cluster.local(workers=2)
+    found = tvm_split.plan(loaded, cluster, stages=stages)
+    assert found.origin == "measured"
+    assert sorted(layer for stage in found.stages for layer in stage.layers) == sorted(loaded.layer_names)
+    sources = {link.source for link in found.prediction.links}
+    assert "client" in sources
+    bundle = tvm_split.compile(loaded, found)
+    assert bundle.verified
+    random = [np.random.default_rng(seed).standard_normal((4, 16)).astype(np.float32) for seed in (1, 2)]
+    expected = onnx.reference.ReferenceEvaluator(branching_onnx()).run(None, {"left": random[0], "right": random[1]})
+    with tvm_split.deploy(bundle, cluster) as deployment:
+        for mine, theirs in zip(deployment.run(*random), expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_tiny_network_is_not_distributed():
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4))).eval()
+    x = torch.randn(1, 16)
+    both = r"machine-[ab] does .* micro-batches a second, .* micro-batches a second"
+    with pytest.warns(OneMachineWarning, match=both):
+        deployment = tvm_split.compile_and_deploy(network, (x,), tvm_split.Cluster.local(workers=2))
+    with deployment:
+        assert len(deployment.stages) == 1
+        (y,) = deployment.run(x)
+    np.testing.assert_allclose(y, network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_split_by_hand_is_nobody_elses_business():
+    network = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(2))).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OneMachineWarning)
+        with tvm_split.compile_and_deploy(
+            network, (torch.zeros(1, 16),), tvm_split.Cluster.local(workers=2), split={A: ["0"], B: ["1"]}
+        ) as deployment:
+            assert len(deployment.stages) == 2
