@@ -6,12 +6,14 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rpc_runtime.program import BlobSpec
 from tvm_split.blobs import BlobFolder
 from tvm_split.cluster import Cluster
 from tvm_split.errors import ProfileError
@@ -56,172 +58,68 @@ class MeasuredCluster:
     notes: tuple[str, ...]
 
 
-def profile_cluster(
-    model: Model,
-    cluster: Cluster,
-    *,
-    database: str | Path | None = None,
-    refresh: bool = False,
-    cache_folder: str | Path | None = None,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    on_progress: Progress | None = None,
-) -> ClusterProfile:
-    """What each piece of a model takes on each machine of a cluster, by itself and while its host's others compute.
+class ModelProfiler:
+    """Times a model's pieces on clusters. What it compiles it keeps, so measuring again takes the measuring only.
 
-    The links and the cost of transfers are not measured here: ``links`` is empty, ``streaming`` costs nothing.
-
-    Args:
-        database: tuned kernels, as for `tvm_split.compile`.
-        refresh: measure everything again, whatever is cached.
-        cache_folder: where times are kept; by default `tvm_split.profile_cache.default_folder`.
-        timeout_seconds: the longest wait for a worker; also limits how long a machine's kernels are timed.
-
-    Raises:
-        WorkerError: a worker cannot be reached, or cannot run its machine's target.
-        CompileError: a target cannot be compiled for.
-        ProfileError: a machine's kernels cannot be timed in this process.
+    ``database`` are tuned kernels, as for `tvm_split.compile`.
     """
-    return measure_cluster(
-        model,
-        cluster,
-        database=database,
-        refresh=refresh,
-        cache_folder=cache_folder,
-        timeout_seconds=timeout_seconds,
-        on_progress=on_progress,
-    ).profile
 
+    def __init__(self, model: Model, database: str | Path | None = None) -> None:
+        self._model = model
+        self._tuned = open_database(database)
+        self._codes: dict[str, TargetCode] = {}
+        self._ceilings: dict[tuple[str, int], CeilingCode | None] = {}
+        self._blobs = BlobFolder.temporary()
+        self._libraries: dict[tuple[int, frozenset[str]], BlobSpec] = {}
 
-def measure_cluster(
-    model: Model,
-    cluster: Cluster,
-    *,
-    database: str | Path | None = None,
-    refresh: bool = False,
-    cache_folder: str | Path | None = None,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    on_progress: Progress | None = None,
-) -> MeasuredCluster:
-    """`profile_cluster`, with an account of what was measured and what was known already."""
-    try:
-        steps = _Steps(on_progress)
-        targets = resolve_targets(cluster, cluster.machine_names)
-        machines = profiled_machines(cluster, targets, timeout_seconds)
-        _require_runnable(cluster, machines)
-        codes = _codes(model, machines, database, steps)
-        folder = Path(cache_folder) if cache_folder is not None else default_folder()
-        times = _times(machines, codes, folder)
-        if not refresh:
-            for each in times:
-                each.recall()
-        _measure(times, cluster, timeout_seconds, steps)
-        steps.done()
-        return _measured_cluster(model, times)
-    finally:
-        cluster.release()
+    def measure(
+        self,
+        cluster: Cluster,
+        *,
+        refresh: bool = False,
+        cache_folder: str | Path | None = None,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        on_progress: Progress | None = None,
+    ) -> MeasuredCluster:
+        """What each piece takes on each machine, by itself and while its host's others compute.
 
+        The links and the cost of transfers are not measured here: ``links`` is empty, ``streaming`` costs nothing.
 
-def model_digest(model: Model) -> str:
-    """The SHA-256 of a model's graph and shapes, without the values of its weights."""
-    content = {
-        "inputs": [asdict(each) for each in model.inputs],
-        "outputs": [asdict(each) for each in model.outputs],
-        "layers": dict(model.layers),
-        "graph": model.module.script(show_meta=False),
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        Args:
+            refresh: measure everything again, whatever is cached.
+            cache_folder: where times are kept; by default `tvm_split.profile_cache.default_folder`.
+            timeout_seconds: the longest wait for a worker; also limits how long a machine's kernels are timed.
 
+        Raises:
+            WorkerError: a worker cannot be reached, or cannot run its machine's target.
+            CompileError: a target cannot be compiled for.
+            ProfileError: a machine's kernels cannot be timed in this process.
+        """
+        try:
+            steps = _Steps(on_progress)
+            targets = resolve_targets(cluster, cluster.machine_names)
+            machines = profiled_machines(cluster, targets, timeout_seconds)
+            _require_runnable(cluster, machines)
+            self._compile(machines, steps)
+            times = self._times(machines, Path(cache_folder) if cache_folder is not None else default_folder())
+            if not refresh:
+                for each in times:
+                    each.recall()
+            self._measure(times, cluster, timeout_seconds, steps)
+            steps.done()
+            return _measured_cluster(self._model, times)
+        finally:
+            cluster.release()
 
-class _Steps:
-    """Counts steps whose number becomes known on the way. Thread-safe."""
+    def _compile(self, machines: Sequence[ProfiledMachine], steps: _Steps) -> None:
+        """The model's kernels for each distinct target, by `_target_key`."""
+        missing = {_target_key(each): each for each in machines if _target_key(each) not in self._codes}
+        steps.total = len(missing)
+        for key, machine in missing.items():
+            steps.begin(f"compiling {self._model.name} for {machine.name}")
+            self._codes[key] = target_code(self._model, machine.target, self._tuned)
 
-    def __init__(self, report: Progress | None) -> None:
-        self._report = report or (lambda what, done, steps: None)
-        self._lock = threading.Lock()
-        self._begun = 0
-        self.total = 0
-
-    def begin(self, what: str) -> None:
-        with self._lock:
-            self._report(what, self._begun, max(self.total, self._begun + 1))
-            self._begun += 1
-
-    def done(self) -> None:
-        self._report("done", self.total, self.total)
-
-
-def _require_runnable(cluster: Cluster, machines: Sequence[ProfiledMachine]) -> None:
-    for machine in machines:
-        if cluster.kind == "in_process" and machine.target["kind"] != "llvm":
-            raise ProfileError(
-                f"machine {machine.name!r} has the target {dict(machine.target)}, and in one process only the CPU can "
-                "be timed; start a worker on the machine and name it in a cluster file"
-            )
-
-
-def _codes(
-    model: Model, machines: Sequence[ProfiledMachine], database: str | Path | None, steps: _Steps
-) -> dict[str, TargetCode]:
-    """The model's kernels for each distinct target, by `_target_key`."""
-    tuned = open_database(database)
-    targets: dict[str, ProfiledMachine] = {}
-    for machine in machines:
-        targets.setdefault(_target_key(machine), machine)
-    steps.total = len(targets)
-    codes = {}
-    for key, machine in targets.items():
-        steps.begin(f"compiling {model.name} for {machine.name}")
-        codes[key] = target_code(model, machine.target, tuned)
-    return codes
-
-
-def _target_key(machine: ProfiledMachine) -> str:
-    return json.dumps(dict(machine.target), sort_keys=True)
-
-
-def _times(machines: Sequence[ProfiledMachine], codes: Mapping[str, TargetCode], folder: Path) -> list[MachineTimes]:
-    ceilings: dict[tuple[str, int], CeilingCode | None] = {}
-    found = []
-    for machine in machines:
-        key = (_target_key(machine), machine.threads)
-        if key not in ceilings:
-            ceilings[key] = ceiling_code(machine.target, machine.threads)
-        others = [each for each in machines if each.host == machine.host and each is not machine]
-        companions = tuple(sorted(f"{each.name} with {each.threads} threads" for each in others))
-        cache = ProfileCache(folder, machine.identity)
-        found.append(MachineTimes(machine, codes[key[0]], ceilings[key], cache, companions))
-    return found
-
-
-def _measure(times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: _Steps) -> None:
-    """Time what is lacking; hosts at the same time."""
-    hosts: dict[str, list[MachineTimes]] = {}
-    for each in times:
-        hosts.setdefault(each.machine.host, []).append(each)
-    timings = [HostTiming(group, cluster, timeout_seconds, steps.begin) for group in hosts.values()]
-    wanted: dict[int, set[str]] = {}
-    for timing, group in zip(timings, hosts.values(), strict=True):
-        for each in group:
-            wanted.setdefault(id(each.code), set()).update(timing.wanted[each.machine.name])
-    to_build = {id(each.code): each.code for each in times if wanted[id(each.code)]}
-    ceilings = {id(each.ceilings): each.ceilings for each in times if each.lacks_ceilings and each.ceilings}
-    steps.total += bool(to_build or ceilings) + sum(timing.steps for timing in timings)
-    if not to_build and not ceilings:
-        return
-    steps.begin("building kernels")
-    blobs = BlobFolder.temporary()
-    libraries = {key: code.build(wanted[key], blobs) for key, code in to_build.items()}
-    ceiling_libraries = {key: code.build(blobs) for key, code in ceilings.items()}
-    if cluster.kind != "in_process":
-        cluster.endpoints()  # starts local workers, once
-        with ThreadPoolExecutor(len(timings)) as pool:
-            list(pool.map(lambda timing: timing.measure(libraries, ceiling_libraries, blobs), timings))
-    else:
-        for timing in timings:
-            timing.measure(libraries, ceiling_libraries, blobs)
-
-
-def _measured_cluster(model: Model, times: Sequence[MachineTimes]) -> MeasuredCluster:
+    def _measured_cluster(model: Model, times: Sequence[MachineTimes]) -> MeasuredCluster:
     graph = layer_graph(model)
     codes = {id(each.code): each.code for each in times}
     pieces = pieces_of(graph, [call.kernel.layers for code in codes.values() for call in code.calls])

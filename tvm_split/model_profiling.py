@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tvm_split.cluster import Cluster
-from tvm_split.cluster_profiling import DEFAULT_TIMEOUT_SECONDS, profile_cluster
+from tvm_split.cluster_profiling import DEFAULT_TIMEOUT_SECONDS, MeasuredCluster, ModelProfiler
 from tvm_split.link_cache import default_folder
 from tvm_split.link_probing import LinkProbe, TransferCost, probe_links
 from tvm_split.model import Model
@@ -24,28 +24,28 @@ def profile_model(
     cluster: Cluster,
     *,
     database: str | Path | None = None,
+    profiler: ModelProfiler | None = None,
     refresh: bool = False,
     cache_folder: str | Path | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     on_progress: Progress | None = None,
-) -> ClusterProfile:
+) -> MeasuredCluster:
     """The pieces of a model on every machine, then the links for tensors of the sizes that cuts of this model have.
 
-    Arguments and errors are those of `profile_cluster` and `probe_links`; what was measured is kept in
-    ``cache_folder``, by default in the user's cache.
+    Arguments and errors are those of `ModelProfiler` and `probe_links`; what was measured is kept in ``cache_folder``, by
+    default in the user's cache. A ``profiler`` of this model that measured before need not compile again.
     """
     folder = None if cache_folder is None else Path(cache_folder)
     try:
         with cluster.kept():
-            profile = profile_cluster(
-                model,
+            measured = (profiler or ModelProfiler(model, database)).measure(
                 cluster,
-                database=database,
                 refresh=refresh,
                 cache_folder=folder,
                 timeout_seconds=timeout_seconds,
                 on_progress=on_progress,
             )
+            profile = measured.profile
             edges = piece_edges(layer_graph(model), [piece.layers for piece in profile.pieces])
             probe = probe_links(
                 cluster,
@@ -57,7 +57,7 @@ def profile_model(
             )
     finally:
         cluster.release()
-    return _joined(profile, probe)
+    return dataclasses.replace(measured, profile=_joined(profile, probe))
 
 
 def _joined(profile: ClusterProfile, probe: LinkProbe) -> ClusterProfile:

@@ -168,7 +168,7 @@ def ask(
     if profile is None and (not measure or cluster.kind == "in_process"):
         profile, origin = _estimates(model, graph, cluster), "estimated"
     if profile is None:
-        profile = profile_model(model, cluster, database=database, refresh=refresh, on_progress=on_progress)
+        profile = profile_model(model, cluster, database=database, refresh=refresh, on_progress=on_progress).profile
     return Question(graph, profile, _problem(graph, cluster, profile, objective, constraints), origin)
 
 

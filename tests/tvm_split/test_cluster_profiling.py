@@ -14,7 +14,7 @@ from torch import nn
 import tvm_split
 from tests.models import torch_models
 from tvm_split import Cluster, Machine
-from tvm_split.cluster_profiling import MeasuredCluster, measure_cluster, model_digest, profile_cluster
+from tvm_split.cluster_profiling import MeasuredCluster, ModelProfiler, model_digest
 from tvm_split.errors import ProfileError
 from tvm_split.planner.layer_graph import layer_graph
 
@@ -37,7 +37,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(model: tvm_split.Model, workers: Cluster, cache: Path) -> MeasuredCluster:
-    return measure_cluster(model, workers, cache_folder=cache)
+    return ModelProfiler(model).measure(workers, cache_folder=cache)
 
 
 def test_every_piece_on_every_machine(model: tvm_split.Model, measured: MeasuredCluster) -> None:
@@ -63,7 +63,7 @@ def test_every_piece_on_every_machine(model: tvm_split.Model, measured: Measured
 def test_what_is_known_is_not_measured_again(
     model: tvm_split.Model, workers: Cluster, cache: Path, measured: MeasuredCluster
 ) -> None:
-    again = measure_cluster(model, workers, cache_folder=cache)
+    again = ModelProfiler(model).measure(workers, cache_folder=cache)
     assert [report.measured for report in again.reports] == [0, 0]
     assert [report.cached for report in again.reports] == [report.measured for report in measured.reports]
     for machine, before in zip(again.profile.machines, measured.profile.machines, strict=True):
@@ -73,24 +73,24 @@ def test_what_is_known_is_not_measured_again(
 
 def test_refreshing_measures_again(model: tvm_split.Model, workers: Cluster, cache: Path) -> None:
     begun = time.time()
-    again = measure_cluster(model, workers, cache_folder=cache, refresh=True)
+    again = ModelProfiler(model).measure(workers, cache_folder=cache, refresh=True)
     assert all(report.cached == 0 and report.measured > 0 for report in again.reports)
     assert all(machine.measured_at >= begun for machine in again.profile.machines)
 
 
 def test_equal_kernels_of_another_model_are_known(workers: Cluster, cache: Path, measured: MeasuredCluster) -> None:
     wider = tvm_split.load_model(torch_models.resnet(classes=11), (torch.zeros(1, 3, 32, 32),))
-    found = measure_cluster(wider, workers, cache_folder=cache)
+    found = ModelProfiler(wider).measure(workers, cache_folder=cache)
     assert all(report.measured == 1 and report.cached > 3 for report in found.reports)
 
 
 def test_one_machine_alone_has_no_company(model: tvm_split.Model, tmp_path: Path) -> None:
     steps: list[tuple[str, int, int]] = []
     cluster = Cluster.in_process(1, threads=1)
-    profile = profile_cluster(
-        model, cluster, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append((what, done, total))
+    found = ModelProfiler(model).measure(
+        cluster, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append((what, done, total))
     )
-    (machine,) = profile.machines
+    (machine,) = found.profile.machines
     assert all(found.seconds == found.contended_seconds for found in machine.pieces.values())
     assert [done for _, done, _ in steps] == sorted(done for _, done, _ in steps)
     assert steps[-1][0] == "done"
@@ -104,7 +104,7 @@ def test_what_cannot_be_timed_is_estimated(tmp_path: Path) -> None:
 
     numbers = torch.ones(4, 6, dtype=torch.int64)
     model = tvm_split.load_model(Divides().eval(), (numbers, numbers))
-    found = measure_cluster(model, Cluster.in_process(1, threads=1), cache_folder=tmp_path)
+    found = ModelProfiler(model).measure(Cluster.in_process(1, threads=1), cache_folder=tmp_path)
     (machine,) = found.profile.machines
     assert "estimated" in {piece.origin for piece in machine.pieces.values()}
     assert all(piece.seconds > 0 for piece in machine.pieces.values())
@@ -122,4 +122,4 @@ def test_a_digest_is_of_the_graph_and_its_shapes() -> None:
 def test_a_gpu_cannot_be_timed_in_this_process(model: tvm_split.Model, tmp_path: Path) -> None:
     cluster = Cluster("in_process", (Machine("machine-a", target={"kind": "cuda", "arch": "sm_90"}),))
     with pytest.raises(ProfileError, match="only the CPU can be timed"):
-        profile_cluster(model, cluster, cache_folder=tmp_path)
+        ModelProfiler(model).measure(cluster, cache_folder=tmp_path)

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from tvm_split.cluster import Cluster
     from tvm_split.cluster_profiling import MachineReport, MeasuredCluster
     from tvm_split.model import Model
-    from tvm_split.planner.profile import MachineProfile
+    from tvm_split.planner.profile import ClusterProfile, MachineProfile
 
 
 def profile_on_cluster(
     model: Model, cluster: Cluster, *, database: Path | None, refresh: bool, timeout_seconds: float, json: bool
 ) -> None:
     """Measure what is not known yet, and show it all."""
-    from tvm_split.cluster_profiling import measure_cluster
+    from tvm_split.model_profiling import profile_model
 
     with step_progress("profiling") as report:
-        found = measure_cluster(
+        found = profile_model(
             model,
             cluster,
             database=database,
@@ -68,11 +68,35 @@ def _print(found: MeasuredCluster) -> None:
             bytes_text(machine.memory_free_bytes),
         )
     STDOUT.print(table)
+    _print_links(profile)
     for report in found.reports:
         for problem in report.problems:
             _line(f"{report.machine}: estimated where a kernel could not be timed: {problem}")
     if any(report.cached for report in found.reports):
         _line("what is cached is measured again with --refresh")
+
+
+def _print_links(profile: ClusterProfile) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="links")
+    for heading in ("from", "to"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("latency, ms", "MB/s"):
+        table.add_column(heading, justify="right")
+    table.add_column("origin")
+    for link in profile.links:
+        speeds = (f"{link.latency_seconds * 1e3:.2f}", f"{link.bytes_per_second / 1e6:.1f}")
+        table.add_row(Text(link.source), Text(link.destination), *speeds, link.origin)
+    STDOUT.print(table)
+    for machine in profile.machines:
+        cost = machine.streaming
+        _line(
+            f"{machine.machine}: a stream takes {cost.alone_transfer_seconds * 1e3:.2f} ms of it per tensor and makes "
+            f"computing {cost.alone_ratio:.2f} times as long; {cost.transfer_seconds * 1e3:.2f} ms and {cost.ratio:.2f} "
+            "times while the others of its host compute too"
+        )
 
 
 def _sums(machine: MachineProfile) -> tuple[float, float]:
