@@ -115,7 +115,7 @@ def check(case: Case, console: Console, rounds: int) -> dict[str, Any]:
     model = tvm_split.load_model(Chain().eval(), (x,))
     with cluster_of(case) as cluster, ExitStack() as stack, ScratchFolder("profiles") as profiles:
         with step_progress("profiling") as report:
-            profile = profile_model(model, cluster, cache_folder=profiles.path, on_progress=report)
+            profile = profile_model(model, cluster, cache_folder=profiles.path, on_progress=report).profile
         plans = [tvm_split.plan(model, cluster, profile=profile)]
         plans += [tvm_split.plan(model, cluster, split=split, profile=profile) for split in splits()]
         running = []
@@ -132,7 +132,7 @@ def check(case: Case, console: Console, rounds: int) -> dict[str, Any]:
         if case.slow_link:
             network, inputs = torch_models.published_models()["mobilenet_v2"]
             image_model = tvm_split.load_model(network(), inputs)
-            image_profile = profile_model(image_model, cluster, cache_folder=profiles.path)
+            image_profile = profile_model(image_model, cluster, cache_folder=profiles.path).profile
             mobilenet = len(tvm_split.plan(image_model, cluster, profile=image_profile).stages)
     medians = [statistics.median(found) for found in periods]
     best = min(medians[1:])

@@ -119,7 +119,96 @@ class ModelProfiler:
             steps.begin(f"compiling {self._model.name} for {machine.name}")
             self._codes[key] = target_code(self._model, machine.target, self._tuned)
 
-    def _measured_cluster(model: Model, times: Sequence[MachineTimes]) -> MeasuredCluster:
+    def _times(self, machines: Sequence[ProfiledMachine], folder: Path) -> list[MachineTimes]:
+        found = []
+        for machine in machines:
+            key = (_target_key(machine), machine.threads)
+            if key not in self._ceilings:
+                self._ceilings[key] = ceiling_code(machine.target, machine.threads)
+            others = [each for each in machines if each.host == machine.host and each is not machine]
+            companions = tuple(sorted(f"{each.name} with {each.threads} threads" for each in others))
+            cache = ProfileCache(folder, machine.identity)
+            found.append(MachineTimes(machine, self._codes[key[0]], self._ceilings[key], cache, companions))
+        return found
+
+    def _measure(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: _Steps) -> None:
+        """Time what is lacking; hosts at the same time."""
+        hosts: dict[str, list[MachineTimes]] = {}
+        for each in times:
+            hosts.setdefault(each.machine.host, []).append(each)
+        timings = [HostTiming(group, cluster, timeout_seconds, steps.begin) for group in hosts.values()]
+        wanted: dict[int, set[str]] = {}
+        for timing, group in zip(timings, hosts.values(), strict=True):
+            for each in group:
+                wanted.setdefault(id(each.code), set()).update(timing.wanted[each.machine.name])
+        to_build = {id(each.code): each.code for each in times if wanted[id(each.code)]}
+        ceilings = {id(each.ceilings): each.ceilings for each in times if each.lacks_ceilings and each.ceilings}
+        steps.total += bool(to_build or ceilings) + sum(timing.steps for timing in timings)
+        if not to_build and not ceilings:
+            return
+        steps.begin("building kernels")
+        libraries = {
+            key: self._library(key, wanted[key], partial(code.build, wanted[key])) for key, code in to_build.items()
+        }
+        ceiling_libraries = {key: self._library(key, (), code.build) for key, code in ceilings.items()}
+        if cluster.kind != "in_process":
+            cluster.endpoints()  # starts local workers, once
+            with ThreadPoolExecutor(len(timings)) as pool:
+                list(pool.map(lambda timing: timing.measure(libraries, ceiling_libraries, self._blobs), timings))
+        else:
+            for timing in timings:
+                timing.measure(libraries, ceiling_libraries, self._blobs)
+
+    def _library(self, code: int, wanted: Collection[str], build: Callable[[BlobFolder], BlobSpec]) -> BlobSpec:
+        key = (code, frozenset(wanted))
+        if key not in self._libraries:
+            self._libraries[key] = build(self._blobs)
+        return self._libraries[key]
+
+
+def model_digest(model: Model) -> str:
+    """The SHA-256 of a model's graph and shapes, without the values of its weights."""
+    content = {
+        "inputs": [asdict(each) for each in model.inputs],
+        "outputs": [asdict(each) for each in model.outputs],
+        "layers": dict(model.layers),
+        "graph": model.module.script(show_meta=False),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+class _Steps:
+    """Counts steps whose number becomes known on the way. Thread-safe."""
+
+    def __init__(self, report: Progress | None) -> None:
+        self._report = report or (lambda what, done, steps: None)
+        self._lock = threading.Lock()
+        self._begun = 0
+        self.total = 0
+
+    def begin(self, what: str) -> None:
+        with self._lock:
+            self._report(what, self._begun, max(self.total, self._begun + 1))
+            self._begun += 1
+
+    def done(self) -> None:
+        self._report("done", self.total, self.total)
+
+
+def _require_runnable(cluster: Cluster, machines: Sequence[ProfiledMachine]) -> None:
+    for machine in machines:
+        if cluster.kind == "in_process" and machine.target["kind"] != "llvm":
+            raise ProfileError(
+                f"machine {machine.name!r} has the target {dict(machine.target)}, and in one process only the CPU can "
+                "be timed; start a worker on the machine and name it in a cluster file"
+            )
+
+
+def _target_key(machine: ProfiledMachine) -> str:
+    return json.dumps(dict(machine.target), sort_keys=True)
+
+
+def _measured_cluster(model: Model, times: Sequence[MachineTimes]) -> MeasuredCluster:
     graph = layer_graph(model)
     codes = {id(each.code): each.code for each in times}
     pieces = pieces_of(graph, [call.kernel.layers for code in codes.values() for call in code.calls])

@@ -32,8 +32,8 @@ def profile_model(
 ) -> MeasuredCluster:
     """The pieces of a model on every machine, then the links for tensors of the sizes that cuts of this model have.
 
-    Arguments and errors are those of `ModelProfiler` and `probe_links`; what was measured is kept in ``cache_folder``, by
-    default in the user's cache. A ``profiler`` of this model that measured before need not compile again.
+    Arguments and errors are those of `ModelProfiler` and `probe_links`; what was measured is kept in ``cache_folder``,
+    by default in the user's cache. A ``profiler`` of this model that measured before need not compile again.
     """
     folder = None if cache_folder is None else Path(cache_folder)
     try:

@@ -14,7 +14,7 @@ def measured(tmp_path_factory):
     """A model, where its profile is kept, the profile, and what was said while it was made."""
     model, folder, steps = tvm_split.load_model(small_model()), tmp_path_factory.mktemp("kept"), []
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = profile_model(model, cluster, cache_folder=folder, on_progress=lambda *step: steps.append(step))
+    profile = profile_model(model, cluster, cache_folder=folder, on_progress=lambda *step: steps.append(step)).profile
     return model, folder, profile, steps
 
 
@@ -38,11 +38,11 @@ def test_pieces_and_links_are_measured(measured):
 
 def test_what_is_kept_is_found_again_until_it_is_refreshed(measured):
     model, folder, profile, _ = measured
-    again = profile_model(model, tvm_split.Cluster.local(workers=2), cache_folder=folder)
+    again = profile_model(model, tvm_split.Cluster.local(workers=2), cache_folder=folder).profile
     assert again.links == profile.links
     assert [each.pieces for each in again.machines] == [each.pieces for each in profile.machines]
     assert [each.measured_at for each in again.machines] == [each.measured_at for each in profile.machines]
-    anew = profile_model(model, tvm_split.Cluster.local(workers=2), cache_folder=folder, refresh=True)
+    anew = profile_model(model, tvm_split.Cluster.local(workers=2), cache_folder=folder, refresh=True).profile
     for machine, before in zip(anew.machines, profile.machines, strict=True):
         assert machine.measured_at > before.measured_at
     assert all(link.measured_at > profile.links[0].measured_at for link in anew.links)

@@ -94,8 +94,8 @@ def _print_links(profile: ClusterProfile) -> None:
         cost = machine.streaming
         _line(
             f"{machine.machine}: a stream takes {cost.alone_transfer_seconds * 1e3:.2f} ms of it per tensor and makes "
-            f"computing {cost.alone_ratio:.2f} times as long; {cost.transfer_seconds * 1e3:.2f} ms and {cost.ratio:.2f} "
-            "times while the others of its host compute too"
+            f"computing {cost.alone_ratio:.2f} times as long; {cost.transfer_seconds * 1e3:.2f} ms and "
+            f"{cost.ratio:.2f} times while the others of its host compute too"
         )
 
 
