@@ -7,6 +7,7 @@ different machines are never compared, and what is added up for a prediction is 
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,11 +40,10 @@ from tvm_split.probe_programs import ProbePrograms
 SERIES_SECONDS = 0.04
 """How long single runs, and as long a stream, of one size on a fast link; every machine's own round trip thrice."""
 FEWEST, MOST = 3, 60
-BUSY_SECONDS = (0.003, 0.015)
-"""How long stages compute for which the cost of a stream is measured."""
-FEWEST_PRODUCTS = 4
-SINGLE_RUNS, STREAMS = 8, 3
-STREAM_SECONDS, FEWEST_STREAMED, FILL = 0.15, 12, 8
+PRODUCTS = (3, 15)
+"""Of matrices, in the stages for which the cost of a stream is measured: about 3 and 15 ms on a present-day core."""
+SINGLE_RUNS, STREAMS = 6, 2
+STREAM_SECONDS, FEWEST_STREAMED, FILL = 0.12, 10, 6
 HOPELESS_SECONDS = 0.5
 """A run that takes longer is not repeated."""
 PARALLEL_PAIRS = 4
@@ -190,28 +190,27 @@ class _Probing:
         }
 
     def _probe_stream(self, names: Sequence[str]) -> StreamProbe:
-        """Streams through stages that compute for a short and for a longer time."""
-        products = dict.fromkeys(names, FEWEST_PRODUCTS)
-        tried = self._stream(names, products, 0)
-        seconds = {name: sample.compute_seconds / FEWEST_PRODUCTS for name, sample in tried.items()}
+        """Streams through stages that compute for a short and for a longer time, on all these machines at once.
+
+        Each machine has a stream of its own: what links between them do is measured elsewhere.
+        """
         samples: dict[str, list[StreamSample]] = {name: [] for name in names}
-        for wanted in BUSY_SECONDS:
-            products = {name: max(1, round(wanted / max(seconds[name], 1e-6))) for name in names}
-            for name, sample in self._stream(names, products, STREAMS).items():
-                samples[name].append(sample)
+        for products in PRODUCTS:
+            with contextlib.ExitStack() as stack:
+                opened = [self._computing(stack, name, products) for name in names]
+                with ThreadPoolExecutor(len(names), thread_name_prefix="probe") as threads:
+                    periods = list(threads.map(lambda pair: _period(*pair), opened))
+            for name, (_, seconds), period in zip(names, opened, periods, strict=True):
+                samples[name].append(StreamSample(seconds, period))
         return StreamProbe(time.time(), {name: tuple(found) for name, found in samples.items()})
 
-    def _stream(self, names: Sequence[str], products: Mapping[str, int], streams: int) -> dict[str, StreamSample]:
-        program = self._programs.busy_chain(names, products)
-        inputs = [np.zeros(program.inputs[0].shape, np.float32)]
-        with self._opened(program) as pipeline:
-            for _ in range(SINGLE_RUNS):
-                pipeline.run(inputs)
-            computing = {stage.machine: stage.median_compute_seconds for stage in pipeline.statistics()}
-            count = FILL + max(FEWEST_STREAMED, int(STREAM_SECONDS / max(*computing.values(), 1e-6)))
-            periods = [_period(pipeline, inputs, count) for _ in range(streams)]
-        period = statistics.median(periods) if periods else 0.0
-        return {name: StreamSample(seconds, period) for name, seconds in computing.items()}
+    def _computing(self, stack: contextlib.ExitStack, name: str, products: int) -> tuple[Pipeline, float]:
+        """A stage that computes, and how long it does for a micro-batch alone."""
+        pipeline = stack.enter_context(self._opened(self._programs.busy(name, products)))
+        for _ in range(SINGLE_RUNS):
+            pipeline.run(_busy_inputs(pipeline))
+        (stage,) = pipeline.statistics()
+        return pipeline, stage.median_compute_seconds
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)
@@ -334,10 +333,18 @@ def _measure(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: f
     )
 
 
-def _period(pipeline: Pipeline, inputs: Sequence[np.ndarray], count: int) -> float:
-    """Seconds from one result to the next, once the pipeline is full."""
-    arrivals = [time.perf_counter() for _ in pipeline.stream([inputs] * count)]
-    return (arrivals[-1] - arrivals[FILL - 1]) / (count - FILL)
+def _busy_inputs(pipeline: Pipeline) -> list[np.ndarray]:
+    return [np.zeros(tensor.shape, tensor.dtype) for tensor in pipeline.program.inputs]
+
+
+def _period(pipeline: Pipeline, seconds: float) -> float:
+    """The median over some streams of the seconds from one result to the next, once the pipeline is full."""
+    count = FILL + max(FEWEST_STREAMED, int(STREAM_SECONDS / max(seconds, 1e-6)))
+    found = []
+    for _ in range(STREAMS):
+        arrivals = [time.perf_counter() for _ in pipeline.stream([_busy_inputs(pipeline)] * count)]
+        found.append((arrivals[-1] - arrivals[FILL - 1]) / (count - FILL))
+    return statistics.median(found)
 
 
 def _times(series_seconds: float, seconds: float) -> int:

@@ -69,11 +69,11 @@ def _joined(profile: ClusterProfile, probe: LinkProbe) -> ClusterProfile:
 
 
 def _streaming(cost: TransferCost) -> StreamingCost:
-    """The probe's stages take one tensor in and send one out."""
+    """The probe's stages take one tensor in and send one out. Company never helps: what says so is noise."""
     return StreamingCost(
-        transfer_seconds=cost.together.seconds / 2,
+        transfer_seconds=max(cost.together.seconds, cost.alone.seconds) / 2,
         transfer_seconds_per_byte=cost.seconds_per_byte,
-        ratio=cost.together.ratio,
+        ratio=max(cost.together.ratio, cost.alone.ratio),
         alone_transfer_seconds=cost.alone.seconds / 2,
         alone_ratio=cost.alone.ratio,
     )

@@ -36,6 +36,7 @@ from tvm_split.planner.problem import Objective, Problem, Solution
 from tvm_split.planner.profile import ClusterProfile, LinkProfile
 from tvm_split.planner.replanning import DEFAULT_THRESHOLD, Measured, Replanned, calibrated, corrections_of, replan
 from tvm_split.planner.search import solve
+from tvm_split.planner.thrift import spared
 from tvm_split.targets import resolve_targets
 
 Progress = Callable[[str, int, int], None]
@@ -173,7 +174,8 @@ def ask(
 
 
 def answer(model: Model, cluster: Cluster, question: Question, solution: Solution) -> Plan:
-    """The solution as a plan, with its prediction."""
+    """The solution as a plan, with its prediction; machines that hardly gain anything are left out."""
+    solution = spared(question.problem, solution)
     chosen = with_turns(solution.stages)
     given = None if chosen == solution.stages else chosen
     prediction = predict(question.problem, question.profile, solution, given)

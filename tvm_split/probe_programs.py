@@ -53,24 +53,12 @@ class ProbePrograms:
         )
         return Program((tensors[0],), (tensors[-1],), stages)
 
-    def busy_chain(self, machines: Sequence[str], products: Mapping[str, int]) -> Program:
-        """Small tensors, and on every machine so many matrix products one after the other."""
-        tensors = [TensorSpec(f"tensor {place}", BUSY_INPUT, "float32") for place in range(len(machines) + 1)]
-        stages = tuple(
-            StageSpec(
-                index=place,
-                name=f"compute {place}",
-                machine=machine,
-                layers=(),
-                device="cpu",
-                library=self._busy_library(self._architectures[machine], products[machine]),
-                weights=(),
-                inputs=(tensors[place],),
-                outputs=(tensors[place + 1],),
-            )
-            for place, machine in enumerate(machines)
-        )
-        return Program((tensors[0],), (tensors[-1],), stages)
+    def busy(self, machine: str, products: int) -> Program:
+        """A small tensor in and out, and in between so many matrix products one after the other."""
+        row, result = (TensorSpec(name, BUSY_INPUT, "float32") for name in ("row", "result"))
+        library = self._busy_library(self._architectures[machine], products)
+        stage = StageSpec(0, "compute", machine, (), "cpu", library, (), (row,), (result,))
+        return Program((row,), (result,), (stage,))
 
     def _busy_library(self, architecture: str, products: int) -> BlobSpec:
         key = (architecture, products)

@@ -19,7 +19,7 @@ from rpc_runtime.program import CLIENT
 from tests.relay import Relay
 from tvm_split.cluster import Cluster
 from tvm_split.errors import ProfileError
-from tvm_split.link_probing import LinkProbe, _rounds, has_spare_cores, probe_links
+from tvm_split.link_probing import NO_COST, LinkProbe, _rounds, has_spare_cores, probe_links
 from tvm_split.machine import Link, Machine
 from tvm_split.planner.profile import LinkProfile
 
@@ -56,10 +56,15 @@ def test_every_link_of_a_local_cluster_is_measured() -> None:
         assert link.origin == "measured"
         assert 0 < link.bytes_per_second < math.inf
         assert 0 <= link.latency_seconds < 1
-    assert set(found.transfer_costs) == {CLIENT, "machine-a", "machine-b"}
-    assert all(cost.seconds > 0 for cost in found.transfer_costs.values())
-    assert [done for _, done, _ in seen] == [0, 1, 2, 3, 4]
-    assert seen[2] == ("links machine-a to machine-b", 2, 4)
+    assert set(found.transfer_costs) == {"machine-a", "machine-b"}
+    for cost in found.transfer_costs.values():
+        assert cost.seconds_per_byte >= 0
+        for stream in (cost.alone, cost.together):
+            assert 0 <= stream.seconds < 1
+            assert 1 <= stream.ratio < math.inf
+    assert [done for _, done, _ in seen] == [0, 1, 2, 3, 4, 5]
+    assert seen[2] == ("links machine-a to machine-b", 2, 5)
+    assert seen[4] == ("streams through machine-a, machine-b", 4, 5)
 
 
 def test_a_slow_link_is_measured_in_its_direction(workers: LocalWorkers) -> None:
@@ -68,7 +73,7 @@ def test_a_slow_link_is_measured_in_its_direction(workers: LocalWorkers) -> None
         links = by_ends(probe(cluster(workers, Link(A, B, address=relay.address))))
     slow = links[A, B]
     assert slow.bytes_per_second == pytest.approx(50e6 / 8, rel=0.25)
-    assert slow.latency_seconds == pytest.approx(0.01, rel=0.5)  # the runtime's own share is in it
+    assert 0.009 < slow.latency_seconds < 0.03  # the runtime's own share is in it
     for ends in ((B, A), (CLIENT, A), (CLIENT, B), (A, CLIENT), (B, CLIENT)):
         assert links[ends].bytes_per_second > 2 * slow.bytes_per_second
 
@@ -81,7 +86,7 @@ def test_what_is_given_is_believed_and_what_is_closed_left_out(workers: LocalWor
     assert (links[CLIENT, A].bytes_per_second, links[CLIENT, A].origin) == (2e6, "given")
     assert links[CLIENT, B].origin == "measured"
     assert (B, A) not in links
-    assert set(found.transfer_costs) == {CLIENT, A, B}
+    assert set(found.transfer_costs) == {A, B}
 
 
 def test_a_pair_that_cannot_reach_each_other_is_named(workers: LocalWorkers) -> None:
@@ -96,7 +101,7 @@ def test_a_pair_that_cannot_reach_each_other_is_named(workers: LocalWorkers) -> 
 def test_what_was_measured_is_found_again(workers: LocalWorkers, tmp_path: Path) -> None:
     folder = tmp_path / "links"
     first = probe(cluster(workers), cache_folder=folder)
-    assert len(list(folder.iterdir())) == 4
+    assert len(list(folder.iterdir())) == 7  # two machines, two links, streams through each and through both
     assert probe(cluster(workers), cache_folder=folder) == first
     with_another_address = cluster(workers, Link(A, B, address=workers.endpoints[B].address))
     changed = by_ends(probe(with_another_address, cache_folder=folder))
@@ -122,7 +127,7 @@ def test_stages_in_one_process_hand_their_tensors_over() -> None:
     found = probe(Cluster.in_process(machines=2))
     assert set(by_ends(found)) == set(permutations([CLIENT, "machine-a", "machine-b"], 2))
     assert {link.bytes_per_second for link in found.links} == {1e12}
-    assert {(cost.seconds, cost.seconds_per_byte) for cost in found.transfer_costs.values()} == {(0.0, 0.0)}
+    assert set(found.transfer_costs.values()) == {NO_COST}
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=8))

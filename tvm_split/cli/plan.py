@@ -85,7 +85,7 @@ def plan(
         plan_problem(problem, json, time_limit)
         return
     if model is None:
-        raise WrongUseError("give a model, or a problem file with --problem", "MODEL")
+        raise WrongUseError("Missing argument: give a model, or a problem file with --problem", "MODEL")
     if write_annotations is not None:
         require_onnx(model, "--write-annotations")
     if picture is not None and picture.suffix.lower() != ".svg":

@@ -11,7 +11,7 @@ from tvm_split.planner.layer_graph import LayerGraph, Value
 from tvm_split.planner.model_problem import Constraints, model_problem
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.problem import Objective, Problem
-from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime
+from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
 
 A, B, C = "machine-a", "machine-b", "machine-c"
 
@@ -56,8 +56,7 @@ def chain_profile(
                 memory_free_bytes=math.inf,
                 operations_per_second=1e9,
                 bytes_per_second=1e9,
-                transfer_seconds=0.0,
-                transfer_seconds_per_byte=0.0,
+                streaming=StreamingCost(),
                 pieces={
                     name: PieceTime(each, each * contention, "measured")
                     for name, each in zip(names, times, strict=True)

@@ -15,7 +15,7 @@ from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.model_problem import BUFFERS, corrected, planned_stages, solved_stages, with_turns
 from tvm_split.planner.plan import PlannedStage
 from tvm_split.planner.problem import Pin, SolvedStage
-from tvm_split.planner.profile import ModelPiece
+from tvm_split.planner.profile import ModelPiece, StreamingCost
 
 TWO = {A: [0.001, 0.002, 0.003], B: [0.002, 0.004, 0.006]}
 
@@ -34,14 +34,26 @@ def test_numbers_are_taken_over():
     assert problem.buffers == BUFFERS
 
 
-def test_machines_of_one_host_share_its_memory_and_slow_each_other_down():
+def with_streaming(profile, streaming):
+    machines = tuple(dataclasses.replace(each, memory_free_bytes=1e9, streaming=streaming) for each in profile.machines)
+    return dataclasses.replace(profile, machines=machines)
+
+
+def test_machines_of_one_host_slow_each_other_down():
     profile = chain_profile(TWO, contention=1.25, hostname="box")
-    profile = dataclasses.replace(
-        profile, machines=tuple(dataclasses.replace(each, memory_free_bytes=1e9) for each in profile.machines)
-    )
-    for machine in chain_problem(profile).machines:
-        assert machine.memory_bytes == 5e8
+    for machine in chain_problem(with_streaming(profile, StreamingCost())).machines:
+        assert machine.memory_bytes == 1e9
         assert machine.contention == pytest.approx(1.25)
+
+
+def test_streams_take_from_computing_alone_and_in_company():
+    streaming = StreamingCost(0.003, 1e-9, 1.2, alone_transfer_seconds=0.001, alone_ratio=1.1)
+    for contention, expected in ((1.05, 1.2), (1.25, 1.25 * 1.1)):
+        problem = chain_problem(with_streaming(chain_profile(TWO, contention=contention), streaming))
+        machine = problem.machines[0]
+        assert machine.contention == pytest.approx(expected)
+        assert (machine.transfer_seconds, machine.transfer_seconds_per_byte) == (0.003, 1e-9)
+        assert (machine.alone_contention, machine.alone_transfer_seconds) == (1.1, 0.001)
 
 
 def test_company_never_makes_faster():

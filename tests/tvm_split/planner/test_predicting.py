@@ -14,7 +14,7 @@ from tvm_split.planner.baselines import ONE_MACHINE
 from tvm_split.planner.predicting import compared_baselines, oldest_measurement, predict
 from tvm_split.planner.prediction import Corrections
 from tvm_split.planner.problem import SolvedStage
-from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, PieceTime
+from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
 from tvm_split.planner.search import evaluate, solve
 
 FAST = {"bytes_per_second": 1e9, "latency_seconds": 1e-4}
@@ -164,7 +164,8 @@ def test_loads_are_those_of_the_search(seed, pieces, machines):
 def _profile_of(problem):
     machines = tuple(
         MachineProfile(
-            each.name, {}, 1, each.name, math.inf, 1.0, 1.0, each.transfer_seconds, each.transfer_seconds_per_byte,
+            each.name, {}, 1, each.name, math.inf, 1.0, 1.0,
+            StreamingCost(each.transfer_seconds, each.transfer_seconds_per_byte),
             {piece.name: PieceTime(piece.seconds[each.name], piece.seconds[each.name], "measured")
              for piece in problem.pieces},
             1.0,

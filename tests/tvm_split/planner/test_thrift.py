@@ -1,0 +1,45 @@
+"""Machines that hardly gain anything are left out; those that gain are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tvm_split.planner.profiles import chain_problem, chain_profile
+from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.thrift import MARGIN, spared
+
+A, B = "machine-a", "machine-b"
+
+
+def test_a_gain_that_no_measurement_shows_is_spared():
+    problem = chain_problem(chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]}))
+    best = solve(problem)
+    assert sum(len(stage.machines) for stage in best.stages) == 2
+    found = spared(problem, best)
+    assert len(found.stages) == 1
+    assert found.evaluation == evaluate(problem, found.stages)
+    assert found.lower_bound_seconds == best.lower_bound_seconds
+    assert found.gap == pytest.approx(1 - best.lower_bound_seconds / found.evaluation.period_seconds)
+    assert 0 < found.gap < MARGIN
+    assert "2 machines" in found.why_no_more_machines
+    assert best.stages in [each.stages for each in found.alternatives]
+
+
+def test_a_gain_is_kept():
+    problem = chain_problem(chain_profile({A: [0.1, 0.01], B: [0.1, 0.01]}))
+    best = solve(problem)
+    assert spared(problem, best) is best
+
+
+def test_stages_that_were_asked_for_are_kept():
+    problem = chain_problem(chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]}), stages=2)
+    best = solve(problem)
+    assert spared(problem, best) is best
+
+
+def test_demands_are_kept():
+    profile = chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]})
+    free = solve(chain_problem(profile)).evaluation.period_seconds
+    problem = chain_problem(profile, maximum_period_seconds=free)
+    best = solve(problem)
+    assert spared(problem, best) is best

@@ -1,0 +1,63 @@
+"""Machines that a plan can do without: a gain that no measurement could show is no reason to use one more."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tvm_split.planner.demands import keeps_demands
+from tvm_split.planner.problem import Alternative, Evaluation, Problem, Solution, SolvedStage
+from tvm_split.planner.search import evaluate
+
+MARGIN = 0.02
+"""About what two measurements of the same thing differ by on a quiet machine."""
+
+
+def spared(problem: Problem, solution: Solution, margin: float = MARGIN) -> Solution:
+    """The plan of fewest machines among those that lost by at most ``margin``; the solution itself if there is none.
+
+    Where so many stages were asked for, nothing is spared.
+    """
+    if problem.stages is not None:
+        return solution
+    limit = _value(problem, solution.evaluation) * (1 + margin)
+    fewer = [
+        each
+        for each in solution.alternatives
+        if _machines(each.stages) < _machines(solution.stages)
+        and _value(problem, each) <= limit
+        and keeps_demands(problem, each.stages, evaluate(problem, each.stages))
+    ]
+    if not fewer:
+        return solution
+    chosen = min(fewer, key=lambda each: (_machines(each.stages), _value(problem, each)))
+    evaluation = evaluate(problem, chosen.stages)
+    value = _value(problem, evaluation)
+    lost = value / _value(problem, solution.evaluation) - 1
+    return dataclasses.replace(
+        solution,
+        stages=chosen.stages,
+        evaluation=evaluation,
+        gap=max(0.0, 1 - solution.lower_bound_seconds / value) if value > 0 else 0.0,
+        method=f"{solution.method}; spared: {_machines(solution.stages)} machines instead of "
+        f"{_machines(chosen.stages)} would gain {lost:.1%}, which measurements cannot tell",
+        why_no_more_machines=f"{_machines(solution.stages)} machines would gain {lost:.1%}, not more than the "
+        f"{margin:.0%} that measurements differ by",
+        alternatives=(
+            _as_alternative(solution, "the plan on more machines", lost),
+            *(each for each in solution.alternatives if each is not chosen),
+        ),
+    )
+
+
+def _as_alternative(solution: Solution, name: str, gain: float) -> Alternative:
+    evaluation = solution.evaluation
+    why = f"gains {gain:.1%} with {_machines(solution.stages)} machines"
+    return Alternative(name, solution.stages, evaluation.period_seconds, evaluation.latency_seconds, why)
+
+
+def _machines(stages: tuple[SolvedStage, ...]) -> int:
+    return sum(len(stage.machines) for stage in stages)
+
+
+def _value(problem: Problem, plan: Evaluation | Alternative) -> float:
+    return plan.period_seconds if problem.objective == "throughput" else plan.latency_seconds
