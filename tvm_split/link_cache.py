@@ -24,7 +24,7 @@ from tvm_split.cache_folder import cache_folder
 from tvm_split.cluster import Cluster
 from tvm_split.link_samples import LinkSample, StreamSample
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from tvm_split.link_samples import (
     fitted_line,
     probe_sizes,
     stream_cost,
+    waking_seconds,
     worthwhile_size,
 )
 from tvm_split.planner.profile import LinkProfile
@@ -166,11 +167,17 @@ class _Probing:
             with ThreadPoolExecutor(len(together), thread_name_prefix="probe") as threads:
                 measured.update(zip(together, threads.map(probe, together), strict=True))
         costs = dict.fromkeys(names, NO_COST)
+        waking = dict.fromkeys(names, 0.0)
         for place, host in enumerate(hosts):
             self._on_progress(f"streams through {', '.join(host)}", len(machines) + len(measured) + place, steps)
-            costs.update(self._costs(host, machines))
+            alone = {name: self._cache.stream((name,), self._probe_stream).samples[name] for name in host}
+            company = self._cache.stream(host, self._probe_stream).samples if len(host) > 1 else alone
+            for name in host:
+                per_byte = machines[name].seconds_per_byte
+                costs[name] = TransferCost(per_byte, stream_cost(alone[name]), stream_cost(company[name]))
+                waking[name] = waking_seconds(alone[name], machines[name].round_trip_seconds)
         self._on_progress("done", steps, steps)
-        return LinkProbe(tuple(self._links(machines, measured)), costs)
+        return LinkProbe(tuple(self._links(machines, measured, waking)), costs)
 
     def _busy_hosts(self) -> list[tuple[str, ...]]:
         """The machines of every host on which transfers find no core that computes nothing."""
@@ -179,15 +186,6 @@ class _Probing:
             if not has_spare_cores(name, self._workers):
                 found.setdefault(worker.hostname, []).append(name)
         return [tuple(names) for names in found.values()]
-
-    def _costs(self, host: tuple[str, ...], machines: Mapping[str, MachineProbe]) -> dict[str, TransferCost]:
-        measure = self._cache.stream
-        alone = {name: measure((name,), self._probe_stream).samples[name] for name in host}
-        together = measure(host, self._probe_stream).samples if len(host) > 1 else alone
-        return {
-            name: TransferCost(machines[name].seconds_per_byte, stream_cost(alone[name]), stream_cost(together[name]))
-            for name in host
-        }
 
     def _probe_stream(self, names: Sequence[str]) -> StreamProbe:
         """Streams through stages that compute for a short and for a longer time, on all these machines at once.
@@ -199,18 +197,21 @@ class _Probing:
             with contextlib.ExitStack() as stack:
                 opened = [self._computing(stack, name, products) for name in names]
                 with ThreadPoolExecutor(len(names), thread_name_prefix="probe") as threads:
-                    periods = list(threads.map(lambda pair: _period(*pair), opened))
-            for name, (_, seconds), period in zip(names, opened, periods, strict=True):
-                samples[name].append(StreamSample(seconds, period))
+                    periods = list(threads.map(lambda each: _period(each[0], each[1]), opened))
+            for name, (_, compute, single), period in zip(names, opened, periods, strict=True):
+                samples[name].append(StreamSample(compute, single, period))
         return StreamProbe(time.time(), {name: tuple(found) for name, found in samples.items()})
 
-    def _computing(self, stack: contextlib.ExitStack, name: str, products: int) -> tuple[Pipeline, float]:
-        """A stage that computes, and how long it does for a micro-batch alone."""
+    def _computing(self, stack: contextlib.ExitStack, name: str, products: int) -> tuple[Pipeline, float, float]:
+        """A stage that computes, how long it does for a micro-batch alone, and how long such a run takes in all."""
         pipeline = stack.enter_context(self._opened(self._programs.busy(name, products)))
+        inputs, runs = _busy_inputs(pipeline), []
         for _ in range(SINGLE_RUNS):
-            pipeline.run(_busy_inputs(pipeline))
+            start = time.perf_counter()
+            pipeline.run(inputs)
+            runs.append(time.perf_counter() - start)
         (stage,) = pipeline.statistics()
-        return pipeline, stage.median_compute_seconds
+        return pipeline, stage.median_compute_seconds, statistics.median(runs)
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)
@@ -282,7 +283,10 @@ class _Probing:
         )
 
     def _links(
-        self, machines: Mapping[str, MachineProbe], pairs: Mapping[tuple[str, str], PairProbe]
+        self,
+        machines: Mapping[str, MachineProbe],
+        pairs: Mapping[tuple[str, str], PairProbe],
+        waking: Mapping[str, float],
     ) -> Iterator[LinkProfile]:
         ends = (CLIENT, *self._cluster.machine_names)
         for source, destination in ((a, b) for a in ends for b in ends if a != b):
@@ -300,7 +304,10 @@ class _Probing:
             else:
                 samples, measured_at = pairs[source, destination].samples, pairs[source, destination].measured_at
             line = fitted_line(samples)
-            yield LinkProfile(source, destination, line.bytes_per_second, line.latency_seconds, "measured", measured_at)
+            latency = line.latency_seconds + statistics.fmean(
+                waking[end] for end in (source, destination) if end in waking
+            )
+            yield LinkProfile(source, destination, line.bytes_per_second, latency, "measured", measured_at)
 
 
 def _measure(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: float) -> _Passage:

@@ -33,9 +33,14 @@ class LinkSample:
 
 @dataclass(frozen=True)
 class StreamSample:
-    """A stage that computes for ``compute_seconds`` when it is alone, and the period of a stream through it."""
+    """A stage that computes for ``compute_seconds`` when it is alone.
+
+    ``single_seconds`` is what a single micro-batch takes to it, through it and back, ``period_seconds`` the time from
+    one result to the next in a stream through it.
+    """
 
     compute_seconds: float
+    single_seconds: float
     period_seconds: float
 
 
@@ -104,6 +109,12 @@ def stream_cost(samples: Sequence[StreamSample]) -> StreamCost:
     ratio = (long.period_seconds - short.period_seconds) / difference if difference > 0 else 1.0
     ratio = max(1.0, ratio)
     return StreamCost(max(0.0, short.period_seconds - ratio * short.compute_seconds), ratio)
+
+
+def waking_seconds(samples: Sequence[StreamSample], round_trip_seconds: float) -> float:
+    """What a hop takes longer than without computing in between: cores and threads have gone to sleep meanwhile."""
+    longest = max(samples, key=_compute)
+    return max(0.0, longest.single_seconds - longest.compute_seconds - round_trip_seconds) / 2
 
 
 def _compute(sample: StreamSample) -> float:

@@ -9,8 +9,12 @@ from tvm_split.link_samples import (
     LEAST_LARGEST_BYTES,
     WORTHWHILE_SECONDS,
     LinkSample,
+    StreamCost,
+    StreamSample,
     fitted_line,
     probe_sizes,
+    stream_cost,
+    waking_seconds,
     worthwhile_size,
 )
 
@@ -65,3 +69,17 @@ def test_slow_links_are_probed_with_little(bytes_per_second: float, latency: flo
     else:
         assert size > 1 << 16
         assert latency + size / bytes_per_second < WORTHWHILE_SECONDS * 1.01
+
+
+def test_a_stream_costs_so_much_per_micro_batch_and_so_much_of_computing():
+    samples = [StreamSample(0.003, 0.004, 0.0043), StreamSample(0.015, 0.017, 0.0175)]
+    found = stream_cost(samples)
+    assert found.ratio == pytest.approx(1.1)
+    assert found.seconds == pytest.approx(0.001)
+    assert stream_cost([StreamSample(0.003, 0.003, 0.003), StreamSample(0.015, 0.015, 0.012)]) == StreamCost(0.0, 1.0)
+
+
+def test_waking_is_what_a_run_takes_beyond_computing_and_a_round_trip():
+    samples = [StreamSample(0.003, 0.004, 0.0043), StreamSample(0.015, 0.017, 0.0175)]
+    assert waking_seconds(samples, 0.0006) == pytest.approx(0.0007)
+    assert waking_seconds(samples, 0.01) == 0.0
