@@ -29,6 +29,8 @@ from rpc_runtime.thread_pool import ComputingThread
 
 ALIGNMENT_BYTES = 256
 PATTERN_VALUES = 1 << 18
+WINDOW_SECONDS = 0.05
+"""Longer than the time slices in which a system shares a core."""
 SAMPLES = 1001
 """Times kept per kernel for the median."""
 DEVICE_CACHE_BYTES = 64 << 20
@@ -120,7 +122,7 @@ class KernelTimer:
         found = {name: tuple(each) for name, each in samples.items() if each and name not in errors}
         medians = {name: statistics.median(each) for name, each in found.items()}
         rounds = [sum(each) for each in zip(*found.values(), strict=False)]  # the limit may have cut the last one
-        longer = max(1.0, statistics.median(rounds) / sum(medians.values())) if rounds else 1.0
+        longer = max(1.0, _window_median(rounds) / sum(medians.values())) if rounds else 1.0
         late = "the time limit came before it was timed"
         return tuple(
             KernelTime(name, medians[name] * longer, min(found[name]), len(found[name]))
@@ -153,6 +155,18 @@ class KernelTimer:
     def _filled(self, size_bytes: int, dtype: str) -> Tensor:
         tensor = tvm.runtime.from_dlpack(_harmless(size_bytes, dtype))
         return tensor if self._on_cpu else tensor.copyto(self._device)
+
+
+def _window_median(rounds: Sequence[float]) -> float:
+    """Seconds of a round, the median over windows of so many rounds that all that shares the core had its turn."""
+    windows: list[float] = []
+    together, count = 0.0, 0
+    for seconds in rounds:
+        together, count = together + seconds, count + 1
+        if together >= WINDOW_SECONDS:
+            windows.append(together / count)
+            together, count = 0.0, 0
+    return statistics.median(windows) if windows else statistics.fmean(rounds)
 
 
 class _Ring:
