@@ -38,7 +38,7 @@ def test_answers_are_those_of_the_source(
     name: str, workers: int, split: dict[str, list[str]] | None, three_workers: tvm_split.Cluster
 ) -> None:
     model = load(name)
-    planned = tvm_split.plan(model, three_workers, split=split, stages=workers)
+    planned = tvm_split.plan(model, three_workers, split=split, stages=workers, measure=False)
     generator = np.random.default_rng(7)
     batches = [
         tuple(generator.standard_normal(each.shape).astype(each.dtype) for each in model.inputs) for _ in range(3)
@@ -55,7 +55,9 @@ def test_answers_are_those_of_the_source(
 @pytest.mark.parametrize("name", sorted(torch_models.small_models()))
 def test_small_relatives_of_known_networks(name: str, three_workers: tvm_split.Cluster) -> None:
     module, inputs = torch_models.small_models()[name]
-    with tvm_split.compile_and_deploy(module, inputs, three_workers) as deployment:
+    model = tvm_split.load_model(module, inputs)
+    bundle = tvm_split.compile(model, tvm_split.plan(model, three_workers, stages=3, measure=False))
+    with tvm_split.deploy(bundle, three_workers) as deployment:
         assert len(deployment.stages) == 3
         outputs = deployment.run(*inputs)
     with torch.no_grad():

@@ -36,7 +36,7 @@ def test_a_written_plan_is_what_was_shown(invoke_json, onnx_path, tmp_path):
 
 
 def test_a_picture(invoke, onnx_path, tmp_path):
-    invoke("plan", onnx_path, "--stages", "2", "--picture", tmp_path / "plan.svg")
+    invoke("plan", onnx_path, "--stages", "2", "--estimate", "--picture", tmp_path / "plan.svg")
     assert "conv_1" in (tmp_path / "plan.svg").read_text()
     assert ".svg" in invoke("plan", onnx_path, "--picture", tmp_path / "plan.png", code=2).stderr
 
