@@ -10,21 +10,24 @@ from tvm_split.planner.search import evaluate
 
 MARGIN = 0.02
 """About what two measurements of the same thing differ by on a quiet machine."""
+SLOW_MARGIN = 0.15
+"""A throughput that rises by less is not worth answers that come `MUCH_LATER` times as late."""
+MUCH_LATER = 2.0
 
 
-def spared(problem: Problem, solution: Solution, margin: float = MARGIN) -> Solution:
-    """The plan of fewest machines among those that lost by at most ``margin``; the solution itself if there is none.
+def spared(problem: Problem, solution: Solution) -> Solution:
+    """The plan of fewest machines among those that lost by hardly anything; the solution itself if there is none.
 
-    Where so many stages were asked for, nothing is spared.
+    That is by `MARGIN`, or by `SLOW_MARGIN` if the solution's latency is `MUCH_LATER` times the other's, as over a link
+    of high latency. Where so many stages were asked for, nothing is spared.
     """
     if problem.stages is not None:
         return solution
-    limit = _value(problem, solution.evaluation) * (1 + margin)
     fewer = [
         each
         for each in solution.alternatives
         if _machines(each.stages) < _machines(solution.stages)
-        and _value(problem, each) <= limit
+        and _value(problem, each) <= _value(problem, solution.evaluation) * (1 + _margin(problem, solution, each))
         and keeps_demands(problem, each.stages, evaluate(problem, each.stages))
     ]
     if not fewer:
@@ -38,15 +41,19 @@ def spared(problem: Problem, solution: Solution, margin: float = MARGIN) -> Solu
         stages=chosen.stages,
         evaluation=evaluation,
         gap=max(0.0, 1 - solution.lower_bound_seconds / value) if value > 0 else 0.0,
-        method=f"{solution.method}; spared: {_machines(solution.stages)} machines instead of "
-        f"{_machines(chosen.stages)} would gain {lost:.1%}, which measurements cannot tell",
-        why_no_more_machines=f"{_machines(solution.stages)} machines would gain {lost:.1%}, not more than the "
-        f"{margin:.0%} that measurements differ by",
+        method=f"{solution.method}; machines were spared",
+        why_no_more_machines=f"{_machines(solution.stages)} machines would gain {lost:.1%} and have a latency of "
+        f"{solution.evaluation.latency_seconds * 1e3:.3g} ms instead of {evaluation.latency_seconds * 1e3:.3g} ms",
         alternatives=(
             _as_alternative(solution, "the plan on more machines", lost),
             *(each for each in solution.alternatives if each is not chosen),
         ),
     )
+
+
+def _margin(problem: Problem, solution: Solution, other: Alternative) -> float:
+    later = solution.evaluation.latency_seconds >= MUCH_LATER * other.latency_seconds
+    return SLOW_MARGIN if later and problem.objective == "throughput" else MARGIN
 
 
 def _as_alternative(solution: Solution, name: str, gain: float) -> Alternative:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from rpc_runtime.program import CLIENT
 from tests.tvm_split.planner.profiles import chain_problem, chain_profile
 from tvm_split.planner.search import evaluate, solve
 from tvm_split.planner.thrift import MARGIN, spared
@@ -29,6 +32,19 @@ def test_a_gain_is_kept():
     problem = chain_problem(chain_profile({A: [0.1, 0.01], B: [0.1, 0.01]}))
     best = solve(problem)
     assert spared(problem, best) is best
+
+
+def test_a_small_gain_is_not_worth_a_much_larger_latency():
+    times = {A: [0.01, 0.001], B: [0.01, 0.001]}
+    near, far = (chain_problem(chain_profile(times, latency_seconds=latency)) for latency in (1e-5, 0.02))
+    assert len(spared(near, solve(near)).stages) == 2
+    far = dataclasses.replace(far, links=tuple(
+        dataclasses.replace(link, latency_seconds=1e-5 if CLIENT in (link.source, link.destination) else 0.02)
+        for link in far.links
+    ))  # fmt: skip
+    found = spared(far, solve(far))
+    assert len(found.stages) == 1
+    assert "latency" in found.why_no_more_machines
 
 
 def test_stages_that_were_asked_for_are_kept():
