@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 from tvm_split.cluster import Cluster
-from tvm_split.cluster_profiling import DEFAULT_TIMEOUT_SECONDS, MeasuredCluster, ModelProfiler
+from tvm_split.cluster_profiling import DEFAULT_TIMEOUT_SECONDS, MeasuredCluster, ModelProfiler, Progress
 from tvm_split.link_cache import default_folder
 from tvm_split.link_probing import LinkProbe, TransferCost, probe_links
 from tvm_split.model import Model
 from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.profile import ClusterProfile, StreamingCost
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the steps done and all steps."""
 
 
 def profile_model(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import get_args
 
 from rpc_runtime.program import CLIENT
 from tvm_split.cluster import Cluster
+from tvm_split.cluster_profiling import Progress
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.model_profiling import profile_model
@@ -35,13 +36,10 @@ from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import Objective, Problem, Solution
 from tvm_split.planner.profile import ClusterProfile, LinkProfile
 from tvm_split.planner.replanning import DEFAULT_THRESHOLD, Measured, Replanned, calibrated, corrections_of, replan
-from tvm_split.planner.search import solve
+from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
 from tvm_split.planner.thrift import spared
 from tvm_split.targets import resolve_targets
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the steps done and all steps."""
-TIME_LIMIT_SECONDS = 10.0
 Names = Mapping[str, str | Sequence[str]]
 
 
@@ -62,7 +60,7 @@ def plan(
     measure: bool = True,
     refresh: bool = False,
     database: str | Path | None = None,
-    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+    time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS,
     on_progress: Progress | None = None,
 ) -> Plan:
     """Decide which layers run on which machine.
@@ -212,7 +210,7 @@ def plan_again(
     current: Plan,
     measured: Measured,
     threshold: float = DEFAULT_THRESHOLD,
-    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+    time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS,
 ) -> tuple[Plan, Replanned]:
     """Improve a plan that has run: the profile is corrected by what was measured of it, and searched again.
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tvm_split.cli.console import short_list
+from tvm_split.planner.problem import objective_seconds
 from tvm_split.units import bytes_text
 
 if TYPE_CHECKING:
@@ -77,9 +78,7 @@ def print_sizes(sizes: Sequence[SizedPlan], console: Console) -> None:
 
 def ratio_to_plan(other: ComparedPlan, prediction: Prediction, objective: str) -> float:
     """How many times as good as the plan another one is, by the objective; below 1 is worse."""
-    if objective == "latency":
-        return prediction.latency_seconds / other.latency_seconds
-    return prediction.period_seconds / other.period_seconds
+    return objective_seconds(objective, prediction) / objective_seconds(objective, other)
 
 
 def predicted_lines(prediction: Prediction, objective: str) -> list[str]:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tvm_split.planner.plan import Plan
     from tvm_split.planning import Question
 
-DEFAULT_TIME_LIMIT_SECONDS = 10.0
-
 
 @dataclass(frozen=True)
 class Searching:
@@ -78,6 +76,8 @@ class Searching:
 
     @property
     def _limit(self) -> float:
+        from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS
+
         return self.time_limit_seconds or DEFAULT_TIME_LIMIT_SECONDS
 
     def _ask(self, model: Model, report: Callable[[str, int, int], None]) -> Question:

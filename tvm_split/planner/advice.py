@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tvm_split.planner.baselines import ONE_MACHINE
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.prediction import ComparedPlan, Prediction
+from tvm_split.planner.problem import objective_seconds
 
 
 def one_machine_advice(plan: Plan, machines: int) -> str | None:
@@ -12,7 +14,7 @@ def one_machine_advice(plan: Plan, machines: int) -> str | None:
     prediction = plan.prediction
     if prediction is None or machines < 2:
         return None
-    value = _period if plan.objective == "throughput" else _latency
+    value = partial(objective_seconds, plan.objective)
     text = _rate_text if plan.objective == "throughput" else _latency_text
     alone = [each for each in prediction.baselines if each.name.startswith(ONE_MACHINE)]
     if not alone:
@@ -35,14 +37,6 @@ def one_machine_advice(plan: Plan, machines: int) -> str | None:
         f"no split is faster than one machine alone: {prediction.machines[0].machine} does {text(value(prediction))}, "
         f"the best split over several machines {text(min(map(value, splits)))}; the other machines stay idle"
     )
-
-
-def _period(plan: ComparedPlan | Prediction) -> float:
-    return plan.period_seconds
-
-
-def _latency(plan: ComparedPlan | Prediction) -> float:
-    return plan.latency_seconds
 
 
 def _rate_text(period_seconds: float) -> str:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from rpc_runtime.turns import LONGEST
 from tvm_split.errors import PlanError
-from tvm_split.planner.by_hand import covers, name_stages, with_independent_layers
+from tvm_split.planner.by_hand import covers, name_stages
 from tvm_split.planner.layer_graph import LayerGraph
+from tvm_split.planner.pieces import layers_of_stages
 from tvm_split.planner.plan import PlannedReplica, PlannedStage
 from tvm_split.planner.problem import (
     Edge,
@@ -140,8 +141,7 @@ def planned_stages(
 ) -> tuple[PlannedStage, ...]:
     """The solved stages as layers, each with the layers without inputs that stand around them."""
     layers_of = {piece.name: piece.layers for piece in profile.pieces}
-    groups = [[layer for piece in stage.pieces for layer in layers_of[piece]] for stage in stages]
-    completed = with_independent_layers(graph, groups)
+    completed = layers_of_stages(graph, layers_of, [stage.pieces for stage in stages])
     named = name_stages([(stage.machines[0], group) for stage, group in zip(stages, completed, strict=True)])
     return tuple(
         dataclasses.replace(each, replicas=_replicas(stage)) for each, stage in zip(named, stages, strict=True)

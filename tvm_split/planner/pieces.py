@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rpc_runtime.program import CLIENT
+from tvm_split.planner.by_hand import with_independent_layers
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.problem import Edge
 
@@ -69,15 +70,8 @@ def layers_of_stages(
 
     A layer that depends on no input goes into the stage of the nearest layer in the order of execution.
     """
-    position = {layer: index for index, layer in enumerate(graph.layers)}
-    stage_of = {layer: i for i, stage in enumerate(stages) for piece in stage for layer in pieces[piece]}
-    found: list[list[str]] = [[] for _ in stages]
-    for layer in graph.layers:
-        home = stage_of.get(layer)
-        if home is None:
-            home = stage_of[min(stage_of, key=lambda other: abs(position[other] - position[layer]))]
-        found[home].append(layer)
-    return tuple(tuple(layers) for layers in found)
+    groups = [[layer for piece in stage for layer in pieces[piece]] for stage in stages]
+    return tuple(map(tuple, with_independent_layers(graph, groups)))
 
 
 def pieces_of_kernels(

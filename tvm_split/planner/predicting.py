@@ -12,7 +12,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.demands import TOLERANCE, is_possible
 from tvm_split.planner.prediction import ComparedPlan, Corrections, LinkPrediction, MachinePrediction, Prediction
-from tvm_split.planner.problem import Evaluation, Problem, Solution, SolvedStage
+from tvm_split.planner.problem import Evaluation, Problem, Solution, SolvedStage, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.evaluate import evaluate, transfers
 
@@ -36,7 +36,7 @@ def predict(
     """
     evaluation = best.evaluation if stages is None else evaluate(problem, stages)
     stages = best.stages if stages is None else stages
-    value = evaluation.period_seconds if problem.objective == "throughput" else evaluation.latency_seconds
+    value = objective_seconds(problem.objective, evaluation)
     used = [load.machine for load in evaluation.loads]
     busy = sum(load.compute_seconds for load in evaluation.loads) / (len(used) * evaluation.period_seconds)
     layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
@@ -81,11 +81,7 @@ def compared_baselines(problem: Problem, layers_of: Mapping[str, int], plan: Eva
             continue  # there is no link, or a machine cannot run a piece
         if not is_possible(problem, stages, value):
             continue
-        ours, theirs = (
-            (plan.latency_seconds, value.latency_seconds)
-            if problem.objective == "latency"
-            else (plan.period_seconds, value.period_seconds)
-        )
+        ours, theirs = (objective_seconds(problem.objective, each) for each in (plan, value))
         found.append(
             (
                 theirs,

@@ -9,9 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 Objective = Literal["throughput", "latency"]
+
+
+class Timed(Protocol):
+    """Whatever has a period and a latency: an evaluation, a prediction, a plan to compare with."""
+
+    @property
+    def period_seconds(self) -> float: ...
+
+    @property
+    def latency_seconds(self) -> float: ...
+
+
+def objective_seconds(objective: str, plan: Timed) -> float:
+    """What an objective minimises: the period for throughput, else the latency."""
+    return plan.period_seconds if objective == "throughput" else plan.latency_seconds
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tvm_split.planner.demands import keeps_demands
 from tvm_split.planner.prediction import Corrections
-from tvm_split.planner.problem import Evaluation, Objective, Problem, Solution, SolvedStage
+from tvm_split.planner.problem import Evaluation, Problem, Solution, SolvedStage, objective_seconds
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, PieceTime
 from tvm_split.planner.search import evaluate
 
@@ -95,14 +95,10 @@ def replan(
     """
     now = evaluate(problem, current)
     best = solve(problem)
-    gain = 1.0 - _value(best.evaluation, problem.objective) / _value(now, problem.objective)
+    gain = 1.0 - objective_seconds(problem.objective, best.evaluation) / objective_seconds(problem.objective, now)
     if gain > threshold or not keeps_demands(problem, current, now):
         return Replanned(True, best.stages, best.evaluation, best, gain)
     return Replanned(False, tuple(current), now, best, max(0.0, gain))
-
-
-def _value(evaluation: Evaluation, objective: Objective) -> float:
-    return evaluation.period_seconds if objective == "throughput" else evaluation.latency_seconds
 
 
 def _scaled(machine: MachineProfile, ratio: float) -> MachineProfile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tvm_split.planner.demands import keeps_demands
-from tvm_split.planner.problem import Alternative, Evaluation, Problem, Solution, SolvedStage
+from tvm_split.planner.problem import Alternative, Problem, Solution, SolvedStage, objective_seconds
 from tvm_split.planner.search import evaluate
 
 MARGIN = 0.02
@@ -23,19 +23,20 @@ def spared(problem: Problem, solution: Solution) -> Solution:
     """
     if problem.stages is not None:
         return solution
+    own = objective_seconds(problem.objective, solution.evaluation)
     fewer = [
         each
         for each in solution.alternatives
         if _machines(each.stages) < _machines(solution.stages)
-        and _value(problem, each) <= _value(problem, solution.evaluation) * (1 + _margin(problem, solution, each))
+        and objective_seconds(problem.objective, each) <= own * (1 + _margin(problem, solution, each))
         and keeps_demands(problem, each.stages, evaluate(problem, each.stages))
     ]
     if not fewer:
         return solution
-    chosen = min(fewer, key=lambda each: (_machines(each.stages), _value(problem, each)))
+    chosen = min(fewer, key=lambda each: (_machines(each.stages), objective_seconds(problem.objective, each)))
     evaluation = evaluate(problem, chosen.stages)
-    value = _value(problem, evaluation)
-    lost = value / _value(problem, solution.evaluation) - 1
+    value = objective_seconds(problem.objective, evaluation)
+    lost = value / own - 1
     return dataclasses.replace(
         solution,
         stages=chosen.stages,
@@ -64,7 +65,3 @@ def _as_alternative(solution: Solution, name: str, gain: float) -> Alternative:
 
 def _machines(stages: tuple[SolvedStage, ...]) -> int:
     return sum(len(stage.machines) for stage in stages)
-
-
-def _value(problem: Problem, plan: Evaluation | Alternative) -> float:
-    return plan.period_seconds if problem.objective == "throughput" else plan.latency_seconds

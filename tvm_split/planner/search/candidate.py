@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_split.planner.problem import Evaluation, Problem
+from tvm_split.planner.problem import Evaluation, Problem, objective_seconds
 from tvm_split.planner.search.evaluate import Placed, measure
 from tvm_split.planner.search.instance import TOLERANCE, Instance
 
@@ -26,8 +26,7 @@ class Candidate:
 
     def value(self, problem: Problem) -> float:
         """What the objective minimises, in seconds."""
-        throughput = problem.objective == "throughput"
-        return self.evaluation.period_seconds if throughput else self.evaluation.latency_seconds
+        return objective_seconds(problem.objective, self.evaluation)
 
     def other_value(self, problem: Problem) -> float:
         """What breaks ties, in seconds."""
