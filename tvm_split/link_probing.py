@@ -7,7 +7,6 @@ different machines are never compared, and what is added up for a prediction is 
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,6 @@ from tvm_split.link_samples import (
     SMALLEST_BYTES,
     LinkSample,
     StreamCost,
-    StreamSample,
     fitted_line,
     probe_sizes,
     stream_cost,
@@ -37,14 +35,11 @@ from tvm_split.link_samples import (
 )
 from tvm_split.planner.profile import LinkProfile
 from tvm_split.probe_programs import ProbePrograms
+from tvm_split.stream_probing import probe_streams
 
 SERIES_SECONDS = 0.04
 """How long single runs, and as long a stream, of one size on a fast link; every machine's own round trip thrice."""
 FEWEST, MOST = 3, 60
-PRODUCTS = (3, 15)
-"""Of matrices, in the stages for which the cost of a stream is measured: about 3 and 15 ms on a present-day core."""
-SINGLE_RUNS, STREAMS = 6, 2
-STREAM_SECONDS, FEWEST_STREAMED, FILL = 0.12, 10, 6
 HOPELESS_SECONDS = 0.5
 """A run that takes longer is not repeated."""
 PARALLEL_PAIRS = 4
@@ -188,30 +183,10 @@ class _Probing:
         return [tuple(names) for names in found.values()]
 
     def _probe_stream(self, names: Sequence[str]) -> StreamProbe:
-        """Streams through stages that compute for a short and for a longer time, on all these machines at once.
+        def opened(name: str, products: int) -> Pipeline:
+            return self._opened(self._programs.busy(name, products))
 
-        Each machine has a stream of its own: what links between them do is measured elsewhere.
-        """
-        samples: dict[str, list[StreamSample]] = {name: [] for name in names}
-        for products in PRODUCTS:
-            with contextlib.ExitStack() as stack:
-                opened = [self._computing(stack, name, products) for name in names]
-                with ThreadPoolExecutor(len(names), thread_name_prefix="probe") as threads:
-                    periods = list(threads.map(lambda each: _period(each[0], each[1]), opened))
-            for name, (_, compute, single), period in zip(names, opened, periods, strict=True):
-                samples[name].append(StreamSample(compute, single, period))
-        return StreamProbe(time.time(), {name: tuple(found) for name, found in samples.items()})
-
-    def _computing(self, stack: contextlib.ExitStack, name: str, products: int) -> tuple[Pipeline, float, float]:
-        """A stage that computes, how long it does for a micro-batch alone, and how long such a run takes in all."""
-        pipeline = stack.enter_context(self._opened(self._programs.busy(name, products)))
-        inputs, runs = _busy_inputs(pipeline), []
-        for _ in range(SINGLE_RUNS):
-            start = time.perf_counter()
-            pipeline.run(inputs)
-            runs.append(time.perf_counter() - start)
-        (stage,) = pipeline.statistics()
-        return pipeline, stage.median_compute_seconds, statistics.median(runs)
+        return probe_streams(names, opened, self._timeout_seconds)
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)
@@ -338,20 +313,6 @@ def _measure(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: f
         (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) if len(arrivals) > 1 else None,
         {who: max((after[who] - before[who]) / passed - computing[who], 0.0) for who in computing},
     )
-
-
-def _busy_inputs(pipeline: Pipeline) -> list[np.ndarray]:
-    return [np.zeros(tensor.shape, tensor.dtype) for tensor in pipeline.program.inputs]
-
-
-def _period(pipeline: Pipeline, seconds: float) -> float:
-    """The median over some streams of the seconds from one result to the next, once the pipeline is full."""
-    count = FILL + max(FEWEST_STREAMED, int(STREAM_SECONDS / max(seconds, 1e-6)))
-    found = []
-    for _ in range(STREAMS):
-        arrivals = [time.perf_counter() for _ in pipeline.stream([_busy_inputs(pipeline)] * count)]
-        found.append((arrivals[-1] - arrivals[FILL - 1]) / (count - FILL))
-    return statistics.median(found)
 
 
 def _times(series_seconds: float, seconds: float) -> int:

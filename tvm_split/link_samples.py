@@ -111,6 +111,15 @@ def stream_cost(samples: Sequence[StreamSample]) -> StreamCost:
     return StreamCost(max(0.0, short.period_seconds - ratio * short.compute_seconds), ratio)
 
 
+def median_sample(samples: Sequence[StreamSample]) -> StreamSample:
+    """Of the same computing again and again: the median of each of its times."""
+    return StreamSample(
+        statistics.median(each.compute_seconds for each in samples),
+        statistics.median(each.single_seconds for each in samples),
+        statistics.median(each.period_seconds for each in samples),
+    )
+
+
 def waking_seconds(samples: Sequence[StreamSample], round_trip_seconds: float) -> float:
     """What a hop takes longer than without computing in between: cores and threads have gone to sleep meanwhile."""
     longest = max(samples, key=_compute)
