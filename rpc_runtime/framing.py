@@ -6,7 +6,7 @@ field      bytes      meaning
 magic      4          ``b"TVMS"``
 version    1          ``PROTOCOL_VERSION``
 kind       1          :class:`FrameKind`
-reserved   2          0
+flags      2          :class:`FrameFlag`, 0 but in frames of kind ``TENSOR``
 tensor     4          index of the tensor in the deployment's table of routes
 sequence   8          number of the micro-batch, from 0
 offset     8          where the payload begins inside the tensor, in bytes
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from rpc_runtime.errors import ProtocolError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIQQQ")
 CHUNK_BYTES = 1 << 20
@@ -40,7 +40,7 @@ Bytes = NDArray[np.uint8]
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame says. ``sequence`` of a credit counts the micro-batches consumed so far, so the last one counts."""
+    """What a frame says. ``sequence`` of a credit is how many micro-batches may be sent in all, so the last counts."""
 
     HELLO = 1
     ACCEPT = 2
@@ -49,9 +49,17 @@ class FrameKind(enum.IntEnum):
     ERROR = 5
 
 
+class FrameFlag(enum.IntFlag):
+    """What else a frame with a tensor says. ``WAITED``: its sender had the tensor before it had the credit for it."""
+
+    NONE = 0
+    WAITED = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     kind: FrameKind
+    flags: FrameFlag
     tensor: int
     sequence: int
     offset: int
@@ -72,11 +80,11 @@ def error_text(frame: Frame) -> str:
     return bytes(frame.payload[:MAXIMUM_TEXT_BYTES]).decode(errors="replace")
 
 
-def tensor_frames(tensor: int, sequence: int, data: Bytes) -> Iterator[bytes]:
+def tensor_frames(tensor: int, sequence: int, data: Bytes, flags: FrameFlag = FrameFlag.NONE) -> Iterator[bytes]:
     """The frames of one tensor; ``data`` is its content as a flat array of bytes. An empty tensor is one frame."""
     total = data.size
     for offset in range(0, max(total, 1), CHUNK_BYTES):
-        header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, 0, tensor, sequence, offset, total)
+        header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, flags, tensor, sequence, offset, total)
         yield b"".join((header, data[offset : offset + CHUNK_BYTES].data))
 
 
@@ -88,17 +96,17 @@ def decode(message: bytes) -> Frame:
     """
     if len(message) < HEADER.size:
         raise ProtocolError(f"a frame has at least {HEADER.size} bytes, got {len(message)}")
-    magic, version, kind, reserved, tensor, sequence, offset, total = HEADER.unpack_from(message)
+    magic, version, kind, flags, tensor, sequence, offset, total = HEADER.unpack_from(message)
     if magic != MAGIC:
         raise ProtocolError(f"a frame begins with {MAGIC!r}, got {magic!r}")
     if version != PROTOCOL_VERSION:
         raise ProtocolError(f"this side speaks protocol version {PROTOCOL_VERSION}, the peer {version}: upgrade one")
-    if reserved != 0:
-        raise ProtocolError(f"the reserved field of a frame is 0, got {reserved}")
     try:
         known = FrameKind(kind)
     except ValueError:
         raise ProtocolError(f"unknown kind of frame: {kind}") from None
+    if flags > FrameFlag.WAITED or (flags and known is not FrameKind.TENSOR):
+        raise ProtocolError(f"a {known.name} frame has the flags {flags:#x}, which it cannot have")
     payload = memoryview(message)[HEADER.size :]
     if offset + len(payload) > total:
         raise ProtocolError(f"a frame's payload ends at byte {offset + len(payload)} of a tensor of {total} bytes")
@@ -106,4 +114,4 @@ def decode(message: bytes) -> Frame:
         raise ProtocolError(f"a {known.name} frame announces {total} bytes and carries {len(payload)}")
     if known is FrameKind.TENSOR and not payload and total:
         raise ProtocolError("a TENSOR frame without a payload")
-    return Frame(known, tensor, sequence, offset, total, payload)
+    return Frame(known, FrameFlag(flags), tensor, sequence, offset, total, payload)

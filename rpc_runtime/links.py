@@ -2,7 +2,8 @@
 
 A link carries all tensors that go from one machine to another. Each tensor has its own queue and its own credits: the
 receiver grants one per micro-batch it has consumed, and the sender starts a tensor only if the receiver has room for
-it. So a receiver never blocks, and a tensor that must wait never holds up another one on the same link.
+it. So a receiver never blocks, and a tensor that must wait never holds up another one on the same link. How many may be
+under way grows where a link's latency makes both ends wait: `credit_window`.
 
 Locks: everything of one deployment on one machine shares one lock; methods named ``*_locked`` expect it to be held.
 """
@@ -15,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rpc_runtime.credit_window import ReceiveWindow, SendWindow, most_more
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.framing import Bytes, Frame, FrameKind, control_frame, tensor_frames
+from rpc_runtime.framing import Bytes, Frame, FrameFlag, FrameKind, control_frame, tensor_frames
 from rpc_runtime.machine_plan import PlannedRoute
 from rpc_runtime.measurements import now
 
@@ -38,13 +40,16 @@ def _ignore() -> None:
 @dataclass
 class _Sending:
     route: PlannedRoute
+    window: SendWindow
     queue: deque[tuple[int, Any]] = field(default_factory=deque)
-    started: int = 0
-    credited: int = 0
 
-    @property
-    def may_start(self) -> bool:
-        return bool(self.queue) and self.started - self.credited < self.route.queue_depth
+
+def _send_window(route: PlannedRoute) -> SendWindow:
+    return SendWindow(route.queue_depth, most_ahead=route.queue_depth + most_more(route.tensor.size_bytes))
+
+
+def _receive_window(route: PlannedRoute) -> ReceiveWindow:
+    return ReceiveWindow(route.queue_depth, largest=route.queue_depth + most_more(route.tensor.size_bytes))
 
 
 class OutgoingLink:
@@ -62,7 +67,7 @@ class OutgoingLink:
     ) -> None:
         self._lock = lock
         self._wake = threading.Condition(lock)
-        self._by_name = {route.tensor.name: _Sending(route) for route in routes}
+        self._by_name = {route.tensor.name: _Sending(route, _send_window(route)) for route in routes}
         self._by_index = {sending.route.tensor_index: sending for sending in self._by_name.values()}
         self._as_bytes = as_bytes
         self._on_room_locked = on_room
@@ -92,10 +97,10 @@ class OutgoingLink:
                 if self._closed or sending is None:
                     return
                 sequence, value = sending.queue[0]
-                sending.started += 1
+                flags = FrameFlag.WAITED if sending.window.start() else FrameFlag.NONE
             data = self._as_bytes(value)
             start = now()
-            for frame in tensor_frames(sending.route.tensor_index, sequence, data):
+            for frame in tensor_frames(sending.route.tensor_index, sequence, data, flags):
                 yield frame  # gRPC asks for the next frame when the network has taken this one
                 self._on_activity()
             self._on_moved(sending.route, sequence, start, now())
@@ -108,14 +113,19 @@ class OutgoingLink:
 
     def _next_locked(self) -> _Sending | None:
         """The oldest micro-batch that may go: what lags behind is what somebody waits for."""
-        ready = [sending for sending in self._by_name.values() if sending.may_start]
+        ready = []
+        for sending in filter(lambda each: each.queue, self._by_name.values()):
+            if sending.window.may_start:
+                ready.append(sending)
+            else:
+                sending.window.waits = True
         return min(ready, key=lambda sending: sending.queue[0][0], default=None)
 
     def receive(self, frame: Frame) -> None:
         """Takes a credit.
 
         Raises:
-            ProtocolError: it is no credit, or it credits what was never sent.
+            ProtocolError: it is no credit, or one that no receiver could grant.
         """
         if frame.kind is not FrameKind.CREDIT:
             raise ProtocolError(f"expected a credit, got a frame of kind {frame.kind.name}")
@@ -123,12 +133,12 @@ class OutgoingLink:
             sending = self._by_index.get(frame.tensor)
             if sending is None:
                 raise ProtocolError(f"a credit for tensor number {frame.tensor}, which this link does not carry")
-            if not sending.credited <= frame.sequence <= sending.started:
+            if not sending.window.is_possible(frame.sequence):
                 raise ProtocolError(
                     f"a credit for {frame.sequence} micro-batches of tensor {sending.route.tensor.name!r}, of which "
-                    f"{sending.started} were sent and {sending.credited} credited before"
+                    f"{sending.window.started} were sent and {sending.window.granted} granted before"
                 )
-            sending.credited = frame.sequence
+            sending.window.granted = frame.sequence
             self._wake.notify()
 
     def close_locked(self) -> None:
@@ -155,10 +165,8 @@ class Slot(Protocol):
 @dataclass
 class _Receiving:
     route: PlannedRoute
+    window: ReceiveWindow
     free: list[Slot] = field(default_factory=list)
-    arrived: int = 0
-    consumed: int = 0
-    announced: int = 0
 
 
 class IncomingLink:
@@ -181,7 +189,7 @@ class IncomingLink:
     ) -> None:
         self._lock = lock
         self._wake = threading.Condition(lock)
-        self._receiving = {route.tensor_index: _Receiving(route) for route in routes}
+        self._receiving = {route.tensor_index: _Receiving(route, _receive_window(route)) for route in routes}
         self._allocate = allocate
         self._deliver = deliver
         self._reuse = reuse
@@ -204,7 +212,7 @@ class IncomingLink:
             self._position = 0
         receiving, slot, start = self._current
         name, total = receiving.route.tensor.name, receiving.route.tensor.size_bytes
-        sequence = receiving.route.when.nth(receiving.arrived)
+        sequence = receiving.route.when.nth(receiving.window.arrived)
         expected = (receiving.route.tensor_index, sequence, self._position, total)
         got = (frame.tensor, frame.sequence, frame.offset, frame.total)
         if got != expected:
@@ -218,7 +226,7 @@ class IncomingLink:
         if end < total:
             return
         self._current = None
-        receiving.arrived += 1
+        receiving.window.arrived += 1
         self._on_moved(receiving.route, sequence, start, now())
         self._deliver(receiving.route, sequence, slot.value, lambda: self._release_locked(receiving, slot))
 
@@ -228,16 +236,19 @@ class IncomingLink:
         if receiving is None:
             raise ProtocolError(f"tensor number {frame.tensor} does not travel on this link")
         with self._lock:
-            if receiving.arrived - receiving.consumed >= receiving.route.queue_depth:
+            window = receiving.window
+            if not window.may_arrive:
                 raise ProtocolError(
                     f"micro-batch {frame.sequence} of tensor {receiving.route.tensor.name!r} came without a credit: "
-                    f"{receiving.route.queue_depth} are waiting already"
+                    f"{window.arrived - window.consumed} are waiting already"
                 )
+            window.begin(waited=FrameFlag.WAITED in frame.flags)
+            self._wake.notify()
             free = receiving.free.pop() if receiving.free else None
         return receiving, self._allocate(receiving.route) if free is None else free, start
 
     def _release_locked(self, receiving: _Receiving, slot: Slot) -> None:
-        receiving.consumed += 1
+        receiving.window.consumed += 1
         if self._reuse and not self._closed:
             receiving.free.append(slot)
         self._wake.notify()
@@ -251,15 +262,17 @@ class IncomingLink:
                 if self._closed:
                     return
                 for receiving in changed:
-                    receiving.announced = receiving.consumed
+                    receiving.window.announced = receiving.window.granted
                 frames = [
-                    control_frame(FrameKind.CREDIT, tensor=receiving.route.tensor_index, sequence=receiving.announced)
+                    control_frame(
+                        FrameKind.CREDIT, tensor=receiving.route.tensor_index, sequence=receiving.window.announced
+                    )
                     for receiving in changed
                 ]
             yield from frames
 
     def _uncredited_locked(self) -> list[_Receiving]:
-        return [receiving for receiving in self._receiving.values() if receiving.announced < receiving.consumed]
+        return [each for each in self._receiving.values() if each.window.announced < each.window.granted]
 
     def close_locked(self) -> None:
         self._closed = True

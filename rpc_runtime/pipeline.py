@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
-from rpc_runtime.client import WorkerConnection, WorkerEndpoint
+from rpc_runtime.client import WorkerEndpoint
+from rpc_runtime.credit_window import MOST_MORE
+from rpc_runtime.deployed_workers import DeployedWorkers, TransferProgress
 from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
 from rpc_runtime.inputs import checked_inputs, flat_bytes
 from rpc_runtime.interface import Array
@@ -25,14 +24,10 @@ from rpc_runtime.program import CLIENT, Program
 from rpc_runtime.result_queue import ResultQueue, array_slot
 from rpc_runtime.watch import LINK_GRACE_SECONDS, WorkerWatch
 
-Progress = Callable[[str, int, int], None]
-"""Called while blobs are sent: machine, bytes sent, of bytes."""
-
-UNLOAD_SECONDS = 5.0
 CAUSE_SECONDS = 0.5
 UNDER_WAY_PER_LEAD = 4
 """Limits the micro-batches under way, times what a full pipeline holds and the most replicas of a stage: more than all
-queues of a path can hold."""
+queues of a path can hold. Windows that far links have widened come on top."""
 
 
 @dataclass(eq=False)
@@ -68,24 +63,19 @@ class Pipeline:
             raise InputError(f"a timeout is longer than 0 seconds, got {timeout_seconds}")
         self._program = program
         self._timeout_seconds = timeout_seconds
-        self._deployment = secrets.token_hex(16)
-        self._endpoints = {machine: endpoints[machine] for machine in program.machines}
-        self._peer_addresses = peer_addresses
-        self._connections = {machine: WorkerConnection(endpoint) for machine, endpoint in self._endpoints.items()}
-        self._clock_offsets: dict[str, int] = {}
-        self._blob_bytes_sent = 0
+        self._workers = DeployedWorkers(program, endpoints, peer_addresses)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._results = ResultQueue(program)
         replicas = max(map(len, program.replicas.values()), default=1)
-        self._limit = UNDER_WAY_PER_LEAD * program.results_lead * replicas
+        self._limit = UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE
         self._last_activity = time.monotonic()
         self._failure: Callable[[], TvmSplitError] | None = None
         self._stream: _Stream | None = None
         self._closed = False
         self._calls: list[LinkCall] = []
         stages = {machine: [stage.name for stage in program.stages_on(machine)] for machine in program.machines}
-        self._watch = WorkerWatch(self._deployment, self._connections, stages, self._fail, self._touch)
+        self._watch = WorkerWatch(self._workers.deployment, self._workers.connections, stages, self._fail, self._touch)
         plan = machine_plan(program, CLIENT)
         self._outgoing = {
             machine: self._outgoing_link([route for route in plan.outgoing if route.destination == machine])
@@ -120,7 +110,7 @@ class Pipeline:
         blob_path: Callable[[str], Path],
         *,
         timeout_seconds: float = 60.0,
-        on_progress: Progress | None = None,
+        on_progress: TransferProgress | None = None,
         peer_addresses: Mapping[tuple[str, str], str] = MappingProxyType({}),
     ) -> Pipeline:
         """Sends what the workers lack, loads the stages and connects the machines.
@@ -134,43 +124,18 @@ class Pipeline:
         """
         pipeline = cls(program, endpoints, timeout_seconds, peer_addresses)
         try:
-            pipeline._open(blob_path, on_progress or (lambda machine, sent, total: None))
+            pipeline._open(blob_path, on_progress)
         except BaseException:
             pipeline.close()
             raise
         return pipeline
 
-    def _open(self, blob_path: Callable[[str], Path], on_progress: Progress) -> None:
-        progress_lock = threading.Lock()
-
-        def describe(machine: str) -> None:
-            description = self._connections[machine].describe(self._timeout_seconds)
-            self._clock_offsets[machine] = description.clock_offset_nanoseconds
-
-        def load(machine: str) -> None:
-            def progress(sent: int, total: int) -> None:
-                with progress_lock:
-                    on_progress(machine, sent, total)
-
-            connection, plan = self._connections[machine], machine_plan(self._program, machine)
-            blobs = [blob for stage in plan.stages for blob in stage.blobs]
-            sent = connection.send_blobs(self._deployment, blobs, blob_path, self._timeout_seconds, progress)
-            with progress_lock:
-                self._blob_bytes_sent += sent
-            connection.load(self._deployment, plan, self._timeout_seconds)
-
-        def connect(machine: str) -> None:
-            peers = {
-                name: replace(peer, address=self._peer_addresses.get((machine, name), peer.address))
-                for name, peer in self._endpoints.items()
-            }
-            self._connections[machine].connect(self._deployment, peers, min(self._timeout_seconds, 600.0))
-
-        self._on_every_machine(describe)
+    def _open(self, blob_path: Callable[[str], Path], on_progress: TransferProgress | None) -> None:
+        self._workers.describe(self._timeout_seconds)
         self._watch.start(self._timeout_seconds)
-        self._on_every_machine(load)
+        self._workers.load(blob_path, self._timeout_seconds, on_progress)
         try:
-            self._on_every_machine(connect)
+            self._workers.connect(self._timeout_seconds)
             self._open_streams()
         except WorkerError as error:
             raise self._cause_of(error) from error
@@ -191,25 +156,17 @@ class Pipeline:
             self._changed.wait_for(lambda: self._failure is not None, LINK_GRACE_SECONDS + 1.0)
             return self._failure() if self._failure is not None else error
 
-    def _on_every_machine(self, step: Callable[[str], None]) -> None:
-        """Runs a step on all machines at once; raises the first error in the machines' order."""
-        if not self._connections:
-            return
-        with ThreadPoolExecutor(len(self._connections), thread_name_prefix="open") as threads:
-            for future in [threads.submit(step, machine) for machine in self._connections]:
-                future.result()
-
     def _call(
         self, machine: str, source: str, destination: str, frames: Iterator[bytes], on_frame: Callable[[Any], None]
     ) -> None:
-        endpoint = self._endpoints[machine]
+        endpoint = self._workers.endpoints[machine]
         self._calls.append(
             LinkCall(
                 where=str(endpoint),
                 address=endpoint.address,
-                token=self._connections[machine].token,
+                token=self._workers.connections[machine].token,
                 tls=endpoint.tls,
-                deployment=self._deployment,
+                deployment=self._workers.deployment,
                 source=source,
                 destination=destination,
                 frames=frames,
@@ -225,7 +182,7 @@ class Pipeline:
     @property
     def blob_bytes_sent(self) -> int:
         """Bytes of libraries and weights that the workers did not have yet."""
-        return self._blob_bytes_sent
+        return self._workers.blob_bytes_sent
 
     def run(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         """The outputs for one micro-batch, in the program's order."""
@@ -349,7 +306,7 @@ class Pipeline:
         for stage in self._program.stages:
             own = stage.own_turns
             if sequence in own and finished.get((stage.machine, stage.name), 0) <= own.count_before(sequence):
-                endpoint = self._endpoints[stage.machine]
+                endpoint = self._workers.endpoints[stage.machine]
                 return f"stage {stage.name!r} on {endpoint} to compute micro-batch {sequence}"
         return f"the results of micro-batch {sequence}, which every stage has computed"
 
@@ -384,31 +341,19 @@ class Pipeline:
         """What each stage, and each replica of one, has done since ``open``, in the program's order."""
         with self._lock:
             self._check_locked()
-        found = {
-            (stage.machine, stage.name): stage
-            for connection in self._connections.values()
-            for stage in connection.statistics(self._deployment)
-        }
-        return tuple(found[stage.machine, stage.name] for stage in self._program.stages)
+        return self._workers.statistics()
 
     def processor_seconds(self) -> dict[str, float]:
         """By machine, what its worker has used of its cores since it started: computing, transport, everything."""
         with self._lock:
             self._check_locked()
-        return {
-            machine: connection.processor_seconds(self._deployment) for machine, connection in self._connections.items()
-        }
+        return self._workers.processor_seconds()
 
     def trace(self) -> tuple[TraceEvent, ...]:
         """The last events of every machine, by their start, in this process's monotonic clock."""
         with self._lock:
             self._check_locked()
-        events = [
-            event
-            for machine, connection in self._connections.items()
-            for event in connection.trace(self._deployment, self._clock_offsets[machine])
-        ]
-        return tuple(sorted(events, key=lambda event: event.start_nanoseconds))
+        return self._workers.trace()
 
     def close(self) -> None:
         """Ends the deployment on all workers. May be called again, also after a failure."""
@@ -419,13 +364,11 @@ class Pipeline:
             failed = self._failure is not None
             self._halt_locked()
         if not failed:
-            with contextlib.suppress(TvmSplitError):
-                self._on_every_machine(lambda m: self._connections[m].unload(self._deployment, UNLOAD_SECONDS))
+            self._workers.unload()
         self._watch.close()
         for call in self._calls:
             call.close()
-        for connection in self._connections.values():
-            connection.close()
+        self._workers.close()
 
     def __enter__(self) -> Self:
         return self

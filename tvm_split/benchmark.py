@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.measurements import now
 from tvm_split.deployment import Deployment
 from tvm_split.deployment_report import DeploymentReport
+from tvm_split.steps import StepProgress
 
 RUNS_PER_ROUND = 5
 WARM_UP_RUNS = 3
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the micro-batches done and all of them."""
 
 
 def bench(
@@ -24,7 +22,7 @@ def bench(
     *,
     rounds: int = 5,
     micro_batches: int = 100,
-    on_progress: Progress | None = None,
+    on_progress: StepProgress | None = None,
 ) -> DeploymentReport:
     """Run a deployment and compare what is measured with what its plan predicts.
 

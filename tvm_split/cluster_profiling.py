@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,13 +24,12 @@ from tvm_split.planner.pieces import pieces_of, pieces_of_kernels
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
 from tvm_split.profile_cache import ProfileCache, default_folder
 from tvm_split.profiled_machine import ProfiledMachine, profiled_machines
+from tvm_split.steps import StepProgress, Steps
 from tvm_split.target_code import CeilingCode, TargetCode, ceiling_code, target_code
 from tvm_split.targets import resolve_targets
 from tvm_split.tuning_folder import open_database
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the steps done and all steps."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class ModelProfiler:
         refresh: bool = False,
         cache_folder: str | Path | None = None,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        on_progress: Progress | None = None,
+        on_progress: StepProgress | None = None,
     ) -> MeasuredCluster:
         """What each piece takes on each machine, by itself and while its host's others compute.
 
@@ -96,7 +94,7 @@ class ModelProfiler:
             ProfileError: a machine's kernels cannot be timed in this process.
         """
         try:
-            steps = _Steps(on_progress)
+            steps = Steps(on_progress)
             targets = resolve_targets(cluster, cluster.machine_names)
             machines = profiled_machines(cluster, targets, timeout_seconds)
             _require_runnable(cluster, machines)
@@ -111,7 +109,7 @@ class ModelProfiler:
         finally:
             cluster.release()
 
-    def _compile(self, machines: Sequence[ProfiledMachine], steps: _Steps) -> None:
+    def _compile(self, machines: Sequence[ProfiledMachine], steps: Steps) -> None:
         """The model's kernels for each distinct target, by `_target_key`."""
         missing = {_target_key(each): each for each in machines if _target_key(each) not in self._codes}
         steps.total = len(missing)
@@ -131,7 +129,7 @@ class ModelProfiler:
             found.append(MachineTimes(machine, self._codes[key[0]], self._ceilings[key], cache, companions))
         return found
 
-    def _measure(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: _Steps) -> None:
+    def _measure(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: Steps) -> None:
         """Time what is lacking; hosts at the same time."""
         hosts: dict[str, list[MachineTimes]] = {}
         for each in times:
@@ -175,24 +173,6 @@ def model_digest(model: Model) -> str:
         "graph": model.module.script(show_meta=False),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-class _Steps:
-    """Counts steps whose number becomes known on the way. Thread-safe."""
-
-    def __init__(self, report: Progress | None) -> None:
-        self._report = report or (lambda what, done, steps: None)
-        self._lock = threading.Lock()
-        self._begun = 0
-        self.total = 0
-
-    def begin(self, what: str) -> None:
-        with self._lock:
-            self._report(what, self._begun, max(self.total, self._begun + 1))
-            self._begun += 1
-
-    def done(self) -> None:
-        self._report("done", self.total, self.total)
 
 
 def _require_runnable(cluster: Cluster, machines: Sequence[ProfiledMachine]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,9 @@ from tvm_split.kernels import Kernel
 from tvm_split.model import Model
 from tvm_split.planner.placement import placement_of
 from tvm_split.planner.plan import Plan, PlannedStage
+from tvm_split.steps import StepProgress
 from tvm_split.tuning_folder import open_database
 from tvm_split.verification import verify_bundle
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the steps done and all steps."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def compile(
     verify: bool = True,
     dump_folder: str | Path | None = None,
     database: str | Path | None = None,
-    on_progress: Progress | None = None,
+    on_progress: StepProgress | None = None,
 ) -> Bundle:
     """Compile every stage of a plan for its machine's target; one with replicas once for each target among them.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from rpc_runtime.client import WorkerEndpoint, describe
+from rpc_runtime.deployed_workers import TransferProgress
 from rpc_runtime.errors import InputError
 from rpc_runtime.in_process import InProcessPipeline
 from rpc_runtime.interface import StagePipeline
@@ -24,8 +25,6 @@ from tvm_split.errors import BundleError, ClusterError
 from tvm_split.run_times import RunTimes
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
-TransferProgress = Callable[[str, int, int], None]
-"""Called with a machine's name, the bytes sent to it so far and all bytes it lacks."""
 
 
 @dataclass(frozen=True)

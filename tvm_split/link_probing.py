@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from tvm_split.link_samples import (
 )
 from tvm_split.planner.profile import LinkProfile
 from tvm_split.probe_programs import ProbePrograms
+from tvm_split.steps import StepProgress
 from tvm_split.stream_probing import probe_streams
 
 SERIES_SECONDS = 0.04
@@ -45,9 +46,6 @@ HOPELESS_SECONDS = 0.5
 PARALLEL_PAIRS = 4
 HANDED_OVER_BYTES_PER_SECOND = 1e12
 """Of the links in an in-process cluster, where tensors are handed over by reference."""
-
-ProbeProgress = Callable[[str, int, int], None]
-"""Called from one thread at a time with what is measured, how much is done, of how much."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def probe_links(
     sizes_bytes: Sequence[int],
     *,
     timeout_seconds: float = 60.0,
-    on_progress: ProbeProgress | None = None,
+    on_progress: StepProgress | None = None,
     cache_folder: Path | None = None,
     refresh: bool = False,
 ) -> LinkProbe:
@@ -129,7 +127,7 @@ class _Probing:
         cluster: Cluster,
         sizes_bytes: Sequence[int],
         timeout_seconds: float,
-        on_progress: ProbeProgress | None,
+        on_progress: StepProgress | None,
         cache_folder: Path | None,
         refresh: bool,
     ) -> None:

@@ -6,13 +6,14 @@ import dataclasses
 from pathlib import Path
 
 from tvm_split.cluster import Cluster
-from tvm_split.cluster_profiling import DEFAULT_TIMEOUT_SECONDS, MeasuredCluster, ModelProfiler, Progress
+from tvm_split.cluster_profiling import DEFAULT_TIMEOUT_SECONDS, MeasuredCluster, ModelProfiler
 from tvm_split.link_cache import default_folder
 from tvm_split.link_probing import LinkProbe, TransferCost, probe_links
 from tvm_split.model import Model
 from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.profile import ClusterProfile, StreamingCost
+from tvm_split.steps import StepProgress
 
 
 def profile_model(
@@ -24,7 +25,7 @@ def profile_model(
     refresh: bool = False,
     cache_folder: str | Path | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    on_progress: Progress | None = None,
+    on_progress: StepProgress | None = None,
 ) -> MeasuredCluster:
     """The pieces of a model on every machine, then the links for tensors of the sizes that cuts of this model have.
 

@@ -12,7 +12,6 @@ from typing import get_args
 
 from rpc_runtime.program import CLIENT
 from tvm_split.cluster import Cluster
-from tvm_split.cluster_profiling import Progress
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.model_profiling import profile_model
@@ -38,6 +37,7 @@ from tvm_split.planner.profile import ClusterProfile, LinkProfile
 from tvm_split.planner.replanning import DEFAULT_THRESHOLD, Measured, Replanned, calibrated, corrections_of, replan
 from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
 from tvm_split.planner.thrift import spared
+from tvm_split.steps import StepProgress
 from tvm_split.targets import resolve_targets
 
 Names = Mapping[str, str | Sequence[str]]
@@ -61,7 +61,7 @@ def plan(
     refresh: bool = False,
     database: str | Path | None = None,
     time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS,
-    on_progress: Progress | None = None,
+    on_progress: StepProgress | None = None,
 ) -> Plan:
     """Decide which layers run on which machine.
 
@@ -160,7 +160,7 @@ def ask(
     measure: bool = True,
     refresh: bool = False,
     database: str | Path | None = None,
-    on_progress: Progress | None = None,
+    on_progress: StepProgress | None = None,
 ) -> Question:
     """Measure what has not been measured, and put the question; arguments and errors as of `plan`."""
     graph, origin = layer_graph(model), "measured"

@@ -181,7 +181,7 @@ def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker
     """Machine B's address, as it is told to A, leads nowhere."""
     program = chain(maker)
     opened = Pipeline(program, workers.endpoints, 10.0)
-    opened._endpoints[B] = WorkerEndpoint(B, "127.0.0.1:9", workers.endpoints[B].token)
+    opened._workers.endpoints[B] = WorkerEndpoint(B, "127.0.0.1:9", workers.endpoints[B].token)
     with pytest.raises(WorkerError, match=rf"'{A}' cannot send to its neighbour: machine '{B}' at 127.0.0.1:9"):
         opened._open(maker.blob_path, lambda machine, sent, total: None)
     opened.close()
@@ -215,7 +215,7 @@ def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, 
     batch = batches_for(program, 1)[0]
     with open_on(workers, program, maker) as pipe:
         expected = pipe.run(batch)
-        deployment = pipe._deployment
+        deployment = pipe._workers.deployment
         refused = [
             [],
             [b""],

@@ -20,6 +20,7 @@ from tvm import te, tirx
 from rpc_runtime.client import WorkerEndpoint
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.in_process_kernels import InProcessKernels
+from rpc_runtime.kernel_timer import _window_median
 from rpc_runtime.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
 from rpc_runtime.local_workers import LocalWorkers
 from rpc_runtime.program import TensorSpec
@@ -224,3 +225,10 @@ def test_values_are_harmless() -> None:
     assert floats.max() < 1.01
     assert not _harmless(64, "int64").any()
     assert not _harmless(3, "bool").any()
+
+
+def test_a_shared_core_takes_its_share_of_a_round() -> None:
+    interrupted = ([1e-3] * 20 + [21e-3]) * 10  # another process has the core every other 20 ms
+    assert _window_median(interrupted) == pytest.approx(sum(interrupted) / len(interrupted), rel=0.25)
+    assert _window_median([0.1, 0.2, 0.9]) == pytest.approx(0.2)  # rounds as long as windows are not summed
+    assert _window_median([1e-3, 3e-3]) == pytest.approx(2e-3)  # too few for a window

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tvm_split.cli.console import STDOUT, print_json, print_note
 from tvm_split.progress import step_progress
-from tvm_split.units import bytes_text
+from tvm_split.units import age_text, bytes_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,18 +108,10 @@ def _origins(report: MachineReport) -> str:
     if report.measured:
         parts.append(f"{report.measured} measured")
     if report.cached:
-        parts.append(f"{report.cached} cached ({_age(report.oldest_seconds)} old)")
+        parts.append(f"{report.cached} cached ({age_text(report.oldest_seconds)} old)")
     if report.estimated:
         parts.append(f"{report.estimated} estimated")
     return ", ".join(parts)
-
-
-def _age(seconds: float) -> str:
-    age = timedelta(seconds=round(seconds))
-    for count, unit in ((age.days, "day"), (age.seconds // 3600, "hour"), (age.seconds // 60, "minute")):
-        if count:
-            return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
-    return f"{age.seconds} s"
 
 
 def _line(text: str) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tvm_split.cli.console import short_list
 from tvm_split.planner.problem import objective_seconds
-from tvm_split.units import bytes_text
+from tvm_split.units import age_text, bytes_text
 
 if TYPE_CHECKING:
     from tvm_split.micro_batches import SizedPlan
@@ -24,7 +24,6 @@ BAR_COLUMNS = 8
 NAMES_SHOWN = 2
 LONGEST_NAME = 24
 MACHINES_SHOWN = 4
-AGE_UNITS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
 
 def print_plan(plan: Plan, shares: Sequence[float], seconds_now: float, console: Console) -> None:
@@ -98,22 +97,14 @@ def certificate_lines(prediction: Prediction, objective: str, seconds_now: float
     """Why to believe that there is no better plan."""
     value = "latency" if objective == "latency" else "period"
     bound = f"Lower bound: no plan has a {value} below {_ms(prediction.lower_bound_seconds)} ms; "
-    bound += f"this one is at most {prediction.gap:.2%} above it" if prediction.gap > 0 else "this one reaches it"
+    bound += f"this one's gap to it is {prediction.gap:.2%}" if prediction.gap > 0 else "this one reaches it"
     lines = [bound, f"Method: {prediction.method}", f"Limiting: {prediction.limiting}"]
     if prediction.why_no_more_machines:
         lines.append(f"Why no more machines: {prediction.why_no_more_machines}")
-    age = age_text(seconds_now - prediction.profiled_at) if prediction.profiled_at > 0 else "none, all is estimated"
+    is_measured = prediction.profiled_at > 0
+    age = f"{age_text(seconds_now - prediction.profiled_at)} ago" if is_measured else "none, all is estimated"
     lines.append(f"Oldest measurement: {age}")
     return lines
-
-
-def age_text(seconds: float) -> str:
-    """How long ago something was, in the largest unit of which there is at least one."""
-    for size, unit in AGE_UNITS:
-        if seconds >= size:
-            count = int(seconds / size)
-            return f"{count} {unit}{'' if count == 1 else 's'} ago"
-    return "less than a minute ago"
 
 
 def memory_text(used: float, limit: float | None) -> str:

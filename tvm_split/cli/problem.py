@@ -9,7 +9,7 @@ import typer
 
 from tvm_split.cli.console import STDOUT, print_error, print_json, short_list
 from tvm_split.cli.wrong_use import WrongUseError, given_options
-from tvm_split.units import bytes_text
+from tvm_split.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from tvm_split.planner.problem import MachineLoad, Problem, Solution
@@ -53,8 +53,6 @@ def plan_problem(path: Path, json: bool, time_limit_seconds: float | None) -> No
 def _print_solution(path: Path, problem: Problem, solution: Solution) -> None:
     from rich.table import Table
     from rich.text import Text
-
-    from tvm_split.planner.search.certificate import seconds_text
 
     evaluation = solution.evaluation
     loads = {load.machine: load for load in evaluation.loads}

@@ -7,10 +7,11 @@ from functools import partial
 from tvm_split.planner.baselines import ONE_MACHINE
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import objective_seconds
+from tvm_split.planner.thrift import MORE_MACHINES
 
 
 def one_machine_advice(plan: Plan, machines: int) -> str | None:
-    """A sentence if no split of a cluster of so many machines is faster than one of them alone; else None."""
+    """A sentence if no split of a cluster of so many machines is worth it beside one of them alone; else None."""
     prediction = plan.prediction
     if prediction is None or machines < 2:
         return None
@@ -31,7 +32,16 @@ def one_machine_advice(plan: Plan, machines: int) -> str | None:
     splits = [
         each for each in (*prediction.alternatives, *prediction.baselines) if len({name for name, _ in each.stages}) > 1
     ]
-    if not splits or min(map(value, splits)) < value(prediction):
+    if not splits:
+        return None
+    given_up = next((each for each in prediction.alternatives if each.name == MORE_MACHINES), None)
+    if given_up is not None:
+        return (
+            f"one machine alone is nearly as fast: {prediction.machines[0].machine} does {text(value(prediction))}, "
+            f"the best split over several machines {text(value(given_up))}; {prediction.why_no_more_machines}, so the "
+            "other machines stay idle"
+        )
+    if min(map(value, splits)) < value(prediction):
         return None  # what was demanded keeps to one machine, not speed
     return (
         f"no split is faster than one machine alone: {prediction.machines[0].machine} does {text(value(prediction))}, "

@@ -47,7 +47,7 @@ def predict(
         bubble=max(0.0, 1.0 - busy),
         in_flight=max(1, math.ceil(evaluation.latency_seconds / evaluation.period_seconds)),
         lower_bound_seconds=best.lower_bound_seconds,
-        gap=max(0.0, value / best.lower_bound_seconds - 1.0) if best.lower_bound_seconds > 0 else 0.0,
+        gap=max(0.0, 1.0 - best.lower_bound_seconds / value) if value > 0 else 0.0,
         limiting=evaluation.limiting,
         method=best.method if stages is best.stages else f"given; the bound is {best.method}",
         why_no_more_machines=best.why_no_more_machines if stages is best.stages else "",

@@ -80,7 +80,7 @@ class Prediction:
         bubble: the share of the machines' time in which they wait, once the pipeline is full.
         in_flight: micro-batches under way that keep the slowest machine busy: latency / period, rounded up.
         lower_bound_seconds: no plan has a smaller period (latency, for that objective).
-        gap: how far above the bound this plan is at most, as a share of it.
+        gap: (value - lower bound) / value; 0 is proven optimal.
         limiting: the machine or link that sets the period.
         method: how the plan was found and proven.
         why_no_more_machines: why idle machines stay idle; empty if none is.

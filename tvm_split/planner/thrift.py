@@ -7,7 +7,10 @@ import dataclasses
 from tvm_split.planner.demands import keeps_demands
 from tvm_split.planner.problem import Alternative, Problem, Solution, SolvedStage, objective_seconds
 from tvm_split.planner.search import evaluate
+from tvm_split.units import seconds_text
 
+MORE_MACHINES = "the plan on more machines"
+"""The name of the alternative that was given up."""
 MARGIN = 0.02
 """About what two measurements of the same thing differ by on a quiet machine."""
 SLOW_MARGIN = 0.15
@@ -44,9 +47,9 @@ def spared(problem: Problem, solution: Solution) -> Solution:
         gap=max(0.0, 1 - solution.lower_bound_seconds / value) if value > 0 else 0.0,
         method=f"{solution.method}; machines were spared",
         why_no_more_machines=f"{_machines(solution.stages)} machines would gain {lost:.1%} and have a latency of "
-        f"{solution.evaluation.latency_seconds * 1e3:.3g} ms instead of {evaluation.latency_seconds * 1e3:.3g} ms",
+        f"{seconds_text(solution.evaluation.latency_seconds)} instead of {seconds_text(evaluation.latency_seconds)}",
         alternatives=(
-            _as_alternative(solution, "the plan on more machines", lost),
+            _as_alternative(solution, MORE_MACHINES, lost),
             *(each for each in solution.alternatives if each is not chosen),
         ),
     )

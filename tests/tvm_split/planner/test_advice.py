@@ -10,6 +10,7 @@ from tvm_split.planner.model_problem import planned_stages
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.predicting import predict
 from tvm_split.planner.search import solve
+from tvm_split.planner.thrift import spared
 
 EQUAL = {A: [0.002] * 4, B: [0.002] * 4}
 
@@ -36,6 +37,15 @@ def test_a_slow_link():
 def test_latency_on_equal_machines():
     text = one_machine_advice(plan_of(chain_profile(EQUAL), "latency"), 2)
     assert "machine-a does 8.202 ms, the best split over several machines 8.303 ms" in text
+
+
+def test_a_gain_that_was_given_up():
+    problem = chain_problem(profile := chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]}))
+    solution = spared(problem, solve(problem))
+    stages = planned_stages(graph_of(profile), profile, solution.stages)
+    text = one_machine_advice(Plan("net", "throughput", "measured", (), stages, predict(problem, profile, solution)), 2)
+    assert "one machine alone is nearly as fast: machine-a does 9.9" in text
+    assert "2 machines would gain" in text
 
 
 def test_a_split_that_was_forced():

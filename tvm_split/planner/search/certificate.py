@@ -9,17 +9,9 @@ from tvm_split.planner.problem import Alternative, Problem
 from tvm_split.planner.search.candidate import Candidate, within_limits
 from tvm_split.planner.search.evaluate import solved_stages
 from tvm_split.planner.search.instance import TOLERANCE, Instance, names_of
+from tvm_split.units import seconds_text
 
 MOST_ALTERNATIVES = 4
-UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
-
-
-def seconds_text(seconds: float) -> str:
-    """With a unit that fits, and three digits."""
-    for size, unit in UNITS:
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def alternatives(instance: Instance, chosen: Candidate, others: Iterable[Candidate]) -> tuple[Alternative, ...]:

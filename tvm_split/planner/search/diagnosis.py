@@ -11,13 +11,11 @@ from rpc_runtime.program import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, ProblemLink
 from tvm_split.planner.search.candidate import Candidate
-from tvm_split.planner.search.certificate import seconds_text
 from tvm_split.planner.search.instance import Instance, instance_of, names_of
+from tvm_split.units import precise_bytes_text, seconds_text
 
 Find = Callable[[Problem], Candidate | None]
 """The best plan of a problem, as far as it is found."""
-
-UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def require_places(instance: Instance) -> None:
@@ -68,7 +66,10 @@ def why_impossible(problem: Problem, find: Find, nearest: Callable[[Instance], C
 def why_too_large(instance: Instance, nearest: Callable[[Instance], Candidate | None]) -> str:
     """What the pieces need, what the machines have, and by how much the nearest plan misses."""
     weights, memory = math.fsum(instance.weights), math.fsum(instance.memory)
-    text = f"no plan fits the memory: the weights are {bytes_text(weights)}, the machines have {bytes_text(memory)}"
+    text = (
+        f"no plan fits the memory: the weights are {precise_bytes_text(weights)}, "
+        f"the machines have {precise_bytes_text(memory)}"
+    )
     found = nearest(instance)
     if found is None:
         return text
@@ -79,19 +80,13 @@ def why_too_large(instance: Instance, nearest: Callable[[Instance], Candidate | 
         if load.memory_bytes > limit:
             lacking += load.memory_bytes - limit
             lines.append(
-                f"{load.machine} needs {bytes_text(load.memory_bytes)} (weights {bytes_text(load.weight_bytes)}, "
-                f"activations {bytes_text(load.activation_bytes)}, in flight {bytes_text(load.buffer_bytes)}) "
-                f"and has {bytes_text(limit)}"
+                f"{load.machine} needs {precise_bytes_text(load.memory_bytes)} "
+                f"(weights {precise_bytes_text(load.weight_bytes)}, "
+                f"activations {precise_bytes_text(load.activation_bytes)}, "
+                f"in flight {precise_bytes_text(load.buffer_bytes)}) "
+                f"and has {precise_bytes_text(limit)}"
             )
-    return f"{text}; the plan that comes nearest lacks {bytes_text(lacking)}: {'; '.join(lines)}"
-
-
-def bytes_text(count: float) -> str:
-    """With a unit and four digits, so that two numbers that differ are seen to."""
-    for size, unit in UNITS:
-        if count >= size:
-            return f"{count / size:.4g} {unit}"
-    return f"{count:.4g} B"
+    return f"{text}; the plan that comes nearest lacks {precise_bytes_text(lacking)}: {'; '.join(lines)}"
 
 
 def _why_over_limits(problem: Problem, find: Find) -> str:

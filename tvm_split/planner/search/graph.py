@@ -26,7 +26,7 @@ from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.local_search import improved
-from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
+from tvm_split.planner.search.machine_classes import Groups, count_groups, groups_of, machine_classes
 from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram
 from tvm_split.planner.search.period_bound import period_bound
 from tvm_split.planner.search.stage_costs import StageCosts
@@ -81,9 +81,10 @@ class GraphSearch:
     """One instance, until a deadline."""
 
     def __init__(self, instance: Instance, time_limit_seconds: float) -> None:
-        self._asked = instance
-        if instance.problem.replicas:
-            instance = instance_of(dataclasses.replace(instance.problem, replicas=False))
+        problem = instance.problem
+        if problem.replicas and problem.objective == "latency" and math.isinf(problem.maximum_period_seconds):
+            # A micro-batch takes one replica, the slowest at worst: a stage is at least as fast without the others.
+            instance = instance_of(dataclasses.replace(problem, replicas=False))
         self._instance = instance
         self._start = time.monotonic()
         self._limit = time_limit_seconds
@@ -155,7 +156,7 @@ class GraphSearch:
         if problem.objective == "latency" and self._latency_bound is not None:
             self._raise_bound(self._latency_bound.whole, "the blocks of the graph")
         else:
-            bound = period_bound(self._asked, self._deadline(0.2) - time.monotonic())
+            bound = period_bound(self._instance, self._deadline(0.2) - time.monotonic())
             self._raise_bound(bound, "linear relaxation")
 
     def _search_ideals(self, ideals: Ideals) -> None:
@@ -169,8 +170,7 @@ class GraphSearch:
         careful = ideal_costs(self._instance, groups, ideals, optimistic=False)
         table = self._table(bounding, "period")
         self._measure_sequences(table, groups, ideals)
-        is_bound = ideals.complete and all_machines and not self._asked.problem.replicas
-        if is_bound and problem.objective == "throughput":
+        if ideals.complete and all_machines and problem.objective == "throughput":
             bound = min(table.best().values(), default=math.inf) * (1 - 1e-9)
             self._raise_bound(bound, "dynamic programming over the ideals of the graph")
         for costs in (loose, careful):
@@ -192,7 +192,7 @@ class GraphSearch:
         total = np.where(np.isfinite(self._instance.seconds), self._instance.seconds, 0.0).sum(axis=0)
         kept = sorted(classes, key=lambda members: float(total[members[0]]))
         while len(kept) > 1:
-            states = math.prod(len(members) + 1 for members in kept) * len(kept)
+            states = math.prod(len(members) + 1 for members in kept) * count_groups(self._instance, tuple(kept))
             if states * (positions**2 + CALL_STEPS) <= MOST_TABLE_STEPS * self._limit:
                 break
             kept.pop()
@@ -235,11 +235,11 @@ class GraphSearch:
         done, found = ExhaustiveSearch(self._instance, self._best(), self._latency_bound).best(deadline)
         if found is not None:
             self._keep([found])
-        if done and not self._asked.problem.replicas:
+        if done and not self._instance.problem.replicas:
             problem = self._instance.problem
             spread = found.value(problem) if found is not None else math.inf
             self._raise_bound(spread, "trying every plan")
-        return done and not self._asked.problem.replicas
+        return done and not self._instance.problem.replicas
 
     def _solve_program(self) -> bool:
         instance = self._instance
@@ -253,10 +253,10 @@ class GraphSearch:
         bound, plan = program.solve(self._deadline(0.9) - time.monotonic(), LARGE_GAP if large else 1e-7)
         if plan is not None:
             self._keep([plan])
-        if not self._asked.problem.replicas:
+        if not self._instance.problem.replicas:
             self._raise_bound(bound, "mixed-integer program (HiGHS)")
         self._improve(1.0)
-        return self._is_proven() or (bound == math.inf and not self._asked.problem.replicas)
+        return self._is_proven() or (bound == math.inf and not self._instance.problem.replicas)
 
     def _result(self, method: str) -> GraphResult:
         chosen = self._best()
@@ -270,6 +270,4 @@ class GraphSearch:
             bound = min(bound, value)
         if method != TRIED and self._sources:
             method += f"; bound: {self._sources[-1]}"
-        if self._asked.problem.replicas:
-            method += "; without replicas, which are planned on chains up to a size only"
         return GraphResult(chosen, tuple(self._allowed()), bound, method, exact)

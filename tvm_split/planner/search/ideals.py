@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tvm_split.planner.search.instance import Flags, Floats, Instance
 from tvm_split.planner.search.machine_classes import Groups
-from tvm_split.planner.search.stage_costs import StageCosts
+from tvm_split.planner.search.stage_costs import StageCosts, shared
 
 MOST_IDEALS = 1200
 """A graph with more has only those on a few topological orders searched; then nothing is proven by it."""
@@ -114,22 +114,28 @@ def ideal_costs(instance: Instance, groups: Groups, ideals: Ideals, *, optimisti
     weights = _difference(members @ instance.weights)
     exchanged = traffic.received + traffic.sent + traffic.from_client + traffic.to_client
     memory = weights + _largest(instance.activations, ideals) + instance.problem.buffers * exchanged
-    period, latency = [], []
-    for number, (machine,) in enumerate(_one_of_each(groups)):
+    alone, full = [], []
+    for machine in (members_of_class[0] for members_of_class in groups.classes):
         allowed = np.isfinite(instance.seconds[:, machine])
         seconds = _difference(members @ np.where(allowed, instance.seconds[:, machine], 0.0))
         possible = inside & (_difference(members @ ~allowed) == 0) & (memory <= instance.memory[machine] * (1 + 1e-9))
-        into, outof = _link(instance, machine, True, optimistic), _link(instance, machine, False, optimistic)
+        compute = seconds * instance.contention[machine] + traffic.tensors * instance.transfer_seconds[machine]
+        compute += exchanged * instance.transfer_seconds_per_byte[machine]
+        alone.append(np.where(possible, seconds, math.inf))
+        full.append(np.where(possible, compute, math.inf))
+    period, latency = [], []
+    for number, group in enumerate(groups.counts):
+        kinds = [kind for kind, count in enumerate(group) if count]
+        ends = [groups.classes[kind][0] for kind in kinds]
+        into, outof = (_link(instance, ends, incoming, optimistic) for incoming in (True, False))
         receive = (
             _wire(traffic.received, into[0], traffic.tensors_in) + traffic.from_client * groups.from_client[number]
         )
         send = _wire(traffic.sent, outof[0], traffic.tensors_out) + traffic.to_client * groups.to_client[number]
-        compute = seconds * instance.contention[machine] + traffic.tensors * instance.transfer_seconds[machine]
-        compute += exchanged * instance.transfer_seconds_per_byte[machine]
-        stage = np.maximum(np.maximum(compute, receive), send)
-        period.append(np.where(possible, stage, math.inf))
-        alone = seconds + receive + np.where(traffic.tensors_in > 0, into[1], 0.0)
-        latency.append(np.where(possible, alone, math.inf))
+        compute = shared([(full[kind], group[kind]) for kind in kinds])
+        period.append(np.maximum(np.maximum(compute, receive), send))
+        slowest = np.maximum.reduce([alone[kind] for kind in kinds])
+        latency.append(slowest + receive + np.where(traffic.tensors_in > 0, into[1], 0.0))
     sure, crosses = _sure_crossings(instance, ideals)
     if not optimistic:
         crosses = np.ones(len(members))
@@ -197,14 +203,20 @@ def _traffic(instance: Instance, ideals: Ideals) -> _Traffic:
     return found
 
 
-def _link(instance: Instance, machine: int, incoming: bool, optimistic: bool) -> tuple[float, float]:
-    """Seconds per byte and latency of the best or worst link of a machine; infinite if it has none."""
-    linked = instance.linked[:-1, machine] if incoming else instance.linked[machine, :-1]
-    if not linked.any():
-        return math.inf, math.inf
+def _link(instance: Instance, machines: Sequence[int], incoming: bool, optimistic: bool) -> tuple[float, float]:
+    """Seconds per byte and latency of the best or worst link of machines, of which the slowest counts.
+
+    Infinite if one of them has no link.
+    """
     pick = np.min if optimistic else np.max
-    rows = (slice(None, -1), machine) if incoming else (machine, slice(None, -1))
-    return float(pick(instance.seconds_per_byte[rows][linked])), float(pick(instance.latency[rows][linked]))
+    found = []
+    for machine in machines:
+        rows = (slice(None, -1), machine) if incoming else (machine, slice(None, -1))
+        linked = instance.linked[rows]
+        if not linked.any():
+            return math.inf, math.inf
+        found.append((pick(instance.seconds_per_byte[rows][linked]), pick(instance.latency[rows][linked])))
+    return float(max(each for each, _ in found)), float(max(each for _, each in found))
 
 
 def _wire(size: Floats, seconds_per_byte: float, tensors: Floats) -> Floats:
@@ -225,10 +237,6 @@ def _largest(values: Floats, ideals: Ideals) -> Floats:
             has = members[:, piece]
             found[has[:, None] & ~has[None, :]] = values[piece]
     return found
-
-
-def _one_of_each(groups: Groups) -> list[tuple[int]]:
-    return [(groups.classes[counts.index(1)][0],) for counts in groups.counts]
 
 
 def _prefixes(order: list[int]) -> Iterable[int]:

@@ -49,7 +49,7 @@ def chain_costs(instance: Instance, groups: Groups) -> StageCosts:
         full.append(seconds * instance.contention[machine] + transfers)
     period, latency = [], []
     for number, group in enumerate(groups.counts):
-        stage_period = _shared([(full[kind], count) for kind, count in enumerate(group) if count])
+        stage_period = shared([(full[kind], count) for kind, count in enumerate(group) if count])
         stage_latency = np.maximum.reduce([alone[kind] for kind, count in enumerate(group) if count])
         if counts[0]:
             receive = sizes[0] * groups.from_client[number]
@@ -96,8 +96,11 @@ def _maxima(values: Floats) -> Floats:
     return found
 
 
-def _shared(members: list[tuple[Floats, int]]) -> Floats:
-    """One over the sum of the rates; infinite where any member cannot hold the stage."""
+def shared(members: list[tuple[Floats, int]]) -> Floats:
+    """What so many machines of each duration take together: one over the sum of their rates.
+
+    Infinite where any of them cannot hold the stage.
+    """
     if len(members) == 1 and members[0][1] == 1:
         return members[0][0].copy()
     with np.errstate(divide="ignore"):

@@ -104,13 +104,29 @@ def chain_plans(problem: Problem) -> Iterator[Assignment]:
 
 
 def graph_plans(problem: Problem) -> Iterator[Assignment]:
-    """Every piece on every machine."""
+    """Every piece on every machine; with replicas on every one of disjoint sets of machines, whatever these are."""
     machines = [machine.name for machine in problem.machines]
-    for choice in itertools.product(machines, repeat=len(problem.pieces)):
-        stages: dict[str, list[str]] = {}
-        for piece, machine in zip(problem.pieces, choice, strict=True):
-            stages.setdefault(machine, []).append(piece.name)
-        yield [((machine,), names) for machine, names in stages.items()]
+    for groups in _disjoint_sets(machines) if problem.replicas else [[(machine,) for machine in machines]]:
+        for choice in itertools.product(groups, repeat=len(problem.pieces)):
+            if problem.replicas and len(set(choice)) < len(groups):
+                continue  # as with fewer sets
+            stages: dict[tuple[str, ...], list[str]] = {}
+            for piece, group in zip(problem.pieces, choice, strict=True):
+                stages.setdefault(group, []).append(piece.name)
+            yield list(stages.items())
+
+
+def _disjoint_sets(machines: list[str]) -> Iterator[list[tuple[str, ...]]]:
+    """All ways to make sets of some of the machines, whose order does not matter."""
+    if not machines:
+        yield []
+        return
+    first, *rest = machines
+    for groups in _disjoint_sets(rest):
+        yield groups
+        yield [(first,), *groups]
+        for place, group in enumerate(groups):
+            yield [*groups[:place], (first, *group), *groups[place + 1 :]]
 
 
 def best(problem: Problem, plans: Iterator[Assignment]) -> tuple[float, float] | None:

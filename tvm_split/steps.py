@@ -1,0 +1,27 @@
+"""Counted steps of what takes long, told to whoever waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+StepProgress = Callable[[str, int, int], None]
+"""Called from one thread at a time with what is being done, the steps done and all steps."""
+
+
+class Steps:
+    """Counts steps whose number becomes known on the way. Thread-safe."""
+
+    def __init__(self, report: StepProgress | None) -> None:
+        self._report = report or (lambda what, done, steps: None)
+        self._lock = threading.Lock()
+        self._begun = 0
+        self.total = 0
+
+    def begin(self, what: str) -> None:
+        with self._lock:
+            self._report(what, self._begun, max(self.total, self._begun + 1))
+            self._begun += 1
+
+    def done(self) -> None:
+        self._report("done", self.total, self.total)
