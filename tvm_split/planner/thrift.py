@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from tvm_split.planner.demands import keeps_demands
 from tvm_split.planner.problem import Alternative, Problem, Solution, SolvedStage, objective_seconds
@@ -13,16 +14,15 @@ MORE_MACHINES = "the plan on more machines"
 """The name of the alternative that was given up."""
 MARGIN = 0.02
 """About what two measurements of the same thing differ by on a quiet machine."""
-SLOW_MARGIN = 0.15
-"""A throughput that rises by less is not worth answers that come `MUCH_LATER` times as late."""
-MUCH_LATER = 2.0
+MARGIN_PER_DOUBLING = 0.15
+"""What a throughput has to gain besides for each time that answers come twice as late."""
 
 
 def spared(problem: Problem, solution: Solution) -> Solution:
     """The plan of fewest machines among those that lost by hardly anything; the solution itself if there is none.
 
-    That is by `MARGIN`, or by `SLOW_MARGIN` if the solution's latency is `MUCH_LATER` times the other's, as over a link
-    of high latency. Where so many stages were asked for, nothing is spared.
+    That is by `MARGIN`, and for throughput by `MARGIN_PER_DOUBLING` more for each time that the solution's latency is
+    twice the other's, as over a link of high latency. Where so many stages were asked for, nothing is spared.
     """
     if problem.stages is not None:
         return solution
@@ -56,8 +56,10 @@ def spared(problem: Problem, solution: Solution) -> Solution:
 
 
 def _margin(problem: Problem, solution: Solution, other: Alternative) -> float:
-    later = solution.evaluation.latency_seconds >= MUCH_LATER * other.latency_seconds
-    return SLOW_MARGIN if later and problem.objective == "throughput" else MARGIN
+    later = solution.evaluation.latency_seconds / other.latency_seconds if other.latency_seconds > 0 else 1.0
+    if problem.objective == "latency" or later <= 1.0:
+        return MARGIN
+    return MARGIN + MARGIN_PER_DOUBLING * math.log2(later)
 
 
 def _as_alternative(solution: Solution, name: str, gain: float) -> Alternative:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tvm_split.planner.search.oracle import best, graph_plans
+from tests.tvm_split.planner.search.oracle import best, graph_plans, judge
 from tests.tvm_split.planner.search.problems import random_problem
-from tests.tvm_split.planner.search.test_chain import assert_is_best
-from tvm_split.planner.problem import Problem
+from tests.tvm_split.planner.search.test_chain import assert_is_best, solution_of
+from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.search import evaluate, solve
 from tvm_split.planner.search.candidate import best_of, one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
@@ -105,12 +105,58 @@ def test_a_chain_searched_as_a_graph_is_not_better_than_a_chain(seed: int, piece
     assert found.lower_bound_seconds <= best_value * (1 + 1e-9) <= value * (1 + 3e-9)
 
 
-def test_replicas_are_left_out_of_graphs_and_the_answer_says_so() -> None:
-    problem = random_problem(3, pieces=7, machines=3, chain=False, plain=True, objective="throughput", replicas=True)
-    found = solve(problem, time_limit_seconds=1.0)
-    assert "without replicas" in found.method
-    assert all(len(stage.machines) == 1 for stage in found.stages)
-    assert found.lower_bound_seconds <= found.evaluation.period_seconds
+@settings(deadline=None, max_examples=150)
+@given(SEEDS, st.integers(2, 6), st.integers(2, 3))
+def test_replicas_on_small_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int) -> None:
+    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, replicas=True)
+    expected = best(problem, graph_plans(problem))
+    found = solution_of(problem)
+    if expected is None:
+        assert found is None
+        return
+    assert found is not None
+    evaluation = found.evaluation
+    judged = judge(problem, [(stage.machines, list(stage.pieces)) for stage in found.stages])
+    assert judged == pytest.approx((evaluation.period_seconds, evaluation.latency_seconds), rel=1e-9, abs=1e-15)
+    value = value_of(problem, evaluation.period_seconds, evaluation.latency_seconds)
+    assert found.lower_bound_seconds <= expected[0] * (1 + 1e-9)
+    assert value == pytest.approx(expected[0], rel=2e-9, abs=1e-15)
+
+
+def test_a_stage_with_a_skip_is_dealt_out() -> None:
+    """The slow block in the middle, around which a value passes, is shared by two machines."""
+    names = ["machine-0", "machine-1", "machine-2"]
+    seconds = {"enter": 0.001, "left": 0.01, "right": 0.01, "join": 0.001}
+    links = [(a, b) for a in [*names, "client"] for b in [*names, "client"] if a != b]
+    problem = Problem(
+        objective="throughput",
+        machines=tuple(ProblemMachine(name) for name in names),
+        links=tuple(ProblemLink(a, b, 1e9, 0.0) for a, b in links),
+        pieces=tuple(Piece(name, dict.fromkeys(names, each)) for name, each in seconds.items()),
+        edges=tuple(
+            Edge(a, b, 8.0)
+            for a, b in [("enter", "left"), ("enter", "right"), ("enter", "join"), ("left", "join"), ("right", "join")]
+        ),
+        replicas=True,
+    )
+    found = solve(problem)
+    assert found.gap < 1e-6
+    assert found.evaluation.period_seconds == pytest.approx(0.022 / 3, rel=1e-6)
+    alone = solve(dataclasses.replace(problem, replicas=False))
+    assert alone.evaluation.period_seconds > found.evaluation.period_seconds
+
+
+@settings(deadline=None, max_examples=6)
+@given(SEEDS, st.integers(12, 24))
+def test_replicas_on_larger_graphs_hold_and_are_no_worse_than_without(seed: int, pieces: int) -> None:
+    problem = random_problem(seed, pieces=pieces, machines=3, chain=False, plain=True, replicas=True)
+    found = solve(problem, time_limit_seconds=0.5)
+    assert evaluate(problem, found.stages) == found.evaluation
+    without = solve(dataclasses.replace(problem, replicas=False), time_limit_seconds=0.5)
+    value, other = (
+        value_of(problem, each.evaluation.period_seconds, each.evaluation.latency_seconds) for each in (found, without)
+    )
+    assert found.lower_bound_seconds <= value <= other * (1 + 1e-6)
 
 
 def value_of(problem: Problem, period: float, latency: float) -> float:
