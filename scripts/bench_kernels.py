@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import tvm_split
 from tests.models import torch_models
-from tvm_split.ceilings import Ceilings, measure_ceilings
 from tvm_split.planner.cost import model_operations
+from tvm_split.profiles.ceilings import Ceilings, measure_ceilings
 from tvm_split.targets import host_target
 from tvm_split.tuning_folder import DATABASE_VARIABLE
 

@@ -31,9 +31,9 @@ from rpc_runtime.scratch import ScratchFolder
 from tests.models import torch_models
 from tests.relay import Relay
 from tests.slow_machine import half_speed
-from tvm_split.benchmark import bench
-from tvm_split.model_profiling import profile_model
+from tvm_split.profiles.model_profiling import profile_model
 from tvm_split.progress import step_progress
+from tvm_split.reports.benchmark import bench
 
 NAMES = ("machine-a", "machine-b")
 SLOW_CORE = 1

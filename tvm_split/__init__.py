@@ -25,12 +25,10 @@ if TYPE_CHECKING:
         WorkerUnavailableError,
     )
     from tvm_split.api import compile_and_deploy
-    from tvm_split.benchmark import bench
     from tvm_split.bundle import Bundle
     from tvm_split.cluster import Cluster
     from tvm_split.compiling import compile
     from tvm_split.deployment import Deployment, deploy
-    from tvm_split.deployment_report import DeploymentReport
     from tvm_split.errors import (
         BundleError,
         ClusterError,
@@ -46,6 +44,8 @@ if TYPE_CHECKING:
     from tvm_split.model import Model
     from tvm_split.planner.plan import Plan
     from tvm_split.planning import plan
+    from tvm_split.reports.benchmark import bench
+    from tvm_split.reports.deployment_report import DeploymentReport
     from tvm_split.tuning import TuningReport, merge_databases, tune
 
 __version__ = "0.1.0"
@@ -56,12 +56,12 @@ _HOMES = {
         "WorkerUnavailableError",
     ),
     "tvm_split.api": ("compile_and_deploy",),
-    "tvm_split.benchmark": ("bench",),
+    "tvm_split.reports.benchmark": ("bench",),
     "tvm_split.bundle": ("Bundle",),
     "tvm_split.cluster": ("Cluster",),
     "tvm_split.compiling": ("compile",),
     "tvm_split.deployment": ("Deployment", "deploy"),
-    "tvm_split.deployment_report": ("DeploymentReport",),
+    "tvm_split.reports.deployment_report": ("DeploymentReport",),
     "tvm_split.errors": (
         "BundleError", "ClusterError", "CompileError", "ModelImportError", "OneMachineWarning",
         "PlanError", "TuningError", "VerificationError",

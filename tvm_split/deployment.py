@@ -20,9 +20,9 @@ from rpc_runtime.pipeline import Pipeline
 from rpc_runtime.program import Program, StageSpec, TensorSpec
 from tvm_split.bundle import Bundle
 from tvm_split.cluster import Cluster
-from tvm_split.deployment_report import DeploymentReport, report_of
 from tvm_split.errors import BundleError, ClusterError
-from tvm_split.run_times import RunTimes
+from tvm_split.reports.deployment_report import DeploymentReport, report_of
+from tvm_split.reports.run_times import RunTimes
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 

@@ -15,7 +15,7 @@ from tests.models import torch_models
 from tvm_split.compiling import cut_model, tensor_spec
 from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.pieces import layers_of_stages, piece_edges, pieces_of
-from tvm_split.target_code import target_code
+from tvm_split.profiles.target_code import target_code
 from tvm_split.targets import host_target
 
 MACHINES = ("machine-a", "machine-b", "machine-c")

@@ -208,7 +208,7 @@ def _list_layers(model: Model, json: bool) -> None:
 
 
 def _draw(model: Model, plan: Plan, path: Path) -> None:
-    from tvm_split.plan_picture import draw_plan
+    from tvm_split.pictures.plan_picture import draw_plan
 
     draw_plan(model, plan, path)
     print_note(f"drawn to {path}")

@@ -44,9 +44,9 @@ class Searching:
 
     def improve(self, model: Model, current: Path, measured: Path, threshold: float) -> Plan:
         """The plan in a file, or the best one by its measurements if that gains enough; says which."""
-        from tvm_split.measured_file import read_measured
         from tvm_split.planner.plan import Plan
         from tvm_split.planning import plan_again
+        from tvm_split.reports.measured_file import read_measured
 
         old, found = Plan.load(current), read_measured(measured, model.name)
         with step_progress("planning") as report:

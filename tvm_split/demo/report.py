@@ -18,8 +18,8 @@ from tvm_split.cli.console import STDOUT
 from tvm_split.cli.statistics import statistics_as_json, statistics_table
 from tvm_split.cluster import usable_cores
 from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, WARM_UP_MICRO_BATCHES, Demonstration
+from tvm_split.pictures.timeline_picture import draw_picture
 from tvm_split.timeline import LANE_NAMES, Timeline, axis, cells, draw, headings, machines_at_once, timeline
-from tvm_split.timeline_picture import draw_picture
 
 COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "red", "bright_green", "bright_black")
 LEAST_COLUMNS, MOST_COLUMNS = 40, 150

@@ -1,0 +1,110 @@
+"""Pictures of plans: valid XML, text as text, names escaped."""
+
+import dataclasses
+from xml.etree import ElementTree
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import tvm_split
+from tests.tvm_split.cli.conftest import small_model
+from tests.tvm_split.predictions import machine_prediction, prediction
+from tvm_split.errors import PlanError
+from tvm_split.pictures.colours import COLOURS, text_colour
+from tvm_split.pictures.plan_picture import draw_plan
+from tvm_split.planner.plan import PlannedReplica
+
+SVG = "{http://www.w3.org/2000/svg}"
+A, B = "machine-a", "machine-b"
+HOSTILE = '<script>alert("1")</script> & \x07 ]]> [bold]'
+
+
+@pytest.fixture(scope="module")
+def planned():
+    model = tvm_split.load_model(small_model())
+    cluster = tvm_split.Cluster.in_process(machines=2, threads=1)
+    return model, tvm_split.plan(model, cluster, split={A: ["conv_1", "relu_1"], B: ["conv_2"]})
+
+
+def texts(path):
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == f"{SVG}svg"
+    return [element.text for element in root.iter(f"{SVG}text")]
+
+
+def test_what_it_shows(planned, tmp_path):
+    model, plan = planned
+    draw_plan(model, plan, tmp_path / "plan.svg")
+    shown = texts(tmp_path / "plan.svg")
+    for layer in model.layer_names:
+        assert layer in shown
+    assert "machine-a: 2 layers" in shown
+    assert "2.3 kB" in shown  # what goes from A to B: 2 x 8 x 6 x 6 floats
+    content = (tmp_path / "plan.svg").read_text()
+    assert COLOURS[0] in content
+    assert COLOURS[1] in content
+    for outside in ("href", "url(", "@import", "<script", "<style"):
+        assert outside not in content
+
+
+def test_predictions_are_in_the_legend(planned, tmp_path):
+    model, plan = planned
+    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.005)))
+    draw_plan(model, dataclasses.replace(plan, prediction=expected), tmp_path / "plan.svg")
+    shown = texts(tmp_path / "plan.svg")
+    assert "machine-b: 3 layers; compute 5 ms, receive 1 ms, send 2 ms" in shown
+    assert any("predicted: 100 micro-batches a second" in text for text in shown)
+
+
+def test_machines_that_take_turns_are_all_named(planned, tmp_path):
+    model, plan = planned
+    replicas = (PlannedReplica(B, 0.5), PlannedReplica("machine-c", 0.5))
+    stages = (plan.stages[0], dataclasses.replace(plan.stages[1], replicas=replicas))
+    draw_plan(model, dataclasses.replace(plan, stages=stages), tmp_path / "plan.svg")
+    shown = texts(tmp_path / "plan.svg")
+    assert "machine-b: 3 layers, in turns with machine-c" in shown
+    assert "machine-c: 3 layers, in turns with machine-b" in shown
+    assert shown.count("in turns: machine-b, machine-c") == 3
+    rectangles = [each.get("fill") for each in ElementTree.parse(tmp_path / "plan.svg").getroot().iter(f"{SVG}rect")]
+    assert rectangles.count(COLOURS[2]) == 1 + 3  # the legend's, and one in each of the three layers
+    assert shown.count("2.3 kB") == 1
+
+
+def test_any_name_is_only_text(tmp_path):
+    node = helper.make_node("Relu", ["x"], ["y"], name=HOSTILE)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy"]
+    proto = helper.make_model(helper.make_graph([node], "hostile", values[:1], values[1:]), ir_version=9)
+    model = tvm_split.load_model(onnx.ModelProto.FromString(proto.SerializeToString()))
+    plan = tvm_split.plan(model, tvm_split.Cluster.in_process())
+    draw_plan(model, plan, tmp_path / "plan.svg")
+    root = ElementTree.parse(tmp_path / "plan.svg").getroot()
+    assert not list(root.iter(f"{SVG}script"))
+    assert any("\ufffd ]]> [bold]" in (element.text or "") for element in root.iter(f"{SVG}text"))
+
+
+def test_more_machines_than_colours(tmp_path):
+    model = tvm_split.load_model(small_model())
+    plan = tvm_split.plan(model, tvm_split.Cluster.in_process(machines=1, threads=1))
+    names = [f"machine {number}" for number in range(len(COLOURS) + 2)]
+    stages = tuple(
+        dataclasses.replace(plan.stages[0], machine=name, layers=(layer,))
+        for name, layer in zip(names, model.layer_names, strict=False)
+    )
+    draw_plan(model, dataclasses.replace(plan, stages=stages), tmp_path / "plan.SVG")
+    assert "machine 4: 1 layer" in texts(tmp_path / "plan.SVG")
+
+
+def test_wrong_use(planned, tmp_path):
+    model, plan = planned
+    with pytest.raises(PlanError, match=r"does not end in \.svg"):
+        draw_plan(model, plan, tmp_path / "plan.png")
+    with pytest.raises(PlanError, match="places no layer 'conv_1'"):
+        draw_plan(model, dataclasses.replace(plan, stages=plan.stages[1:]), tmp_path / "plan.svg")
+    assert not (tmp_path / "plan.svg").exists()
+
+
+@pytest.mark.parametrize("colour", [*COLOURS, "#ffffff", "#000000"])
+def test_text_can_be_read_on_every_colour(colour):
+    assert text_colour(colour) in ("#000000", "#ffffff")
+    assert text_colour(colour) != colour

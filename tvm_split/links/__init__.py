@@ -1,0 +1,1 @@
+"""What tensors take between machines, measured over the runtime that models run on."""

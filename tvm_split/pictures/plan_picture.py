@@ -1,0 +1,246 @@
+"""A plan as a picture: the graph of layers from top to bottom, coloured by machine, as SVG with text as text."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
+
+from rich.cells import cell_len
+
+from tvm_split.errors import PlanError
+from tvm_split.model import Model
+from tvm_split.pictures.colours import COLOURS, text_colour
+from tvm_split.pictures.layered_layout import Layout, layered_layout
+from tvm_split.pictures.picture_graph import PictureEdge, PictureGraph, PictureNode, picture_graph
+from tvm_split.planner.plan import Plan
+from tvm_split.units import bytes_text
+
+MARGIN = 24.0
+NODE_HEIGHT = 36.0
+ROW_HEIGHT = 76.0
+NODE_GAP = 18.0
+LEGEND_LINE = 22.0
+MARK_WIDTH = 8.0
+FONT_SIZE = 13
+SMALL_FONT_SIZE = 11
+CHARACTER_WIDTH = 7.6
+"""Of the font, at most on average; SVG has no way to ask."""
+LONGEST_NAME = 34
+CLIENT_COLOUR = "#ffffff"
+LINE_COLOUR = "#9a9a9a"
+CROSSING_COLOUR = "#111111"
+NOT_IN_XML = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def draw_plan(model: Model, plan: Plan, path: str | Path) -> None:
+    """Write the picture of a plan to ``path``, which ends in ``.svg``.
+
+    Every node is a layer, or a run of layers with their number (see `tvm_split.pictures.picture_graph`); its colour is
+    its machine's. Bold lines go to another machine, with the bytes per micro-batch where a tensor gets there first. A
+    stage with replicas has the first one's colour and a mark of each other's, and names all.
+
+    Raises:
+        PlanError: the path has another ending, or the plan does not fit the model.
+    """
+    path = Path(path)
+    if path.suffix.lower() != ".svg":
+        raise PlanError(f"the picture of a plan is an SVG file; {str(path)!r} does not end in .svg")
+    missing = set(model.layer_names) - {layer for stage in plan.stages for layer in stage.layers}
+    if missing:
+        raise PlanError(f"the plan places no layer {min(missing)!r}, which model {model.name!r} has")
+    tree = ElementTree(_picture(picture_graph(model, plan), plan))
+    indent(tree)
+    tree.write(path, encoding="utf-8", xml_declaration=True)
+
+
+def _picture(graph: PictureGraph, plan: Plan) -> Element:
+    machines = list(dict.fromkeys(machine for stage in plan.stages for machine in stage.machines))
+    colours = dict(zip(machines, itertools.cycle(COLOURS), strict=False))
+    labels = [_label(graph, number) for number in range(len(graph.nodes))]
+    widths = {
+        str(number): _text_width(max(lines, key=cell_len)) + 20 + _marks_width(graph.nodes[number])
+        for number, lines in enumerate(labels)
+    }
+    layout = layered_layout(
+        widths,
+        [(str(edge.source), str(edge.destination)) for edge in graph.edges],
+        NODE_GAP,
+        last=str(len(graph.nodes) - 1),
+    )
+    legend = _legend(graph, plan, machines)
+    top = MARGIN + LEGEND_LINE * (len(legend) + 1)
+    texts = [text for text, _ in legend]
+    width = 2 * MARGIN + max(layout.width, *(_text_width(text) + 30 for text in texts))
+    height = top + ROW_HEIGHT * (max(layout.rows.values()) + 1) + MARGIN
+    left = (width - layout.width) / 2
+    root = Element(
+        "svg",
+        {
+            "xmlns": "http://www.w3.org/2000/svg",
+            "width": f"{width:.0f}",
+            "height": f"{height:.0f}",
+            "viewBox": f"0 0 {width:.0f} {height:.0f}",
+            "font-family": "sans-serif",
+            "font-size": str(FONT_SIZE),
+        },
+    )
+    SubElement(root, "title").text = _clean(f"{plan.model}: {len(plan.stages)} stages")
+    SubElement(root, "rect", {"width": "100%", "height": "100%", "fill": "#ffffff"})
+    _draw_legend(root, legend, colours)
+    drawing = SubElement(root, "g", {"transform": f"translate({left:.1f} {top:.1f})"})
+    for edge in sorted(graph.edges, key=lambda each: each.crosses):
+        _draw_edge(drawing, edge, layout)
+    for number, node in enumerate(graph.nodes):
+        _draw_node(drawing, node, labels[number], str(number), widths[str(number)], layout, colours)
+    _draw_bytes(drawing, graph.edges, layout)
+    return root
+
+
+def _label(graph: PictureGraph, number: int) -> list[str]:
+    layers, machines = graph.nodes[number].layers, graph.nodes[number].machines
+    if not layers:
+        return ["inputs" if number == 0 else "outputs"]
+    turns = f"in turns: {_clean(', '.join(machines))}" if len(machines) > 1 else ""
+    if len(layers) == 1:
+        return [_shortened(layers[0]), *filter(None, [turns])]
+    run = f"{len(layers)} layers to {_shortened(layers[-1])}"
+    return [f"{_shortened(layers[0])} …", f"{run}; {turns}" if turns else run]
+
+
+def _shortened(name: str) -> str:
+    """The end of a long name tells more than its beginning, which its neighbours share."""
+    return _clean(name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME + 1 :]}")
+
+
+def _legend(graph: PictureGraph, plan: Plan, machines: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Lines of text, each with the machine whose colour stands before it."""
+    prediction = plan.prediction
+    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+    title = f"{plan.model}: {stages} for {plan.objective}, {plan.origin}"
+    if prediction is not None:
+        title += (
+            f"; predicted: {prediction.samples_per_second:.4g} micro-batches a second, "
+            f"{prediction.latency_seconds * 1e3:.3g} ms for one alone"
+        )
+    lines: list[tuple[str, str | None]] = [(title, None)]
+    predicted = {} if prediction is None else {each.machine: each for each in prediction.machines}
+    for machine in machines:
+        own = [stage for stage in plan.stages if machine in stage.machines]
+        count = sum(len(stage.layers) for stage in own)
+        text = f"{machine}: {count} layers" if count != 1 else f"{machine}: 1 layer"
+        others = dict.fromkeys(each for stage in own for each in stage.machines if each != machine)
+        if others:
+            text += f", in turns with {', '.join(others)}"
+        if machine in predicted:
+            times = predicted[machine]
+            text += (
+                f"; compute {times.compute_seconds * 1e3:.3g} ms, receive {times.receive_seconds * 1e3:.3g} ms, "
+                f"send {times.send_seconds * 1e3:.3g} ms"
+            )
+        lines.append((text, machine))
+    lines.append(("bold lines go to another machine, with the bytes of each micro-batch", None))
+    if graph.hidden:
+        lines.append((f"not drawn: {len(graph.hidden)} layers that depend on no input", None))
+    return [(_clean(text), machine) for text, machine in lines]
+
+
+def _draw_legend(root: Element, legend: Sequence[tuple[str, str | None]], colours: dict[str, str]) -> None:
+    for line, (text, machine) in enumerate(legend):
+        y = MARGIN + LEGEND_LINE * line
+        x = MARGIN
+        if machine is not None:
+            swatch = {"x": f"{x:.0f}", "y": f"{y:.0f}", "width": "16", "height": "16", "rx": "3"}
+            SubElement(root, "rect", {**swatch, "fill": colours[machine]})
+            x += 24
+        weight = "bold" if line == 0 else "normal"
+        SubElement(root, "text", {"x": f"{x:.0f}", "y": f"{y + 13:.0f}", "font-weight": weight}).text = text
+
+
+def _draw_node(
+    drawing: Element,
+    node: PictureNode,
+    lines: Sequence[str],
+    key: str,
+    width: float,
+    layout: Layout,
+    colours: dict[str, str],
+) -> None:
+    x, y = layout.centres[key], layout.rows[key] * ROW_HEIGHT
+    fill = colours[node.machines[0]] if node.machines else CLIENT_COLOUR
+    group = SubElement(drawing, "g")
+    placed = f"{', '.join(node.machines)}, stage {node.stage}: {', '.join(node.layers)}"
+    hint = placed if node.machines else "the client"
+    SubElement(group, "title").text = _clean(hint)
+    shape = {"x": f"{x - width / 2:.1f}", "y": f"{y:.1f}", "width": f"{width:.1f}", "height": f"{NODE_HEIGHT:.0f}"}
+    SubElement(group, "rect", {**shape, "rx": "6", "fill": fill, "stroke": "#333333"})
+    for number, machine in enumerate(node.machines[:0:-1], start=1):
+        mark = {
+            "x": f"{x + width / 2 - 4 - MARK_WIDTH * number:.1f}",
+            "y": f"{y + 6:.1f}",
+            "width": f"{MARK_WIDTH:.0f}",
+        }
+        look = {"fill": colours[machine], "stroke": "#333333", "stroke-width": "0.5"}
+        SubElement(group, "rect", {**mark, "height": f"{NODE_HEIGHT - 12:.0f}", **look})
+    x -= _marks_width(node) / 2
+    first = y + (NODE_HEIGHT / 2 + 5 if len(lines) == 1 else 15)
+    for number, text in enumerate(lines):
+        size = FONT_SIZE if number == 0 else SMALL_FONT_SIZE
+        place = {"x": f"{x:.1f}", "y": f"{first + 15 * number:.1f}", "text-anchor": "middle"}
+        SubElement(group, "text", {**place, "font-size": str(size), "fill": text_colour(fill)}).text = text
+
+
+def _draw_edge(drawing: Element, edge: PictureEdge, layout: Layout) -> None:
+    points = _points(edge, layout)
+    path = f"M {points[0][0]:.1f} {points[0][1]:.1f}"
+    for (x, y), (next_x, next_y) in itertools.pairwise(points):
+        middle = (y + next_y) / 2
+        path += f" C {x:.1f} {middle:.1f} {next_x:.1f} {middle:.1f} {next_x:.1f} {next_y:.1f}"
+    colour, width = (CROSSING_COLOUR, "2.5") if edge.crosses else (LINE_COLOUR, "1.2")
+    SubElement(drawing, "path", {"d": path, "fill": "none", "stroke": colour, "stroke-width": width})
+
+
+def _draw_bytes(drawing: Element, edges: Sequence[PictureEdge], layout: Layout) -> None:
+    """The bytes on a white halo beside the line: at its end, or at its start where several lines end together."""
+    labelled = [edge for edge in edges if edge.crosses and edge.bytes]
+    ends = Counter(edge.destination for edge in labelled)
+    starts = Counter(edge.source for edge in labelled)
+    stacked: Counter[int] = Counter()
+    for edge in labelled:
+        points = _points(edge, layout)
+        if ends[edge.destination] > 1 and starts[edge.source] == 1:
+            x, y = points[0][0] + 5, points[0][1] + FONT_SIZE
+        else:
+            x, y = points[-1][0] + 5, points[-1][1] - 6 - SMALL_FONT_SIZE * stacked[edge.destination]
+            stacked[edge.destination] += 1
+        place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "font-size": str(SMALL_FONT_SIZE)}
+        halo = {"stroke": "#ffffff", "stroke-width": "3", "paint-order": "stroke"}
+        SubElement(drawing, "text", {**place, **halo}).text = bytes_text(edge.bytes)
+
+
+def _points(edge: PictureEdge, layout: Layout) -> list[tuple[float, float]]:
+    source, destination = str(edge.source), str(edge.destination)
+    joints = [
+        point
+        for row, x in layout.joints[source, destination]
+        for point in ((x, row * ROW_HEIGHT), (x, row * ROW_HEIGHT + NODE_HEIGHT))
+    ]
+    start = (layout.centres[source], layout.rows[source] * ROW_HEIGHT + NODE_HEIGHT)
+    return [start, *joints, (layout.centres[destination], layout.rows[destination] * ROW_HEIGHT)]
+
+
+def _marks_width(node: PictureNode) -> float:
+    """Of what stands for the second replica and those after it, at the right of a node."""
+    return MARK_WIDTH * max(0, len(node.machines) - 1)
+
+
+def _text_width(text: str) -> float:
+    return cell_len(text) * CHARACTER_WIDTH
+
+
+def _clean(text: str) -> str:
+    """Without the characters that XML cannot hold, not even escaped."""
+    return NOT_IN_XML.sub("\ufffd", text)

@@ -1,0 +1,1 @@
+"""What each piece of a model takes on each machine, measured there with the kernels that would run."""

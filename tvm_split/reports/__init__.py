@@ -1,0 +1,1 @@
+"""What a deployment did, beside what was predicted of it."""
