@@ -18,6 +18,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.annotate import AnnotateDevices
+from relay_passes.bound_indices import BoundIndices
 from relay_passes.fold_affine import FoldAffine
 from relay_passes.fold_small import FoldSmall
 from relay_passes.partition import PartitionStages
@@ -70,6 +71,7 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
             "simplify",
             (
                 RemoveIdentities(),
+                BoundIndices(),
                 transform.DecomposeOpsForInference(),
                 transform.CanonicalizeBindings(),
                 transform.EliminateCommonSubexpr(),

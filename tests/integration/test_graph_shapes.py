@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import tvm_split
+from rpc_runtime.credit_window import MOST_MORE
 
 
 class Skip(nn.Module):
@@ -180,8 +181,8 @@ def test_an_endless_stream_is_read_lazily(chain_deployment) -> None:
     first = [next(results) for _ in range(50)]
     results.close()
     assert len(first) == 50
-    # What is read ahead is bounded by the queues between the stages, not by the stream.
-    assert len(taken) < 50 + 60
+    # What is read ahead is bounded by the queues between the stages and what links may widen theirs by.
+    assert len(taken) < 50 + 60 + MOST_MORE
     # What was abandoned does not turn up later.
     (again, *_) = deployment.run(np.zeros((1, 4), np.float32))
     np.testing.assert_array_equal(again, first[0][0])

@@ -210,6 +210,31 @@ def test_an_exception_of_the_caller_leaves_nothing_behind(bundle: tvm_split.Bund
         raise Mine
 
 
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, 16)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.last(self.embedding(words))
+
+
+def test_a_word_that_does_not_exist_is_no_number_and_hurts_no_worker() -> None:
+    words = torch.zeros(2, 5, dtype=torch.int64)
+    cluster = tvm_split.Cluster.local(2)
+    model = tvm_split.load_model(Words().eval(), (words,))
+    bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, stages=2, measure=False))
+    with tvm_split.deploy(bundle, cluster) as deployment:
+        (expected,) = deployment.run(words)
+        wrong = words.clone()
+        wrong[0, 1], wrong[1, 2] = 10**12, -(10**12)
+        (found,) = deployment.run(wrong)
+    outside = np.isnan(found).all(axis=-1)
+    assert np.argwhere(outside).tolist() == [[0, 1], [1, 2]]
+    np.testing.assert_array_equal(found[~outside], expected[~outside])
+
+
 INTERRUPTED = """
 import itertools, sys, torch, tvm_split
 bundle = tvm_split.Bundle.load(sys.argv[1])

@@ -75,7 +75,7 @@ def test_estimates_of_what_is_worth_two_machines(wide):
     slow = (Link(A, B, 1e5, 0.01),)
     alone = tvm_split.plan(wide, tvm_split.Cluster("local", (Machine(A), Machine(B)), slow), measure=False)
     assert len(alone.stages) == 1
-    unequal = tvm_split.Cluster("local", (Machine(A, threads=1), Machine(B, threads=3)))
+    unequal = tvm_split.Cluster("local", (Machine(A, threads=1), Machine(B, threads=2)))
     assert layer_counts(tvm_split.plan(wide, unequal, measure=False)) == {A: 1, B: 3}
 
 

@@ -1,0 +1,78 @@
+"""Bound indices: what a model looks up at run time stays inside the tensor that it looks into.
+
+    take of floats                              ──▶ NaN where the index is outside
+    take of others                              ──▶ the nearest element there is
+    gather_elements, gather_nd, scatter_nd      ──▶ indices limited to 0 … length − 1
+    scatter_elements                            ──▶ indices limited to −length … length − 1
+
+Requires: a normalised function ``main`` with static shapes.
+Ensures: no index that is computed or comes from outside leads to memory of somebody else; indices inside mean what they
+did. TVM's kernels check none, and a token beyond the vocabulary would read, or end, the worker's process. Indices that
+are constants were checked by who made the model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir.transform import PassContext
+
+from relay_passes.rewrite import constant, is_tensor_constant, operator_name, rewrite_main
+
+
+@tvm.transform.module_pass(opt_level=0, name="BoundIndices")
+class BoundIndices:
+    """Bound the indices of the function ``main``."""
+
+    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
+        def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
+            bounded = _bounded(expression, builder)
+            return None if bounded is None else builder.emit(bounded, name_hint=name)
+
+        return rewrite_main(module, replacement)
+
+
+def _bounded(expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
+    """The same operation with its indices kept inside; None for what looks up nothing, or by constants only."""
+    operator = operator_name(expression)
+    if operator not in _BOUNDED or is_tensor_constant(expression.args[1]):
+        return None
+    data, index, *rest = expression.args
+    attributes = expression.attrs
+    if operator == "relax.take":
+        if attributes.mode != "fast":
+            return None
+        mode = "nan" if str(data.ty.dtype.dtype).startswith("float") else "clip"
+        return relax.op.take(data, index, attributes.axis, mode)
+    lengths = [int(length) for length in data.ty.shape.values]
+    if operator == "relax.gather_elements":
+        return relax.op.gather_elements(data, _limited(index, lengths[attributes.axis], builder), attributes.axis)
+    if operator == "relax.scatter_elements":
+        length = lengths[attributes.axis]
+        inside = _limited(index, length, builder, lowest=-length)
+        return relax.op.scatter_elements(data, inside, *rest, attributes.axis, attributes.reduction)
+    coordinates = int(index.ty.shape.values[-1])
+    if operator == "relax.gather_nd":
+        first = int(attributes.batch_dims)
+        inside = _limited(index, lengths[first : first + coordinates], builder)
+        return relax.op.gather_nd(data, inside, first)
+    return relax.op.scatter_nd(data, _limited(index, lengths[:coordinates], builder), *rest, attributes.reduction)
+
+
+_BOUNDED = (
+    "relax.take",
+    "relax.gather_elements",
+    "relax.gather_nd",
+    "relax.scatter_elements",
+    "relax.scatter_nd",
+)
+
+
+def _limited(
+    index: relax.Expr, lengths: int | list[int], builder: relax.BlockBuilder, *, lowest: int = 0
+) -> relax.Expr:
+    """The index, or the coordinates along its last axis, between ``lowest`` and the lengths less one."""
+    dtype = str(index.ty.dtype.dtype)
+    above = builder.emit(relax.op.maximum(index, constant(np.array(lowest, dtype))))
+    return builder.emit(relax.op.minimum(above, constant(np.asarray(lengths, dtype) - np.asarray(1, dtype))))

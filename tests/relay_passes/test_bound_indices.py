@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from relay_passes.bound_indices import BoundIndices
+
+
+def test_rows_that_are_not_there_are_not_numbers() -> None:
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(words: R.Tensor((4,), "int64"), table: R.Tensor((10, 2), "float32"), ages: R.Tensor((10,), "int32")):
+            with R.dataflow():
+                rows = R.take(table, words, axis=0)
+                age = R.take(ages, words, axis=0)
+                wrapped = R.take(table, words, axis=0, mode="wrap")
+                first = R.take(table, R.const(0, "int64"), axis=0)
+                result = (rows, age, wrapped, first)
+                R.output(result)
+            return result
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(words: R.Tensor((4,), "int64"), table: R.Tensor((10, 2), "float32"), ages: R.Tensor((10,), "int32")):
+            with R.dataflow():
+                rows = R.take(table, words, axis=0, mode="nan")
+                age = R.take(ages, words, axis=0, mode="clip")
+                wrapped = R.take(table, words, axis=0, mode="wrap")
+                first = R.take(table, R.const(0, "int64"), axis=0)
+                result = (rows, age, wrapped, first)
+                R.output(result)
+            return result
+
+    tvm.ir.assert_structural_equal(BoundIndices()(Before), Expected)
+
+
+def test_coordinates_are_limited_each_by_its_axis() -> None:
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(data: R.Tensor((3, 5, 7), "float32"), index: R.Tensor((4, 2), "int64")):
+            with R.dataflow():
+                found = R.gather_nd(data, index, batch_dims=0)
+                result = (found,)
+                R.output(result)
+            return result
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(data: R.Tensor((3, 5, 7), "float32"), index: R.Tensor((4, 2), "int64")):
+            with R.dataflow():
+                above = R.maximum(index, R.const(0, "int64"))
+                inside = R.minimum(above, R.const([2, 4], "int64"))
+                found = R.gather_nd(data, inside, batch_dims=0)
+                result = (found,)
+                R.output(result)
+            return result
+
+    tvm.ir.assert_structural_equal(BoundIndices()(Before), Expected)
+
+
+def gather_elements(data: relax.Expr, index: relax.Expr, updates: relax.Expr) -> relax.Expr:
+    return relax.op.gather_elements(data, index, 1)
+
+
+def scatter_elements(data: relax.Expr, index: relax.Expr, updates: relax.Expr) -> relax.Expr:
+    return relax.op.scatter_elements(data, index, updates, 1, "add")
+
+
+def scatter_nd(data: relax.Expr, index: relax.Expr, updates: relax.Expr) -> relax.Expr:
+    return relax.op.scatter_nd(data, index, relax.op.take(updates, relax.const(0, "int64"), 1), "add")
+
+
+@pytest.mark.parametrize("operation", [gather_elements, scatter_elements, scatter_nd])
+def test_indices_inside_mean_what_they_did_and_no_others_leave_the_tensor(
+    operation: Callable[[relax.Expr, relax.Expr, relax.Expr], relax.Expr],
+) -> None:
+    builder = relax.BlockBuilder()
+    data = relax.Var("d", relax.TensorType((4, 5), "float32"))
+    updates = relax.Var("u", relax.TensorType((4, 2), "float32"))
+    index = relax.Var("i", relax.TensorType((4, 2), "int64"))
+    with builder.function("main", [data, index, updates]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.Tuple([builder.emit(operation(data, index, updates))]))
+        builder.emit_func_output(result)
+    module = builder.get()
+    runs = [tvm.compile(each, target="llvm") for each in (module, BoundIndices()(module))]
+    generator = np.random.default_rng(0)
+    values = generator.standard_normal((4, 5), np.float32), generator.standard_normal((4, 2), np.float32)
+
+    def outcome(compiled: object, indices: np.ndarray) -> np.ndarray:
+        machine = relax.VirtualMachine(compiled, tvm.cpu())
+        arguments = [tvm.runtime.tensor(each) for each in (values[0], indices, values[1])]
+        return machine["main"](*arguments)[0].numpy()
+
+    inside = generator.integers(0, 4, (4, 2))
+    np.testing.assert_array_equal(*(outcome(each, inside) for each in runs))
+    outside = np.array([[10**9, -(10**9)]] * 4)
+    largest = np.array([[3 if operation is scatter_nd else 4, 0]] * 4)
+    if operation is scatter_nd:
+        largest[:, 1] = 0
+    np.testing.assert_allclose(outcome(runs[1], outside), outcome(runs[0], largest), rtol=1e-6)
