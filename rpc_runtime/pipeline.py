@@ -54,6 +54,7 @@ class Pipeline:
         endpoints: Mapping[str, WorkerEndpoint],
         timeout_seconds: float,
         peer_addresses: Mapping[tuple[str, str], str] = MappingProxyType({}),
+        in_flight: int | None = None,
     ) -> None:
         """Connects to nothing yet: use ``open``."""
         missing = [machine for machine in program.machines if machine not in endpoints]
@@ -61,6 +62,8 @@ class Pipeline:
             raise InputError(f"the program needs the machines {missing}, and only {sorted(endpoints)} have an address")
         if timeout_seconds <= 0:
             raise InputError(f"a timeout is longer than 0 seconds, got {timeout_seconds}")
+        if in_flight is not None and in_flight < 1:
+            raise InputError(f"at least one micro-batch has to be in flight, got {in_flight}")
         self._program = program
         self._timeout_seconds = timeout_seconds
         self._workers = DeployedWorkers(program, endpoints, peer_addresses)
@@ -68,7 +71,7 @@ class Pipeline:
         self._changed = threading.Condition(self._lock)
         self._results = ResultQueue(program)
         replicas = max(map(len, program.replicas.values()), default=1)
-        self._limit = UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE
+        self._limit = in_flight or UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE
         self._last_activity = time.monotonic()
         self._failure: Callable[[], TvmSplitError] | None = None
         self._stream: _Stream | None = None
@@ -112,17 +115,19 @@ class Pipeline:
         timeout_seconds: float = 60.0,
         on_progress: TransferProgress | None = None,
         peer_addresses: Mapping[tuple[str, str], str] = MappingProxyType({}),
+        in_flight: int | None = None,
     ) -> Pipeline:
         """Sends what the workers lack, loads the stages and connects the machines.
 
         ``blob_path`` finds the file of a blob by its SHA-256. ``timeout_seconds`` is how long any one step, and later
         any one result, may show no sign of life. ``on_progress`` is called from one thread at a time.
         ``peer_addresses`` by (source, destination) is where one worker reaches another, if not where this process does.
+        ``in_flight`` limits the micro-batches between being fed and being taken; by default the queues alone do.
 
         Raises:
             TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Nothing stays behind.
         """
-        pipeline = cls(program, endpoints, timeout_seconds, peer_addresses)
+        pipeline = cls(program, endpoints, timeout_seconds, peer_addresses, in_flight)
         try:
             pipeline._open(blob_path, on_progress)
         except BaseException:

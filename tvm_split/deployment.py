@@ -21,6 +21,7 @@ from rpc_runtime.program import Program, StageSpec, TensorSpec
 from tvm_split.bundle import Bundle
 from tvm_split.cluster import Cluster
 from tvm_split.errors import BundleError, ClusterError
+from tvm_split.planner.plan import Plan
 from tvm_split.reports.deployment_report import DeploymentReport, report_of
 from tvm_split.reports.run_times import RunTimes
 
@@ -130,10 +131,16 @@ def deploy(
     *,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     on_transfer: TransferProgress | None = None,
+    in_flight: int | None = None,
 ) -> Deployment:
     """Bring a bundle's stages to the machines of a cluster and connect them.
 
-    ``timeout_seconds`` limits every wait: for a worker to answer, and for the next result to come.
+    Args:
+        timeout_seconds: limits every wait: for a worker to answer, and for the next result to come.
+        on_transfer: called while libraries and weights are sent, with machine, bytes sent, of bytes.
+        in_flight: so many micro-batches of a stream are under way at most: the fewer, the earlier each result comes
+            after its input, until machines have to wait. By default as many as the queues between stages hold; for a
+            plan for latency that rests on measurements, what it says (``prediction.in_flight``).
 
     Raises:
         ClusterError: the bundle needs a machine that the cluster does not have, or one that cannot run its stages.
@@ -159,9 +166,17 @@ def deploy(
             timeout_seconds=timeout_seconds,
             on_progress=on_transfer,
             peer_addresses=cluster.peer_addresses,
+            in_flight=in_flight or _planned_in_flight(bundle.plan),
         )
         undo.pop_all()
     return Deployment(bundle, cluster, pipeline)
+
+
+def _planned_in_flight(planned: Plan) -> int | None:
+    prediction = planned.prediction
+    if planned.objective == "throughput" or prediction is None or prediction.profiled_at == 0:
+        return None
+    return prediction.in_flight
 
 
 def checked_inputs(expected: Sequence[TensorSpec], given: Sequence[Any]) -> tuple[np.ndarray, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,32 @@ def test_ten_thousand_micro_batches_in_bounded_memory(workers: LocalWorkers, mak
             furthest = max(furthest, taken - number)
         assert number == 9_999
         assert furthest < 128
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_no_more_are_in_flight_than_allowed(workers: LocalWorkers, maker: ProgramMaker, in_flight: int) -> None:
+    program = skips(maker)
+    batches = batches_for(program, 40)
+    with InProcessPipeline(program, maker.blob_path) as reference:
+        expected = list(reference.stream(batches))
+    fed = 0
+
+    def source() -> Iterator[Sequence[np.ndarray]]:
+        nonlocal fed
+        for batch in batches:
+            fed += 1
+            yield batch
+
+    with open_on(workers, program, maker, in_flight=in_flight) as pipeline:
+        for taken, result in enumerate(pipeline.stream(source())):
+            assert same(result, expected[taken])
+            assert fed <= taken + 1 + in_flight + 1  # the one that was just taken, and one that waits to be fed
+    assert fed == 40
+
+
+def test_nothing_in_flight_would_be_no_stream(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    with pytest.raises(InputError, match="at least one micro-batch"):
+        open_on(workers, chain(maker), maker, in_flight=0)
 
 
 def test_large_tensors_of_every_kind(workers: LocalWorkers, maker: ProgramMaker) -> None:

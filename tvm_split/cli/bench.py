@@ -28,9 +28,7 @@ def bench(
     cluster: options.ClusterOption = None,
     workers: options.WorkersOption = None,
     threads: options.ThreadsOption = None,
-    in_process: Annotated[
-        bool, typer.Option("--in-process", help="No workers: call the stages in turn in this process.")
-    ] = False,
+    in_process: options.InProcessOption = False,
     inputs: Annotated[
         Path | None,
         typer.Option("--inputs", metavar="FILE.npz", help="Micro-batches, as for `tvm-split run`; used in turn."),
@@ -49,6 +47,7 @@ def bench(
     batch: options.BatchOption = None,
     dimension: options.DimensionOption = None,
     input_shape: options.InputShapeOption = None,
+    in_flight: options.InFlightOption = None,
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
 ) -> None:
@@ -66,7 +65,7 @@ def bench(
         fed = random_inputs(expected, random or RANDOM_MICRO_BATCHES)
     else:
         fed = inputs_from_file(expected, inputs)
-    with deploy_with_progress(bundle, machines, timeout) as deployment:
+    with deploy_with_progress(bundle, machines, timeout, in_flight=in_flight) as deployment:
         report = _bench_with_progress(deployment, list(fed.stream(1)), rounds, micro_batches)
     if json:
         print_json({**report.to_dict(), **fed.about, "digest": bundle.digest, "rounds": rounds})

@@ -44,7 +44,11 @@ def deploy(
 
 
 def deploy_with_progress(
-    bundle: Bundle, cluster: Cluster, timeout_seconds: float, sent: dict[str, int] | None = None
+    bundle: Bundle,
+    cluster: Cluster,
+    timeout_seconds: float,
+    sent: dict[str, int] | None = None,
+    in_flight: int | None = None,
 ) -> Deployment:
     """Deploy with a bar per machine on stderr; ``sent`` receives the bytes that each machine was sent."""
     from tvm_split.deployment import deploy as deploy_bundle
@@ -56,7 +60,7 @@ def deploy_with_progress(
                 sent[machine] = done
             bars(machine, done, total)
 
-        return deploy_bundle(bundle, cluster, timeout_seconds=timeout_seconds, on_transfer=report)
+        return deploy_bundle(bundle, cluster, timeout_seconds=timeout_seconds, on_transfer=report, in_flight=in_flight)
 
 
 def _machine_report(bundle: Bundle, machine: str, sent_bytes: int) -> dict[str, Any]:

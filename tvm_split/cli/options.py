@@ -52,6 +52,17 @@ WorkersOption = Annotated[
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads of each worker process on this host (default: 1).")
 ]
+InProcessOption = Annotated[
+    bool, typer.Option("--in-process", help="No workers: call the stages in turn in this process.")
+]
+InFlightOption = Annotated[
+    int | None,
+    typer.Option(
+        "--in-flight",
+        min=1,
+        help="So many micro-batches under way at most (default: as many as queues hold; for latency, as planned).",
+    ),
+]
 SplitOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -131,12 +131,8 @@ def _stages_table(plan: Plan, shares: Sequence[float]) -> Table:
 
 def _predicted_stages_table(plan: Plan, prediction: Prediction) -> Table:
     """A row per stage and replica; what a machine with several stages does in all stands in the row of its first."""
-    table = Table(
-        title=_title(plan),
-        caption="milliseconds per micro-batch; est.: the share of computing that was not measured",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        title_style="bold",
+    table = _open_table(
+        _title(plan), "milliseconds per micro-batch; est.: the share of computing that was not measured"
     )
     table.add_column("stage", overflow="fold")
     table.add_column("machine", overflow="fold")
@@ -156,6 +152,11 @@ def _predicted_stages_table(plan: Plan, prediction: Prediction) -> Table:
     return table
 
 
+def _open_table(title: Text, caption: str) -> Table:
+    """Without lines between its columns, which would leave too little room for names."""
+    return Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_style="bold")
+
+
 def _cells(machine: MachinePrediction) -> list[str]:
     times = [_ms(each) for each in (machine.compute_seconds, machine.receive_seconds, machine.send_seconds)]
     return [*times, memory_text(machine.memory_bytes, machine.memory_limit_bytes), f"{machine.estimated_share:.0%}"]
@@ -169,13 +170,7 @@ def _layers_text(layers: Sequence[str]) -> str:
 
 
 def _comparison_table(title: str, plan: Plan, prediction: Prediction, others: Sequence[ComparedPlan]) -> Table:
-    table = Table(
-        title=Text(title),
-        caption="× plan: by the plan's objective; 0.50 is half as good",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        title_style="bold",
-    )
+    table = _open_table(Text(title), "× plan: by the plan's objective; 0.50 is half as good")
     table.add_column("", overflow="fold")
     table.add_column("layers on machines", overflow="fold")
     for heading in ("a second", "latency ms", "× plan"):

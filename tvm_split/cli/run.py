@@ -35,9 +35,7 @@ def run(
     cluster: options.ClusterOption = None,
     workers: options.WorkersOption = None,
     threads: options.ThreadsOption = None,
-    in_process: Annotated[
-        bool, typer.Option("--in-process", help="No workers: call the stages in turn in this process.")
-    ] = False,
+    in_process: options.InProcessOption = False,
     inputs: Annotated[
         Path | None,
         typer.Option(
@@ -70,6 +68,7 @@ def run(
     batch: options.BatchOption = None,
     dimension: options.DimensionOption = None,
     input_shape: options.InputShapeOption = None,
+    in_flight: options.InFlightOption = None,
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
 ) -> None:
@@ -83,7 +82,7 @@ def run(
     fed = _micro_batches(bundle.program.inputs, inputs, images, size, mean, standard_deviation, random)
     if fed.about.get("padding"):
         print_note(f"the last micro-batch is filled up with {fed.about['padding']} repetitions of the last image")
-    with deploy_with_progress(bundle, machines, timeout) as deployment:
+    with deploy_with_progress(bundle, machines, timeout, in_flight=in_flight) as deployment:
         results, seconds = _stream(deployment, fed, repeat, keep=output is not None)
         statistics = deployment.stats()
     shapes = _save(bundle, output, results)

@@ -45,7 +45,7 @@ def predict(
         period_seconds=evaluation.period_seconds,
         latency_seconds=evaluation.latency_seconds,
         bubble=max(0.0, 1.0 - busy),
-        in_flight=max(1, math.ceil(evaluation.latency_seconds / evaluation.period_seconds)),
+        in_flight=math.ceil(evaluation.latency_seconds / evaluation.period_seconds) + len(used),
         lower_bound_seconds=best.lower_bound_seconds,
         gap=max(0.0, 1.0 - best.lower_bound_seconds / value) if value > 0 else 0.0,
         limiting=evaluation.limiting,

@@ -78,7 +78,8 @@ class Prediction:
         period_seconds: between two results when many follow each other; throughput is its inverse.
         latency_seconds: of one micro-batch alone.
         bubble: the share of the machines' time in which they wait, once the pipeline is full.
-        in_flight: micro-batches under way that keep the slowest machine busy: latency / period, rounded up.
+        in_flight: micro-batches under way in a stream: latency / period, rounded up, are as many as the pipeline holds
+            when it is full, and one more waits at each machine, so that it need not wait for a late neighbour.
         lower_bound_seconds: no plan has a smaller period (latency, for that objective).
         gap: (value - lower bound) / value; 0 is proven optimal.
         limiting: the machine or link that sets the period.

@@ -29,7 +29,7 @@ def test_the_best_plan():
     found = predict(problem, profile, solve(problem))
     assert found.period_seconds == pytest.approx(0.005 * 1.1)
     assert found.latency_seconds == pytest.approx(0.009 + 3 * (1e-4 + 1e-6))
-    assert found.in_flight == 2
+    assert found.in_flight == 4
     assert found.bubble == pytest.approx(1 - (5 + 4) / 10)
     assert found.gap == 0
     assert "compute of machine-a" in found.limiting
