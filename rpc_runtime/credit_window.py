@@ -4,16 +4,23 @@ Between machines that are near each other the planned depth is enough. Over a li
 comes back a round trip after its micro-batch has left, so with a window of w no more than w pass per round trip. A
 sender therefore says of each micro-batch whether it had to wait for its credit. If it had, and the receiver has nothing
 of this tensor when it comes, then both sides were idle for want of a wider window, and it is widened by one.
+
+Where the wire is what limits, a wider window would only fill its buffers, and credits would come back later and later.
+So a sender asks for no more once credits take much longer than the quickest one did, as TCP Vegas does (Brakmo and
+Peterson, 1995).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 MOST_MORE = 64
 """Micro-batches by which a window is widened at most,"""
-MOST_MORE_BYTES = 32 * 1024 * 1024
+MOST_MORE_BYTES = 16 * 1024 * 1024
 """and what these may take of the receiver's memory."""
+MUCH_LONGER = 2
+"""Credits that take so many times as long as the quickest have waited in buffers on the way."""
 
 
 def most_more(size_bytes: int) -> int:
@@ -33,6 +40,7 @@ class ReceiveWindow:
     arrived: int = 0
     consumed: int = 0
     announced: int = field(init=False)
+    _rests_until: int = 0
 
     def __post_init__(self) -> None:
         self.announced = self.depth
@@ -43,35 +51,62 @@ class ReceiveWindow:
         return self.arrived < self.announced
 
     def begin(self, waited: bool) -> None:
-        """One more begins to arrive; ``waited``: its sender had it before it had the credit."""
-        if waited and self.arrived == self.consumed and self.depth < self.largest:
+        """One more begins to arrive; ``waited``: its sender had it before it had the credit.
+
+        A window that was widened rests for half of it, so that the sender sees what that did.
+        """
+        if waited and self.arrived == self.consumed and self.depth < self.largest and self.arrived >= self._rests_until:
             self.depth += 1
+            self._rests_until = self.arrived + self.depth // 2
 
     @property
     def granted(self) -> int:
         """How many in all the sender may send."""
         return self.consumed + self.depth
 
+    def announce(self) -> tuple[int, int]:
+        """How many were consumed, and how many may be under way: what the sender is told now."""
+        self.announced = self.granted
+        return self.consumed, self.depth
+
 
 @dataclass
 class SendWindow:
-    """The sender's side: ``granted`` in all may be ``started``."""
+    """The sender's side. Moments are in nanoseconds, of one clock."""
 
-    granted: int
-    most_ahead: int
+    depth: int
+    largest: int
     started: int = 0
-    waits: bool = False
+    credited: int = 0
+    _waits: bool = False
+    _starts: deque[int] = field(default_factory=deque)
+    _last_nanoseconds: int = 0
+    _least_nanoseconds: int | None = None
 
     @property
     def may_start(self) -> bool:
-        return self.started < self.granted
+        return self.started - self.credited < self.depth
 
-    def start(self) -> bool:
-        """Counts one; whether it had to wait for its credit."""
+    def wait(self) -> None:
+        """There is a micro-batch, and no credit for it."""
+        self._waits = True
+
+    def start(self, now: int) -> bool:
+        """Counts one; whether it had to wait for its credit, and a wider window would help."""
         self.started += 1
-        waited, self.waits = self.waits, False
-        return waited
+        self._starts.append(now)
+        waited, self._waits = self._waits, False
+        quickest = self._least_nanoseconds
+        return waited and (quickest is None or self._last_nanoseconds <= MUCH_LONGER * quickest)
 
-    def is_possible(self, granted: int) -> bool:
-        """Whether a receiver that keeps to the rules could grant so many."""
-        return self.granted <= granted <= self.started + self.most_ahead
+    def is_possible(self, consumed: int, depth: int) -> bool:
+        """Whether a receiver that keeps to the rules could say so."""
+        return self.credited <= consumed <= self.started and self.depth <= depth <= self.largest
+
+    def credit(self, consumed: int, depth: int, now: int) -> None:
+        """So many were consumed, so many may be under way."""
+        for _ in range(consumed - self.credited):
+            self._last_nanoseconds = now - self._starts.popleft()
+            least = self._least_nanoseconds
+            self._least_nanoseconds = self._last_nanoseconds if least is None else min(least, self._last_nanoseconds)
+        self.credited, self.depth = consumed, depth

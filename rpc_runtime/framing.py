@@ -32,6 +32,7 @@ from rpc_runtime.errors import ProtocolError
 PROTOCOL_VERSION = 3
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIQQQ")
+DEPTH = struct.Struct("<I")
 CHUNK_BYTES = 1 << 20
 """Below 256 KiB the cost of a gRPC message dominates; above some MiB the copies no longer overlap."""
 MAXIMUM_TEXT_BYTES = 4096
@@ -40,7 +41,8 @@ Bytes = NDArray[np.uint8]
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame says. ``sequence`` of a credit is how many micro-batches may be sent in all, so the last counts."""
+    """What a frame says. ``sequence`` of a credit counts the micro-batches consumed so far, so the last one counts; its
+    payload is how many may be under way, as `credit_frame` packs it."""
 
     HELLO = 1
     ACCEPT = 2
@@ -70,6 +72,22 @@ class Frame:
 def control_frame(kind: FrameKind, payload: bytes = b"", *, tensor: int = 0, sequence: int = 0) -> bytes:
     """One frame that carries no tensor."""
     return HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, 0, tensor, sequence, 0, len(payload)) + payload
+
+
+def credit_frame(tensor: int, consumed: int, depth: int) -> bytes:
+    """So many micro-batches of a tensor were consumed; ``depth`` of them may be under way."""
+    return control_frame(FrameKind.CREDIT, DEPTH.pack(depth), tensor=tensor, sequence=consumed)
+
+
+def credit_depth(frame: Frame) -> int:
+    """The depth that a credit grants.
+
+    Raises:
+        ProtocolError: it has none.
+    """
+    if len(frame.payload) != DEPTH.size:
+        raise ProtocolError(f"a credit has {DEPTH.size} bytes for its depth, got {len(frame.payload)}")
+    return int(DEPTH.unpack(frame.payload)[0])
 
 
 def error_frame(message: str) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from rpc_runtime.credit_window import ReceiveWindow, SendWindow, most_more
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.framing import Bytes, Frame, FrameFlag, FrameKind, control_frame, tensor_frames
+from rpc_runtime.framing import Bytes, Frame, FrameFlag, FrameKind, credit_depth, credit_frame, tensor_frames
 from rpc_runtime.machine_plan import PlannedRoute
 from rpc_runtime.measurements import now
 
@@ -45,7 +45,7 @@ class _Sending:
 
 
 def _send_window(route: PlannedRoute) -> SendWindow:
-    return SendWindow(route.queue_depth, most_ahead=route.queue_depth + most_more(route.tensor.size_bytes))
+    return SendWindow(route.queue_depth, largest=route.queue_depth + most_more(route.tensor.size_bytes))
 
 
 def _receive_window(route: PlannedRoute) -> ReceiveWindow:
@@ -97,9 +97,9 @@ class OutgoingLink:
                 if self._closed or sending is None:
                     return
                 sequence, value = sending.queue[0]
-                flags = FrameFlag.WAITED if sending.window.start() else FrameFlag.NONE
+                start = now()
+                flags = FrameFlag.WAITED if sending.window.start(start) else FrameFlag.NONE
             data = self._as_bytes(value)
-            start = now()
             for frame in tensor_frames(sending.route.tensor_index, sequence, data, flags):
                 yield frame  # gRPC asks for the next frame when the network has taken this one
                 self._on_activity()
@@ -118,7 +118,7 @@ class OutgoingLink:
             if sending.window.may_start:
                 ready.append(sending)
             else:
-                sending.window.waits = True
+                sending.window.wait()
         return min(ready, key=lambda sending: sending.queue[0][0], default=None)
 
     def receive(self, frame: Frame) -> None:
@@ -133,12 +133,14 @@ class OutgoingLink:
             sending = self._by_index.get(frame.tensor)
             if sending is None:
                 raise ProtocolError(f"a credit for tensor number {frame.tensor}, which this link does not carry")
-            if not sending.window.is_possible(frame.sequence):
+            window, depth = sending.window, credit_depth(frame)
+            if not window.is_possible(frame.sequence, depth):
                 raise ProtocolError(
-                    f"a credit for {frame.sequence} micro-batches of tensor {sending.route.tensor.name!r}, of which "
-                    f"{sending.window.started} were sent and {sending.window.granted} granted before"
+                    f"a credit for {frame.sequence} micro-batches of tensor {sending.route.tensor.name!r} and {depth} "
+                    f"under way, when {window.started} were sent, {window.credited} were credited before, and "
+                    f"{window.depth} to {window.largest} may be under way"
                 )
-            sending.window.granted = frame.sequence
+            window.credit(frame.sequence, depth, now())
             self._wake.notify()
 
     def close_locked(self) -> None:
@@ -261,14 +263,7 @@ class IncomingLink:
                     self._wake.wait()
                 if self._closed:
                     return
-                for receiving in changed:
-                    receiving.window.announced = receiving.window.granted
-                frames = [
-                    control_frame(
-                        FrameKind.CREDIT, tensor=receiving.route.tensor_index, sequence=receiving.window.announced
-                    )
-                    for receiving in changed
-                ]
+                frames = [credit_frame(each.route.tensor_index, *each.window.announce()) for each in changed]
             yield from frames
 
     def _uncredited_locked(self) -> list[_Receiving]:

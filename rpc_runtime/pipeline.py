@@ -27,7 +27,7 @@ from rpc_runtime.watch import LINK_GRACE_SECONDS, WorkerWatch
 CAUSE_SECONDS = 0.5
 UNDER_WAY_PER_LEAD = 4
 """Limits the micro-batches under way, times what a full pipeline holds and the most replicas of a stage: more than all
-queues of a path can hold. Windows that far links have widened come on top."""
+queues of a path can hold. Windows that far links have widened come on top, one for every link of the longest path."""
 
 
 @dataclass(eq=False)
@@ -71,7 +71,9 @@ class Pipeline:
         self._changed = threading.Condition(self._lock)
         self._results = ResultQueue(program)
         replicas = max(map(len, program.replicas.values()), default=1)
-        self._limit = in_flight or UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE
+        links = max(program.depths.values(), default=0) + 1
+        queued = UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE * links
+        self._limit = queued if in_flight is None else in_flight
         self._last_activity = time.monotonic()
         self._failure: Callable[[], TvmSplitError] | None = None
         self._stream: _Stream | None = None

@@ -1,4 +1,4 @@
-"""Windows of a sender and a receiver, joined by a link that only takes time."""
+"""Windows of a sender and a receiver, joined by a link that takes time and passes so many bytes at once."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ from rpc_runtime.credit_window import MOST_MORE, MOST_MORE_BYTES, ReceiveWindow,
 
 
 class FarLink:
-    """Steps of one unit of time: a micro-batch is ready at the sender in each, and may be computed in each."""
+    """Steps of one unit of time: a micro-batch is ready at the sender in each, and may be computed in each.
 
-    def __init__(self, depth: int, largest: int, delay: int) -> None:
-        self.sender = SendWindow(depth, most_ahead=largest)
+    ``delay`` is the latency of either way, ``wire`` how long a micro-batch takes to pass behind the one before.
+    """
+
+    def __init__(self, depth: int, largest: int, delay: int, wire: int = 0) -> None:
+        self.sender = SendWindow(depth, largest)
         self.receiver = ReceiveWindow(depth, largest)
-        self._delay = delay
+        self._delay, self._wire = delay, wire
         self._there: deque[tuple[int, bool]] = deque()
-        self._back: deque[tuple[int, int]] = deque()
-        self._now = 0
+        self._back: deque[tuple[int, tuple[int, int]]] = deque()
+        self._now = self._free = 0
 
     def step(self, compute_every: int = 1) -> None:
         self._now += 1
         now = self._now
         while self._back and self._back[0][0] <= now:
-            _, granted = self._back.popleft()
-            assert self.sender.is_possible(granted)
-            self.sender.granted = granted
+            _, credit = self._back.popleft()
+            assert self.sender.is_possible(*credit)
+            self.sender.credit(*credit, now)
         if self.sender.may_start:
-            self._there.append((now + self._delay, self.sender.start()))
+            self._free = max(self._free, now) + self._wire
+            self._there.append((self._free + self._delay, self.sender.start(now)))
         else:
-            self.sender.waits = True
+            self.sender.wait()
         while self._there and self._there[0][0] <= now:
             _, waited = self._there.popleft()
             assert self.receiver.may_arrive
@@ -41,8 +45,7 @@ class FarLink:
         if self.receiver.arrived > self.receiver.consumed and now % compute_every == 0:
             self.receiver.consumed += 1
         if self.receiver.granted > self.receiver.announced:
-            self.receiver.announced = self.receiver.granted
-            self._back.append((now + self._delay, self.receiver.granted))
+            self._back.append((now + self._delay, self.receiver.announce()))
 
     def rate(self, steps: int) -> float:
         before = self.receiver.consumed
@@ -70,6 +73,15 @@ def test_a_receiver_that_is_slow_gets_no_wider_window(compute_every: int, delay:
     for _ in range(3000):
         link.step(compute_every)
     assert link.receiver.depth <= 3 + delay
+
+
+@given(st.integers(5, 20), st.integers(0, 60))
+def test_a_wire_that_is_slow_is_filled_and_its_buffers_are_not(wire: int, delay: int) -> None:
+    link = FarLink(3, 3 + MOST_MORE, delay, wire)
+    link.rate(8000)
+    assert link.rate(2000) > 0.9 / wire
+    there_and_back = 2 * delay + wire
+    assert link.receiver.depth <= 3 * there_and_back / wire + 3
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rpc_runtime.credit_window import MOST_MORE
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.framing import CHUNK_BYTES, FrameFlag, FrameKind, control_frame, decode, tensor_frames
+from rpc_runtime.framing import CHUNK_BYTES, FrameFlag, FrameKind, control_frame, credit_frame, decode, tensor_frames
 from rpc_runtime.inputs import flat_bytes
 from rpc_runtime.links import OUTBOX, IncomingLink, OutgoingLink
 from rpc_runtime.machine_plan import PlannedRoute
@@ -59,18 +59,28 @@ def test_the_sender_stops_without_credit_and_the_other_tensor_goes_on() -> None:
         link.put_locked("fast", 1, bytes_of(2))
     sent = [decode(next(frames)) for _ in range(2)]
     assert [(f.tensor, f.sequence, f.flags) for f in sent] == [(0, 0, FrameFlag.NONE), (1, 1, FrameFlag.NONE)]
-    link.receive(decode(control_frame(FrameKind.CREDIT, tensor=0, sequence=2)))
+    link.receive(decode(credit_frame(0, 1, 1)))
     last = decode(next(frames))
     assert (last.tensor, last.flags, link.room_locked("fast")) == (0, FrameFlag.WAITED, OUTBOX)
     link.close()
     assert list(frames) == []
 
 
-@pytest.mark.parametrize(("tensor", "count"), [(9, 2), (0, 1), (0, 2 + MOST_MORE + 1), (0, 2**63)])
-def test_credits_that_nobody_could_grant_are_refused(tensor: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("tensor", "consumed", "depth"),
+    [(9, 0, 2), (0, 1, 2), (0, 2**63, 2), (0, 0, 1), (0, 0, 2 + MOST_MORE + 1)],
+    ids=["unknown tensor", "never sent", "huge", "narrower", "too wide"],
+)
+def test_credits_that_nobody_could_grant_are_refused(tensor: int, consumed: int, depth: int) -> None:
     link = OutgoingLink(threading.Lock(), [route(0, "t")], flat_bytes)
     with pytest.raises(ProtocolError):
-        link.receive(decode(control_frame(FrameKind.CREDIT, tensor=tensor, sequence=count)))
+        link.receive(decode(credit_frame(tensor, consumed, depth)))
+
+
+def test_a_credit_without_a_depth_is_refused() -> None:
+    link = OutgoingLink(threading.Lock(), [route(0, "t")], flat_bytes)
+    with pytest.raises(ProtocolError, match="4 bytes"):
+        link.receive(decode(control_frame(FrameKind.CREDIT)))
 
 
 def test_chunks_come_together() -> None:
@@ -89,7 +99,7 @@ def test_a_credit_follows_each_release() -> None:
     with receiver.lock:
         receiver.releases[0]()
         receiver.releases[1]()
-    assert decode(next(credits)).sequence == 4  # two are consumed, two more may be under way
+    assert next(credits) == credit_frame(0, consumed=2, depth=2)
     receiver.link.close()
     assert list(credits) == []
 
@@ -100,14 +110,14 @@ def test_a_window_grows_when_both_sides_had_to_wait() -> None:
     receiver.take(*tensor_frames(0, 0, bytes_of(0)), *tensor_frames(0, 1, bytes_of(1)))
     with receiver.lock:
         receiver.releases[0]()
-    assert decode(next(credits)).sequence == 3
+    assert next(credits) == credit_frame(0, consumed=1, depth=2)
     receiver.take(*tensor_frames(0, 2, bytes_of(2), FrameFlag.WAITED))  # while the second one is computed
     with receiver.lock:
         receiver.releases[1]()
         receiver.releases[2]()
-    assert decode(next(credits)).sequence == 5
+    assert next(credits) == credit_frame(0, consumed=3, depth=2)
     receiver.take(*tensor_frames(0, 3, bytes_of(3), FrameFlag.WAITED))  # now there was nothing to compute
-    assert decode(next(credits)).sequence == 6
+    assert next(credits) == credit_frame(0, consumed=3, depth=3)
 
 
 def test_a_peer_without_credit_is_refused() -> None:
