@@ -1,9 +1,10 @@
 """Bound indices: what a model looks up at run time stays inside the tensor that it looks into.
 
-    take of floats                              ──▶ NaN where the index is outside
+    take of float16, float32, float64           ──▶ NaN where the index is outside
     take of others                              ──▶ the nearest element there is
     gather_elements, gather_nd, scatter_nd      ──▶ indices limited to 0 … length − 1
     scatter_elements                            ──▶ indices limited to −length … length − 1
+    roi_align, roi_pool                         ──▶ a region's number of its image limited to 0 … images − 1
 
 Requires: a normalised function ``main`` with static shapes.
 Ensures: no index that is computed or comes from outside leads to memory of somebody else; indices inside mean what they
@@ -40,6 +41,9 @@ def _bounded(expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr 
         return None
     data, index, *rest = expression.args
     attributes = expression.attrs
+    if operator in _OF_REGIONS:
+        images = int(data.ty.shape.values[0])
+        return relax.Call(expression.op, [data, _of_images(index, images, builder)], attributes)
     if operator == "relax.take":
         if attributes.mode != "fast":
             return None
@@ -60,7 +64,9 @@ def _bounded(expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr 
     return relax.op.scatter_nd(data, _limited(index, lengths[:coordinates], builder), *rest, attributes.reduction)
 
 
+_OF_REGIONS = ("relax.vision.roi_align", "relax.vision.roi_pool")
 _BOUNDED = (
+    *_OF_REGIONS,
     "relax.take",
     "relax.gather_elements",
     "relax.gather_nd",
@@ -76,3 +82,12 @@ def _limited(
     dtype = str(index.ty.dtype.dtype)
     above = builder.emit(relax.op.maximum(index, constant(np.array(lowest, dtype))))
     return builder.emit(relax.op.minimum(above, constant(np.asarray(lengths, dtype) - np.asarray(1, dtype))))
+
+
+def _of_images(regions: relax.Expr, images: int, builder: relax.BlockBuilder) -> relax.Expr:
+    """Regions (number of the image, four coordinates), whose images there are; other columns stay as they are."""
+    dtype = str(regions.ty.dtype.dtype)
+    lowest, highest = np.full(5, -np.inf, dtype), np.full(5, np.inf, dtype)
+    lowest[0], highest[0] = 0, images - 1
+    above = builder.emit(relax.op.maximum(regions, constant(lowest)))
+    return builder.emit(relax.op.minimum(above, constant(highest)))

@@ -30,6 +30,7 @@ def compile_and_deploy(
     batch: int | None = None,
     verify: bool = True,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    in_flight: int | None = None,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Deployment:
     """Import, plan, compile, verify and deploy a network.
@@ -47,6 +48,7 @@ def compile_and_deploy(
         batch: the size of a dynamic batch dimension.
         verify: compare the compiled stages with the source before anything is deployed.
         timeout_seconds: the longest wait for a worker's answer or the next result.
+        in_flight: so many micro-batches of a stream are under way at most; see `deploy`.
         on_progress: called with what is being done, the steps done and all steps; by default a bar is shown in a
             terminal.
 
@@ -62,4 +64,4 @@ def compile_and_deploy(
         if advice is not None:
             warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=2)
         bundle = compile(model, planned, verify=verify, on_progress=report)
-    return deploy(bundle, cluster, timeout_seconds=timeout_seconds)
+    return deploy(bundle, cluster, timeout_seconds=timeout_seconds, in_flight=in_flight)

@@ -140,7 +140,8 @@ def deploy(
         on_transfer: called while libraries and weights are sent, with machine, bytes sent, of bytes.
         in_flight: so many micro-batches of a stream are under way at most: the fewer, the earlier each result comes
             after its input, until machines have to wait. By default as many as the queues between stages hold; for a
-            plan for latency that rests on measurements, what it says (``prediction.in_flight``).
+            plan for latency that rests on measurements, what it says (``prediction.in_flight``). In one process there
+            is never more than one.
 
     Raises:
         ClusterError: the bundle needs a machine that the cluster does not have, or one that cannot run its stages.
@@ -166,7 +167,7 @@ def deploy(
             timeout_seconds=timeout_seconds,
             on_progress=on_transfer,
             peer_addresses=cluster.peer_addresses,
-            in_flight=in_flight or _planned_in_flight(bundle.plan),
+            in_flight=_planned_in_flight(bundle.plan) if in_flight is None else in_flight,
         )
         undo.pop_all()
     return Deployment(bundle, cluster, pipeline)

@@ -31,7 +31,6 @@ def load(name: str) -> tvm_split.Model:
         ("light_resnet50", 2, None),
         ("light_squeezenet", 1, None),
         ("light_squeezenet", 3, {"machine-a": ["n0"], "machine-b": ["n15"], "machine-c": ["n40"]}),
-        ("light_vgg19", 2, None),
     ],
 )
 def test_answers_are_those_of_the_source(

@@ -109,3 +109,32 @@ def test_indices_inside_mean_what_they_did_and_no_others_leave_the_tensor(
     if operation is scatter_nd:
         largest[:, 1] = 0
     np.testing.assert_allclose(outcome(runs[1], outside), outcome(runs[0], largest), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["roi_align", "roi_pool"])
+@pytest.mark.parametrize("number", [1e7, -1e7, np.nan, np.inf])
+def test_regions_are_of_images_that_there_are(kind: str, number: float) -> None:
+    builder = relax.BlockBuilder()
+    data = relax.Var("d", relax.TensorType((2, 1, 8, 8), "float32"))
+    regions = relax.Var("r", relax.TensorType((2, 5), "float32"))
+    with builder.function("main", [data, regions]):
+        with builder.dataflow():
+            sampling = {"sample_ratio": 2} if kind == "roi_align" else {}
+            call = getattr(relax.op.vision, kind)(data, regions, (2, 2), 1.0, **sampling)
+            result = builder.emit_output(relax.Tuple([builder.emit(call)]))
+        builder.emit_func_output(result)
+    module = builder.get()
+    values = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
+    boxes = np.array([[1, 0, 0, 4, 4], [1, 1, 2, 6, 7]], np.float32)
+
+    def outcome(each: tvm.IRModule, given: np.ndarray) -> np.ndarray:
+        machine = relax.VirtualMachine(tvm.compile(each, target="llvm"), tvm.cpu())
+        return machine["main"](*map(tvm.runtime.tensor, (values, given)))[0].numpy()
+
+    bounded = BoundIndices()(module)
+    np.testing.assert_array_equal(outcome(bounded, boxes), outcome(module, boxes))
+    wrong = boxes.copy()
+    wrong[1, 0] = number
+    found = outcome(bounded, wrong)
+    np.testing.assert_array_equal(found[0], outcome(module, boxes)[0])
+    assert np.isfinite(found).all()

@@ -6,8 +6,8 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 
@@ -42,11 +42,19 @@ def probe_streams(names: Sequence[str], opened: Callable[[str, int], Pipeline], 
             for place in range(len(PRODUCTS)):
                 singles = {name: _single_runs(pipelines[name][place]) for name in names}
                 start = Barrier(len(names), timeout=timeout_seconds)
-                periods = threads.map(lambda name, i=place, b=start: _period(pipelines[name][i], b), names)
-                for name, period in zip(names, periods, strict=True):
+                running = [threads.submit(_period, pipelines[name][place], start) for name in names]
+                for name, period in zip(names, _results(running), strict=True):
                     samples[name][place].append(StreamSample(*singles[name], period))
     medians = {name: tuple(median_sample(rounds) for rounds in found) for name, found in samples.items()}
     return StreamProbe(time.time(), medians)
+
+
+def _results(running: Sequence[Future[float]]) -> list[float]:
+    """What all gave; or the error that broke the others' barrier, rather than that it was broken."""
+    errors = [error for each in running if (error := each.exception()) is not None]
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, BrokenBarrierError))
+    return [each.result() for each in running]
 
 
 def _single_runs(pipeline: Pipeline) -> tuple[float, float]:
@@ -69,7 +77,11 @@ def _period(pipeline: Pipeline, start: Barrier) -> float:
     """Seconds from one result to the next, once the pipeline is full."""
     inputs = _inputs(pipeline)
     begin = time.perf_counter()
-    pipeline.run(inputs)
+    try:
+        pipeline.run(inputs)
+    except BaseException:
+        start.abort()  # or the others would wait for this one
+        raise
     seconds = time.perf_counter() - begin
     count = FILL + max(FEWEST_STREAMED, int(STREAM_SECONDS / max(seconds, 1e-6)))
     start.wait()

@@ -29,18 +29,17 @@ def one_machine_advice(plan: Plan, machines: int) -> str | None:
             f"{len(prediction.machines)} machines {text(value(prediction))}; leave out what forces the split, such as "
             "a number of stages, to let the planner choose"
         )
+    given_up = next((each for each in prediction.alternatives if each.name == MORE_MACHINES), None)
+    if given_up is not None:
+        return (
+            f"more machines gain too little: {prediction.machines[0].machine} alone does {text(value(prediction))}, "
+            f"the best plan over several machines {text(value(given_up))}; {prediction.why_no_more_machines}"
+        )
     splits = [
         each for each in (*prediction.alternatives, *prediction.baselines) if len({name for name, _ in each.stages}) > 1
     ]
     if not splits:
         return None
-    given_up = next((each for each in prediction.alternatives if each.name == MORE_MACHINES), None)
-    if given_up is not None:
-        return (
-            f"one machine alone is nearly as fast: {prediction.machines[0].machine} does {text(value(prediction))}, "
-            f"the best split over several machines {text(value(given_up))}; {prediction.why_no_more_machines}, so the "
-            "other machines stay idle"
-        )
     if min(map(value, splits)) < value(prediction):
         return None  # what was demanded keeps to one machine, not speed
     return (

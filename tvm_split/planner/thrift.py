@@ -15,14 +15,17 @@ MORE_MACHINES = "the plan on more machines"
 MARGIN = 0.02
 """About what two measurements of the same thing differ by on a quiet machine."""
 MARGIN_PER_DOUBLING = 0.15
-"""What a throughput has to gain besides for each time that answers come twice as late."""
+"""What a throughput has to gain besides for each time that answers come twice as late,"""
+LARGEST_MARGIN = 0.3
+"""up to this: such a gain is worth any latency to who asks for throughput."""
 
 
 def spared(problem: Problem, solution: Solution) -> Solution:
     """The plan of fewest machines among those that lost by hardly anything; the solution itself if there is none.
 
     That is by `MARGIN`, and for throughput by `MARGIN_PER_DOUBLING` more for each time that the solution's latency is
-    twice the other's, as over a link of high latency. Where so many stages were asked for, nothing is spared.
+    twice the other's, as over a link of high latency, but by no more than `LARGEST_MARGIN`. Where so many stages were
+    asked for, nothing is spared.
     """
     if problem.stages is not None:
         return solution
@@ -59,7 +62,7 @@ def _margin(problem: Problem, solution: Solution, other: Alternative) -> float:
     later = solution.evaluation.latency_seconds / other.latency_seconds if other.latency_seconds > 0 else 1.0
     if problem.objective == "latency" or later <= 1.0:
         return MARGIN
-    return MARGIN + MARGIN_PER_DOUBLING * math.log2(later)
+    return min(MARGIN + MARGIN_PER_DOUBLING * math.log2(later), LARGEST_MARGIN)
 
 
 def _as_alternative(solution: Solution, name: str, gain: float) -> Alternative:

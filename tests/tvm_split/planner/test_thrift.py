@@ -59,3 +59,11 @@ def test_demands_are_kept():
     problem = chain_problem(profile, maximum_period_seconds=free)
     best = solve(problem)
     assert spared(problem, best) is best
+
+
+def test_a_large_gain_is_worth_any_latency():
+    times = {A: [0.001, 0.001], B: [0.001, 0.001]}
+    problem = chain_problem(chain_profile(times, latency_seconds=0.05))
+    best = solve(problem)
+    assert best.evaluation.latency_seconds > 10 * 0.002
+    assert spared(problem, best) is best

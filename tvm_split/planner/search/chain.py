@@ -11,15 +11,12 @@ import numpy as np
 from tvm_split.planner.search.candidate import Candidate, candidate, lack_of, one_machine_candidates
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
-from tvm_split.planner.search.machine_classes import Counts, count_groups, groups_of, machine_classes
+from tvm_split.planner.search.machine_classes import Counts, groups_of, machine_classes
 from tvm_split.planner.search.stage_costs import StageCosts, chain_costs
-from tvm_split.planner.search.stage_dp import CALL_STEPS, Sequence, StageTable, Value, lack_table
+from tvm_split.planner.search.stage_dp import MOST_MATRIX_BYTES, Sequence, StageTable, Value, lack_table, table_cost
 
 MOST_STEPS = 2.0e9
 """Matrix elements that one table may touch: some seconds."""
-
-MOST_MATRIX_BYTES = 1.0e9
-"""Memory that the matrices of all groups may take together."""
 
 
 class ChainSearch:
@@ -30,7 +27,8 @@ class ChainSearch:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self._costs: StageCosts = chain_costs(instance, groups_of(instance, machine_classes(instance)))
+        groups = groups_of(instance, machine_classes(instance), replicas=instance.problem.replicas)
+        self._costs: StageCosts = chain_costs(instance, groups)
         self._alone = one_machine_candidates(instance)
 
     def table(self, value: Value, period_limit: float = math.inf, value_limit: float = math.inf) -> StageTable:
@@ -141,18 +139,8 @@ def solve_chain(search: ChainSearch) -> Candidate | None:
 
 def is_small_enough(instance: Instance) -> bool:
     """Whether the tables of this chain take seconds, not more; otherwise it is searched as any other graph."""
-    classes = machine_classes(instance)
-    states = math.prod(len(members) + 1 for members in classes)
-    groups = count_groups(instance, classes)
-    matrix = (len(instance.pieces) + 1) ** 2
-    steps_of_one = matrix + CALL_STEPS
-    if instance.problem.replicas:  # pairs of a set and one of its subsets
-        pairs = math.prod((len(members) + 1) * (len(members) + 2) // 2 for members in classes)
-        triples = math.prod(math.comb(len(members) + 3, 3) for members in classes)
-    else:
-        pairs, triples = states * len(classes), states * len(classes) ** 2
-    steps = pairs * steps_of_one + triples * (len(instance.pieces) + 1)
-    return steps <= MOST_STEPS and groups * matrix * 16 + groups**2 * 16 <= MOST_MATRIX_BYTES
+    cost = table_cost(machine_classes(instance), len(instance.pieces) + 1, replicas=instance.problem.replicas)
+    return cost.steps <= MOST_STEPS and cost.bytes <= MOST_MATRIX_BYTES
 
 
 def _keep_best(wanted: dict[Counts, None], values: dict[Counts, float]) -> None:

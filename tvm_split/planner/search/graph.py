@@ -26,11 +26,11 @@ from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.local_search import improved
-from tvm_split.planner.search.machine_classes import Groups, count_groups, groups_of, machine_classes
+from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
 from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram
 from tvm_split.planner.search.period_bound import period_bound
 from tvm_split.planner.search.stage_costs import StageCosts
-from tvm_split.planner.search.stage_dp import CALL_STEPS, StageTable, Value, lack_table
+from tvm_split.planner.search.stage_dp import MOST_MATRIX_BYTES, StageTable, Value, lack_table, table_cost
 
 CLOSED = 2 * SOLVER_TOLERANCE
 """A gap below this counts as closed, since no solver of linear programs proves more."""
@@ -48,6 +48,9 @@ LARGE_GAP = 1e-3
 MOST_PROGRAM_COLUMNS = 40_000
 MOST_TABLE_STEPS = 1.2e8
 """Matrix elements that a table may touch for each second of the time limit."""
+
+COSTS_AT_ONCE = 2
+"""Views of what crossing costs that are in memory together."""
 
 MOST_SEQUENCES = 24
 MOST_STARTS = 8
@@ -99,22 +102,24 @@ class GraphSearch:
         self._bound_simply()
         ideals = ideals_of(self._instance)
         self._search_ideals(ideals)
-        large = len(self._instance.pieces) > ALWAYS_EXACT_PIECES
-        if large and self._is_proven():
+        replicas = self._instance.problem.replicas
+        # Trying every plan of a few pieces also finds the best of equal ones, but not those with replicas.
+        enough = replicas or len(self._instance.pieces) > ALWAYS_EXACT_PIECES
+        if enough and self._is_proven():
             return self._result(REACHED)
         self._improve(0.25)
-        if large and self._is_proven():
+        if enough and self._is_proven():
             return self._result(REACHED)
         if self._try_everything():
             return self._result(TRIED)
         if self._solve_program():
-            return self._result(PROGRAM)
+            return self._result(REACHED if replicas else PROGRAM)
         return self._result(f"the best found in {self._limit:g} s")
 
     def nearest_to(self, limited: Instance) -> Candidate | None:
         """The plan found that lacks the fewest bytes of the memory of ``limited``."""
         ideals = ideals_of(self._instance)
-        groups = self._groups(len(ideals.members))
+        groups, _ = self._groups(len(ideals.members))
         costs = ideal_costs(self._instance, groups, ideals, optimistic=False)
         table = lack_table(limited, costs)
         self._measure_sequences(table, groups, ideals)
@@ -162,15 +167,14 @@ class GraphSearch:
     def _search_ideals(self, ideals: Ideals) -> None:
         """Plans that are sequences of ideals, by three views of what crossing costs; the first gives the bound."""
         problem = self._instance.problem
-        groups = self._groups(len(ideals.members))
-        all_machines = sum(map(len, groups.classes)) == len(self._instance.machines)
+        groups, all_groups = self._groups(len(ideals.members))
         bounding = ideal_costs(self._instance, groups, ideals, optimistic=True)
         nothing = np.zeros(len(ideals.members))
         loose = dataclasses.replace(bounding, crossing_bytes=nothing)
         careful = ideal_costs(self._instance, groups, ideals, optimistic=False)
         table = self._table(bounding, "period")
         self._measure_sequences(table, groups, ideals)
-        if ideals.complete and all_machines and problem.objective == "throughput":
+        if ideals.complete and all_groups and problem.objective == "throughput":
             bound = min(table.best().values(), default=math.inf) * (1 - 1e-9)
             self._raise_bound(bound, "dynamic programming over the ideals of the graph")
         for costs in (loose, careful):
@@ -186,17 +190,28 @@ class GraphSearch:
         limit = problem.maximum_period_seconds if value == "latency" else math.inf
         return StageTable(costs, value, self._instance.machine_limit, problem.stages, limit)
 
-    def _groups(self, positions: int) -> Groups:
-        """All machines; where their sets would be too many, the fastest of them."""
+    def _groups(self, positions: int) -> tuple[Groups, bool]:
+        """What may hold a stage, and whether that is all there is.
+
+        Where the tables would be too large, single machines only; if these still are too many, the fastest of them.
+        """
         classes = machine_classes(self._instance)
+        replicas = self._instance.problem.replicas
         total = np.where(np.isfinite(self._instance.seconds), self._instance.seconds, 0.0).sum(axis=0)
         kept = sorted(classes, key=lambda members: float(total[members[0]]))
-        while len(kept) > 1:
-            states = math.prod(len(members) + 1 for members in kept) * count_groups(self._instance, tuple(kept))
-            if states * (positions**2 + CALL_STEPS) <= MOST_TABLE_STEPS * self._limit:
+        while not self._is_affordable(tuple(kept), positions, replicas):
+            if replicas:
+                replicas = False
+            elif len(kept) > 1:
+                kept.pop()
+            else:
                 break
-            kept.pop()
-        return groups_of(self._instance, tuple(sorted(kept)))
+        complete = len(kept) == len(classes) and replicas == self._instance.problem.replicas
+        return groups_of(self._instance, tuple(sorted(kept)), replicas=replicas), complete
+
+    def _is_affordable(self, classes: tuple[tuple[int, ...], ...], positions: int, replicas: bool) -> bool:
+        cost = table_cost(classes, positions, replicas=replicas)
+        return cost.steps <= MOST_TABLE_STEPS * self._limit and COSTS_AT_ONCE * cost.bytes <= MOST_MATRIX_BYTES
 
     def _measure_sequences(self, table: StageTable, groups: Groups, ideals: Ideals) -> None:
         best = table.best()

@@ -60,9 +60,9 @@ def machine_classes(instance: Instance) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(members) for members in classes)
 
 
-def groups_of(instance: Instance, classes: tuple[tuple[int, ...], ...]) -> Groups:
-    """The groups that a stage of this problem may be on."""
-    counts = tuple(_group_counts(classes, instance.problem.replicas, instance.machine_limit))
+def groups_of(instance: Instance, classes: tuple[tuple[int, ...], ...], *, replicas: bool) -> Groups:
+    """The groups that a stage may be on: single machines, and with ``replicas`` all others too."""
+    counts = tuple(_group_counts(classes, replicas, instance.machine_limit))
     kinds = [[kind for kind, count in enumerate(each) if count] for each in counts]
     slow, lag = _class_links(instance, classes)
     shape = (len(counts), len(counts))
@@ -85,11 +85,6 @@ def groups_of(instance: Instance, classes: tuple[tuple[int, ...], ...]) -> Group
         slowest(instance.latency[-1]),
         slowest(instance.latency[:, -1]),
     )
-
-
-def count_groups(instance: Instance, classes: tuple[tuple[int, ...], ...]) -> int:
-    """How many groups `groups_of` would make, without making them."""
-    return math.prod(len(members) + 1 for members in classes) - 1 if instance.problem.replicas else len(classes)
 
 
 def _group_counts(classes: tuple[tuple[int, ...], ...], replicas: bool, limit: int) -> list[Counts]:

@@ -24,9 +24,35 @@ from tvm_split.planner.search.stage_costs import StageCosts
 CALL_STEPS = 10_000
 """What numpy's calls for one state of a table cost, in matrix elements."""
 
+MOST_MATRIX_BYTES = 1.0e9
+"""Memory that the matrices of all groups may take together."""
+
 MOST_SECONDS = 1.0e300
 
 Value = Literal["period", "latency"]
+
+
+@dataclass(frozen=True)
+class TableCost:
+    """What dynamic programming over the sets of machines of some classes takes: matrix elements touched, and bytes."""
+
+    steps: float
+    bytes: float
+
+
+def table_cost(classes: tuple[tuple[int, ...], ...], positions: int, *, replicas: bool) -> TableCost:
+    """Of one table over so many positions of a cut, without making it."""
+    sizes = [len(members) for members in classes]
+    if replicas:  # pairs of a set and one of its subsets
+        groups = math.prod(size + 1 for size in sizes) - 1
+        pairs = math.prod((size + 1) * (size + 2) // 2 for size in sizes)
+        triples = math.prod(math.comb(size + 3, 3) for size in sizes)
+    else:
+        groups = len(classes)
+        pairs = math.prod(size + 1 for size in sizes) * groups
+        triples = pairs * groups
+    matrix = positions**2
+    return TableCost(pairs * (matrix + CALL_STEPS) + triples * positions, groups * matrix * 16 + groups**2 * 16)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -157,6 +158,26 @@ def test_replicas_on_larger_graphs_hold_and_are_no_worse_than_without(seed: int,
         value_of(problem, each.evaluation.period_seconds, each.evaluation.latency_seconds) for each in (found, without)
     )
     assert found.lower_bound_seconds <= value <= other * (1 + 1e-6)
+
+
+def test_many_unlike_machines_with_replicas_still_get_a_plan() -> None:
+    """Two branches, and machines that hold a sixth each: with all groups of machines the tables would be too large."""
+    names = [f"machine-{index}" for index in range(6)]
+    branches = [[f"{side}-{index}" for index in range(29)] for side in ("left", "right")]
+    pieces = [name for branch in branches for name in branch]
+    problem = Problem(
+        objective="throughput",
+        machines=tuple(ProblemMachine(name, 12.0) for name in names),
+        links=tuple(ProblemLink(a, b, 1e9, 0.0) for a in names for b in names if a != b),
+        pieces=tuple(
+            Piece(name, {each: 1e-3 * (1 + 0.1 * place) for place, each in enumerate(names)}, 1.0) for name in pieces
+        ),
+        edges=tuple(Edge(a, b, 8.0) for branch in branches for a, b in itertools.pairwise(branch)),
+        replicas=True,
+    )
+    found = solve(problem, time_limit_seconds=2.0)
+    assert evaluate(problem, found.stages) == found.evaluation
+    assert found.lower_bound_seconds <= found.evaluation.period_seconds
 
 
 def value_of(problem: Problem, period: float, latency: float) -> float:
