@@ -52,7 +52,7 @@ class PairProbe:
 
 @dataclass(frozen=True)
 class StreamProbe:
-    """Machines that compute at the same time, each with a stream of its own: samples for every duration of computing."""
+    """Machines that compute at the same time, each with its own stream: samples for every duration of computing."""
 
     measured_at: float
     samples: Mapping[str, tuple[StreamSample, ...]]
