@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -60,12 +59,11 @@ def _results(running: Sequence[Future[float]]) -> list[float]:
 def _single_runs(pipeline: Pipeline) -> tuple[float, float]:
     """Seconds that a micro-batch alone computes, and that such a run takes in all."""
     before = _computed(pipeline)
-    seconds = []
+    start = time.perf_counter()
     for _ in range(SINGLE_RUNS):
-        start = time.perf_counter()
         pipeline.run(_inputs(pipeline))
-        seconds.append(time.perf_counter() - start)
-    return (_computed(pipeline) - before) / SINGLE_RUNS, statistics.median(seconds)
+    seconds = time.perf_counter() - start
+    return (_computed(pipeline) - before) / SINGLE_RUNS, seconds / SINGLE_RUNS
 
 
 def _computed(pipeline: Pipeline) -> float:

@@ -245,8 +245,8 @@ def _machine_profile(
         found = [seconds(call) for call in own]
         by_itself, in_company = sum(each[0] for each in found), sum(each[1] for each in found)
         known = all(call.digest in times.alone and call.digest in times.contended for call in own)
-        # Company never helps: what is below is noise.
-        return PieceTime(by_itself, max(by_itself, in_company), "measured" if known else "estimated")
+        # Company never helps: what took longer alone was disturbed then.
+        return PieceTime(min(by_itself, in_company), in_company, "measured" if known else "estimated")
 
     machine = times.machine
     return MachineProfile(
