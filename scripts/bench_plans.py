@@ -86,11 +86,12 @@ class Contest:
                 bundle = tvm_split.compile(self._model, planned, verify=False, on_progress=report)
             self.contestants.append(Contestant(label, planned, bundle))
 
-    def round(self) -> None:
-        """Profile the machines, then measure every plan once."""
+    def round(self, number: int) -> None:
+        """Profile the machines, then measure every plan once; in each round another one is the first."""
         profile = self._profile()
         graph = layer_graph(self._model)
-        for each in self.contestants:
+        first = number % len(self.contestants)
+        for each in (*self.contestants[first:], *self.contestants[:first]):
             predicted = predict_stages(graph, self._cluster, profile, "throughput", each.plan.stages)
             assert predicted is not None
             with tvm_split.deploy(each.bundle, self._cluster) as deployment:
@@ -149,8 +150,8 @@ def main() -> int:
     with tvm_split.Cluster.local(arguments.workers) as cluster:
         for name in arguments.models or MODELS:
             contest = Contest(name, cluster)
-            for _ in range(arguments.rounds):
-                contest.round()
+            for number in range(arguments.rounds):
+                contest.round(number)
             results[name] = contest.contestants
             print_table(console, name, contest.contestants)
     summary = summary_of(results)

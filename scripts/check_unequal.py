@@ -122,12 +122,13 @@ def check(case: Case, console: Console, rounds: int) -> dict[str, Any]:
         plans += [tvm_split.plan(model, cluster, split=split, profile=profile) for split in splits()]
         bundles = [tvm_split.compile(model, planned, verify=False) for planned in plans]
         periods: list[list[float]] = [[] for _ in plans]
-        for _ in range(rounds):
-            for bundle, found in zip(bundles, periods, strict=True):
-                with tvm_split.deploy(bundle, cluster) as deployment:
+        for number in range(rounds):
+            for place in range(len(plans)):
+                turn = (place + number * len(plans) // rounds) % len(plans)  # not the same one first each time
+                with tvm_split.deploy(bundles[turn], cluster) as deployment:
                     measured = bench(deployment, [(x,)], rounds=1, micro_batches=MICRO_BATCHES).period.measured
                 assert measured is not None
-                found.append(measured)
+                periods[turn].append(measured)
         mobilenet = None
         if case.slow_link:
             network, inputs = torch_models.published_models()["mobilenet_v2"]
