@@ -155,11 +155,13 @@ def check(case: Case, console: Console, rounds: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    numbers = range(1, len(CASES) + 1)
+    parser.add_argument("--case", type=int, choices=numbers, action="append", help="only this one; repeatable")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
     console = Console(width=max(120, Console().width))
-    results = [check(case, console, arguments.rounds) for case in CASES]
+    results = [check(CASES[number - 1], console, arguments.rounds) for number in arguments.case or numbers]
     failed = False
     for result in results:
         good = result["share_of_best"] >= LEAST_SHARE_OF_BEST and result["mobilenet_stages"] in (None, 1)
