@@ -50,14 +50,16 @@ class ReceiveWindow:
         """Whether the sender had a credit for one more."""
         return self.arrived < self.announced
 
-    def begin(self, waited: bool) -> None:
-        """One more begins to arrive; ``waited``: its sender had it before it had the credit.
+    def begin(self, waited: bool) -> bool:
+        """One more begins to arrive; ``waited``: its sender had it before it had the credit. Whether that widens it.
 
         A window that was widened rests for half of it, so that the sender sees what that did.
         """
         if waited and self.arrived == self.consumed and self.depth < self.largest and self.arrived >= self._rests_until:
             self.depth += 1
             self._rests_until = self.arrived + self.depth // 2
+            return True
+        return False
 
     @property
     def granted(self) -> int:

@@ -44,12 +44,9 @@ class _Sending:
     queue: deque[tuple[int, Any]] = field(default_factory=deque)
 
 
-def _send_window(route: PlannedRoute) -> SendWindow:
-    return SendWindow(route.queue_depth, largest=route.queue_depth + most_more(route.tensor.size_bytes))
-
-
-def _receive_window(route: PlannedRoute) -> ReceiveWindow:
-    return ReceiveWindow(route.queue_depth, largest=route.queue_depth + most_more(route.tensor.size_bytes))
+def _depths(route: PlannedRoute) -> tuple[int, int]:
+    """How many micro-batches may be under way at first, and at most."""
+    return route.queue_depth, route.queue_depth + most_more(route.tensor.size_bytes)
 
 
 class OutgoingLink:
@@ -67,7 +64,7 @@ class OutgoingLink:
     ) -> None:
         self._lock = lock
         self._wake = threading.Condition(lock)
-        self._by_name = {route.tensor.name: _Sending(route, _send_window(route)) for route in routes}
+        self._by_name = {route.tensor.name: _Sending(route, SendWindow(*_depths(route))) for route in routes}
         self._by_index = {sending.route.tensor_index: sending for sending in self._by_name.values()}
         self._as_bytes = as_bytes
         self._on_room_locked = on_room
@@ -112,7 +109,7 @@ class OutgoingLink:
                 self._on_room_locked()
 
     def _next_locked(self) -> _Sending | None:
-        """The oldest micro-batch that may go: what lags behind is what somebody waits for."""
+        """The oldest micro-batch that may go: what lags behind is what somebody waits for. Notes who lacks a credit."""
         ready = []
         for sending in filter(lambda each: each.queue, self._by_name.values()):
             if sending.window.may_start:
@@ -191,7 +188,7 @@ class IncomingLink:
     ) -> None:
         self._lock = lock
         self._wake = threading.Condition(lock)
-        self._receiving = {route.tensor_index: _Receiving(route, _receive_window(route)) for route in routes}
+        self._receiving = {route.tensor_index: _Receiving(route, ReceiveWindow(*_depths(route))) for route in routes}
         self._allocate = allocate
         self._deliver = deliver
         self._reuse = reuse
@@ -244,8 +241,8 @@ class IncomingLink:
                     f"micro-batch {frame.sequence} of tensor {receiving.route.tensor.name!r} came without a credit: "
                     f"{window.arrived - window.consumed} are waiting already"
                 )
-            window.begin(waited=FrameFlag.WAITED in frame.flags)
-            self._wake.notify()
+            if window.begin(waited=FrameFlag.WAITED in frame.flags):
+                self._wake.notify()
             free = receiving.free.pop() if receiving.free else None
         return receiving, self._allocate(receiving.route) if free is None else free, start
 

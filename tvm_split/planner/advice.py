@@ -38,9 +38,7 @@ def one_machine_advice(plan: Plan, machines: int) -> str | None:
     splits = [
         each for each in (*prediction.alternatives, *prediction.baselines) if len({name for name, _ in each.stages}) > 1
     ]
-    if not splits:
-        return None
-    if min(map(value, splits)) < value(prediction):
+    if not splits or min(map(value, splits)) < value(prediction):
         return None  # what was demanded keeps to one machine, not speed
     return (
         f"no split is faster than one machine alone: {prediction.machines[0].machine} does {text(value(prediction))}, "

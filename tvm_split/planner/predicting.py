@@ -12,7 +12,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.demands import TOLERANCE, is_possible
 from tvm_split.planner.prediction import ComparedPlan, Corrections, LinkPrediction, MachinePrediction, Prediction
-from tvm_split.planner.problem import Evaluation, Problem, Solution, SolvedStage, objective_seconds
+from tvm_split.planner.problem import Evaluation, Problem, Solution, SolvedStage, gap_of, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.evaluate import evaluate, transfers
 
@@ -47,7 +47,7 @@ def predict(
         bubble=max(0.0, 1.0 - busy),
         in_flight=math.ceil(evaluation.latency_seconds / evaluation.period_seconds) + len(used),
         lower_bound_seconds=best.lower_bound_seconds,
-        gap=max(0.0, 1.0 - best.lower_bound_seconds / value) if value > 0 else 0.0,
+        gap=gap_of(value, best.lower_bound_seconds),
         limiting=evaluation.limiting,
         method=best.method if stages is best.stages else f"given; the bound is {best.method}",
         why_no_more_machines=best.why_no_more_machines if stages is best.stages else "",

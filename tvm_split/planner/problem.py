@@ -29,6 +29,11 @@ def objective_seconds(objective: str, plan: Timed) -> float:
     return plan.period_seconds if objective == "throughput" else plan.latency_seconds
 
 
+def gap_of(value: float, lower_bound: float) -> float:
+    """(value - lower bound) / value: how far from the best a plan can be at most; 0 is proven optimal."""
+    return max(0.0, (value - lower_bound) / value) if value > 0 else 0.0
+
+
 @dataclass(frozen=True)
 class ProblemMachine:
     """A machine that can hold one stage.

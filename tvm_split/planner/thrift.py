@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from tvm_split.planner.demands import keeps_demands
-from tvm_split.planner.problem import Alternative, Problem, Solution, SolvedStage, objective_seconds
+from tvm_split.planner.problem import Alternative, Problem, Solution, SolvedStage, gap_of, objective_seconds
 from tvm_split.planner.search import evaluate
 from tvm_split.units import seconds_text
 
@@ -47,7 +47,7 @@ def spared(problem: Problem, solution: Solution) -> Solution:
         solution,
         stages=chosen.stages,
         evaluation=evaluation,
-        gap=max(0.0, 1 - solution.lower_bound_seconds / value) if value > 0 else 0.0,
+        gap=gap_of(value, solution.lower_bound_seconds),
         method=f"{solution.method}; machines were spared",
         why_no_more_machines=f"{_machines(solution.stages)} machines would gain {lost:.1%} and have a latency of "
         f"{seconds_text(solution.evaluation.latency_seconds)} instead of {seconds_text(evaluation.latency_seconds)}",

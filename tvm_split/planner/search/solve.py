@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Problem, Solution
+from tvm_split.planner.problem import Problem, Solution, gap_of
 from tvm_split.planner.search.candidate import Candidate
 from tvm_split.planner.search.certificate import alternatives, why_no_more_machines
 from tvm_split.planner.search.chain import ChainSearch, is_small_enough, solve_chain
@@ -64,7 +64,7 @@ def _solution(
         stages=stages,
         evaluation=evaluate(instance.problem, stages),
         lower_bound_seconds=lower_bound_seconds,
-        gap=(value - lower_bound_seconds) / value if value else 0.0,
+        gap=gap_of(value, lower_bound_seconds),
         method=method,
         why_no_more_machines=why_no_more_machines(instance, chosen, others, exact=exact),
         alternatives=alternatives(instance, chosen, others),
