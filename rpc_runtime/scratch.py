@@ -1,7 +1,8 @@
 """Temporary folders that do not outlive their process, whatever ends it.
 
 A process that is killed cannot remove its folders. So each folder holds a file that its owner keeps locked; whoever
-makes the next folder removes those whose lock nobody holds any more.
+makes the next folder removes those whose lock nobody holds any more. The lock is held while a folder is removed too; so
+an owner whose new folder was taken for an orphan, in the moment before it was locked, finds it gone and makes another.
 """
 
 from __future__ import annotations
@@ -25,9 +26,7 @@ class ScratchFolder:
 
     def __init__(self, purpose: str) -> None:
         remove_orphans()
-        self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-"))
-        lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        self.path, lock = _make(purpose)
         self._remove = weakref.finalize(self, _remove, self.path, lock)
 
     def close(self) -> None:
@@ -47,8 +46,19 @@ def remove_orphans() -> None:
     """Remove this user's scratch folders whose owners are gone."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            if path.stat().st_uid == os.getuid() and _is_orphan(path):
-                shutil.rmtree(path, ignore_errors=True)
+            if path.stat().st_uid == os.getuid():
+                _remove_orphan(path)
+
+
+def _make(purpose: str) -> tuple[Path, int]:
+    """A new folder, and the open lock file that makes it this process's."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-"))
+        lock = os.open(path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink > 0:
+            return path, lock
+        os.close(lock)
 
 
 def _remove(path: Path, lock: int) -> None:
@@ -56,13 +66,12 @@ def _remove(path: Path, lock: int) -> None:
     os.close(lock)
 
 
-def _is_orphan(path: Path) -> bool:
-    """Whether the folder has a lock file that nobody holds. One without it is too young, or none of ours."""
+def _remove_orphan(path: Path) -> None:
+    """Remove a folder with a lock file that nobody holds. One without it is too young, or none of ours."""
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    finally:
         os.close(lock)
-    return True
+    else:
+        _remove(path, lock)

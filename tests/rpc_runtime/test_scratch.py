@@ -11,6 +11,12 @@ import pytest
 from rpc_runtime.scratch import PREFIX, ScratchFolder, remove_orphans
 
 OWNER = "from rpc_runtime.scratch import ScratchFolder; f = ScratchFolder('test'); print(f.path, flush=True); input()"
+SWEEPER = """
+from rpc_runtime.scratch import remove_orphans
+print(flush=True)
+while True:
+    remove_orphans()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +58,16 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     other.mkdir()
     remove_orphans()
     assert other.exists()
+
+
+def test_a_new_folder_is_no_orphan_whenever_it_is_looked_at() -> None:
+    sweeper = subprocess.Popen([sys.executable, "-c", SWEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert sweeper.stdout is not None
+    sweeper.stdout.readline()
+    try:
+        for _ in range(2000):
+            with ScratchFolder("test") as folder:
+                (folder.path / "file").touch()
+    finally:
+        sweeper.kill()
+        sweeper.communicate()
