@@ -138,7 +138,8 @@ class BlobStore:
         if size != blob.size_bytes:
             path.unlink(missing_ok=True)
             return False
-        os.utime(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path)
         return True
 
     @contextlib.contextmanager
@@ -149,8 +150,8 @@ class BlobStore:
 
     def _sweep(self) -> None:
         """Removes what processes that were killed left half written."""
-        for path in self.scratch.iterdir():
-            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+        for path, status in _statuses(self.scratch.iterdir()):
+            if time.time() - status.st_mtime > STALE_SECONDS:
                 path.unlink(missing_ok=True)
 
     def _write_pins(self) -> None:
@@ -173,7 +174,7 @@ class BlobStore:
         """Makes room for a blob. Called with the lock of all processes held."""
         if self._limit_bytes is None:
             return
-        entries = [(path, path.stat()) for path in (self._folder / "blobs").glob("*/*") if path.name != blob.sha256]
+        entries = [each for each in _statuses((self._folder / "blobs").glob("*/*")) if each[0].name != blob.sha256]
         total = sum(status.st_size for _, status in entries) + blob.size_bytes
         if total <= self._limit_bytes:
             return
@@ -202,6 +203,16 @@ class BlobStore:
                 else:
                     path.unlink(missing_ok=True)  # its process is gone
         return pins
+
+
+def _statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Of those files that are still there: others of the same folder may rename and remove theirs meanwhile."""
+    for path in paths:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        yield path, status
 
 
 def _check(blob: BlobSpec, size: int, sha256: str) -> None:

@@ -117,7 +117,7 @@ class ControlService:
     def _watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:
         deployment = self._deployments.begin(request.deployment)
         try:
-            if not context.add_callback(deployment.wake):
+            if not context.add_callback(deployment.stop_waiting):
                 return
             yield pb.WatchEvent()
             while context.is_active():

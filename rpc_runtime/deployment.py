@@ -52,6 +52,7 @@ class Deployment:
         self._attached: set[tuple[str, str]] = set()
         self._calls: list[LinkCall] = []
         self._failure: pb.Failure | None = None
+        self._unwatched = False
         self._closed = False
 
     @property
@@ -156,8 +157,9 @@ class Deployment:
             recorder.activity += 1
 
         def deliver(route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
-            if self._executor is not None:
-                self._executor.deliver(route.tensor.name, sequence, value, release)
+            executor = self._executor
+            if executor is not None:
+                executor.deliver(route.tensor.name, sequence, value, release)
 
         for destination in plan.destinations:
             self._outgoing[destination] = OutgoingLink(
@@ -180,8 +182,9 @@ class Deployment:
             )
 
     def _wake_locked(self) -> None:
-        if self._executor is not None:
-            self._executor.wake_locked()
+        executor = self._executor
+        if executor is not None:
+            executor.wake_locked()
 
     def connect(self, peers: Mapping[str, PeerAddress], timeout_seconds: float) -> None:
         """Opens a link to every machine that this one sends to (the client fetches its tensors itself)."""
@@ -280,8 +283,9 @@ class Deployment:
             self._events.notify_all()
 
     def _halt_locked(self) -> None:
-        if self._executor is not None:
-            self._executor.stop_locked()
+        executor = self._executor
+        if executor is not None:
+            executor.stop_locked()
         for outgoing in self._outgoing.values():
             outgoing.close_locked()
         for incoming in self._incoming.values():
@@ -290,24 +294,27 @@ class Deployment:
     def wait_event(self, timeout_seconds: float) -> pb.WatchEvent | None:
         """The next thing to tell the client: at latest a heartbeat after the timeout; None when closed."""
         with self._lock:
-            if self._failure is None and not self._closed:
+            if self._failure is None and not self._closed and not self._unwatched:
                 self._events.wait(timeout_seconds)
             if self._closed:
                 return None
+            executor = self._executor
             event = pb.WatchEvent(activity=self._recorder.activity if self._recorder else 0)
             if self._failure is not None:
                 event.failure.CopyFrom(self._failure)
-        if self._executor is not None:
-            for name, finished in self._executor.progress().items():
+        if executor is not None:
+            for name, finished in executor.progress().items():
                 event.stages.add(stage=name, finished=finished)
         return event
 
     def wait_closed(self, timeout_seconds: float) -> bool:
         with self._lock:
-            return self._closed or self._events.wait(timeout_seconds)
+            return self._closed or self._unwatched or self._events.wait(timeout_seconds)
 
-    def wake(self) -> None:
+    def stop_waiting(self) -> None:
+        """Nobody watches any more: those who wait for events go on at once, now and later."""
         with self._lock:
+            self._unwatched = True
             self._events.notify_all()
 
     @property

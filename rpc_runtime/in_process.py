@@ -24,8 +24,7 @@ Result = TypeVar("Result")
 class InProcessPipeline:
     """The same stages as a ``Pipeline`` computes, with the same results, one after another. A context manager.
 
-    Stages run on a `ComputingThread`. Two such pipelines of different ``threads`` that run at the same time in two
-    threads would disturb each other; one after the other they do not.
+    Stages run on a `ComputingThread`, so pipelines of different ``threads`` take turns where two threads run them.
 
     Raises:
         WorkerError: a stage cannot run on this machine.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ class ComputingThread:
 
     def run(self, compute: Callable[..., Result], *arguments: Any) -> Result:
         # TVM asks the environment anew at every parallel loop.
-        with _environment(TVM_NUM_THREADS=str(self._threads), TVM_BIND_THREADS="0"):
+        with _environment.with_(TVM_NUM_THREADS=str(self._threads), TVM_BIND_THREADS="0"):
             if self._on_calling_thread and _pool_of_this_thread() == self._threads:
                 return compute(*arguments)
             return self._own.submit(compute, *arguments).result()
@@ -41,16 +42,41 @@ def _pool_of_this_thread() -> int:
     return int(tvm_ffi.get_global_func("runtime.NumThreads")())
 
 
-@contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """The environment with some variables set, and afterwards as it was."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
+class _Environment:
+    """What TVM reads of this process's environment: as those who compute want it, then as it was before.
+
+    Those who want the same compute at the same time, others one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._wanted: dict[str, str] = {}
+        self._before: dict[str, str | None] = {}
+        self._users = 0
+
+    @contextlib.contextmanager
+    def with_(self, **variables: str) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._users == 0 or self._wanted == variables)
+            if self._users == 0:
+                self._wanted, self._before = variables, {name: os.environ.get(name) for name in variables}
+                os.environ.update(variables)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users -= 1
+                if self._users == 0:
+                    self._restore()
+                    self._changed.notify_all()
+
+    def _restore(self) -> None:
+        for name, value in self._before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+_environment = _Environment()

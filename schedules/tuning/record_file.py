@@ -50,8 +50,10 @@ class RecordFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        # A tuner that is at work writes a workload before its records: read first, the records have all of theirs.
+        recorded = list(_lines(folder / RECORDS))
         self.workloads = [_workload(place, content) for place, content in _lines(folder / WORKLOADS)]
-        self.records = [self._record(place, content) for place, content in _lines(folder / RECORDS)]
+        self.records = [self._record(place, content) for place, content in recorded]
         self._by_hash: dict[int, list[int]] = {}
         for index, workload in enumerate(self.workloads):
             self._by_hash.setdefault(_hash(workload.mod["main"]), []).append(index)

@@ -7,6 +7,7 @@ equal.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -66,14 +67,22 @@ class ProfileCache:
         Raises:
             OSError: the folder cannot be written to.
         """
-        self._entries = {**self._read(), **entries}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            self._entries = {**self._read(), **entries}
+            self._write()
+        finally:
+            os.close(folder)
+
+    def _write(self) -> None:
         content = {
             "format": FORMAT,
             "version": VERSION,
             "machine": self._identity,
             "times": {key: asdict(entry) for key, entry in sorted(self._entries.items())},
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         # Whoever reads meanwhile sees the old file or the new one, never half of one.
         descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=".writing-")
         try:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,12 @@ def test_machines_do_not_share(tmp_path: Path) -> None:
         assert ProfileCache(tmp_path, {**MACHINE, **change}).get("k") is None
 
 
-def test_two_writers_keep_each_others_entries(tmp_path: Path) -> None:
-    one, other = ProfileCache(tmp_path, MACHINE), ProfileCache(tmp_path, MACHINE)
-    one.put({"a": ENTRY})
-    other.put({"b": ENTRY})
-    assert ProfileCache(tmp_path, MACHINE).get("a") == ProfileCache(tmp_path, MACHINE).get("b") == ENTRY
+def test_writers_keep_each_others_entries(tmp_path: Path) -> None:
+    caches = [ProfileCache(tmp_path, MACHINE) for _ in range(8)]
+    with ThreadPoolExecutor(len(caches)) as threads:
+        list(threads.map(lambda number: caches[number].put({str(number): ENTRY}), range(len(caches))))
+    found = ProfileCache(tmp_path, MACHINE)
+    assert [found.get(str(number)) for number in range(len(caches))] == [ENTRY] * len(caches)
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
