@@ -15,6 +15,7 @@ from rpc_runtime.channels import error_of, open_channel
 from rpc_runtime.control_methods import Method
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.framing import CHUNK_BYTES, PROTOCOL_VERSION
+from rpc_runtime.hardware import boot_id
 from rpc_runtime.kernel_times import KernelSet, KernelTime, TimingEffort
 from rpc_runtime.machine_plan import MachinePlan
 from rpc_runtime.measurements import StageStatistics, TraceEvent, now, shift_clock
@@ -125,6 +126,8 @@ class WorkerConnection:
             end = now()
             rounds.append((end - start, reply.clock_nanoseconds - (start + end) // 2, reply))
         round_trip, offset, reply = min(rounds, key=lambda one: one[0])  # the quickest is the least uncertain
+        if reply.boot_id and reply.boot_id == boot_id() and abs(offset) <= round_trip:
+            offset = 0  # one host, one clock
         if reply.protocol_version != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"{self.endpoint} speaks protocol version {reply.protocol_version}, this client {PROTOCOL_VERSION}: "

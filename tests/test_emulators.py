@@ -79,22 +79,26 @@ def exchange_seconds(connection: socket.socket, content: bytes) -> float:
 
 def test_a_relay_has_the_latency_asked_for(echo: str) -> None:
     with Relay(echo, latency_seconds=LATENCY_SECONDS) as relay, dial(relay.address) as connection:
-        seconds = sorted(exchange_seconds(connection, b"x") for _ in range(9))[4]
-    assert seconds == pytest.approx(2 * LATENCY_SECONDS, rel=0.3)
+        seconds = min(exchange_seconds(connection, b"x") for _ in range(9))
+    assert 2 * LATENCY_SECONDS <= seconds < 3 * LATENCY_SECONDS
 
 
 @pytest.mark.parametrize("connections", [1, 3])
 def test_all_connections_of_a_relay_share_its_bandwidth(echo: str, connections: int) -> None:
     content = os.urandom(3_000_000 // connections)
-    with Relay(echo, bytes_per_second=BYTES_PER_SECOND) as relay:
-        dialled = [dial(relay.address) for _ in range(connections)]
+
+    def exchanged_at_once() -> float:
         threads = [threading.Thread(target=exchange_seconds, args=(each, content)) for each in dialled]
         start = time.monotonic()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
-        seconds = time.monotonic() - start
+        return time.monotonic() - start
+
+    with Relay(echo, bytes_per_second=BYTES_PER_SECOND) as relay:
+        dialled = [dial(relay.address) for _ in range(connections)]
+        seconds = min(exchanged_at_once() for _ in range(3))
         for each in dialled:
             each.close()
     assert 3_000_000 / seconds == pytest.approx(BYTES_PER_SECOND, rel=0.3)
@@ -148,11 +152,13 @@ def test_a_machine_of_half_speed_computes_half_as_fast_and_is_heard(maker: Progr
             return pipeline.statistics()[0].median_compute_seconds
 
     core = max(os.sched_getaffinity(0))
+    slow, fast = [], []
     with LocalWorkers(["machine"]) as workers:
         process = workers.process_ids["machine"]
-        with half_speed(process, [core]):
-            slow = seconds_of(workers)
-            assert describe(workers.endpoints["machine"], 5.0).process_id == process
         os.sched_setaffinity(process, {core})
-        fast = seconds_of(workers)
-    assert slow / fast == pytest.approx(2.0, rel=0.4)
+        for _ in range(5):  # what others compute meanwhile makes single rounds slower
+            with half_speed(process, [core]):
+                slow.append(seconds_of(workers))
+                assert describe(workers.endpoints["machine"], 5.0).process_id == process
+            fast.append(seconds_of(workers))
+    assert min(slow) / min(fast) == pytest.approx(2.0, rel=0.4)

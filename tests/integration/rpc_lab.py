@@ -14,7 +14,7 @@ from pathlib import Path
 from schedules.tuning import DeviceError, Tracker
 
 KEY = "lab"
-START_SECONDS = 40.0
+START_SECONDS = 120.0
 
 
 class RpcLab:

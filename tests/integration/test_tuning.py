@@ -20,7 +20,7 @@ from tvm_split.tuning import tunable_kernels
 
 pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 'tvm-split[tracker]'")
 
-QUICK = Effort(rounds=1, runs=3)
+QUICK = Effort(rounds=1, runs=3, build_timeout_seconds=60.0)
 
 
 @pytest.fixture(scope="module")

@@ -37,15 +37,15 @@ X = torch.ones(1, 3, 6, 6)
 SPLIT = {"machine-a": ["conv1"], "machine-b": ["conv2"]}
 
 
-def children() -> set[int]:
-    """Processes that this one started and that still run."""
-    found = set()
+def children(process: int | None = None) -> set[int]:
+    """Processes that this one, or another, started and that still run."""
+    parent, found = process or os.getpid(), set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if int(fields[1]) == os.getpid() and fields[0] != "Z":
+        if int(fields[1]) == parent and fields[0] != "Z":
             found.add(int(path.parent.name))
     return found
 
@@ -250,18 +250,18 @@ def test_a_client_that_is_interrupted_leaves_no_worker(
     bundle: tvm_split.Bundle, tmp_path: Path, blow: signal.Signals
 ) -> None:
     bundle.save(tmp_path)
-    client = subprocess.Popen([sys.executable, "-c", INTERRUPTED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert client.stdout is not None
-    assert client.stdout.readline().strip() == "streaming"
-    workers = [
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/stat")
-        if path.read_text().rpartition(")")[2].split()[1] == str(client.pid)
-    ]
-    assert len(workers) == 2
-    client.send_signal(blow)
-    client.wait(timeout=20)
-    client.stdout.close()
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as client:
+        try:
+            assert client.stdout is not None
+            assert client.stdout.readline().strip() == "streaming"
+            workers = children(client.pid)
+            assert len(workers) == 2
+            client.send_signal(blow)
+            client.wait(timeout=20)
+        finally:
+            client.kill()
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < deadline, f"workers {workers} outlived their client"

@@ -34,7 +34,7 @@ def test_a_wrong_partition_is_refused(whole: tvm.IRModule, right: str, wrong: st
         VerifyPartition(whole)(tvm.script.from_source(text.replace(right, wrong)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 3), min_size=len(STAGE_OF), max_size=len(STAGE_OF)), st.permutations("aabc"))
 def test_every_placement_is_verified_or_refused(stages: list[int], machines: list[str]) -> None:
     """Whatever the placement: either a clear refusal, or stages that together are the original function."""

@@ -168,13 +168,13 @@ def programs(draw: st.DrawFn, most_replicas: int = 1) -> Program:
     return Program(tuple(inputs), tuple(outputs), tuple(stages))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs(), st.sampled_from([1, 2, 25]))
 def test_any_program_on_any_machines(program: Program, count: int) -> None:
     check(program, count)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs(most_replicas=3), st.sampled_from([1, 2, 25, 60]))
 def test_any_program_with_any_replicas(program: Program, count: int) -> None:
     check(program, count)

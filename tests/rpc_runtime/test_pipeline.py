@@ -112,6 +112,16 @@ def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **opti
     return Pipeline.open(program, workers.endpoints, maker.blob_path, **options)
 
 
+def statistics_of_all_sent(pipeline: Pipeline) -> tuple[StageStatistics, ...]:
+    """What was sent counts when the next is asked for, which may be after the client has all results."""
+    deadline = time.monotonic() + 10
+    while True:
+        found = pipeline.statistics()
+        if all(each.bytes_sent == each.bytes_received for each in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.01)
+
+
 def batches_for(program: Program, count: int) -> list[list[np.ndarray]]:
     random = np.random.default_rng(count)
     return [
@@ -301,7 +311,7 @@ def test_statistics_and_trace(workers: LocalWorkers, maker: ProgramMaker) -> Non
     begin = time.monotonic_ns()
     with open_on(workers, program, maker) as pipeline:
         list(pipeline.stream(batches_for(program, 20)))
-        statistics, trace = pipeline.statistics(), pipeline.trace()
+        statistics, trace = statistics_of_all_sent(pipeline), pipeline.trace()
     end = time.monotonic_ns()
     assert [(s.name, s.machine, s.micro_batches) for s in statistics] == [
         ("one", A, 20),

@@ -23,7 +23,7 @@ from rpc_runtime.measurements import COMPUTE
 from rpc_runtime.pipeline import Pipeline
 from rpc_runtime.program import Program
 from tests.rpc_runtime.program_maker import ProgramMaker
-from tests.rpc_runtime.test_pipeline import add, batches_for, double, open_on, same, subtract
+from tests.rpc_runtime.test_pipeline import add, batches_for, double, open_on, same, statistics_of_all_sent, subtract
 
 A, B, C, D = MACHINES = ("machine-a", "machine-b", "machine-c", "machine-d")
 
@@ -146,7 +146,7 @@ def test_each_replica_is_measured_by_itself(four_workers: LocalWorkers, maker: P
             assert found == [("one", A, 31), ("two", B, 21), ("two", C, 10), ("three", D, 31)]
             computed = [e.sequence for e in measured.trace() if (e.machine, e.kind) == (C, COMPUTE)]
             assert computed == list(range(1, 31, 3))
-        sent = [(each.bytes_received, each.bytes_sent) for each in pipeline.statistics()]
+        sent = [(each.bytes_received, each.bytes_sent) for each in statistics_of_all_sent(pipeline)]
         assert sent == [(count * 64, count * 64) for count in (31, 21, 10, 31)]
 
 
@@ -193,7 +193,7 @@ def test_no_progress_names_the_replica_whose_turn_it_is(maker: ProgramMaker) -> 
     batch = batches_for(program, 1)[0]
     with (
         LocalWorkers(MACHINES) as own_workers,
-        open_on(own_workers, program, maker, timeout_seconds=2.0) as pipeline,
+        open_on(own_workers, program, maker, timeout_seconds=4.0) as pipeline,
     ):
         pipeline.run(batch)
         os.kill(own_workers.process_ids[C], signal.SIGSTOP)

@@ -21,7 +21,7 @@ windows = st.sampled_from([1, 2, 3, 5, 7])
 
 def bounded(examples: int) -> settings:
     """The same few examples in every run."""
-    return settings(max_examples=examples, deadline=None, derandomize=True)
+    return settings(max_examples=examples, derandomize=True)
 
 
 def exact(array: np.ndarray) -> torch.Tensor:

@@ -32,7 +32,7 @@ def expected(x, weight, bias, residual=0.0, **attributes):
     return np.maximum(result.numpy() + residual, 0.0)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(
     inputs=st.sampled_from([1, 3, 16, 17, 24, 48]),
     outputs=st.sampled_from([1, 8, 16, 17, 48, 130]),
@@ -52,7 +52,7 @@ def test_dense(inputs, outputs, size, kernel, stride, padding, dilation, batch):
     assert_close(actual, expected(x, weight, bias, **attributes))
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 @given(
     channels=st.sampled_from([3, 16, 17, 24, 64]),
     size=st.sampled_from([5, 7, 13]),

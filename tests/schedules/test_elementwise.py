@@ -12,7 +12,7 @@ from tests.schedules.schedule_harness import assert_close, evaluate, normal
 extents = st.lists(st.sampled_from([1, 3, 13, 17, 130]), min_size=1, max_size=3)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(shape=extents, dtype=st.sampled_from(["float32", "float16", "int64", "int32"]))
 def test_arithmetic_is_fused(shape, dtype):
     left, right = ((8 * normal(seed, *shape)).astype(dtype) for seed in (0, 1))
@@ -26,7 +26,7 @@ def test_arithmetic_is_fused(shape, dtype):
     assert chosen == {"elementwise"}
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 @given(shape=st.lists(st.sampled_from([1, 3, 17, 130]), min_size=3, max_size=3), axes=st.permutations([0, 1, 2]))
 def test_transpose_and_concatenate(shape, axes):
     x = normal(0, *shape)

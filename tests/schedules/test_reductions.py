@@ -17,7 +17,7 @@ def softmax(x, axis):
     return powers / powers.sum(axis=axis, keepdims=True)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(outer=st.lists(extents, min_size=1, max_size=2), last=extents, axis=st.sampled_from([-1, -1, 0]))
 def test_softmax(outer, last, axis):
     x = 3 * normal(0, *outer, last)
@@ -34,7 +34,7 @@ def test_masked_softmax_has_zeros_and_no_nan():
     assert_close(actual, softmax(x.astype("float64"), -1))
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 @given(outer=st.lists(extents, min_size=1, max_size=2), last=extents)
 def test_layer_norm_of_values_far_from_zero(outer, last):
     x, gamma, beta = normal(0, *outer, last) + 100, normal(1, last), normal(2, last)
@@ -62,7 +62,7 @@ def test_reductions_over_any_axes(operator, axes):
     assert_close(actual, np.asarray(reference))
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 @given(
     channels=st.sampled_from([3, 16, 17]),
     size=st.sampled_from([7, 13]),

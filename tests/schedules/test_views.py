@@ -54,7 +54,7 @@ def test_attention_without_copies(batch, tokens, heads, width):
         assert rules == {"matmul", "reduction", "elementwise"}
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(
     rows=st.integers(1, 9),
     depth=st.sampled_from([1, 4, 16, 33]),

@@ -27,7 +27,7 @@ def test_products_of_transforms_are_the_convolution(outputs):
     assert np.allclose(output_matrix(outputs) @ products, np.correlate(signal, taps), rtol=0, atol=1e-12)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(
     blocks=st.tuples(st.integers(1, 3), st.integers(1, 4)),
     lanes=st.tuples(st.sampled_from([8, 16]), st.sampled_from([8, 16])),
@@ -86,7 +86,7 @@ def _blocked_kernel(kernel, input_lanes, output_lanes):
     return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(
     inputs=st.sampled_from([64, 72, 96]),
     outputs=st.sampled_from([64, 100, 136]),
@@ -165,7 +165,7 @@ def test_few_channels_are_grouped_and_many_staged():
     assert choose_winograd(square(512, 28), AVX512, 2).staged
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     blocks=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     extent=st.tuples(st.integers(1, 60), st.integers(1, 60)),

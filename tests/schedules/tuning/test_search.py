@@ -23,7 +23,7 @@ def seconds_of(choices):
     return None if value % 5 == 4 else 1.0 + (value % 11)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(space=spaces, size=st.integers(1, 9), seed=st.integers(0, 3))
 def test_until_exhausted_everything_once_the_default_first(space, size, seed):
     history = {}
@@ -39,7 +39,7 @@ def test_until_exhausted_everything_once_the_default_first(space, size, seed):
     assert set(history) == {text_of(choices) for choices in space.all_choices()}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(space=spaces, seed=st.integers(0, 3))
 def test_the_same_history_and_seed_give_the_same_proposals(space, seed):
     history = {text_of(choices): seconds_of(choices) for choices in propose(space, {}, 6, seed)}
@@ -61,7 +61,7 @@ def test_measured_choices_that_left_the_space_are_no_starting_point():
     assert propose(space, {"a=9": 0.1, "b=1": 0.1, "a=1": 1.0}, 5) == [{"a": 2}]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     kernels=st.lists(st.tuples(st.floats(0, 100), st.integers(1, 50)), min_size=1, max_size=8),
     trials=st.integers(0, 300),

@@ -14,7 +14,7 @@ PNG = b"\x89PNG"
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     ended = subprocess.run(
-        [*COMMAND, "--json", "--output", str(folder)], capture_output=True, text=True, timeout=120, check=False
+        [*COMMAND, "--json", "--output", str(folder)], capture_output=True, text=True, timeout=280, check=False
     )
     assert ended.returncode == 0, ended.stderr
     return folder, json.loads(ended.stdout)

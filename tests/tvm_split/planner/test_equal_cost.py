@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tvm_split.planner.test_by_hand import graph
@@ -16,7 +16,6 @@ def chain(count: int, independent: tuple[str, ...] = ()):
     return graph({name: names[index - 1 : index] if index else [] for index, name in enumerate(names)}, independent)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.lists(st.integers(1, 3), min_size=1, max_size=4))
 def test_slowest_stage_is_as_fast_as_it_can_be(costs: list[int], threads: list[int]) -> None:
     threads = threads[: len(costs)]

@@ -39,28 +39,28 @@ def assert_is_best(problem: Problem, expected: tuple[float, float] | None) -> No
     assert found.lower_bound_seconds == pytest.approx(expected[0], rel=1e-9, abs=1e-15)
 
 
-@settings(deadline=None, max_examples=1500)
+@settings(max_examples=1500)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 3))
 def test_chains_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines)
     assert_is_best(problem, best(problem, chain_plans(problem)))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(SEEDS, st.integers(1, 6))
 def test_four_machines_equal_the_best_of_all_plans(seed: int, pieces: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=4)
     assert_is_best(problem, best(problem, chain_plans(problem)))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(SEEDS, st.integers(1, 5), st.integers(1, 3))
 def test_replicas_equal_the_best_of_all_partitions(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, replicas=True)
     assert_is_best(problem, best(problem, chain_plans(problem)))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(SEEDS, st.integers(7, 60), st.integers(2, 6))
 def test_other_plans_are_never_better(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, plain=True)

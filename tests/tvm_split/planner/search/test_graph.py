@@ -22,28 +22,28 @@ from tvm_split.planner.search.period_bound import period_bound
 SEEDS = st.integers(0, 2**32)
 
 
-@settings(deadline=None, max_examples=250)
+@settings(max_examples=250)
 @given(SEEDS, st.integers(2, 6), st.integers(1, 3))
 def test_small_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False)
     assert_is_best(problem, best(problem, graph_plans(problem)))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(SEEDS)
 def test_nine_pieces_on_two_machines_equal_the_best_of_all_plans(seed: int) -> None:
     problem = random_problem(seed, pieces=9, machines=2, chain=False)
     assert_is_best(problem, best(problem, graph_plans(problem)))
 
 
-@settings(deadline=None, max_examples=4)
+@settings(max_examples=4)
 @given(SEEDS)
 def test_nine_pieces_on_three_machines_equal_the_best_of_all_plans(seed: int) -> None:
     problem = random_problem(seed, pieces=9, machines=3, chain=False, plain=True)
     assert_is_best(problem, best(problem, graph_plans(problem)))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEEDS, st.integers(2, 6), st.integers(2, 3))
 def test_the_mixed_integer_program_finds_and_proves_the_best(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, plain=True)
@@ -58,7 +58,7 @@ def test_the_mixed_integer_program_finds_and_proves_the_best(seed: int, pieces: 
     assert min([bound, *values]) == pytest.approx(expected[0], rel=1e-5, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(SEEDS, st.integers(2, 6), st.integers(1, 3))
 def test_bounds_are_below_every_plan(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False)
@@ -75,7 +75,7 @@ def test_bounds_are_below_every_plan(seed: int, pieces: int, machines: int) -> N
             assert LatencyBound(instance, deadline=-math.inf).whole <= LatencyBound(instance).whole * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(SEEDS, st.integers(12, 24), st.integers(2, 4))
 def test_larger_graphs_have_plans_that_hold_and_bounds_below_them(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, plain=True)
@@ -88,7 +88,7 @@ def test_larger_graphs_have_plans_that_hold_and_bounds_below_them(seed: int, pie
         assert value_of(problem, other.period_seconds, other.latency_seconds) >= value * (1 - 1e-9)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(SEEDS, st.integers(12, 20))
 def test_a_chain_searched_as_a_graph_is_not_better_than_a_chain(seed: int, pieces: int) -> None:
     """A piece beside the chain, without time or bytes, makes it a graph with the same best plan."""
@@ -106,7 +106,7 @@ def test_a_chain_searched_as_a_graph_is_not_better_than_a_chain(seed: int, piece
     assert found.lower_bound_seconds <= best_value * (1 + 1e-9) <= value * (1 + 3e-9)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(SEEDS, st.integers(2, 6), st.integers(2, 3))
 def test_replicas_on_small_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, replicas=True)
@@ -147,11 +147,11 @@ def test_a_stage_with_a_skip_is_dealt_out() -> None:
     assert alone.evaluation.period_seconds > found.evaluation.period_seconds
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6, derandomize=True)
 @given(SEEDS, st.integers(12, 24))
 def test_replicas_on_larger_graphs_hold_and_are_no_worse_than_without(seed: int, pieces: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=3, chain=False, plain=True, replicas=True)
-    found = solve(problem, time_limit_seconds=0.5)
+    found = solve(problem, time_limit_seconds=3.0)
     assert evaluate(problem, found.stages) == found.evaluation
     without = solve(dataclasses.replace(problem, replicas=False), time_limit_seconds=0.5)
     value, other = (
