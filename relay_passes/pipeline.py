@@ -101,6 +101,12 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
     )
 
 
+def up_to_layouts(schedules: Schedules) -> tuple[Phase, ...]:
+    """The first phases of a stage, after which its tensors have the layouts that it computes in."""
+    phases = stage_phases(schedules)
+    return phases[: [phase.name for phase in phases].index("layout") + 1]
+
+
 def run_phases(module: tvm.IRModule, phases: Sequence[Phase], observe: Observer | None = None) -> tvm.IRModule:
     """Run phases in order; ``observe`` sees the module after each."""
     for phase in phases:

@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.tirx import IndexMap
 
 from schedules.constants import array_of
 from schedules.shapes import static_shape
@@ -100,6 +102,13 @@ class _Carrier:
     def _rewrite(self, binding: relax.VarBinding) -> None:
         name, value = binding.var.name, binding.value
         identity = hash(binding.var)
+        size = _block_of_change(value)
+        if size is not None and _same_map(value, _to_blocks(size)):
+            self._plain[identity] = self._blocked_as(value.args[0], size)
+            return
+        if size is not None and _same_map(value, _from_blocks(size)):
+            self._blocked[identity] = self._plain_form(value.args[0]), size
+            return
         blocked = self._on_blocks(value) if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) else None
         if blocked is None:
             self._plain[identity] = self._builder.emit(self._with_plain_operands(value), name_hint=name)
@@ -219,9 +228,7 @@ class _Carrier:
         if known is not None and known[1] == size:
             return known[0]
         plain = self._plain_form(expression)
-        blocked = self._builder.emit(
-            relax.op.layout_transform(plain, lambda n, c, h, w: (n, c // size, h, w, c % size)), name_hint="blocked"
-        )
+        blocked = self._builder.emit(relax.op.layout_transform(plain, _to_blocks(size)), name_hint="blocked")
         if isinstance(expression, relax.Var) and known is None:
             self._blocked[hash(expression)] = blocked, size
         return blocked
@@ -233,7 +240,7 @@ class _Carrier:
             return expression
         if identity not in self._plain:
             blocked, size = self._blocked[identity]
-            change = relax.op.layout_transform(blocked, lambda n, c, h, w, lane: (n, c * size + lane, h, w))
+            change = relax.op.layout_transform(blocked, _from_blocks(size))
             self._plain[identity] = self._builder.emit(change, name_hint=f"{expression.name}_plain")
         return self._plain[identity]
 
@@ -252,6 +259,30 @@ class _PlainOperands(PyExprMutator):  # type: ignore[misc]
 
     def visit_dataflow_var_(self, variable: relax.DataflowVar) -> relax.Expr:
         return self._plain_form(variable)
+
+
+def _to_blocks(size: int) -> IndexMap:
+    return IndexMap.from_func(lambda n, c, h, w: (n, c // size, h, w, c % size))
+
+
+def _from_blocks(size: int) -> IndexMap:
+    return IndexMap.from_func(lambda n, c, h, w, lane: (n, c * size + lane, h, w))
+
+
+def _block_of_change(expression: relax.Expr) -> int | None:
+    """The length of the last axis on the blocked side of what may be a change to or from blocks; else None."""
+    if not isinstance(expression, relax.Call) or getattr(expression.op, "name", "") != "relax.layout_transform":
+        return None
+    before, after = static_shape(expression.args[0]), static_shape(expression)
+    if before is None or after is None or expression.attrs.pad_value is not None:
+        return None
+    if {len(before), len(after)} != {4, 5}:
+        return None
+    return int(max(before, after, key=len)[-1])
+
+
+def _same_map(change: relax.Call, index_map: IndexMap) -> bool:
+    return bool(tvm_ffi.structural_equal(change.attrs.index_map, index_map, map_free_vars=True))
 
 
 def _call(call: relax.Call, operands: Sequence[relax.Expr]) -> relax.Call:

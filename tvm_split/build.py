@@ -17,7 +17,7 @@ from tvm import relax, tirx
 import schedules
 from relay_passes.communication import Computation
 from relay_passes.lift_weights import lift_weights
-from relay_passes.pipeline import Observer, Schedules, run_phases, stage_phases
+from relay_passes.pipeline import Observer, Schedules, run_phases, stage_phases, up_to_layouts
 from tvm_split.errors import CompileError
 from tvm_split.kernels import Kernel, kernels_of
 from tvm_split.planner.placement import tvm_target
@@ -128,6 +128,13 @@ def build_kernels(functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, A
             raise
         except Exception as error:
             raise CompileError(f"{name} cannot be compiled for {dict(target)}: {error}") from error
+
+
+def laid_out_stage(computation: Computation, target: tvm.target.Target) -> tvm.IRModule:
+    """One stage as far as its layouts are chosen."""
+    with target:
+        module = tvm.IRModule({"main": computation.function.with_attr("global_symbol", "main")})
+        return run_phases(module, up_to_layouts(_schedules(target, None)))
 
 
 def unscheduled_stage(computation: Computation, target: tvm.target.Target) -> tvm.IRModule:

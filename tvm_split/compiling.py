@@ -24,6 +24,7 @@ from tvm_split.model import Model
 from tvm_split.planner.placement import placement_of
 from tvm_split.planner.plan import Plan, PlannedStage
 from tvm_split.steps import StepProgress
+from tvm_split.transfer_layouts import in_common_layouts
 from tvm_split.tuning_folder import open_database
 from tvm_split.verification import verify_bundle
 
@@ -33,7 +34,8 @@ class CutModel:
     """A model cut by a plan, before any code is made.
 
     ``annotated`` is the whole graph with a device on every value and ``R.to_vdevice`` at every crossing,
-    ``machine_modules`` what each machine does, with receive and send. ``computations`` are the stages' pure functions.
+    ``machine_modules`` what each machine does, with receive and send. ``computations`` are the stages' pure functions,
+    with what they exchange in the layouts that both sides compute in.
     """
 
     annotated: tvm.IRModule
@@ -116,11 +118,13 @@ def cut_model(model: Model, plan: Plan, dump_folder: Path | None = None) -> CutM
         for module in modules.values()
         for variable, function in module.functions_items()
     }
+    output_names = tuple(field.name for field in returned_fields(main_function(partitioned)))
+    plain = [parts[stage.name] for stage in plan.stages]
     return CutModel(
         annotated=seen["annotate"],
         machine_modules=modules,
-        computations=tuple(parts[stage.name] for stage in plan.stages),
-        output_names=tuple(field.name for field in returned_fields(main_function(partitioned))),
+        computations=in_common_layouts(plain, plan, output_names),
+        output_names=output_names,
     )
 
 

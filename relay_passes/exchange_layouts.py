@@ -1,0 +1,115 @@
+"""Exchange layouts: stages whose neighbours compute in the same layout send each other tensors in it.
+
+Schedules choose layouts stage by stage, and a stage takes and returns plain tensors. Where the one that makes a tensor
+changes it to plain as the last it does, and no one that takes it needs it plain, it travels as it is: as many bytes, in
+another order. `layouts_made` and `changed_parameters` read that off stages after their layout phase. `with_layouts`
+gives a stage before that phase another interface, with the changes to and from plain inside, which the phase then finds
+it does not need. A change that it does need stays: results never depend on the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import relax
+from tvm.tirx import IndexMap
+
+from relay_passes.communication import Computation
+from relay_passes.contract import bindings_of, returned_fields
+from relay_passes.substitute import substitute
+
+LAYOUT_TRANSFORM = "relax.layout_transform"
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How a tensor's elements lie: ``index_map`` leads from the plain tensor's indices to those in ``shape``."""
+
+    shape: tuple[int, ...]
+    index_map: IndexMap
+
+    def is_same(self, other: Layout | None) -> bool:
+        return (
+            other is not None
+            and self.shape == other.shape
+            and bool(tvm_ffi.structural_equal(self.index_map, other.index_map, map_free_vars=True))
+        )
+
+
+def layouts_made(function: relax.Function) -> list[Layout | None]:
+    """For each tensor of the returned tuple the layout that it is changed from before it is returned, or None."""
+    values = {binding.var.name: binding.value for binding in bindings_of(function)}
+    found: list[Layout | None] = []
+    for field in returned_fields(function):
+        value = values.get(field.name) if isinstance(field, relax.Var) else None
+        if value is None or not _is_change(value):
+            found.append(None)
+        else:
+            shape = _shape(value.args[0])
+            found.append(Layout(shape, value.attrs.index_map.inverse(list(shape))))
+    return found
+
+
+def changed_parameters(function: relax.Function) -> list[bool]:
+    """For each parameter whether the function changes its layout."""
+    changed = {
+        binding.value.args[0].name
+        for binding in bindings_of(function)
+        if _is_change(binding.value) and isinstance(binding.value.args[0], relax.Var)
+    }
+    return [parameter.name in changed for parameter in function.params]
+
+
+def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Computation:
+    """The stage with those of its received and sent tensors in ``layouts``, by name; the others as they are."""
+    function = computation.function
+    parameters = [_in_layout(each, layouts.get(each.name)) for each in function.params]
+    values: dict[str, relax.Expr] = {}
+    builder = relax.BlockBuilder()
+    with builder.function(computation.name, parameters):
+        with builder.dataflow():
+            for plain, parameter in zip(function.params, parameters, strict=True):
+                values[plain.name] = parameter
+                if plain.name in layouts:
+                    back = layouts[plain.name].index_map.inverse(list(_shape(plain)))
+                    change = relax.op.layout_transform(parameter, back)
+                    values[plain.name] = builder.emit(change, name_hint=f"{plain.name}_plain")
+            result = function.body.body
+            for binding in bindings_of(function):
+                if not binding.var.same_as(result):
+                    value = substitute(binding.value, values)
+                    values[binding.var.name] = builder.emit(value, name_hint=binding.var.name)
+            results = [
+                _changed(builder, substitute(field, values), name, layouts.get(name))
+                for name, field in zip(computation.sent, returned_fields(function), strict=True)
+            ]
+            outputs = builder.emit_output(relax.Tuple(results), name_hint="outputs")
+        builder.emit_func_output(outputs)
+    return Computation(computation.name, builder.get()[computation.name], computation.received, computation.sent)
+
+
+def _in_layout(parameter: relax.Var, layout: Layout | None) -> relax.Var:
+    if layout is None:
+        return parameter
+    return relax.Var(parameter.name, relax.TensorType(layout.shape, parameter.ty.dtype))
+
+
+def _changed(builder: relax.BlockBuilder, value: relax.Expr, name: str, layout: Layout | None) -> relax.Expr:
+    if layout is None:
+        return value
+    return builder.emit(relax.op.layout_transform(value, layout.index_map), name_hint=f"{name}_sent")
+
+
+def _is_change(expression: relax.Expr) -> bool:
+    """Whether an expression is a change of layout that adds no padding."""
+    return (
+        isinstance(expression, relax.Call)
+        and getattr(expression.op, "name", "") == LAYOUT_TRANSFORM
+        and expression.attrs.pad_value is None
+    )
+
+
+def _shape(expression: relax.Expr) -> tuple[int, ...]:
+    return tuple(int(length) for length in expression.ty.shape.values)

@@ -1,0 +1,133 @@
+"""The ends of a stage: what stands between what it receives or sends and the nearest convolutions.
+
+Layouts are decided from convolution to convolution, so the ends tell in which layout a stage makes what it sends and
+takes what it receives, without the work (and the weights) of all that lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+from relay_passes.communication import Computation
+from relay_passes.contract import bindings_of, returned_fields, used_variables
+from relay_passes.substitute import substitute
+
+CONV2D = "relax.nn.conv2d"
+IMAGE_DIMENSIONS = 4
+
+
+def sending_end(computation: Computation, names: Collection[str]) -> Computation:
+    """A stage that makes those of this one's tensors that are in ``names``, from the values before the convolutions."""
+    graph = _Graph.of(computation.function)
+    fields = dict(zip(computation.sent, returned_fields(computation.function), strict=True))
+    results = {name: field for name, field in fields.items() if name in names}
+    kept = graph.before(field.name for field in results.values() if isinstance(field, relax.Var))
+    return _part(computation, graph, kept, results)
+
+
+def receiving_end(computation: Computation, names: Collection[str]) -> Computation:
+    """A stage that does what this one does first with those tensors that it receives and that are in ``names``.
+
+    It returns the values to which they lead.
+    """
+    graph = _Graph.of(computation.function)
+    kept = graph.after(parameter.name for parameter in computation.function.params if parameter.name in names)
+    read = {operand for name in kept for operand in graph.operands[name]}
+    leaves = [name for name in graph.values if name in kept - read and graph.is_tensor(name)]
+    return _part(computation, graph, kept, {name: graph.variables[name] for name in leaves})
+
+
+def _part(computation: Computation, graph: _Graph, kept: set[str], results: Mapping[str, relax.Expr]) -> Computation:
+    """The bindings in ``kept``, with all that they read as parameters, but for what is constant."""
+    kept = kept | graph.constants_of(kept)
+    read = {operand for name in kept for operand in graph.operands[name]}.union(*map(_names_in, results.values()))
+    parameters = {each.name: each for each in computation.function.params if each.name in read}
+    parameters |= {name: relax.Var(name, graph.variables[name].ty) for name in graph.values if name in read - kept}
+    values: dict[str, relax.Expr] = dict(parameters)
+    builder = relax.BlockBuilder()
+    with builder.function(computation.name, list(parameters.values())):
+        with builder.dataflow():
+            for name, value in graph.values.items():
+                if name in kept:
+                    values[name] = builder.emit(substitute(value, values), name_hint=name)
+            outputs = builder.emit_output(relax.Tuple([substitute(each, values) for each in results.values()]))
+        builder.emit_func_output(outputs)
+    return Computation(computation.name, builder.get()[computation.name], tuple(parameters), tuple(results))
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """The bindings of a function by the names of their variables, in order, but for that of its result."""
+
+    values: Mapping[str, relax.Expr]
+    variables: Mapping[str, relax.Var]
+    operands: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, function: relax.Function) -> _Graph:
+        bindings = [each for each in bindings_of(function) if not each.var.same_as(function.body.body)]
+        values = {each.var.name: each.value for each in bindings}
+        variables = {each.var.name: each.var for each in bindings}
+        return cls(values, variables, {name: _names_in(value) for name, value in values.items()})
+
+    def is_tensor(self, name: str) -> bool:
+        return isinstance(self.variables[name].ty, relax.TensorType)
+
+    def before(self, names: Iterable[str]) -> set[str]:
+        """What leads to these values, from the nearest convolutions."""
+        found: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name in self.values and name not in found:
+                found.add(name)
+                value = self.values[name]
+                waiting += _names_in(*value.args[1:]) if _is_convolution(value) else self.operands[name]
+        return found
+
+    def after(self, names: Iterable[str]) -> set[str]:
+        """What these values lead to, as far as the nearest convolutions, and what makes no image of them."""
+        users: dict[str, list[str]] = {}
+        for name, operands in self.operands.items():
+            for operand in operands:
+                users.setdefault(operand, []).append(name)
+        found: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            for user in users.get(waiting.pop(), ()):
+                if user not in found:
+                    found.add(user)
+                    if not _is_convolution(self.values[user]) and self._is_image(user):
+                        waiting.append(user)
+        return found
+
+    def constants_of(self, names: Iterable[str]) -> set[str]:
+        """Operands, and theirs, that are computed from constants alone, or are no tensors."""
+        constant: set[str] = set()
+        for name, operands in self.operands.items():
+            if all(operand in constant for operand in operands):
+                constant.add(name)
+        found: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            for operand in self.operands[waiting.pop()]:
+                known = operand in found or operand not in self.values
+                if not known and (operand in constant or not self.is_tensor(operand)):
+                    found.add(operand)
+                    waiting.append(operand)
+        return found
+
+    def _is_image(self, name: str) -> bool:
+        return self.is_tensor(name) and self.variables[name].ty.ndim == IMAGE_DIMENSIONS
+
+
+def _names_in(*expressions: relax.Expr) -> tuple[str, ...]:
+    return tuple(variable.name for expression in expressions for variable in used_variables(expression))
+
+
+def _is_convolution(expression: relax.Expr) -> bool:
+    return isinstance(expression, relax.Call) and expression.op == tvm.ir.Op.get(CONV2D)

@@ -1,0 +1,93 @@
+"""A stage with another interface computes the same, and says so in its IR."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm.ir import assert_structural_equal
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+from tvm.tirx import IndexMap
+
+from relay_passes.communication import Computation
+from relay_passes.exchange_layouts import Layout, changed_parameters, layouts_made, with_layouts
+from tests.relay_passes.conftest import run
+
+BLOCKED = Layout((1, 2, 4, 4, 8), IndexMap.from_func(lambda n, c, h, w: (n, c // 8, h, w, c % 8)))
+
+
+@I.ir_module
+class Plain:
+    @R.function
+    def main(x: R.Tensor((1, 16, 4, 4), "float32"), y: R.Tensor((1, 16, 4, 4), "float32")) -> R.Tuple(
+        R.Tensor((1, 16, 4, 4), "float32"), R.Tensor((1, 16, 4, 4), "float32")
+    ):
+        with R.dataflow():
+            total = R.add(x, y)
+            positive = R.nn.relu(total)
+            outputs = (total, positive)
+            R.output(outputs)
+        return outputs
+
+
+@I.ir_module
+class Blocked:
+    @R.function
+    def main(x: R.Tensor((1, 2, 4, 4, 8), "float32"), y: R.Tensor((1, 16, 4, 4), "float32")) -> R.Tuple(
+        R.Tensor((1, 16, 4, 4), "float32"), R.Tensor((1, 2, 4, 4, 8), "float32")
+    ):
+        with R.dataflow():
+            x_plain = R.layout_transform(x, index_map=T.index_map(lambda n, c, h, w, i: (n, c * 8 + i, h, w)))
+            total = R.add(x_plain, y)
+            positive = R.nn.relu(total)
+            sent = R.layout_transform(positive, index_map=T.index_map(lambda n, c, h, w: (n, c // 8, h, w, c % 8)))
+            outputs = (total, sent)
+            R.output(outputs)
+        return outputs
+
+
+@I.ir_module
+class Unblocked:
+    @R.function
+    def main(
+        x: R.Tensor((1, 2, 4, 4, 8), "float32"),
+    ) -> R.Tuple(R.Tensor((1, 16, 4, 4), "float32"), R.Tensor((1, 2, 4, 4, 8), "float32")):
+        with R.dataflow():
+            plain = R.layout_transform(x, index_map=T.index_map(lambda n, c, h, w, i: (n, c * 8 + i, h, w)))
+            outputs = (plain, x)
+            R.output(outputs)
+        return outputs
+
+
+def part() -> Computation:
+    return Computation("stage_0", Plain["main"], ("x", "y"), ("total", "positive"))
+
+
+def test_the_changes_are_said_inside() -> None:
+    found = with_layouts(part(), {"x": BLOCKED, "positive": BLOCKED, "elsewhere": BLOCKED})
+    expected = Blocked["main"].with_attr("global_symbol", "stage_0")
+    assert_structural_equal(found.function, expected, map_free_vars=True)
+    assert (found.received, found.sent) == (("x", "y"), ("total", "positive"))
+
+
+def test_the_values_are_the_same() -> None:
+    x, y = np.random.default_rng(0).standard_normal((2, 1, 16, 4, 4)).astype(np.float32)
+
+    def blocked(array: np.ndarray) -> np.ndarray:
+        return array.reshape(1, 2, 8, 4, 4).transpose(0, 1, 3, 4, 2)
+
+    function = with_layouts(part(), {"x": BLOCKED, "positive": BLOCKED}).function.with_attr("global_symbol", "main")
+    total, positive = run(tvm.IRModule({"main": function}), np.ascontiguousarray(blocked(x)), y)
+    np.testing.assert_array_equal(total, x + y)
+    np.testing.assert_array_equal(positive, blocked(np.maximum(x + y, 0)))
+
+
+def test_layouts_are_read_off_both_ends() -> None:
+    assert changed_parameters(Blocked["main"]) == [True, False]
+    assert changed_parameters(Plain["main"]) == [False, False]
+    made, as_it_came = layouts_made(Unblocked["main"])
+    assert BLOCKED.is_same(made)
+    assert as_it_came is None
+    assert not BLOCKED.is_same(None)
+    assert not BLOCKED.is_same(Layout(BLOCKED.shape, IndexMap.from_func(lambda n, c, h, w: (n, c % 2, h, w, c // 2))))

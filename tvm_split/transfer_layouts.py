@@ -1,0 +1,72 @@
+"""Decides in which layouts a plan's stages send each other tensors: in those that both sides compute in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from tvm import relax
+
+from relay_passes.communication import Computation
+from relay_passes.contract import main_function
+from relay_passes.exchange_layouts import Layout, changed_parameters, layouts_made, with_layouts
+from relay_passes.stage_ends import IMAGE_DIMENSIONS, receiving_end, sending_end
+from tvm_split.build import laid_out_stage
+from tvm_split.planner.placement import tvm_target
+from tvm_split.planner.plan import Plan, PlannedStage
+
+
+def in_common_layouts(
+    computations: Sequence[Computation], plan: Plan, output_names: Sequence[str]
+) -> tuple[Computation, ...]:
+    """The plan's stages, in its order, with images between them in blocked layouts where that spares all a change.
+
+    What the client sends and gets (``output_names``) stays plain.
+    """
+    between = _images_between(computations) - set(output_names)
+    if not between:
+        return tuple(computations)
+    made: dict[str, list[Layout | None]] = {name: [] for name in between}
+    for stage, computation in zip(plan.stages, computations, strict=True):
+        if between & {*computation.sent}:
+            end = sending_end(computation, between)
+            for function in _laid_out(end, plan, stage):
+                for name, layout in zip(end.sent, layouts_made(function), strict=True):
+                    made[name].append(layout)
+    common = dict(_common(made))
+    for stage, computation in zip(plan.stages, computations, strict=True):
+        if common.keys() & {*computation.received}:
+            end = with_layouts(receiving_end(computation, common), common)
+            for function in _laid_out(end, plan, stage):
+                for name, is_changed in zip(end.received, changed_parameters(function), strict=True):
+                    if is_changed:
+                        common.pop(name, None)
+    return tuple(
+        with_layouts(each, common) if common.keys() & {*each.received, *each.sent} else each for each in computations
+    )
+
+
+def _images_between(computations: Sequence[Computation]) -> set[str]:
+    received = {
+        parameter.name
+        for computation in computations
+        for parameter in computation.function.params
+        if isinstance(parameter.ty, relax.TensorType) and parameter.ty.ndim == IMAGE_DIMENSIONS
+    }
+    return received & {name for computation in computations for name in computation.sent}
+
+
+def _laid_out(end: Computation, plan: Plan, stage: PlannedStage) -> Iterator[relax.Function]:
+    """A computation's function after the layout phase, once for each target of the stage's machines."""
+    seen: list[Mapping[str, object]] = []
+    for name in stage.machines:
+        target = plan.machine(name).target
+        if target not in seen:
+            seen.append(target)
+            yield main_function(laid_out_stage(end, tvm_target(target)))
+
+
+def _common(made: Mapping[str, Sequence[Layout | None]]) -> Iterator[tuple[str, Layout]]:
+    """The tensors that all who make them make in one layout."""
+    for name, (first, *others) in made.items():
+        if first is not None and all(first.is_same(other) for other in others):
+            yield name, first
