@@ -1,13 +1,15 @@
-"""Times kernels on the machines of one host: each machine alone, then all at the same time.
+"""Times kernels on the machines of one host: in turns each machine alone, and all at the same time.
 
 Machines of one host share its memory, its caches and the power that its cores may take, so each is slower while the
-others compute. Times that are known from the cache are not taken again; but where one machine has something to measure
-in company, the others must be at work too.
+others compute. By how much is often less than what a machine drifts within seconds, so the two are timed in short turns
+and not one long after the other. Times that are known from the cache are not taken again; but where one machine has
+something to measure in company, the others must be at work too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +28,12 @@ from tvm_split.profiles.profiled_machine import ProfiledMachine
 from tvm_split.profiles.target_code import CeilingCode, TargetCode, symbol
 
 EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.5)
+# Odd, so that the median is a time that was measured.
+TURNS = 3
+TURN_EFFORT = TimingEffort(EFFORT.minimum_rounds // TURNS, EFFORT.minimum_seconds / TURNS)
 CEILING_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.0)
-# So long that all machines are at work for the whole of the slowest one's rounds, though they do not start together.
-OVERLAP = 1.5
+# So long that all machines are at work for the whole of the slowest one's rounds, which company makes longer.
+OVERLAP = 1.25
 MOST_OF_MEMORY = 0.5
 
 
@@ -136,7 +141,9 @@ class MachineTimes:
 class HostTiming:
     """Measures what is lacking on the machines of one host.
 
-    ``on_step`` is called with what begins. Every wait is limited by ``timeout_seconds`` and by the effort.
+    ``on_step`` is called with what begins. Every wait is limited by ``timeout_seconds`` and by the effort. Several
+    machines are timed in `TURNS` turns; in fewer if the turns would take longer than ``timeout_seconds`` for each
+    machine alone and as much for all together.
     """
 
     def __init__(
@@ -162,16 +169,13 @@ class HostTiming:
 
     @property
     def steps(self) -> int:
-        return sum(bool(digests) for digests in self.wanted.values()) + (self._in_company)
-
-    @property
-    def _in_company(self) -> bool:
-        return sum(bool(digests) for digests in self.wanted.values()) > 1
+        count = sum(bool(digests) for digests in self.wanted.values())
+        return TURNS * (count + 1) if count > 1 else count
 
     def measure(self, libraries: Mapping[int, BlobSpec], ceilings: Mapping[int, BlobSpec], blobs: BlobFolder) -> None:
         """Time what is wanted, with the libraries by ``id`` of the machine's code."""
+        at_work: list[_MachineAtWork] = []
         with contextlib.ExitStack() as stack:
-            at_work: list[tuple[MachineTimes, KernelSession]] = []
             for each in self._machines:
                 wanted = self.wanted[each.machine.name]
                 if not wanted and not each.lacks_ceilings:
@@ -185,31 +189,90 @@ class HostTiming:
                     )
                     each.take_ceilings(session.measure(CEILING_EFFORT))
                 if wanted:
-                    self._on_step(f"timing {len(wanted)} kernels on {each.machine.name}")
                     session.load(each.kernel_set(wanted, libraries[id(each.code)]), blobs.path)
-                    each.take(session.measure(self._effort(EFFORT.minimum_seconds)), ())
-                    at_work.append((each, session))
+                    at_work.append(_MachineAtWork(each, session, len(wanted)))
             if len(at_work) > 1:
-                self._measure_in_company(at_work)
+                self._measure_in_turns(at_work)
+            elif at_work:
+                self._measure_alone(at_work[0], EFFORT)
+        for machine in at_work:
+            machine.times.take(combined(machine.alone), ())
+            if machine.contended:
+                machine.times.take(combined(machine.contended), machine.times.companions)
 
-    def _measure_in_company(self, at_work: Sequence[tuple[MachineTimes, KernelSession]]) -> None:
-        names = [each.machine.name for each, _ in at_work]
-        self._on_step(f"timing {' and '.join(names)} at the same time")
-        slowest = max(
-            EFFORT.minimum_rounds * sum(each.alone[d].seconds for d in self.wanted[name] if d in each.alone)
-            for name, (each, _) in zip(names, at_work, strict=True)
-        )
-        effort = self._effort(max(EFFORT.minimum_seconds, OVERLAP * slowest))
+    def _measure_in_turns(self, at_work: Sequence[_MachineAtWork]) -> None:
+        start = time.monotonic()
+        limit = self._timeout_seconds * (len(at_work) + 1)
+        for turn in range(TURNS):
+            if turn and (time.monotonic() - start) * (turn + 1) / turn > limit:
+                break  # as slow as these machines are, one more would not fit
+            for machine in at_work if turn % 2 == 0 else at_work[::-1]:
+                self._measure_alone(machine, TURN_EFFORT)
+            self._measure_in_company(at_work)
+
+    def _measure_alone(self, machine: _MachineAtWork, effort: TimingEffort) -> None:
+        self._on_step(f"timing {machine.kernels} kernels on {machine.name}")
+        machine.alone.append(machine.session.measure(self._limited(effort.minimum_rounds, effort.minimum_seconds)))
+
+    def _measure_in_company(self, at_work: Sequence[_MachineAtWork]) -> None:
+        self._on_step(f"timing {' and '.join(machine.name for machine in at_work)} at the same time")
+        rounds = TURN_EFFORT.minimum_rounds
+        together = OVERLAP * (1 + rounds) * max(machine.round_seconds for machine in at_work)
+
+        def measured(machine: _MachineAtWork) -> tuple[KernelTime, ...]:
+            after_warming_up = together - machine.round_seconds
+            return machine.session.measure(self._limited(rounds, max(TURN_EFFORT.minimum_seconds, after_warming_up)))
+
         with ThreadPoolExecutor(len(at_work)) as pool:
-            found = list(pool.map(lambda pair: pair[1].measure(effort), at_work))
-        for (each, _), times in zip(at_work, found, strict=True):
-            each.take(times, each.companions)
+            for machine, times in zip(at_work, pool.map(measured, at_work), strict=True):
+                machine.contended.append(times)
 
-    def _effort(self, minimum_seconds: float) -> TimingEffort:
+    def _limited(self, minimum_rounds: int, minimum_seconds: float) -> TimingEffort:
         limit = min(max(self._timeout_seconds, 2 * minimum_seconds), MAXIMUM_LIMIT_SECONDS)
-        return TimingEffort(EFFORT.minimum_rounds, min(minimum_seconds, limit), limit)
+        return TimingEffort(minimum_rounds, min(minimum_seconds, limit), limit)
 
     def _session(self, each: MachineTimes) -> KernelSession:
         if self._cluster.kind == "in_process":
             return InProcessKernels(each.machine.threads)
         return RemoteKernels(self._cluster.endpoints()[each.machine.name], self._timeout_seconds)
+
+
+@dataclass
+class _MachineAtWork:
+    """A machine whose kernels are loaded, and what was found in each turn."""
+
+    times: MachineTimes
+    session: KernelSession
+    kernels: int
+    alone: list[tuple[KernelTime, ...]] = field(default_factory=list)
+    contended: list[tuple[KernelTime, ...]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.times.machine.name
+
+    @property
+    def round_seconds(self) -> float:
+        """Of all kernels once, as they were when it was last alone."""
+        return sum(each.seconds for each in self.alone[-1])
+
+
+def combined(turns: Sequence[Sequence[KernelTime]]) -> tuple[KernelTime, ...]:
+    """One time for each kernel from those of one or more turns, which are of the same kernels in the same order.
+
+    A kernel's time is the median of the turns', its best time the best of all. If a turn says of a kernel why it has no
+    time, so does the result, whatever the others found.
+    """
+    return tuple(_combined(times) for times in zip(*turns, strict=True))
+
+
+def _combined(times: Sequence[KernelTime]) -> KernelTime:
+    for each in times:
+        if each.error:
+            return each
+    return KernelTime(
+        times[0].function,
+        statistics.median(each.seconds for each in times),
+        min(each.best_seconds for each in times),
+        sum(each.rounds for each in times),
+    )

@@ -78,6 +78,25 @@ def test_refreshing_measures_again(model: tvm_split.Model, workers: Cluster, cac
     assert all(machine.measured_at >= begun for machine in again.profile.machines)
 
 
+def test_machines_of_a_host_are_timed_alone_and_together_in_turns(
+    model: tvm_split.Model, workers: Cluster, tmp_path: Path
+) -> None:
+    steps: list[tuple[str, int, int]] = []
+    found = ModelProfiler(model).measure(
+        workers, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append((what, done, total))
+    )
+    kernels = found.reports[0].measured
+    first, second = (f"timing {kernels} kernels on {name}" for name in ("machine-a", "machine-b"))
+    together = "timing machine-a and machine-b at the same time"
+    assert [what for what, _, _ in steps if what.startswith("timing")] == [
+        *(first, second, together),
+        *(second, first, together),
+        *(first, second, together),
+    ]
+    assert [done for _, done, _ in steps] == list(range(len(steps)))
+    assert steps[-1][1:] == (steps[-1][2],) * 2
+
+
 def test_equal_kernels_of_another_model_are_known(workers: Cluster, cache: Path, measured: MeasuredCluster) -> None:
     wider = tvm_split.load_model(torch_models.resnet(classes=11), (torch.zeros(1, 3, 32, 32),))
     found = ModelProfiler(wider).measure(workers, cache_folder=cache)
