@@ -10,7 +10,7 @@ another, in memory. A stage with replicas stands in the module of each of their 
 goes to the one whose turn it is.
 
 These modules are the form in which the split is shown, kept and compiled: `computation` gives back the pure function
-between receiving and sending.
+between receiving and sending. (What crosses may get another layout after that: `relay_passes.exchange_layouts`.)
 """
 
 from __future__ import annotations

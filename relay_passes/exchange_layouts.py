@@ -1,14 +1,16 @@
 """Exchange layouts: stages whose neighbours compute in the same layout send each other tensors in it.
 
 Schedules choose layouts stage by stage, and a stage takes and returns plain tensors. Where the one that makes a tensor
-changes it to plain as the last it does, and no one that takes it needs it plain, it travels as it is: as many bytes, in
-another order. `layouts_made` and `changed_parameters` read that off stages after their layout phase. `with_layouts`
-gives a stage before that phase another interface, with the changes to and from plain inside, which the phase then finds
-it does not need. A change that it does need stays: results never depend on the choice.
+changes it to plain as the last it does, and no one who takes it must change it back, or others in its place, it travels
+as it is: as many bytes, in another order. `layouts_made`, `changed_parameters` and `count_changes` read that off stages
+after their layout phase, in which all variables have names of their own. `with_layouts` gives a stage before that phase
+another interface, with the changes to and from plain inside, which the phase then finds it does not need. A change that
+it does need stays: results never depend on the choice.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,6 +20,7 @@ from tvm.tirx import IndexMap
 
 from relay_passes.communication import Computation
 from relay_passes.contract import bindings_of, returned_fields
+from relay_passes.rewrite import operator_name
 from relay_passes.substitute import substitute
 
 LAYOUT_TRANSFORM = "relax.layout_transform"
@@ -62,10 +65,16 @@ def changed_parameters(function: relax.Function) -> list[bool]:
     return [parameter.name in changed for parameter in function.params]
 
 
+def count_changes(function: relax.Function) -> int:
+    """How many tensors the function changes to another layout."""
+    return sum(_is_change(binding.value) for binding in bindings_of(function))
+
+
 def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Computation:
     """The stage with those of its received and sent tensors in ``layouts``, by name; the others as they are."""
     function = computation.function
     parameters = [_in_layout(each, layouts.get(each.name)) for each in function.params]
+    taken = {each.name for each in (*parameters, *(binding.var for binding in bindings_of(function)))}
     values: dict[str, relax.Expr] = {}
     builder = relax.BlockBuilder()
     with builder.function(computation.name, parameters):
@@ -75,14 +84,14 @@ def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Com
                 if plain.name in layouts:
                     back = layouts[plain.name].index_map.inverse(list(_shape(plain)))
                     change = relax.op.layout_transform(parameter, back)
-                    values[plain.name] = builder.emit(change, name_hint=f"{plain.name}_plain")
+                    values[plain.name] = builder.emit(change, name_hint=_free_name(plain.name, "plain", taken))
             result = function.body.body
             for binding in bindings_of(function):
                 if not binding.var.same_as(result):
                     value = substitute(binding.value, values)
                     values[binding.var.name] = builder.emit(value, name_hint=binding.var.name)
             results = [
-                _changed(builder, substitute(field, values), name, layouts.get(name))
+                _changed(builder, substitute(field, values), layouts.get(name), _free_name(name, "sent", taken))
                 for name, field in zip(computation.sent, returned_fields(function), strict=True)
             ]
             outputs = builder.emit_output(relax.Tuple(results), name_hint="outputs")
@@ -96,19 +105,23 @@ def _in_layout(parameter: relax.Var, layout: Layout | None) -> relax.Var:
     return relax.Var(parameter.name, relax.TensorType(layout.shape, parameter.ty.dtype))
 
 
-def _changed(builder: relax.BlockBuilder, value: relax.Expr, name: str, layout: Layout | None) -> relax.Expr:
+def _changed(builder: relax.BlockBuilder, value: relax.Expr, layout: Layout | None, name: str) -> relax.Expr:
     if layout is None:
         return value
-    return builder.emit(relax.op.layout_transform(value, layout.index_map), name_hint=f"{name}_sent")
+    return builder.emit(relax.op.layout_transform(value, layout.index_map), name_hint=name)
+
+
+def _free_name(tensor: str, form: str, taken: set[str]) -> str:
+    """A name for another form of a tensor, which the passes to come cannot take for another variable's."""
+    names = itertools.chain([f"{tensor}_{form}"], (f"{tensor}_{number}_{form}" for number in itertools.count(1)))
+    free = next(name for name in names if name not in taken)
+    taken.add(free)
+    return free
 
 
 def _is_change(expression: relax.Expr) -> bool:
     """Whether an expression is a change of layout that adds no padding."""
-    return (
-        isinstance(expression, relax.Call)
-        and getattr(expression.op, "name", "") == LAYOUT_TRANSFORM
-        and expression.attrs.pad_value is None
-    )
+    return operator_name(expression) == LAYOUT_TRANSFORM and expression.attrs.pad_value is None
 
 
 def _shape(expression: relax.Expr) -> tuple[int, ...]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-import tvm
 from tvm import relax
 
 from relay_passes.communication import Computation
 from relay_passes.contract import bindings_of, returned_fields, used_variables
+from relay_passes.rewrite import operator_name
 from relay_passes.substitute import substitute
 
 CONV2D = "relax.nn.conv2d"
@@ -32,13 +32,18 @@ def sending_end(computation: Computation, names: Collection[str]) -> Computation
 def receiving_end(computation: Computation, names: Collection[str]) -> Computation:
     """A stage that does what this one does first with those tensors that it receives and that are in ``names``.
 
-    It returns the values to which they lead.
+    It returns the values to which they lead. What else these need begins at the convolutions before it.
     """
     graph = _Graph.of(computation.function)
     kept = graph.after(parameter.name for parameter in computation.function.params if parameter.name in names)
+    kept |= graph.before(operand for name in kept for operand in graph.operands_before(name))
     read = {operand for name in kept for operand in graph.operands[name]}
     leaves = [name for name in graph.values if name in kept - read and graph.is_tensor(name)]
     return _part(computation, graph, kept, {name: graph.variables[name] for name in leaves})
+
+
+def has_convolution(computation: Computation) -> bool:
+    return any(_is_convolution(binding.value) for binding in bindings_of(computation.function))
 
 
 def _part(computation: Computation, graph: _Graph, kept: set[str], results: Mapping[str, relax.Expr]) -> Computation:
@@ -85,9 +90,13 @@ class _Graph:
             name = waiting.pop()
             if name in self.values and name not in found:
                 found.add(name)
-                value = self.values[name]
-                waiting += _names_in(*value.args[1:]) if _is_convolution(value) else self.operands[name]
+                waiting += self.operands_before(name)
         return found
+
+    def operands_before(self, name: str) -> tuple[str, ...]:
+        """What a value is made of, but for the data of a convolution."""
+        value = self.values[name]
+        return _names_in(*value.args[1:]) if _is_convolution(value) else self.operands[name]
 
     def after(self, names: Iterable[str]) -> set[str]:
         """What these values lead to, as far as the nearest convolutions, and what makes no image of them."""
@@ -101,7 +110,7 @@ class _Graph:
             for user in users.get(waiting.pop(), ()):
                 if user not in found:
                     found.add(user)
-                    if not _is_convolution(self.values[user]) and self._is_image(user):
+                    if not _is_convolution(self.values[user]) and (self._is_image(user) or not self.is_tensor(user)):
                         waiting.append(user)
         return found
 
@@ -130,4 +139,4 @@ def _names_in(*expressions: relax.Expr) -> tuple[str, ...]:
 
 
 def _is_convolution(expression: relax.Expr) -> bool:
-    return isinstance(expression, relax.Call) and expression.op == tvm.ir.Op.get(CONV2D)
+    return operator_name(expression) == CONV2D

@@ -77,7 +77,7 @@ def _layers_of(variables: Sequence[str], layers: Mapping[str, str]) -> tuple[str
 
 def _original(variable: str) -> str:
     """The model's variable that a layout change was made for: ``avgpool`` for ``avgpool_plain``."""
-    return re.sub(r"_(plain|blocked|padded|raised)$", "", variable)
+    return re.sub(r"_(plain|blocked|padded|raised|sent)$", "", variable)
 
 
 def _operations_by_variable(module: tvm.IRModule) -> dict[str, float]:

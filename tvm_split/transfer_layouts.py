@@ -8,8 +8,8 @@ from tvm import relax
 
 from relay_passes.communication import Computation
 from relay_passes.contract import main_function
-from relay_passes.exchange_layouts import Layout, changed_parameters, layouts_made, with_layouts
-from relay_passes.stage_ends import IMAGE_DIMENSIONS, receiving_end, sending_end
+from relay_passes.exchange_layouts import Layout, changed_parameters, count_changes, layouts_made, with_layouts
+from relay_passes.stage_ends import IMAGE_DIMENSIONS, has_convolution, receiving_end, sending_end
 from tvm_split.build import laid_out_stage
 from tvm_split.planner.placement import tvm_target
 from tvm_split.planner.plan import Plan, PlannedStage
@@ -29,17 +29,15 @@ def in_common_layouts(
     for stage, computation in zip(plan.stages, computations, strict=True):
         if between & {*computation.sent}:
             end = sending_end(computation, between)
-            for function in _laid_out(end, plan, stage):
+            for function in _laid_out(end, plan, stage) if has_convolution(end) else ():
                 for name, layout in zip(end.sent, layouts_made(function), strict=True):
                     made[name].append(layout)
     common = dict(_common(made))
     for stage, computation in zip(plan.stages, computations, strict=True):
         if common.keys() & {*computation.received}:
-            end = with_layouts(receiving_end(computation, common), common)
-            for function in _laid_out(end, plan, stage):
-                for name, is_changed in zip(end.received, changed_parameters(function), strict=True):
-                    if is_changed:
-                        common.pop(name, None)
+            end = receiving_end(computation, common)
+            for name in _better_plain(end, dict(common), plan, stage):
+                common.pop(name, None)
     return tuple(
         with_layouts(each, common) if common.keys() & {*each.received, *each.sent} else each for each in computations
     )
@@ -55,6 +53,16 @@ def _images_between(computations: Sequence[Computation]) -> set[str]:
     return received & {name for computation in computations for name in computation.sent}
 
 
+def _better_plain(end: Computation, layouts: Mapping[str, Layout], plan: Plan, stage: PlannedStage) -> Iterator[str]:
+    """The tensors that a stage would change back, or all of them where they make it change others instead."""
+    pairs = zip(_laid_out(with_layouts(end, layouts), plan, stage), _laid_out(end, plan, stage), strict=True)
+    for function, plain in pairs:
+        costs_more = count_changes(function) > count_changes(plain)
+        for name, is_changed in zip(end.received, changed_parameters(function), strict=True):
+            if is_changed or costs_more:
+                yield name
+
+
 def _laid_out(end: Computation, plan: Plan, stage: PlannedStage) -> Iterator[relax.Function]:
     """A computation's function after the layout phase, once for each target of the stage's machines."""
     seen: list[Mapping[str, object]] = []
@@ -67,6 +75,6 @@ def _laid_out(end: Computation, plan: Plan, stage: PlannedStage) -> Iterator[rel
 
 def _common(made: Mapping[str, Sequence[Layout | None]]) -> Iterator[tuple[str, Layout]]:
     """The tensors that all who make them make in one layout."""
-    for name, (first, *others) in made.items():
-        if first is not None and all(first.is_same(other) for other in others):
-            yield name, first
+    for name, layouts in made.items():
+        if layouts and layouts[0] is not None and all(layouts[0].is_same(other) for other in layouts):
+            yield name, layouts[0]

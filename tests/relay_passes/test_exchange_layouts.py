@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
+from tvm import relax
 from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -11,7 +12,8 @@ from tvm.script import tirx as T
 from tvm.tirx import IndexMap
 
 from relay_passes.communication import Computation
-from relay_passes.exchange_layouts import Layout, changed_parameters, layouts_made, with_layouts
+from relay_passes.contract import bindings_of
+from relay_passes.exchange_layouts import Layout, changed_parameters, count_changes, layouts_made, with_layouts
 from tests.relay_passes.conftest import run
 
 BLOCKED = Layout((1, 2, 4, 4, 8), IndexMap.from_func(lambda n, c, h, w: (n, c // 8, h, w, c % 8)))
@@ -83,9 +85,26 @@ def test_the_values_are_the_same() -> None:
     np.testing.assert_array_equal(positive, blocked(np.maximum(x + y, 0)))
 
 
+def test_other_forms_take_no_name_that_is_taken() -> None:
+    """A variable that passes could take for another, since they go by names, would give wrong results."""
+    image = relax.TensorType((1, 16, 4, 4), "float32")
+    x, other = relax.Var("x", image), relax.Var("x_plain", image)
+    builder = relax.BlockBuilder()
+    with builder.function("stage", [x, other]):
+        with builder.dataflow():
+            total = builder.emit(relax.op.subtract(x, other), "y_sent")
+            outputs = builder.emit_output(relax.Tuple([total]), "outputs")
+        builder.emit_func_output(outputs)
+    made = Computation("stage", builder.get()["stage"], ("x", "x_plain"), ("y",))
+    function = with_layouts(made, {"x": BLOCKED, "y": BLOCKED}).function
+    names = [each.name for each in (*function.params, *(binding.var for binding in bindings_of(function)))]
+    assert names == ["x", "x_plain", "x_1_plain", "y_sent", "y_1_sent", "outputs"]
+
+
 def test_layouts_are_read_off_both_ends() -> None:
     assert changed_parameters(Blocked["main"]) == [True, False]
     assert changed_parameters(Plain["main"]) == [False, False]
+    assert [count_changes(each["main"]) for each in (Plain, Blocked, Unblocked)] == [0, 2, 1]
     made, as_it_came = layouts_made(Unblocked["main"])
     assert BLOCKED.is_same(made)
     assert as_it_came is None

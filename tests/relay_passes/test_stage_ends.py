@@ -10,7 +10,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from relay_passes.communication import Computation
-from relay_passes.stage_ends import receiving_end, sending_end
+from relay_passes.stage_ends import has_convolution, receiving_end, sending_end
 
 WEIGHT = relax.const(np.zeros((8, 8, 1, 1), np.float32))
 
@@ -57,15 +57,19 @@ def test_the_end_begins_at_the_convolution(stage: Computation) -> None:
 
 
 def test_the_beginning_ends_at_the_convolution(stage: Computation) -> None:
+    """With what else is needed there: the second convolution's result, which is added."""
+
     @I.ir_module
     class Expected:
         @R.function
-        def stage(x: R.Tensor((1, 8, 4, 4), "float32"), second: R.Tensor((1, 8, 4, 4), "float32")) -> R.Tuple(
+        def stage(x: R.Tensor((1, 8, 4, 4), "float32"), bent: R.Tensor((1, 8, 4, 4), "float32")) -> R.Tuple(
             R.Tensor((1, 8, 4, 4), "float32"), R.Tensor((1, 8, 4, 4), "float32")
         ):
             with R.dataflow():
                 pooled = R.nn.max_pool2d(x, pool_size=[3, 3], padding=[1, 1, 1, 1])
                 first = R.nn.conv2d(pooled, WEIGHT)
+                weight = R.add(WEIGHT, R.const(1.0, "float32"))
+                second = R.nn.conv2d(bent, weight)
                 residual = R.add(second, x)
                 outputs = (first, residual)
                 R.output(outputs)
@@ -73,9 +77,27 @@ def test_the_beginning_ends_at_the_convolution(stage: Computation) -> None:
 
     found = receiving_end(stage, {"x"})
     assert_structural_equal(found.function, Expected["stage"], map_free_vars=True)
-    assert (found.received, found.sent) == (("x", "second"), ("first", "residual"))
+    assert (found.received, found.sent) == (("x", "bent"), ("first", "residual"))
+
+
+def test_a_beginning_goes_through_tuples() -> None:
+    x = relax.Var("x", relax.TensorType((1, 8, 4, 4), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("stage", [x]):
+        with builder.dataflow():
+            halves = builder.emit(relax.op.split(x, 2, axis=1), "halves")
+            left = builder.emit(relax.TupleGetItem(halves, 0), "left")
+            right = builder.emit(relax.TupleGetItem(halves, 1), "right")
+            total = builder.emit(relax.op.add(left, right), "total")
+            outputs = builder.emit_output(relax.Tuple([total]), "outputs")
+        builder.emit_func_output(outputs)
+    made = Computation("stage", builder.get()["stage"], ("x",), ("total",))
+    found = receiving_end(made, {"x"})
+    assert_structural_equal(found.function, made.function, map_free_vars=True)
+    assert not has_convolution(found)
 
 
 def test_what_is_passed_on_needs_nothing(stage: Computation) -> None:
     assert receiving_end(stage, set()).received == ()
-    assert receiving_end(stage, {"flag"}).received == ("flag", "flat")
+    assert receiving_end(stage, {"flag"}).received == ("flag", "bent")
+    assert has_convolution(receiving_end(stage, {"x"}))

@@ -57,6 +57,41 @@ class Shown(nn.Module):
         return x, self.last(x)
 
 
+class Added(nn.Module):
+    """Behind the cut is nothing in blocks: the sum would have to be changed, and what is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.spread, self.bend = convolution(3, 16), nn.Softmax(1), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.bend(self.enter(x) + self.spread(x.repeat(1, 6, 1, 1)[:, :16]))
+
+
+class Halved(nn.Module):
+    """Plain channels are needed behind a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.gate = convolution(3, 16), nn.Sigmoid()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = self.enter(x).chunk(2, 1)
+        return left * self.gate(right)
+
+
+class Collision(nn.Module):
+    """Layers of which one is named as another's plain form would be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x, self.x_plain = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.Softmax(1)
+        self.last, self.other = convolution(16, 16), convolution(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.x(x)) - self.other(self.x_plain(x.repeat(1, 6, 1, 1)[:, :16]))
+
+
 def compiled(network: nn.Module, split: dict[str, list[str]], **options: object) -> tuple[tvm_split.Bundle, list]:
     torch.manual_seed(0)
     model = tvm_split.load_model(network.eval(), (INPUT,))
@@ -77,6 +112,9 @@ def crossing(bundle: tvm_split.Bundle) -> list[tuple[int, ...]]:
         (Residual, {A: ["enter", "bend", "middle", "after"], B: ["pool", "last"]}, {5}),
         (Flattened, {A: ["enter"], B: ["flat", "dense"]}, {4}),
         (Shown, {A: ["enter"], B: ["last"]}, {4}),
+        (Added, {A: ["enter"], B: ["spread", "bend"]}, {4}),
+        (Halved, {A: ["enter"], B: ["gate"]}, {4}),
+        (Collision, {A: ["x", "x_plain"], B: ["last", "other"]}, {4, 5}),
     ],
 )
 def test_images_cross_as_both_sides_compute_on_them(network, split, ranks) -> None:
