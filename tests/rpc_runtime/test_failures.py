@@ -89,7 +89,7 @@ def test_a_hanging_worker_is_named(own_workers: LocalWorkers, maker: ProgramMake
 
 def test_no_progress_names_the_stage(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
-    with open_on(own_workers, program, maker, timeout_seconds=4.0) as pipe:
+    with open_on(own_workers, program, maker, timeout_seconds=2.0) as pipe:
         pipe.run(batches_for(program, 1)[0])
         os.kill(own_workers.process_ids[C], signal.SIGSTOP)
         with pytest.raises(DeadlineError, match=rf"stage '(two|three)' on machine '({B}|{C})'"):

@@ -193,7 +193,7 @@ def test_no_progress_names_the_replica_whose_turn_it_is(maker: ProgramMaker) -> 
     batch = batches_for(program, 1)[0]
     with (
         LocalWorkers(MACHINES) as own_workers,
-        open_on(own_workers, program, maker, timeout_seconds=4.0) as pipeline,
+        open_on(own_workers, program, maker, timeout_seconds=2.0) as pipeline,
     ):
         pipeline.run(batch)
         os.kill(own_workers.process_ids[C], signal.SIGSTOP)
