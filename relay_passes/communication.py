@@ -76,7 +76,7 @@ def computation(stage: relax.Function) -> Computation:
     name = str(stage.attrs["global_symbol"])
     parameters: dict[str, relax.Var] = {}
     values: dict[str, relax.Expr] = {}
-    operations: list[relax.VarBinding] = []
+    operations: dict[str, relax.Expr] = {}
     sent: dict[str, relax.Expr] = {}
     for binding in bindings_of(stage):
         packed = _packed_name(binding.value)
@@ -87,13 +87,28 @@ def computation(stage: relax.Function) -> Computation:
         elif packed == SEND:
             sent.setdefault(str(binding.value.args[1].value), binding.value.args[0])
         else:
-            operations.append(binding)
+            operations[binding.var.name] = binding.value
+    return computation_of(name, parameters, values, operations, sent)
+
+
+def computation_of(
+    name: str,
+    parameters: Mapping[str, relax.Var],
+    values: Mapping[str, relax.Expr],
+    operations: Mapping[str, relax.Expr],
+    sent: Mapping[str, relax.Expr],
+) -> Computation:
+    """A computation of ``operations`` in their order, by the names of their variables.
+
+    ``values`` are what stands for variables that no operation binds; ``parameters`` and ``sent`` go by their tensors.
+    """
+    bound = dict(values)
     builder = relax.BlockBuilder()
     with builder.function(name, list(parameters.values())):
         with builder.dataflow():
-            for binding in operations:
-                values[binding.var.name] = builder.emit(substitute(binding.value, values), name_hint=binding.var.name)
-            results = [substitute(value, values) for value in sent.values()]
+            for variable, value in operations.items():
+                bound[variable] = builder.emit(substitute(value, bound), name_hint=variable)
+            results = [substitute(value, bound) for value in sent.values()]
             outputs = builder.emit_output(relax.Tuple(results), name_hint="outputs")
         builder.emit_func_output(outputs)
     return Computation(name, builder.get()[name], tuple(parameters), tuple(sent))

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from relay_passes.communication import Computation
+from relay_passes.communication import Computation, computation_of
 from relay_passes.contract import bindings_of, returned_fields, used_variables
 from relay_passes.rewrite import operator_name
-from relay_passes.substitute import substitute
 
 CONV2D = "relax.nn.conv2d"
 IMAGE_DIMENSIONS = 4
@@ -52,16 +51,8 @@ def _part(computation: Computation, graph: _Graph, kept: set[str], results: Mapp
     read = {operand for name in kept for operand in graph.operands[name]}.union(*map(_names_in, results.values()))
     parameters = {each.name: each for each in computation.function.params if each.name in read}
     parameters |= {name: relax.Var(name, graph.variables[name].ty) for name in graph.values if name in read - kept}
-    values: dict[str, relax.Expr] = dict(parameters)
-    builder = relax.BlockBuilder()
-    with builder.function(computation.name, list(parameters.values())):
-        with builder.dataflow():
-            for name, value in graph.values.items():
-                if name in kept:
-                    values[name] = builder.emit(substitute(value, values), name_hint=name)
-            outputs = builder.emit_output(relax.Tuple([substitute(each, values) for each in results.values()]))
-        builder.emit_func_output(outputs)
-    return Computation(computation.name, builder.get()[computation.name], tuple(parameters), tuple(results))
+    operations = {name: value for name, value in graph.values.items() if name in kept}
+    return computation_of(computation.name, parameters, parameters, operations, results)
 
 
 @dataclass(frozen=True)

@@ -132,15 +132,13 @@ class BlobStore:
         """Whether the file is there in full; a file of another size is damaged and makes way."""
         path = self._path(blob.sha256)
         try:
-            size = path.stat().st_size
+            if path.stat().st_size == blob.size_bytes:
+                os.utime(path)
+                return True
         except FileNotFoundError:
             return False
-        if size != blob.size_bytes:
-            path.unlink(missing_ok=True)
-            return False
-        with contextlib.suppress(FileNotFoundError):
-            os.utime(path)
-        return True
+        path.unlink(missing_ok=True)
+        return False
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:

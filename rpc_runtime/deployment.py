@@ -182,9 +182,8 @@ class Deployment:
             )
 
     def _wake_locked(self) -> None:
-        executor = self._executor
-        if executor is not None:
-            executor.wake_locked()
+        if self._executor is not None:
+            self._executor.wake_locked()
 
     def connect(self, peers: Mapping[str, PeerAddress], timeout_seconds: float) -> None:
         """Opens a link to every machine that this one sends to (the client fetches its tensors itself)."""
@@ -283,9 +282,8 @@ class Deployment:
             self._events.notify_all()
 
     def _halt_locked(self) -> None:
-        executor = self._executor
-        if executor is not None:
-            executor.stop_locked()
+        if self._executor is not None:
+            self._executor.stop_locked()
         for outgoing in self._outgoing.values():
             outgoing.close_locked()
         for incoming in self._incoming.values():
@@ -332,12 +330,12 @@ class Deployment:
             self._closed = True
             self._halt_locked()
             calls, self._calls = self._calls, []
+            executor, self._executor = self._executor, None
             self._events.notify_all()
         for call in calls:
             call.close()
-        if self._executor is not None:
-            self._executor.join(JOIN_SECONDS)
-        self._executor = None
+        if executor is not None:
+            executor.join(JOIN_SECONDS)
         self._drop_timer(None)
         self._blobs.unpin(self.identifier)
 

@@ -21,9 +21,9 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import IndexMap
 
 from schedules.constants import array_of
+from schedules.module_mutator import CONV2D, operator_of
 from schedules.shapes import static_shape
 
-CONV2D = "relax.nn.conv2d"
 UNARY = frozenset(
     f"relax.{name}"
     for name in [
@@ -271,7 +271,7 @@ def _from_blocks(size: int) -> IndexMap:
 
 def _block_of_change(expression: relax.Expr) -> int | None:
     """The length of the last axis on the blocked side of what may be a change to or from blocks; else None."""
-    if not isinstance(expression, relax.Call) or getattr(expression.op, "name", "") != "relax.layout_transform":
+    if operator_of(expression) != "relax.layout_transform":
         return None
     before, after = static_shape(expression.args[0]), static_shape(expression)
     if before is None or after is None or expression.attrs.pad_value is not None:

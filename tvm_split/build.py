@@ -47,8 +47,7 @@ def build_stage(
     Raises:
         CompileError: the target cannot be compiled for, or there is no linker for it.
     """
-    module = tvm.IRModule({"main": computation.function.with_attr("global_symbol", "main")})
-    return build_module(module, target, library, computation.name, layers, database, observe)
+    return build_module(_module_of(computation), target, library, computation.name, layers, database, observe)
 
 
 def build_module(
@@ -133,15 +132,17 @@ def build_kernels(functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, A
 def laid_out_stage(computation: Computation, target: tvm.target.Target) -> tvm.IRModule:
     """One stage as far as its layouts are chosen."""
     with target:
-        module = tvm.IRModule({"main": computation.function.with_attr("global_symbol", "main")})
-        return run_phases(module, up_to_layouts(_schedules(target, None)))
+        return run_phases(_module_of(computation), up_to_layouts(_schedules(target, None)))
 
 
 def unscheduled_stage(computation: Computation, target: tvm.target.Target) -> tvm.IRModule:
     """One stage as far as the phase before scheduling: what tuning starts from."""
     with target:
-        module = tvm.IRModule({"main": computation.function.with_attr("global_symbol", "main")})
-        return run_phases(module, stage_phases(_schedules(target, None))[:-1])
+        return run_phases(_module_of(computation), stage_phases(_schedules(target, None))[:-1])
+
+
+def _module_of(computation: Computation) -> tvm.IRModule:
+    return tvm.IRModule({"main": computation.function.with_attr("global_symbol", "main")})
 
 
 def _schedules(target: tvm.target.Target, database: schedules.TunedKernels | None) -> Schedules:

@@ -82,7 +82,7 @@ def compile(
         for index, (stage, part) in enumerate(zip(plan.stages, cut.computations, strict=True)):
             report(f"compiling {stage.name} for {', '.join(stage.machines)}", index + 1, steps)
             replicas: list[StageSpec] = []
-            for machines in _machines_by_target(plan, stage):
+            for machines in plan.machines_by_target(stage):
                 target = plan.machine(machines[0]).target
                 name = stage.name if stage.machine in machines else f"{stage.name}_on_{machines[0]}"
                 observe = _dump_to(dump, name) if dump is not None else None
@@ -154,19 +154,6 @@ def _stage_spec(
         outputs=tuple(tensor_spec(name, each) for name, each in zip(part.sent, results, strict=True)),
         turns=stage.turns,
     )
-
-
-def _machines_by_target(plan: Plan, stage: PlannedStage) -> list[list[str]]:
-    """The machines of a stage, those of equal targets together: their replicas share a library."""
-    groups: list[list[str]] = []
-    for machine in stage.machines:
-        target = plan.machine(machine).target
-        known = next((group for group in groups if plan.machine(group[0]).target == target), None)
-        if known is None:
-            groups.append([machine])
-        else:
-            known.append(machine)
-    return groups
 
 
 def _readable(cut: CutModel) -> dict[str, str]:

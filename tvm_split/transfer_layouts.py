@@ -65,12 +65,8 @@ def _better_plain(end: Computation, layouts: Mapping[str, Layout], plan: Plan, s
 
 def _laid_out(end: Computation, plan: Plan, stage: PlannedStage) -> Iterator[relax.Function]:
     """A computation's function after the layout phase, once for each target of the stage's machines."""
-    seen: list[Mapping[str, object]] = []
-    for name in stage.machines:
-        target = plan.machine(name).target
-        if target not in seen:
-            seen.append(target)
-            yield main_function(laid_out_stage(end, tvm_target(target)))
+    for first, *_ in plan.machines_by_target(stage):
+        yield main_function(laid_out_stage(end, tvm_target(plan.machine(first).target)))
 
 
 def _common(made: Mapping[str, Sequence[Layout | None]]) -> Iterator[tuple[str, Layout]]:

@@ -96,6 +96,18 @@ class Plan:
                 return machine
         raise PlanError(f"the plan names no machine {name!r}; it has {', '.join(m.name for m in self.machines)}")
 
+    def machines_by_target(self, stage: PlannedStage) -> list[list[str]]:
+        """The machines of a stage, those of equal targets together: their replicas share a library."""
+        groups: list[list[str]] = []
+        for machine in stage.machines:
+            target = self.machine(machine).target
+            known = next((group for group in groups if self.machine(group[0]).target == target), None)
+            if known is None:
+                groups.append([machine])
+            else:
+                known.append(machine)
+        return groups
+
     def to_dict(self) -> dict[str, Any]:
         content = {
             "format": FORMAT,
