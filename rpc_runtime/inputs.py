@@ -24,7 +24,7 @@ def checked_inputs(program: Program, inputs: Sequence[Array]) -> list[Array]:
     for tensor, array in zip(program.inputs, inputs, strict=True):
         if array.shape != tensor.shape or array.dtype.name != tensor.dtype:
             raise InputError(f"input {tensor} got {array.dtype.name}[{', '.join(map(str, array.shape))}]")
-    return [array if array.flags.c_contiguous else np.ascontiguousarray(array) for array in inputs]
+    return [np.asarray(array, order="C") for array in inputs]
 
 
 def flat_bytes(array: Array) -> Bytes:

@@ -56,7 +56,7 @@ def tensor_bytes(tensor: Tensor) -> Bytes:
 
 def tensor_from_array(array: np.ndarray[Any, Any]) -> Tensor:
     """A copy of an array in TVM's memory, whatever its dtype."""
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    flat = np.asarray(array, order="C").reshape(-1).view(np.uint8)
     return tvm.runtime.tensor(flat)._create_view(array.shape, array.dtype.name)
 
 

@@ -46,7 +46,7 @@ class BlobFolder:
 
     def add_weight(self, name: str, weight: tvm.runtime.Tensor) -> WeightSpec:
         """Store a tensor as safetensors under the fixed name `WEIGHT_NAME`, so that equal weights are one blob."""
-        values = np.ascontiguousarray(weight.numpy())
+        values = np.asarray(weight.numpy(), order="C")
         spec = TensorSpec(name, tuple(values.shape), str(weight.dtype))
         # By address, since safetensors' own functions for numpy do not know bfloat16.
         entry = SafeTensor(dtype=spec.dtype, shape=spec.shape, data_ptr=values.ctypes.data, data_len=values.nbytes)

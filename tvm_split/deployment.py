@@ -201,7 +201,7 @@ def _checked(position: int, spec: TensorSpec, value: Any) -> np.ndarray:
         )
     if array.shape != spec.shape:
         raise InputError(f"input {position} must be {spec}, but its shape is {list(array.shape)}")
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")  # numpy.ascontiguousarray would give a scalar one dimension
 
 
 def _as_array(value: Any) -> np.ndarray:

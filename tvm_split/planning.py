@@ -121,9 +121,6 @@ def plan(
     if len(cluster.machines) == 1 and profile is None and not is_demanding:
         whole = name_stages([(cluster.machines[0].name, graph.layers)])
         return _plan(model, cluster, objective, "there is one machine", whole)
-    if not graph.units:
-        whole = name_stages([(cluster.machines[0].name, graph.layers)])
-        return _plan(model, cluster, objective, "no layer depends on an input", whole)
     question = ask(
         model,
         cluster,

@@ -73,12 +73,60 @@ class SeveralOutputs(nn.Module):
         return third, first, second, third
 
 
+class Scalars(nn.Module):
+    """A tensor without dimensions as an input, a weight, between stages, and as outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.tensor(2.5))
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, scalar: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        total = (self.first(x) * scalar * self.scale).sum()
+        return self.last(x) * total, total, scalar
+
+
+class Constants(nn.Module):
+    """Outputs that no layer computes: a table, a scalar and an input, beside computed ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.table: torch.Tensor
+        self.register_buffer("table", torch.arange(6.0).reshape(2, 3))
+        self.register_buffer("step", torch.tensor(7))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.table, self.second(self.first(x)), x, self.step, self.table + 1
+
+
+class OnlyConstants(nn.Module):
+    """Two outputs, and nothing that depends on the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: torch.Tensor
+        self.register_buffer("table", torch.arange(6.0).reshape(2, 3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.table, self.table[1]
+
+
+class Swap(nn.Module):
+    """The inputs in another order, one of them without dimensions, and one twice."""
+
+    def forward(self, x: torch.Tensor, scalar: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return scalar, x, scalar
+
+
 Case = tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...], dict[str, list[str]], list[str]]
 GENERATOR = torch.Generator().manual_seed(0)
 
 
 def _random(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=GENERATOR)
+    return torch.randn(shape, generator=GENERATOR)
 
 
 WORDS = torch.tensor([3, 10])
@@ -118,6 +166,34 @@ CASES: dict[str, Case] = {
         (_random(2, 4),),
         {"machine-a": ["first"], "machine-b": ["second"], "machine-c": ["third"]},
         ["machine-a", "machine-b", "machine-c"],
+    ),
+    "scalars": (
+        Scalars,
+        (_random(3, 4), _random()),
+        {"machine-a": ["first"], "machine-b": ["mul_1"], "machine-c": ["sum_1"]},
+        ["machine-a", "machine-b", "machine-c"],
+    ),
+    "constants beside layers": (
+        Constants,
+        (_random(2, 4),),
+        {"machine-a": ["first"], "machine-b": ["second"], "machine-c": ["output_0", "output_3"]},
+        ["machine-a", "machine-b", "machine-c"],
+    ),
+    "constants alone": (
+        OnlyConstants,
+        (_random(2, 4),),
+        {"machine-a": ["output_0"], "machine-b": ["output_1"]},
+        ["machine-a", "machine-b"],
+    ),
+    "a constant on one machine": (OnlyConstants, (_random(2, 4),), {"machine-b": ["output_0"]}, ["machine-b"]),
+    "an input that nothing changes": (nn.Identity, (_random(2, 4),), {"machine-b": ["output_0"]}, ["machine-b"]),
+    "dropout in evaluation": (nn.Dropout, (_random(2, 4),), {"machine-a": ["output_0"]}, ["machine-a"]),
+    "a scalar that nothing changes": (nn.Identity, (_random(),), {"machine-a": ["output_0"]}, ["machine-a"]),
+    "inputs in another order": (
+        Swap,
+        (_random(2, 4), _random()),
+        {"machine-a": ["output_0"], "machine-b": ["output_1", "output_2"]},
+        ["machine-a", "machine-b"],
     ),
 }
 

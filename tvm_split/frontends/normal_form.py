@@ -1,7 +1,7 @@
 """Brings an imported function into the form that ``tvm_split.model.Model`` promises.
 
 One binding is one operator call, nothing is bound that nobody uses, every variable is named after its layer, and the
-function returns a tuple.
+function returns a tuple, with at least one layer that makes something of it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class _Rewriter:
                     if binding.var in needed:
                         self.layer = self.layer_of[binding.var]
                         self.values[binding.var] = self._bound(binding)
-                outputs = [self._substituted(value) for value in self._fields(self.function.body.body)]
+                fields = [self._substituted(value) for value in self._fields(self.function.body.body)]
+                outputs = self._made_by_layers(fields)
             self.builder.emit_func_output(relax.Tuple(outputs))
         # Every variable was emitted as an output of the block; those that are none become dataflow variables here.
         module = relax.transform.CanonicalizeBindings()(self.builder.get())
@@ -131,6 +132,18 @@ class _Rewriter:
                 for index in range(len(resolved.ty.fields))
             ]
         return [result]
+
+    def _made_by_layers(self, outputs: Sequence[relax.Expr]) -> list[relax.Expr]:
+        """The outputs, each constant as a layer ``output_N``, since some machine must hold it.
+
+        An input that is returned as it is needs no machine, unless there is no layer at all.
+        """
+        is_layer = [not (isinstance(output, relax.Var) and self.layers) for output in outputs]
+        made = []
+        for index, (output, layer) in enumerate(zip(outputs, is_layer, strict=True)):
+            self.layer = f"output_{index}"
+            made.append(self._atom(relax.op.reshape(output, output.ty.shape)) if layer else output)
+        return made
 
     def _substituted(self, value: relax.Expr) -> relax.Expr:
         """``value`` over the new variables, its nested calls bound."""

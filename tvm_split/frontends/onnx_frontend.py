@@ -100,7 +100,7 @@ def _examples(model: onnx.ModelProto, given: Any) -> tuple[Array, ...]:
         raise ModelImportError(
             f"the model takes {len(names)} inputs ({', '.join(names)}), example_inputs has {len(values)}"
         )
-    arrays = tuple(np.ascontiguousarray(np.asarray(value)).reshape(np.shape(value)) for value in values)
+    arrays = tuple(np.asarray(value, order="C") for value in values)
     for value, array in zip(wanted, arrays, strict=True):
         dtype = numpy_name(value.type.tensor_type.elem_type)
         if str(array.dtype) != dtype:

@@ -232,7 +232,7 @@ def _kinds(
     except Exception as error:
         raise ModelImportError(f"the ONNX model is inconsistent: {error}") from error
     kinds = {name: TensorKind(str(value.dtype), value.shape) for name, value in constants.items()}
-    for value in [*inferred.graph.value_info, *inferred.graph.output, *inferred.graph.input]:
+    for value in [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]:
         if value.name not in kinds and value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
             kinds[value.name] = TensorKind(numpy_name(value.type.tensor_type.elem_type), _shape(value))
     return kinds

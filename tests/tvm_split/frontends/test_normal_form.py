@@ -87,8 +87,15 @@ def test_a_shape_that_depends_on_values_is_refused() -> None:
         normal_form(function(body), {"places": "where", "negative": "where"}, ["x"])
 
 
-def test_constants_can_be_outputs() -> None:
+def test_a_constant_that_is_returned_becomes_a_layer() -> None:
     constant = relax.const(np.float32([1, 2]), "float32")
-    form = normal_form(function(lambda builder, x: relax.Tuple([x, constant])), {}, ["x"])
-    assert form.layers == {}
-    assert len(form.module["main"].body.body.fields) == 2
+    form = normal_form(
+        function(lambda builder, x: relax.Tuple([relax.op.nn.relu(x), x, constant])), {"gv": "relu"}, ["x"]
+    )
+    assert list(form.layers.values()) == ["relu", "output_2"]
+    assert [field.name for field in form.module["main"].body.body.fields] == ["relu", "x", "output_2"]
+
+
+def test_inputs_become_layers_where_there_is_no_other() -> None:
+    form = normal_form(function(lambda builder, x: relax.Tuple([x, x])), {}, ["x"])
+    assert form.layers == {"output_0": "output_0", "output_1": "output_1"}

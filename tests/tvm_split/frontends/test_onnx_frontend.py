@@ -192,6 +192,22 @@ def test_an_input_as_output_and_an_output_twice() -> None:
     assert_equal_to_source(model, [np.float32([-1, 1])])
 
 
+def test_an_input_and_a_weight_as_outputs_themselves() -> None:
+    weights = {"table": np.float32([1, 2, 3]), "scalar": np.float32(4)}
+    model = load_model(
+        proto([helper.make_node("Relu", ["x"], ["y"])], {"x": [2]}, ["table", "x", "y", "scalar"], weights)
+    )
+    assert model.layer_names == ("Relu_0", "output_0", "output_3")
+    assert_keeps_contract(model)
+    assert_equal_to_source(model, [np.float32([-1, 1])])
+
+
+def test_no_node_at_all() -> None:
+    model = load_model(proto([], {"x": [2]}, ["x"]))
+    assert model.layer_names == ("output_0",)
+    assert_equal_to_source(model, [np.float32([-1, 1])])
+
+
 @pytest.mark.parametrize("element", [TensorProto.FLOAT16, TensorProto.INT64, TensorProto.INT32, TensorProto.DOUBLE])
 def test_dtypes_stay(element: int) -> None:
     model = load_model(proto([helper.make_node("Add", ["x", "x"], ["y"])], {"x": [3]}, ["y"], element=element))
