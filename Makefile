@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint format protocol check-models check-cuda check-unequal bench-overlap bench-kernels bench-plans clean
+.PHONY: setup demo test lint format protocol check-models check-cuda check-unequal check-unloading bench-overlap bench-kernels bench-plans clean
 
 setup: $(STAMP)
 
@@ -51,6 +51,9 @@ bench-plans: setup
 
 check-unequal: setup
 	$(BIN)/python scripts/check_unequal.py
+
+check-unloading: setup
+	$(BIN)/python scripts/check_unloading.py
 
 bench-overlap: setup
 	$(BIN)/python scripts/bench_overlap.py

@@ -214,7 +214,8 @@ def load_library(content: Bytes, scratch: Path, where: str) -> Any:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content.data)
-        return tvm.runtime.load_module(name)
+        # Not kept alive: TVM would never unload it, though the file and its deployment are long gone.
+        return tvm_ffi.load_module(name, keep_module_alive=False)
     finally:
         Path(name).unlink()
 

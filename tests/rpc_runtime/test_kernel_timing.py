@@ -25,8 +25,10 @@ from rpc_runtime.kernel_times import KernelSet, KernelTime, TimedKernel, TimingE
 from rpc_runtime.local_workers import LocalWorkers
 from rpc_runtime.program import TensorSpec
 from rpc_runtime.remote_kernels import RemoteKernels
+from tests.rpc_runtime.mappings import removed_libraries
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.test_pipeline import A, B
+from tests.waiting import wait_for
 
 QUICK = TimingEffort(minimum_rounds=3, minimum_seconds=0.0, limit_seconds=30.0)
 Session = RemoteKernels | InProcessKernels
@@ -93,6 +95,17 @@ def test_every_kernel_gets_a_time(kind: str, workers: LocalWorkers, kernels) -> 
         other = dataclasses.replace(wanted, kernels=KERNELS[:1])
         session.load(other, blob_path)
         assert len(session.measure(QUICK)) == 1
+
+
+def test_libraries_are_unloaded(workers: LocalWorkers, kernels) -> None:
+    wanted, blob_path = kernels
+    process_id = workers.process_ids[A]
+    with RemoteKernels(workers.endpoints[A], 30) as session:
+        for _ in range(3):
+            session.load(wanted, blob_path)
+            session.measure(QUICK)
+            assert removed_libraries(process_id)
+    assert wait_for(lambda: not removed_libraries(process_id)), removed_libraries(process_id)
 
 
 @pytest.mark.parametrize("kind", ["worker", "in process"])
