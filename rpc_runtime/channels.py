@@ -19,14 +19,17 @@ from rpc_runtime.security import TlsFiles
 
 MAXIMUM_MESSAGE_BYTES = 32 << 20
 """Data frames have 1 MiB; a program with some thousand weights, or a full trace, a few."""
-KEEPALIVE_MILLISECONDS = 10_000
+KEEPALIVE_MILLISECONDS = 4_000
+PING_TIMEOUT_MILLISECONDS = 16_000
+"""An answer waits behind what is in a socket's buffer: 4 MiB, over the slowest link that is meant to work 256 KiB/s."""
 MAXIMUM_DETAIL_LETTERS = 3000
 
 _BOTH_SIDES = [
     ("grpc.max_send_message_length", MAXIMUM_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAXIMUM_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_MILLISECONDS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MILLISECONDS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MILLISECONDS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.lookahead_bytes", 8 << 20),  # lets a large tensor flow without waiting for window updates

@@ -127,11 +127,10 @@ class ControlService:
                 if not context.is_active():
                     return
                 yield event
-                if event.HasField("failure"):
-                    break
-            while context.is_active() and not deployment.closed:
-                deployment.wait_closed(HEARTBEAT_SECONDS)
-                yield pb.WatchEvent()
+                if event.HasField(
+                    "failure"
+                ):  # it can do nothing more: free its memory, whether its client lives or not
+                    return
         finally:
             self._deployments.drop(request.deployment)
 

@@ -16,7 +16,7 @@ from rpc_runtime.channels import status_of
 from rpc_runtime.control_methods import DATA_SERVICE, LINK_METHOD
 from rpc_runtime.control_service import Deployments
 from rpc_runtime.deployment import Deployment
-from rpc_runtime.errors import ProtocolError, TvmSplitError
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.framing import PROTOCOL_VERSION, Frame, FrameKind, control_frame, decode, error_frame
 
 HELLO_SECONDS = 10.0
@@ -54,6 +54,9 @@ class DataService:
             stream.start(requests)
             try:
                 yield from frames
+            except WorkerUnavailableError as error:
+                stream.broken(f"from {stream.peer!r} {error}")
+                raise
             except Exception as error:
                 traceback.print_exception(error, file=sys.stderr)
                 deployment.internal_failed(error)
@@ -74,28 +77,28 @@ class _Stream:
         self, deployment: Deployment, peer: str, receive: Callable[[Frame], None], close: Callable[[], None]
     ) -> None:
         self._deployment = deployment
-        self._peer = peer
+        self.peer = peer
         self._receive = receive
         self._close = close
         self.error: ProtocolError | None = None
 
     def start(self, requests: Iterator[bytes]) -> None:
-        threading.Thread(target=self._read, args=(requests,), name=f"read-{self._peer}", daemon=True).start()
+        threading.Thread(target=self._read, args=(requests,), name=f"read-{self.peer}", daemon=True).start()
 
     def broken(self, message: str) -> None:
         """Fails the deployment, unless it has ended anyway."""
-        self._deployment.link_failed(self._peer, message)
+        self._deployment.link_failed(self.peer, message)
 
     def _read(self, requests: Iterator[bytes]) -> None:
         try:
             for message in requests:
                 self._receive(decode(message))
-            self.broken(f"{self._peer!r} ended its data stream")
+            self.broken(f"{self.peer!r} ended its data stream")
         except ProtocolError as error:
             self.error = error
-            self._deployment.protocol_failed(self._peer, str(error))
+            self._deployment.protocol_failed(self.peer, str(error))
         except grpc.RpcError:
-            self.broken(f"the connection to {self._peer!r} broke")
+            self.broken(f"the connection to {self.peer!r} broke")
         except Exception as error:
             traceback.print_exception(error, file=sys.stderr)
             self._deployment.internal_failed(error)

@@ -305,10 +305,6 @@ class Deployment:
                 event.stages.add(stage=name, finished=finished)
         return event
 
-    def wait_closed(self, timeout_seconds: float) -> bool:
-        with self._lock:
-            return self._closed or self._unwatched or self._events.wait(timeout_seconds)
-
     def stop_waiting(self) -> None:
         """Nobody watches any more: those who wait for events go on at once, now and later."""
         with self._lock:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from rpc_runtime.errors import ProtocolError
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIQQQ")
 DEPTH = struct.Struct("<I")
@@ -49,6 +49,7 @@ class FrameKind(enum.IntEnum):
     TENSOR = 3
     CREDIT = 4
     ERROR = 5
+    HEARTBEAT = 6
 
 
 class FrameFlag(enum.IntFlag):

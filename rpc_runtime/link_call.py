@@ -74,6 +74,9 @@ class LinkCall:
         try:
             yield control_frame(FrameKind.HELLO, hello)
             yield from frames
+        except WorkerUnavailableError as error:
+            self._error = WorkerUnavailableError(f"{self._where}: {error}")
+            raise
         except Exception as error:  # gRPC would only say that the iterator raised
             self._error = WorkerError(f"sending to {self._where} failed: {error!r}")
             raise

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from rpc_runtime.credit_window import ReceiveWindow, SendWindow, most_more
 from rpc_runtime.errors import ProtocolError
 from rpc_runtime.framing import Bytes, Frame, FrameFlag, FrameKind, credit_depth, credit_frame, tensor_frames
+from rpc_runtime.link_end import HEARTBEAT, LinkEnd
 from rpc_runtime.machine_plan import PlannedRoute
 from rpc_runtime.measurements import now
 
@@ -49,7 +50,7 @@ def _depths(route: PlannedRoute) -> tuple[int, int]:
     return route.queue_depth, route.queue_depth + most_more(route.tensor.size_bytes)
 
 
-class OutgoingLink:
+class OutgoingLink(LinkEnd):
     """The sending end. ``as_bytes`` gives a value's content as a flat array of bytes."""
 
     def __init__(
@@ -62,15 +63,13 @@ class OutgoingLink:
         on_moved: Moved = _ignore_move,
         on_activity: Callable[[], None] = _ignore,
     ) -> None:
-        self._lock = lock
-        self._wake = threading.Condition(lock)
+        super().__init__(lock)
         self._by_name = {route.tensor.name: _Sending(route, SendWindow(*_depths(route))) for route in routes}
         self._by_index = {sending.route.tensor_index: sending for sending in self._by_name.values()}
         self._as_bytes = as_bytes
         self._on_room_locked = on_room
         self._on_moved = on_moved
         self._on_activity = on_activity
-        self._closed = False
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -86,16 +85,25 @@ class OutgoingLink:
         self._wake.notify()
 
     def frames(self) -> Iterator[bytes]:
-        """Frames as queues and credits allow, until the link is closed. For one thread."""
+        """Frames as queues and credits allow, until the link is closed. For one thread.
+
+        Raises:
+            WorkerUnavailableError: the other end has been silent for too long.
+        """
         while True:
             with self._lock:
                 while (sending := self._next_locked()) is None and not self._closed:
-                    self._wake.wait()
-                if self._closed or sending is None:
+                    if self._rest_locked():
+                        break
+                if self._closed:
                     return
-                sequence, value = sending.queue[0]
-                start = now()
-                flags = FrameFlag.WAITED if sending.window.start(start) else FrameFlag.NONE
+                if sending is not None:
+                    sequence, value = sending.queue[0]
+                    start = now()
+                    flags = FrameFlag.WAITED if sending.window.start(start) else FrameFlag.NONE
+            if sending is None:
+                yield HEARTBEAT
+                continue
             data = self._as_bytes(value)
             for frame in tensor_frames(sending.route.tensor_index, sequence, data, flags):
                 yield frame  # gRPC asks for the next frame when the network has taken this one
@@ -119,13 +127,13 @@ class OutgoingLink:
         return min(ready, key=lambda sending: sending.queue[0][0], default=None)
 
     def receive(self, frame: Frame) -> None:
-        """Takes a credit.
+        """Takes a credit, or a heartbeat.
 
         Raises:
-            ProtocolError: it is no credit, or one that no receiver could grant.
+            ProtocolError: it is neither, or a credit that no receiver could grant.
         """
-        if frame.kind is not FrameKind.CREDIT:
-            raise ProtocolError(f"expected a credit, got a frame of kind {frame.kind.name}")
+        if not self._takes(frame, FrameKind.CREDIT):
+            return
         with self._lock:
             sending = self._by_index.get(frame.tensor)
             if sending is None:
@@ -141,14 +149,9 @@ class OutgoingLink:
             self._wake.notify()
 
     def close_locked(self) -> None:
-        self._closed = True
         for sending in self._by_name.values():
             sending.queue.clear()
-        self._wake.notify_all()
-
-    def close(self) -> None:
-        with self._lock:
-            self.close_locked()
+        super().close_locked()
 
 
 class Slot(Protocol):
@@ -168,7 +171,7 @@ class _Receiving:
     free: list[Slot] = field(default_factory=list)
 
 
-class IncomingLink:
+class IncomingLink(LinkEnd):
     """The receiving end.
 
     ``deliver(route, sequence, value, release)`` gets each complete tensor, in order; ``release()``, called once with
@@ -186,8 +189,7 @@ class IncomingLink:
         on_moved: Moved = _ignore_move,
         on_activity: Callable[[], None] = _ignore,
     ) -> None:
-        self._lock = lock
-        self._wake = threading.Condition(lock)
+        super().__init__(lock)
         self._receiving = {route.tensor_index: _Receiving(route, ReceiveWindow(*_depths(route))) for route in routes}
         self._allocate = allocate
         self._deliver = deliver
@@ -196,16 +198,15 @@ class IncomingLink:
         self._on_activity = on_activity
         self._current: tuple[_Receiving, Slot, int] | None = None
         self._position = 0
-        self._closed = False
 
     def receive(self, frame: Frame) -> None:
-        """Takes a frame with a tensor or a part of one. For one thread.
+        """Takes a frame with a tensor or a part of one, or a heartbeat. For one thread.
 
         Raises:
             ProtocolError: the frame is not what may come next.
         """
-        if frame.kind is not FrameKind.TENSOR:
-            raise ProtocolError(f"expected a tensor, got a frame of kind {frame.kind.name}")
+        if not self._takes(frame, FrameKind.TENSOR):
+            return
         if self._current is None:
             self._current = self._begin(frame)
             self._position = 0
@@ -253,25 +254,25 @@ class IncomingLink:
         self._wake.notify()
 
     def credit_frames(self) -> Iterator[bytes]:
-        """Credits as tensors are consumed, until the link is closed. For one thread."""
+        """Credits as tensors are consumed, until the link is closed. For one thread.
+
+        Raises:
+            WorkerUnavailableError: the other end has been silent for too long.
+        """
         while True:
             with self._lock:
                 while not (changed := self._uncredited_locked()) and not self._closed:
-                    self._wake.wait()
+                    if self._rest_locked():
+                        break
                 if self._closed:
                     return
                 frames = [credit_frame(each.route.tensor_index, *each.window.announce()) for each in changed]
-            yield from frames
+            yield from frames or [HEARTBEAT]
 
     def _uncredited_locked(self) -> list[_Receiving]:
         return [each for each in self._receiving.values() if each.window.announced < each.window.granted]
 
     def close_locked(self) -> None:
-        self._closed = True
         for receiving in self._receiving.values():
             receiving.free.clear()
-        self._wake.notify_all()
-
-    def close(self) -> None:
-        with self._lock:
-            self.close_locked()
+        super().close_locked()

@@ -22,7 +22,7 @@ from rpc_runtime.machine_plan import PlannedRoute, machine_plan
 from rpc_runtime.measurements import StageStatistics, TraceEvent
 from rpc_runtime.program import CLIENT, Program
 from rpc_runtime.result_queue import ResultQueue, array_slot
-from rpc_runtime.watch import LINK_GRACE_SECONDS, WorkerWatch
+from rpc_runtime.watch import LONGEST_VERDICT_SECONDS, WorkerWatch
 
 CAUSE_SECONDS = 0.5
 UNDER_WAY_PER_LEAD = 4
@@ -160,7 +160,7 @@ class Pipeline:
         if not self._watch.wait_report(CAUSE_SECONDS):
             return error
         with self._lock:
-            self._changed.wait_for(lambda: self._failure is not None, LINK_GRACE_SECONDS + 1.0)
+            self._changed.wait_for(lambda: self._failure is not None, LONGEST_VERDICT_SECONDS)
             return self._failure() if self._failure is not None else error
 
     def _call(

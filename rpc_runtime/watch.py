@@ -2,7 +2,7 @@
 
 A failure spreads: when one worker dies, its neighbours see broken links, stop, and their neighbours see broken links.
 So reports are collected, and judged: a stage that raised or a broken protocol is a cause; a worker that has gone is a
-cause; a broken link is only a symptom, until everybody has had the time to show that he is alive.
+cause; a broken link is only a symptom, until every worker has shown since then that it is alive.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from rpc_runtime.program import CLIENT
 
 SILENCE_SECONDS = 5.0
 """Workers speak every second; one that has said nothing for so long is taken for dead."""
-LINK_GRACE_SECONDS = SILENCE_SECONDS + 1.0
+SURE_SECONDS = 1.0
+"""What a worker says so long after a report was not under way before it."""
+LONGEST_VERDICT_SECONDS = SILENCE_SECONDS + 2 * SURE_SECONDS
+"""After this long each worker has spoken again, or is taken for dead."""
 _CHECK_SECONDS = 0.5
 
 
@@ -56,15 +59,26 @@ class Report:
 _FIRST_HAND = (ReportKind.STAGE, ReportKind.PROTOCOL, ReportKind.INTERNAL, ReportKind.GONE)
 
 
-def root_cause(reports: Sequence[Report], seconds_since_first: float) -> Report | None:
-    """The report to blame, or None while it is too early to say."""
+def root_cause(reports: Sequence[Report], all_alive: bool) -> Report | None:
+    """The report to blame, or None while it is too early to say.
+
+    ``all_alive``: every worker has spoken since the first report, or has made one.
+    """
     for kind in _FIRST_HAND:
         for report in reports:
             if report.kind is kind:
                 return report
-    if reports and seconds_since_first >= LINK_GRACE_SECONDS:
-        return reports[0]
-    return None
+    return _broken_first(reports) if reports and all_alive else None
+
+
+def _broken_first(reports: Sequence[Report]) -> Report:
+    """Of broken links the one that broke the others: who loses one closes all its own, whose ends then report him."""
+    first_of = {report.machine: report for report in reversed(reports)}
+    report, seen = reports[0], {reports[0].machine}
+    while (earlier := first_of.get(report.peer)) and earlier.peer != report.machine and earlier.machine not in seen:
+        report = earlier
+        seen.add(report.machine)
+    return report
 
 
 class WorkerWatch:
@@ -88,6 +102,7 @@ class WorkerWatch:
         self._heard: dict[str, float] = {}
         self._activity: dict[str, int] = {}
         self._finished: dict[tuple[str, str], int] = {}
+        self._failed: set[str] = set()
         self._reports: list[Report] = []
         self._first_report = 0.0
         self._closed = False
@@ -157,6 +172,8 @@ class WorkerWatch:
                 self._report(Report(ReportKind.INTERNAL, machine, str(error)))
                 return
             message = f"{endpoint} has gone: {status.details() if hasattr(status, 'details') else status}"
+        if machine in self._failed:  # a worker frees a deployment that has failed, and has no more to say of it
+            return
         self._report(Report(ReportKind.GONE, machine, message))
 
     def _take(self, machine: str, event: pb.WatchEvent) -> None:
@@ -169,6 +186,7 @@ class WorkerWatch:
             self._changed.notify_all()
         if event.HasField("failure"):
             failure = event.failure
+            self._failed.add(machine)
             kinds = {
                 pb.Failure.STAGE: ReportKind.STAGE,
                 pb.Failure.LINK: ReportKind.LINK,
@@ -189,21 +207,23 @@ class WorkerWatch:
             self._changed.notify_all()
 
     def _judge(self) -> None:
-        checked = time.monotonic()
+        checked = fair_from = time.monotonic()
         while True:
             with self._lock:
                 if self._closed:
                     return
-                cause = root_cause(self._reports, time.monotonic() - self._first_report)
+                sure = self._first_report + SURE_SECONDS
+                alive = all(at > sure or machine in self._failed for machine, at in self._heard.items())
+                cause = root_cause(self._reports, alive)
                 if cause is not None:
                     error = self._error(cause)
                     break
                 self._changed.wait(_CHECK_SECONDS)
                 here = time.monotonic()
                 if here - checked > 2 * _CHECK_SECONDS:  # this process itself stood still: be fair to the workers
-                    self._heard = {machine: max(at, here - 1.0) for machine, at in self._heard.items()}
+                    fair_from = here
                 checked = here
-                silent = [machine for machine, at in self._heard.items() if here - at > SILENCE_SECONDS]
+                silent = [machine for machine, at in self._heard.items() if here - max(at, fair_from) > SILENCE_SECONDS]
             for machine in silent:
                 endpoint = self._connections[machine].endpoint
                 text = f"{endpoint} has been silent for {SILENCE_SECONDS:g} seconds: it hangs, or the network is gone"

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -128,8 +129,12 @@ class Relay:
             self.close()
             raise
 
+    def freeze(self) -> None:
+        """As if a cable were pulled behind a switch: nothing passes any more, and no connection ends."""
+        self._process.send_signal(signal.SIGSTOP)
+
     def close(self) -> None:
-        """As if the cable were cut."""
+        """As if the other end had crashed: all connections end."""
         self._process.kill()
         self._process.communicate()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,12 +30,15 @@ from rpc_runtime.errors import (
     WorkerUnavailableError,
 )
 from rpc_runtime.framing import PROTOCOL_VERSION, FrameKind, control_frame, tensor_frames
+from rpc_runtime.link_end import BEAT_SECONDS, SILENCE_SECONDS
 from rpc_runtime.local_workers import LocalWorkers
 from rpc_runtime.pipeline import Pipeline
 from rpc_runtime.program import CLIENT, Program, TensorSpec
 from rpc_runtime.security import Token
+from tests.relay import Relay
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.test_pipeline import A, B, C, batches_for, chain, double, open_on, same
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -85,6 +90,88 @@ def test_a_hanging_worker_is_named(own_workers: LocalWorkers, maker: ProgramMake
         with pytest.raises(WorkerUnavailableError, match=f"{B}.*silent") as caught:
             list(results)
         assert "'two'" in str(caught.value)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_frozen_link_is_named_with_both_ends(workers: LocalWorkers, maker: ProgramMaker, streaming: bool) -> None:
+    program = chain(maker)
+    with (
+        Relay(workers.endpoints[C].address) as relay,
+        open_on(workers, program, maker, peer_addresses={(B, C): relay.address}) as pipe,
+    ):
+        results = pipe.stream(endless(program)) if streaming else pipe.stream(batches_for(program, 1))
+        next(results)
+        if not streaming:
+            assert list(results) == []
+        relay.freeze()
+        # Long before the deadline for a result, and long before gRPC itself gives a connection up.
+        with pytest.raises(WorkerUnavailableError, match="nothing has arrived for 4 seconds") as caught:
+            list(results if streaming else pipe.stream(batches_for(program, 1)))
+        assert B in str(caught.value)
+        assert C in str(caught.value)
+    assert deployments_left(workers.endpoints[B]) == deployments_left(workers.endpoints[C]) == ()
+
+
+def test_a_slow_link_is_not_taken_for_dead(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """A micro-batch under way for longer than the silence after which a link is."""
+    x = maker.input("x", (1024, 1024))
+    program = maker.program([maker.stage("two", B, [maker.stage("one", A, [x], double)], double)])
+    seconds = SILENCE_SECONDS + 1.0
+    with (
+        Relay(workers.endpoints[B].address, bytes_per_second=x.size_bytes / seconds) as relay,
+        open_on(workers, program, maker, peer_addresses={(A, B): relay.address}) as pipe,
+    ):
+        batch = batches_for(program, 1)[0]
+        (result,) = pipe.run(batch)
+        np.testing.assert_array_equal(result, 4 * batch[0])
+
+
+def test_a_link_is_not_silent_where_a_stage_is_slow(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """Nobody has anything to say for longer than a link may be silent."""
+    program = chain(maker)
+    with open_on(workers, program, maker) as pipe:
+        pipe.run(batches_for(program, 1)[0])
+        time.sleep(SILENCE_SECONDS + 2 * BEAT_SECONDS)
+        pipe.run(batches_for(program, 1)[0])
+
+
+_CLIENT = """
+import sys
+from pathlib import Path
+from rpc_runtime.client import WorkerEndpoint
+from rpc_runtime.pipeline import Pipeline
+from tests.relay import Relay
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.rpc_runtime.test_pipeline import batches_for, chain
+
+maker = ProgramMaker(Path(sys.argv[1]))
+program = chain(maker)
+endpoints = {name: WorkerEndpoint(name, address, token) for name, address, token in map(str.split, sys.argv[2:])}
+pipeline = Pipeline.open(program, endpoints, maker.blob_path)
+pipeline.run(batches_for(program, 1)[0])
+print("running", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_client_that_stands_still_is_given_up(workers: LocalWorkers, tmp_path: Path) -> None:
+    endpoints = [f"{each.machine} {each.address} {each.token}" for each in workers.endpoints.values()]
+    client_process = subprocess.Popen(
+        [sys.executable, "-c", _CLIENT, str(tmp_path / "blobs"), *endpoints],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert client_process.stdout is not None
+        assert client_process.stdout.readline() == "running\n"
+        assert all(describe(each, 10).deployments for each in workers.endpoints.values())
+        client_process.send_signal(signal.SIGSTOP)
+        for endpoint in workers.endpoints.values():
+            assert wait_for(lambda each=endpoint: not describe(each, 10).deployments, seconds=12.0)
+    finally:
+        client_process.kill()
+        client_process.communicate()
 
 
 def test_no_progress_names_the_stage(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
