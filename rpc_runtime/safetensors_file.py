@@ -7,6 +7,7 @@ header, then the tensors' bytes. The safetensors package's numpy loader does not
 from __future__ import annotations
 
 import json
+import operator
 
 from rpc_runtime.errors import BlobError
 from rpc_runtime.framing import Bytes
@@ -42,16 +43,16 @@ def single_tensor(content: Bytes, expected: TensorSpec) -> Bytes:
         length = int.from_bytes(content[:8].tobytes(), "little")
         header = json.loads(content[8 : 8 + length].tobytes())
         entry = header[WEIGHT_KEY]
-        begin, end = entry["data_offsets"]
+        begin, end = map(operator.index, entry["data_offsets"])
+        data = content[8 + length + begin : 8 + length + end]
         dtype, shape = _DTYPES.get(entry["dtype"], str(entry["dtype"])), tuple(entry["shape"])
         names = set(header) - {"__metadata__"}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BlobError(f"this is no safetensors file with a tensor named {WEIGHT_KEY!r} ({error!r})") from error
     if names != {WEIGHT_KEY}:
         raise BlobError(f"a weight's file holds one tensor named {WEIGHT_KEY!r}, this one holds {sorted(names)}")
     if (shape, dtype) != (expected.shape, expected.dtype):
         raise BlobError(f"the stage takes {expected}, and the file holds {dtype}[{', '.join(map(str, shape))}]")
-    data = content[8 + length + begin : 8 + length + end]
-    if data.size != expected.size_bytes:
+    if begin < 0 or data.size != expected.size_bytes:
         raise BlobError(f"the file is cut: {data.size} of {expected.size_bytes} bytes")
     return data

@@ -16,12 +16,15 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.messages import stage_message, stage_spec, tensor_message, tensor_spec
 from rpc_runtime.program import BlobSpec, Program, StageSpec
 from tvm_split.blobs import BlobFolder, sha256_of
-from tvm_split.errors import BundleError, PlanError
+from tvm_split.errors import BundleError
 from tvm_split.kernels import Kernel
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
@@ -92,7 +95,7 @@ class Bundle:
         for blob in self._blob_specs():
             self.blobs.copy_to(folder / "blobs", blob)
         for name, text in self.ir.items():
-            (folder / "ir" / f"{name}.py").write_text(text)
+            _ir_path(folder, name).write_text(text)
         (folder / "manifest.json").write_bytes(self._manifest())
         (folder / "manifest.sha256").write_text(self.digest + "\n")
 
@@ -111,10 +114,13 @@ class Bundle:
             kernels = _KERNELS.validate_python(manifest["kernels"])
             ir_digests = dict(manifest["ir"])
             model, versions = str(manifest["model"]), dict(manifest["versions"])
-            outputs, verified = tuple(manifest["outputs"]), bool(manifest["verified"])
-        except (KeyError, ValidationError, PlanError, AttributeError, TypeError) as error:
-            raise BundleError(f"{folder}/manifest.json does not describe a bundle: {error}") from error
-        ir = {name: _checked_text(folder / "ir" / f"{name}.py", digest) for name, digest in ir_digests.items()}
+            outputs, verified = tuple(map(str, manifest["outputs"])), bool(manifest["verified"])
+            _check_program(program, plan)
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError, TvmSplitError) as error:
+            raise BundleError(
+                f"{folder}/manifest.json does not describe a bundle: {type(error).__name__}: {error}"
+            ) from error
+        ir = {name: _checked_text(_ir_path(folder, name), digest) for name, digest in ir_digests.items()}
         bundle = cls(model, plan, program, ir, kernels, versions, outputs, verified, BlobFolder(folder / "blobs"))
         for blob in bundle._blob_specs():
             _check_blob(bundle.blob_path(blob.sha256), blob)
@@ -158,7 +164,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise BundleError(f"{path} was changed: its SHA-256 is {actual}, manifest.sha256 says {recorded}")
     try:
         manifest = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not JSON: {error}") from error
     found = (manifest.get("format"), manifest.get("version")) if isinstance(manifest, dict) else (None, None)
     if found != (FORMAT, VERSION):
@@ -169,6 +175,21 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
+def _check_program(program: Program, plan: Plan) -> None:
+    """Raises what workers would say of a program that does not hold together, or what its own properties do."""
+    for tensor in (*program.inputs, *program.outputs):
+        tensor_spec(tensor_message(tensor))
+    for stage in program.stages:
+        stage_spec(stage_message(stage))
+        plan.machine(stage.machine)
+    program.handovers  # noqa: B018  (refuses tensors that nobody makes, and stages that wait for each other)
+
+
+def _ir_path(folder: Path, name: str) -> Path:
+    """Where the IR of a machine lies, whose name may be any text: never outside of the folder."""
+    return folder / "ir" / f"{quote(name, safe=' ', errors='surrogatepass')}.py"
+
+
 def _checked_text(path: Path, digest: str) -> str:
     try:
         content = path.read_bytes()
@@ -177,7 +198,10 @@ def _checked_text(path: Path, digest: str) -> str:
     actual = hashlib.sha256(content).hexdigest()
     if actual != digest:
         raise BundleError(f"{path} was changed: its SHA-256 is {actual}, the manifest says {digest}")
-    return content.decode()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise BundleError(f"{path} is no text: {error}") from error
 
 
 def _check_blob(path: Path, blob: BlobSpec) -> None:

@@ -48,3 +48,20 @@ def test_a_file_that_is_cut() -> None:
 def test_random_bytes(junk: bytes) -> None:
     with pytest.raises(BlobError):
         single_tensor(np.frombuffer(junk, np.uint8), TensorSpec("w", (2,), "float32"))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[" * 100_000,
+        b'{"weight": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 8]}}',
+        b'{"weight": {"dtype": "F32", "shape": [2], "data_offsets": ["0", "8"]}}',
+        b'{"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8.0]}}',
+        b'{"weight": {"dtype": [], "shape": [2], "data_offsets": [0, 8]}}',
+        b'{"weight": {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]}}',
+    ],
+)
+def test_a_forged_header(header: bytes) -> None:
+    forged = len(header).to_bytes(8, "little") + header + bytes(8)
+    with pytest.raises(BlobError):
+        single_tensor(np.frombuffer(forged, np.uint8), TensorSpec("w", (2,), "float32"))
