@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint format protocol check-models check-cuda check-unequal check-unloading bench-overlap bench-kernels bench-plans clean
+.PHONY: setup demo test test-properties lint format protocol clean
+.PHONY: check-models check-cuda check-unequal check-unloading bench-overlap bench-kernels bench-plans
 
 setup: $(STAMP)
 
@@ -22,6 +23,12 @@ demo: setup
 # Each file's tests stay together, in one of two processes: more would only take each other's cores on a small machine.
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
+TIMES ?= 20
+TESTS ?= tests
+test-properties: setup
+	$(BIN)/python -m pytest -m hypothesis --examples-times $(TIMES) $(if $(SEED),--hypothesis-seed $(SEED)) --timeout 0 $(TESTS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -7,13 +7,28 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tvm_split.cache_folder import CACHE_VARIABLE
 
 # How long an example takes says more about who else computes than about the code.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "property tests try so many times their examples, drawn anew also where they are the same in every run"
+    parser.addoption("--examples-times", type=int, help=text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    times = config.getoption("--examples-times")
+    tests = {item.obj for item in items if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)}
+    for test in tests if times else ():
+        # Hypothesis has no public way to change the settings of a test from outside.
+        own = test._hypothesis_internal_use_settings
+        more = settings(own, max_examples=times * own.max_examples, derandomize=False, database=None)
+        test._hypothesis_internal_use_settings = more
 
 
 @pytest.fixture(scope="session", autouse=True)

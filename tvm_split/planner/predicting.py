@@ -15,6 +15,7 @@ from tvm_split.planner.prediction import ComparedPlan, Corrections, LinkPredicti
 from tvm_split.planner.problem import Evaluation, Problem, Solution, SolvedStage, gap_of, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.evaluate import evaluate, transfers
+from tvm_split.units import seconds_text
 
 NONE = Corrections()
 
@@ -90,21 +91,23 @@ def compared_baselines(problem: Problem, layers_of: Mapping[str, int], plan: Eva
                     _counted(stages, layers_of),
                     value.period_seconds,
                     value.latency_seconds,
-                    _why_not(problem, theirs / ours, value),
+                    _why_not(problem, ours, theirs, value),
                 ),
             )
         )
     return tuple(plan for _, plan in sorted(found, key=lambda pair: pair[0]))
 
 
-def _why_not(problem: Problem, ratio: float, evaluation: Evaluation) -> str:
+def _why_not(problem: Problem, ours: float, theirs: float, evaluation: Evaluation) -> str:
     kind = "period" if problem.objective == "throughput" else "latency"
-    if abs(ratio - 1) <= TOLERANCE:
+    if abs(theirs - ours) <= TOLERANCE * ours:
         return "as good as the plan"
-    if ratio < 1:
-        return f"its {kind} is {ratio:.2f} times the plan's, which keeps to what was demanded"
+    # A latency without any time, where only sending and receiving take some.
+    compared = f"{theirs / ours:.2f} times the plan's" if ours > 0 else f"{seconds_text(theirs)}, the plan's none"
+    if theirs < ours:
+        return f"its {kind} is {compared}, which keeps to what was demanded"
     limit = f": {evaluation.limiting} limits it" if kind == "period" else ""
-    return f"its {kind} is {ratio:.2f} times the plan's{limit}"
+    return f"its {kind} is {compared}{limit}"
 
 
 def _counted(stages: Sequence[SolvedStage], layers_of: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

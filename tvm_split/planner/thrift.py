@@ -42,7 +42,7 @@ def spared(problem: Problem, solution: Solution) -> Solution:
     chosen = min(fewer, key=lambda each: (_machines(each.stages), objective_seconds(problem.objective, each)))
     evaluation = evaluate(problem, chosen.stages)
     value = objective_seconds(problem.objective, evaluation)
-    lost = value / own - 1
+    lost = value / own - 1 if own > 0 else 0.0
     return dataclasses.replace(
         solution,
         stages=chosen.stages,

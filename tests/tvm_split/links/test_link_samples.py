@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tvm_split.links.link_samples import (
@@ -34,6 +34,7 @@ def test_a_line_is_found_again(bytes_per_second: float, latency: float) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.one_of(st.none(), st.floats(0, 10))), min_size=2, max_size=3))
+@example([(0.0, None), (1e-310, None)])  # one over this is infinite
 def test_whatever_was_measured_gives_a_link_that_can_be_planned_with(times: list[tuple[float, float | None]]) -> None:
     line = fitted_line([LinkSample(size, *time) for size, time in zip((64, 65536, 1 << 20), times, strict=False)])
     assert 0 <= line.latency_seconds <= 10

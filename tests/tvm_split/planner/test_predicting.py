@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tests.tvm_split.planner.profiles import A, B, C, chain_problem, chain_profile
@@ -126,6 +126,14 @@ def test_a_baseline_that_breaks_a_demand_may_be_better():
     assert "which keeps to what was demanded" in best.why
 
 
+def test_baselines_beside_a_plan_without_time():
+    free = chain_problem(chain_profile({A: [0.0], B: [0.1]}), objective="latency")
+    free = dataclasses.replace(free, edges=())
+    found = {each.name: each.why for each in compared_baselines(free, {"layer_0": 1}, solve(free).evaluation)}
+    assert found[f"{ONE_MACHINE}, {A}"] == "as good as the plan"
+    assert found[f"{ONE_MACHINE}, {B}"] == "its latency is 100 ms, the plan's none"
+
+
 def test_stages_that_do_not_fit():
     profile = chain_profile({A: [0.002] * 3, B: [0.002] * 3})
     problem = chain_problem(profile)
@@ -144,6 +152,7 @@ def test_the_oldest_measurement():
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4))
+@example(1079, 1, 1)  # a latency of none, beside a period of what sending takes
 def test_loads_are_those_of_the_search(seed, pieces, machines):
     problem = random_problem(seed, pieces=pieces, machines=machines, plain=True)
     profile = _profile_of(problem)

@@ -8,6 +8,7 @@ import pytest
 
 from rpc_runtime.program import CLIENT
 from tests.tvm_split.planner.profiles import chain_problem, chain_profile
+from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.search import evaluate, solve
 from tvm_split.planner.thrift import MARGIN, spared
 
@@ -67,3 +68,18 @@ def test_a_large_gain_is_worth_any_latency():
     best = solve(problem)
     assert best.evaluation.latency_seconds > 10 * 0.002
     assert spared(problem, best) is best
+
+
+def test_machines_are_spared_where_the_latency_is_none():
+    problem = Problem(
+        "latency",
+        tuple(ProblemMachine(name, transfer_seconds=0.001) for name in (A, B)),
+        tuple(ProblemLink(CLIENT, name, 1e6) for name in (A, B)),
+        tuple(Piece(name, {A: 0.0, B: 0.0}) for name in ("left", "right")),
+        tuple(Edge(CLIENT, name, 0.0) for name in ("left", "right")),
+    )
+    best = solve(problem)
+    assert sum(len(stage.machines) for stage in best.stages) == 2
+    found = spared(problem, best)
+    assert sum(len(stage.machines) for stage in found.stages) == 1
+    assert "2 machines would gain 0.0%" in found.why_no_more_machines

@@ -21,12 +21,13 @@ from tvm_split.planner.search.candidate import (
     within_limits,
 )
 from tvm_split.planner.search.evaluate import Placed
-from tvm_split.planner.search.exhaustive import ExhaustiveSearch
+from tvm_split.planner.search.exhaustive import ExhaustiveSearch, is_small
 from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.local_search import improved
 from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
+from tvm_split.planner.search.machine_sets import count_of_sets
 from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram
 from tvm_split.planner.search.period_bound import period_bound
 from tvm_split.planner.search.stage_costs import StageCosts
@@ -38,9 +39,6 @@ CLOSED = 2 * SOLVER_TOLERANCE
 ROUNDING = 1e-8
 """A bound by dynamic programming that is this near is the value itself, summed in another order."""
 
-ALWAYS_EXACT_PIECES = 9
-"""So few pieces are searched exhaustively whatever the time limit."""
-
 LARGE_PIECES = 40
 LARGE_GAP = 1e-3
 """Above so many pieces the mixed-integer program stops at this gap; below, only where nothing is left to prove."""
@@ -51,6 +49,9 @@ MOST_TABLE_STEPS = 1.2e8
 
 COSTS_AT_ONCE = 2
 """Views of what crossing costs that are in memory together."""
+
+MOST_SETS = 1023
+"""Sets of machines, of ten unlike ones all; where there would be more, plans with replicas are not tried one by one."""
 
 MOST_SEQUENCES = 24
 MOST_STARTS = 8
@@ -85,9 +86,12 @@ class GraphSearch:
 
     def __init__(self, instance: Instance, time_limit_seconds: float) -> None:
         problem = instance.problem
-        if problem.replicas and problem.objective == "latency" and math.isinf(problem.maximum_period_seconds):
-            # A micro-batch takes one replica, the slowest at worst: a stage is at least as fast without the others.
-            instance = instance_of(dataclasses.replace(problem, replicas=False))
+        self._single = instance_of(dataclasses.replace(problem, replicas=False)) if problem.replicas else instance
+        # A micro-batch takes one replica, the slowest at worst: a stage is at least as fast without the others.
+        only_latency = problem.objective == "latency" and math.isinf(problem.maximum_period_seconds)
+        self._single_suffice = not problem.replicas or only_latency
+        if self._single_suffice and not is_small(instance):  # only there is the best period of equal latencies found
+            instance = self._single
         self._instance = instance
         self._start = time.monotonic()
         self._limit = time_limit_seconds
@@ -102,9 +106,8 @@ class GraphSearch:
         self._bound_simply()
         ideals = ideals_of(self._instance)
         self._search_ideals(ideals)
-        replicas = self._instance.problem.replicas
-        # Trying every plan of a few pieces also finds the best of equal ones, but not those with replicas.
-        enough = replicas or len(self._instance.pieces) > ALWAYS_EXACT_PIECES
+        # Trying every plan of a few pieces also finds the best of equal ones.
+        enough = not is_small(self._instance)
         if enough and self._is_proven():
             return self._result(REACHED)
         self._improve(0.25)
@@ -112,8 +115,10 @@ class GraphSearch:
             return self._result(REACHED)
         if self._try_everything():
             return self._result(TRIED)
+        if self._is_proven():
+            return self._result(REACHED)
         if self._solve_program():
-            return self._result(REACHED if replicas else PROGRAM)
+            return self._result(PROGRAM if self._single_suffice else REACHED)
         return self._result(f"the best found in {self._limit:g} s")
 
     def nearest_to(self, limited: Instance) -> Candidate | None:
@@ -245,16 +250,20 @@ class GraphSearch:
                 return
 
     def _try_everything(self) -> bool:
-        small = len(self._instance.pieces) <= ALWAYS_EXACT_PIECES
-        deadline = math.inf if small else max(self._deadline(0.4), time.monotonic() + 0.15 * self._limit)
-        done, found = ExhaustiveSearch(self._instance, self._best(), self._latency_bound).best(deadline)
-        if found is not None:
-            self._keep([found])
-        if done and not self._instance.problem.replicas:
-            problem = self._instance.problem
-            spread = found.value(problem) if found is not None else math.inf
-            self._raise_bound(spread, "trying every plan")
-        return done and not self._instance.problem.replicas
+        """Whether that came to its end; where there is too much to try, plans without replicas at least are."""
+        problem = self._instance.problem
+        for instance in [self._instance, self._single] if problem.replicas else [self._instance]:
+            if count_of_sets(instance) > MOST_SETS:
+                continue
+            deadline = max(self._deadline(0.4), time.monotonic() + 0.15 * self._limit)
+            search = ExhaustiveSearch(instance, self._best(), self._latency_bound)
+            done, found = search.best(math.inf if is_small(instance) else deadline)
+            if found is not None:
+                self._keep([found])
+            if done and (instance is self._instance or self._single_suffice):
+                self._raise_bound(math.inf if found is None else found.value(problem), "trying every plan")
+                return True
+        return False
 
     def _solve_program(self) -> bool:
         instance = self._instance
@@ -268,10 +277,10 @@ class GraphSearch:
         bound, plan = program.solve(self._deadline(0.9) - time.monotonic(), LARGE_GAP if large else 1e-7)
         if plan is not None:
             self._keep([plan])
-        if not self._instance.problem.replicas:
+        if self._single_suffice:
             self._raise_bound(bound, "mixed-integer program (HiGHS)")
         self._improve(1.0)
-        return self._is_proven() or (bound == math.inf and not self._instance.problem.replicas)
+        return self._is_proven() or (bound == math.inf and self._single_suffice)
 
     def _result(self, method: str) -> GraphResult:
         chosen = self._best()

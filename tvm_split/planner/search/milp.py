@@ -73,9 +73,9 @@ class PlacementProgram:
         if found.values is None:
             return bound, None
         values = found.values
-        choice = [max(columns, key=lambda m: float(values[columns[m]])) for columns in self._place]
+        places = [(max(columns, key=lambda m: float(values[columns[m]])),) for columns in self._place]
         try:
-            plan = candidate(instance, stages_of(choice))
+            plan = candidate(instance, stages_of(places))
         except PlanError:  # a value that HiGHS took for whole was not
             return bound, None
         return bound, plan if fits(instance, plan) and within_limits(instance.problem, plan) else None

@@ -24,7 +24,7 @@ def solve(problem: Problem, *, time_limit_seconds: float = DEFAULT_TIME_LIMIT_SE
     """The best plan of a problem, and how far from the best it can be at most.
 
     Chains of up to about 200 pieces on 10 unlike machines (equal ones count less) are solved exactly; other graphs
-    exactly up to 9 pieces, and beyond for as long as the time allows. `Solution.method` says which it was.
+    exactly up to 9 pieces on 4 machines, and beyond for as long as the time allows. `Solution.method` says which.
 
     Raises:
         PlanError: names or numbers are wrong, or no plan fits; the message says which demand, and by how much.

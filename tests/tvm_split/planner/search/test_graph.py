@@ -5,17 +5,18 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.tvm_split.planner.search.oracle import best, graph_plans, judge
+from tests.tvm_split.planner.search.oracle import best, graph_plans
 from tests.tvm_split.planner.search.problems import random_problem
-from tests.tvm_split.planner.search.test_chain import assert_is_best, solution_of
+from tests.tvm_split.planner.search.test_chain import assert_is_best
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.search import evaluate, solve
 from tvm_split.planner.search.candidate import best_of, one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.latency_bound import LatencyBound
+from tvm_split.planner.search.machine_classes import machine_classes
 from tvm_split.planner.search.milp import PlacementProgram
 from tvm_split.planner.search.period_bound import period_bound
 
@@ -24,6 +25,7 @@ SEEDS = st.integers(0, 2**32)
 
 @settings(max_examples=250)
 @given(SEEDS, st.integers(2, 6), st.integers(1, 3))
+@example(144, 2, 3)  # nothing takes any time, so that only the latency decides
 def test_small_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False)
     assert_is_best(problem, best(problem, graph_plans(problem)))
@@ -108,20 +110,57 @@ def test_a_chain_searched_as_a_graph_is_not_better_than_a_chain(seed: int, piece
 
 @settings(max_examples=150)
 @given(SEEDS, st.integers(2, 6), st.integers(2, 3))
+@example(53552, 3, 3)  # the best is 0.8 % below what sequences of ideals and single steps from them find
+@example(233, 4, 3)  # 1.3 %
 def test_replicas_on_small_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, replicas=True)
-    expected = best(problem, graph_plans(problem))
-    found = solution_of(problem)
-    if expected is None:
-        assert found is None
-        return
-    assert found is not None
-    evaluation = found.evaluation
-    judged = judge(problem, [(stage.machines, list(stage.pieces)) for stage in found.stages])
-    assert judged == pytest.approx((evaluation.period_seconds, evaluation.latency_seconds), rel=1e-9, abs=1e-15)
-    value = value_of(problem, evaluation.period_seconds, evaluation.latency_seconds)
-    assert found.lower_bound_seconds <= expected[0] * (1 + 1e-9)
-    assert value == pytest.approx(expected[0], rel=2e-9, abs=1e-15)
+    assert_is_best(problem, best(problem, graph_plans(problem)))
+
+
+@settings(max_examples=15)
+@given(SEEDS, st.integers(2, 6))
+def test_replicas_on_four_machines_equal_the_best_of_all_plans(seed: int, pieces: int) -> None:
+    problem = random_problem(seed, pieces=pieces, machines=4, chain=False, replicas=True)
+    assert_is_best(problem, best(problem, graph_plans(problem)))
+
+
+@settings(max_examples=40)
+@given(SEEDS, st.integers(2, 5), st.integers(3, 4), st.booleans())
+def test_small_graphs_on_equal_machines_equal_the_best_of_all_plans(
+    seed: int, pieces: int, machines: int, replicas: bool
+) -> None:
+    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, replicas=replicas)
+    problem = with_equal_machines(problem)
+    assert len(machine_classes(instance_of(problem))) <= 2
+    assert_is_best(problem, best(problem, graph_plans(problem)))
+
+
+def with_equal_machines(problem: Problem) -> Problem:
+    """All machines but the last are as the first one, and linked with each other as that with the second; no pins."""
+    first, second, *_, last = (machine.name for machine in problem.machines)
+    alike = [machine.name for machine in problem.machines[:-1]]
+    links = {(link.source, link.destination): link for link in problem.links}
+
+    def model(source: str, end: str) -> ProblemLink | None:
+        if source in alike and end in alike:
+            return links.get((first, second))
+        return links.get((first if source in alike else source, first if end in alike else end))
+
+    pairs = itertools.permutations([*alike, last, "client"], 2)
+    return dataclasses.replace(
+        problem,
+        machines=(*(dataclasses.replace(problem.machines[0], name=name) for name in alike), problem.machines[-1]),
+        links=tuple(dataclasses.replace(link, source=a, destination=b) for a, b in pairs if (link := model(a, b))),
+        pieces=tuple(
+            dataclasses.replace(
+                piece,
+                seconds={name: value for name, value in piece.seconds.items() if name == last}
+                | {name: piece.seconds[first] for name in alike if first in piece.seconds},
+            )
+            for piece in problem.pieces
+        ),
+        pins=(),
+    )
 
 
 def test_a_stage_with_a_skip_is_dealt_out() -> None:
