@@ -11,6 +11,8 @@ CONTROL_SERVICE = "tvm_split.Control"
 DATA_SERVICE = "tvm_split.Data"
 LINK_METHOD = "Link"
 LINK_PATH = f"/{DATA_SERVICE}/{LINK_METHOD}"
+HELLO_KEY = "tvm-split-hello-bin"
+"""The metadata of a Link call that holds its ``Hello``: who calls is known before anything of the stream is read."""
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,13 @@ from rpc_runtime.messages import (
     blob_spec,
     kernel_set,
     kernel_time_message,
+    link_secrets,
     plan_from_request,
     statistics_message,
     timing_effort,
     trace_message,
 )
-from rpc_runtime.security import TlsFiles, Token
+from rpc_runtime.security import TlsFiles
 
 HEARTBEAT_SECONDS = 1.0
 MAXIMUM_DEPLOYMENTS = 64
@@ -61,6 +62,12 @@ class Deployments:
         if found is None:
             raise ProtocolError(f"this worker has no deployment {identifier[:8]!r}: watch it first")
         return found
+
+    def know_link(self, hello: pb.Hello) -> bool:
+        """Whether a caller has the secret of a link that it wants to open."""
+        with self._lock:
+            found = self._held.get(hello.deployment)
+        return found is not None and found.knows_link(hello.source, hello.destination, hello.secret)
 
     def drop(self, identifier: str) -> None:
         with self._lock:
@@ -156,7 +163,8 @@ class ControlService:
     def _load_stages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
         plan = plan_from_request(request)
         self._require_own("stages", plan.machine)
-        return pb.LoadStagesReply(weight_bytes=self._deployments.get(request.deployment).load(plan))
+        deployment, secrets = self._deployments.get(request.deployment), link_secrets(request, plan)
+        return pb.LoadStagesReply(weight_bytes=deployment.load(plan, secrets))
 
     def _connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
         if not 0 < request.timeout_seconds <= MAXIMUM_CONNECT_SECONDS:
@@ -166,7 +174,6 @@ class ControlService:
             peer.machine: PeerAddress(
                 peer.machine,
                 peer.address,
-                Token(peer.token) if peer.token else None,
                 caller if peer.tls else None,
             )
             for peer in request.peers

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from rpc_runtime.errors import ProtocolError
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIQQQ")
 DEPTH = struct.Struct("<I")
@@ -44,7 +44,6 @@ class FrameKind(enum.IntEnum):
     """What a frame says. ``sequence`` of a credit counts the micro-batches consumed so far, so the last one counts; its
     payload is how many may be under way, as `credit_frame` packs it."""
 
-    HELLO = 1
     ACCEPT = 2
     TENSOR = 3
     CREDIT = 4
