@@ -6,6 +6,11 @@ a token (one that the worker makes itself, on loopback) or a certificate, unless
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what follows, which takes a while to load
+    from rpc_runtime.early_interrupt import end_quietly
+
+    end_quietly()
+
 import argparse
 import contextlib
 import json
