@@ -15,12 +15,12 @@ from rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
+from rpc_runtime.foreign_text import MAXIMUM_LETTERS, cleaned
 from rpc_runtime.security import TlsFiles
 
 MAXIMUM_MESSAGE_BYTES = 32 << 20
 """Data frames have 1 MiB; a program with some thousand weights, or a full trace, a few."""
 KEEPALIVE_MILLISECONDS = 10_000
-MAXIMUM_DETAIL_LETTERS = 3000
 
 _BOTH_SIDES = [
     ("grpc.max_send_message_length", MAXIMUM_MESSAGE_BYTES),
@@ -68,13 +68,18 @@ def status_of(error: TvmSplitError) -> tuple[grpc.StatusCode, str]:
     """The status that carries an error to the caller."""
     for kind, code in _CODES:
         if isinstance(error, kind):
-            return code, str(error)[:MAXIMUM_DETAIL_LETTERS]
-    return grpc.StatusCode.FAILED_PRECONDITION, str(error)[:MAXIMUM_DETAIL_LETTERS]
+            return code, str(error)[:MAXIMUM_LETTERS]
+    return grpc.StatusCode.FAILED_PRECONDITION, str(error)[:MAXIMUM_LETTERS]
+
+
+def details_of(status: Any) -> str:
+    """What an ``RpcError`` says, in words that may be a stranger's."""
+    return cleaned(str(status.details() or ""))
 
 
 def error_of(status: Any, where: str) -> TvmSplitError:
     """The error that an ``RpcError`` carries. ``where`` names the worker: "machine 'a' at host:port"."""
-    code, details = status.code(), str(status.details() or "")
+    code, details = status.code(), details_of(status)
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return WorkerError(f"{where} refused the call: {details}")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):

@@ -144,7 +144,7 @@ class WorkerConnection:
         method = self._channel.unary_stream(
             methods.WATCH.path,
             request_serializer=pb.WatchRequest.SerializeToString,
-            response_deserializer=pb.WatchEvent.FromString,
+            response_deserializer=methods.WATCH.read_reply,
         )
         return method(pb.WatchRequest(deployment=deployment), metadata=self._metadata)
 
@@ -178,7 +178,7 @@ class WorkerConnection:
         method = self._channel.stream_unary(
             methods.PUT_BLOB.path,
             request_serializer=pb.PutBlobRequest.SerializeToString,
-            response_deserializer=pb.PutBlobReply.FromString,
+            response_deserializer=methods.PUT_BLOB.read_reply,
         )
         problem: list[OSError] = []
         timeout = timeout_seconds + blob.size_bytes / SLOWEST_LINK_BYTES_PER_SECOND
@@ -248,7 +248,7 @@ class WorkerConnection:
         call = self._channel.unary_unary(
             method.path,
             request_serializer=method.request.SerializeToString,
-            response_deserializer=method.reply.FromString,
+            response_deserializer=method.read_reply,
         )
         try:
             return call(request, timeout=timeout_seconds, metadata=self._metadata)

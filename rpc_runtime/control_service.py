@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from rpc_runtime.channels import status_of
 from rpc_runtime.control_methods import CONTROL_SERVICE, Method
 from rpc_runtime.deployment import Deployment, PeerAddress
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.foreign_text import print_exception
 from rpc_runtime.hardware import describe
 from rpc_runtime.messages import (
     blob_spec,
@@ -253,7 +252,7 @@ def _abort(context: Any, error: Exception) -> None:
     if isinstance(error, TvmSplitError):
         context.abort(*status_of(error))
     if not isinstance(error, grpc.RpcError):  # an RpcError says that the caller has gone in the middle of a stream
-        traceback.print_exception(error, file=sys.stderr)
+        print_exception(error)
     context.abort(grpc.StatusCode.INTERNAL, f"the worker failed unexpectedly: {error!r}"[:1000])
 
 

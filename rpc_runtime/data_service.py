@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,7 +14,8 @@ from rpc_runtime.channels import status_of
 from rpc_runtime.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD
 from rpc_runtime.control_service import Deployments
 from rpc_runtime.deployment import Deployment
-from rpc_runtime.errors import ProtocolError, TvmSplitError
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.foreign_text import print_exception
 from rpc_runtime.framing import PROTOCOL_VERSION, Frame, FrameKind, control_frame, decode, error_frame
 from rpc_runtime.security import Token, refuse
 
@@ -54,9 +53,9 @@ class DataService:
             try:
                 yield from frames
             except Exception as error:
-                traceback.print_exception(error, file=sys.stderr)
+                print_exception(error)
                 deployment.internal_failed(error)
-                raise
+                raise WorkerError(f"the worker failed unexpectedly: {error!r}") from error
             finally:
                 stream.broken("the data stream was closed")
             if stream.error is not None:
@@ -109,7 +108,7 @@ class _Stream:
         except grpc.RpcError:
             self.broken(f"the connection to {self._peer!r} broke")
         except Exception as error:
-            traceback.print_exception(error, file=sys.stderr)
+            print_exception(error)
             self._deployment.internal_failed(error)
         finally:
             self._close()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rpc_runtime.client import WorkerConnection, WorkerEndpoint
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.foreign_text import cleaned
 from rpc_runtime.machine_plan import machine_plan
 from rpc_runtime.measurements import StageStatistics, TraceEvent
 from rpc_runtime.messages import LINK_SECRET_BYTES
@@ -96,7 +97,7 @@ class DeployedWorkers:
             for connection in self.connections.values()
             for stage in connection.statistics(self.deployment)
         }
-        return tuple(found[stage.machine, stage.name] for stage in self._program.stages)
+        return tuple(found[stage.machine, cleaned(stage.name)] for stage in self._program.stages)
 
     def processor_seconds(self) -> dict[str, float]:
         """By machine, what its worker has used of its cores since it started."""

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from rpc_runtime import worker_pb2 as pb
-from rpc_runtime.channels import error_of
+from rpc_runtime.channels import details_of, error_of
 from rpc_runtime.client import WorkerConnection
 from rpc_runtime.errors import (
     DeadlineError,
@@ -156,7 +156,7 @@ class WorkerWatch:
             if not isinstance(error, WorkerUnavailableError):
                 self._report(Report(ReportKind.INTERNAL, machine, str(error)))
                 return
-            message = f"{endpoint} has gone: {status.details() if hasattr(status, 'details') else status}"
+            message = f"{endpoint} has gone: {details_of(status)}"
         self._report(Report(ReportKind.GONE, machine, message))
 
     def _take(self, machine: str, event: pb.WatchEvent) -> None:
