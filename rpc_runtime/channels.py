@@ -92,3 +92,11 @@ def error_of(status: Any, where: str) -> TvmSplitError:
         if code is known:
             return kind(f"{where}: {details}")
     return WorkerError(f"{where} failed ({code.name}): {details}")
+
+
+def explained(error: WorkerUnavailableError, where: str, address: str, tls: TlsFiles | None) -> WorkerUnavailableError:
+    """The error of a connection that never came about, with what TLS has to say to it; asks the worker once more."""
+    from rpc_runtime.certificates import tls_refusal
+
+    reason = tls_refusal(address, tls)
+    return error if reason is None else WorkerUnavailableError(f"{where} cannot be reached: {reason}")

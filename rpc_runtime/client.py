@@ -11,7 +11,7 @@ import grpc
 
 from rpc_runtime import control_methods as methods
 from rpc_runtime import worker_pb2 as pb
-from rpc_runtime.channels import error_of, open_channel
+from rpc_runtime.channels import error_of, explained, open_channel
 from rpc_runtime.control_methods import Method
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.framing import CHUNK_BYTES, PROTOCOL_VERSION
@@ -127,6 +127,8 @@ class WorkerConnection:
                 reply = self._unary(methods.DESCRIBE, pb.DescribeRequest(), timeout_seconds)
             except DeadlineError as error:
                 raise WorkerUnavailableError(f"{error}. Is the address right, and its worker running?") from error
+            except WorkerUnavailableError as error:
+                raise explained(error, str(self.endpoint), self.endpoint.address, self.endpoint.tls) from error
             end = now()
             rounds.append((end - start, reply.clock_nanoseconds - (start + end) // 2, reply))
         round_trip, offset, reply = min(rounds, key=lambda one: one[0])  # the quickest is the least uncertain

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from rpc_runtime import worker_pb2 as pb
-from rpc_runtime.channels import error_of, open_channel
+from rpc_runtime.channels import error_of, explained, open_channel
 from rpc_runtime.control_methods import HELLO_KEY, LINK_PATH
 from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.framing import PROTOCOL_VERSION, Frame, FrameKind, decode, error_text
@@ -39,6 +39,8 @@ class LinkCall:
         on_broken: Callable[[TvmSplitError], None],
     ) -> None:
         self._where = where
+        self._address = address
+        self._tls = tls
         self._on_frame = on_frame
         self._on_broken = on_broken
         self._answered = threading.Event()
@@ -92,6 +94,8 @@ class LinkCall:
             error = WorkerUnavailableError(f"{self._where} ended a data stream")
         except grpc.RpcError as status:
             error = error_of(status, self._where)
+            if isinstance(error, WorkerUnavailableError) and not (self._accepted or self._closing):
+                error = explained(error, self._where, self._address, self._tls)
         except TvmSplitError as wrong:
             error = type(wrong)(f"{self._where}: {wrong}")
         except Exception as unexpected:

@@ -31,15 +31,16 @@ class TlsFiles:
     key: Path | None = None
 
     def channel_credentials(self) -> Any:
-        return grpc.ssl_channel_credentials(_content(self.authority), _content(self.key), _content(self.certificate))
+        files = (self.authority, self.key, self.certificate)
+        return grpc.ssl_channel_credentials(*map(pem_content, files))
 
     def server_credentials(self) -> Any:
         """With ``authority``, callers must prove who they are as well."""
         if self.certificate is None or self.key is None:
             raise InputError("TLS of a worker needs both a certificate and its key")
-        authority = _content(self.authority)
+        authority = pem_content(self.authority)
         return grpc.ssl_server_credentials(
-            [(_content(self.key), _content(self.certificate))],
+            [(pem_content(self.key), pem_content(self.certificate))],
             root_certificates=authority,
             require_client_auth=authority is not None,
         )
@@ -49,7 +50,12 @@ class TlsFiles:
         return TlsFiles(self.authority or self.certificate, self.certificate, self.key)
 
 
-def _content(path: Path | None) -> bytes | None:
+def pem_content(path: Path | None) -> bytes | None:
+    """What is in a TLS file.
+
+    Raises:
+        InputError: it cannot be read.
+    """
     if path is None:
         return None
     try:

@@ -79,6 +79,11 @@ def serve(config: WorkerConfig) -> None:
     if config.threads < 1:
         raise InputError(f"a worker needs at least one thread, got {config.threads}")
     _check_callers(config)
+    if config.tls is not None:
+        from rpc_runtime.certificates import check_worker_files
+
+        for text in check_worker_files(config.tls):
+            _warn(text)
     _prepare_process(config)
     # Handlers run inside whatever the main thread is doing, where taking a lock could deadlock: they write to a pipe.
     signalled, signal_end = os.pipe()

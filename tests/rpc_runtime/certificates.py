@@ -31,11 +31,13 @@ class Authority:
     def certificate(self) -> Path:
         return self.folder / f"{self.name}.pem"
 
-    def files(self, name: str, *, names: str = "DNS:localhost,IP:127.0.0.1", days: int = 60) -> TlsFiles:
+    def files(
+        self, name: str, *, names: str = "DNS:localhost,IP:127.0.0.1", days: int = 60, usage: str = ""
+    ) -> TlsFiles:
         """A certificate for the host names ``names`` that ends in so many days; negative: it has ended already."""
         key, request, pem = (self.folder / f"{name}.{ending}" for ending in ("key", "csr", "pem"))
         extensions = self.folder / f"{name}.extensions"
-        extensions.write_text(f"subjectAltName={names}\n")
+        extensions.write_text(f"subjectAltName={names}\n" + (f"extendedKeyUsage={usage}\n" if usage else ""))
         _openssl("req", *_NEW_KEY, "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(request))
         signer = ("-CA", str(self.certificate), "-CAkey", str(self.certificate.with_suffix(".key")), "-CAcreateserial")
         dated = ("-days", str(days), "-extfile", str(extensions))
@@ -43,11 +45,14 @@ class Authority:
         return TlsFiles(self.certificate, pem, key)
 
 
-def make_authority(folder: Path, name: str = "lab") -> Authority:
+def make_authority(folder: Path, name: str = "lab", *, days: int = 60) -> Authority:
     authority = Authority(folder, name)
-    key = str(authority.certificate.with_suffix(".key"))
-    subject = ("-days", "60", "-subj", f"/CN={name}")
-    _openssl("req", "-x509", *_NEW_KEY, *subject, "-keyout", key, "-out", str(authority.certificate))
+    key, request = (str(authority.certificate.with_suffix(ending)) for ending in (".key", ".csr"))
+    _openssl("req", *_NEW_KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
+    extensions = folder / f"{name}.extensions"
+    extensions.write_text("basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign\n")
+    dated = ("-days", str(days), "-extfile", str(extensions))
+    _openssl("x509", "-req", "-in", request, "-key", key, *dated, "-out", str(authority.certificate))
     return authority
 
 
