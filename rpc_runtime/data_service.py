@@ -69,7 +69,7 @@ class DataService:
         metadata = context.invocation_metadata()
         hello = _hello(metadata)
         if not (self._token is None or self._token.shown_in(metadata) or self._deployments.know_link(hello)):
-            refuse(context)
+            refuse(context, "no deployment here has a link with the secret that was shown; it may have ended")
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"this worker speaks protocol version {PROTOCOL_VERSION}, the caller {hello.protocol_version}: "

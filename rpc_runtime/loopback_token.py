@@ -34,8 +34,12 @@ def find_token(address: str) -> Token | None:
     """
     if not is_loopback(split_address(address)[0]):
         return None
-    path = _path(address)
-    return token_from(path) if path.exists() else None
+    try:
+        return token_from(_path(address))
+    except InputError as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError | RuntimeError):
+            return None
+        raise
 
 
 @contextlib.contextmanager
@@ -68,13 +72,16 @@ def published(token: Token, address: str) -> Iterator[Path]:
 
 def _path(address: str) -> Path:
     """Beside those of this host's other workers; homes are shared by hosts."""
-    state = os.environ.get(STATE_VARIABLE, "") or Path.home() / ".local" / "state"
+    try:
+        state = Path(os.environ.get(STATE_VARIABLE, "") or Path.home() / ".local" / "state")
+    except RuntimeError as error:
+        raise _no_place("the home of this user", "it has none") from error
     host, port = split_address(address)
     name = "localhost" if host.strip("[]") in _NAMES_OF_ONE_HOST else host.strip("[]")
-    return Path(state) / "tvm-split" / "tokens" / socket.gethostname() / f"{name}:{port}"
+    return state / "tvm-split" / "tokens" / socket.gethostname() / f"{name}:{port}"
 
 
-def _no_place(path: Path, reason: str) -> InputError:
+def _no_place(path: Path | str, reason: str) -> InputError:
     return InputError(
         f"cannot keep a token in {path} ({reason}), and without one every user of this host may run code here: "
         "give --token-file, or --insecure if you trust them all"

@@ -134,10 +134,7 @@ def _as_bytes(value: str | bytes) -> bytes:
     return value.encode(errors="replace") if isinstance(value, str) else bytes(value)
 
 
-def refuse(context: Any) -> NoReturn:
+def refuse(context: Any, advice: str = f"give the worker's own one ({TOKEN_VARIABLE} or --token-file)") -> NoReturn:
     """Ends a call of somebody unknown."""
-    context.abort(
-        grpc.StatusCode.UNAUTHENTICATED,
-        f"the token is wrong or missing: give the worker's own one ({TOKEN_VARIABLE} or --token-file)",
-    )
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, f"the token is wrong or missing: {advice}")
     raise AssertionError("abort raises")

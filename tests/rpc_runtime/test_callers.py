@@ -6,20 +6,21 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rpc_runtime.client import WorkerEndpoint, describe
-from rpc_runtime.errors import WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
 from rpc_runtime.loopback_token import STATE_VARIABLE, find_token, new_token, published
 from rpc_runtime.pipeline import Pipeline
 from rpc_runtime.security import TlsFiles
 from tests.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.test_pipeline import A, B, C, batches_for, skips
-from tests.rpc_runtime.worker_process import Start, announced, ready
+from tests.rpc_runtime.worker_process import ROOT, Start, announced, ready
 
 
 def test_a_pipeline_over_tls(start: Start, tmp_path: Path, maker: ProgramMaker) -> None:
@@ -156,3 +157,30 @@ def test_the_token_of_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert [path.name for path in file.parent.iterdir()] == [file.name]
         assert token.text not in repr(expected)
     assert find_token("127.0.0.1:7001") is None
+
+
+def test_a_token_of_somebody_else_is_no_token_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
+    with published(new_token(), "127.0.0.1:7001") as file:
+        monkeypatch.setenv(STATE_VARIABLE, str(file))  # no folder
+        assert find_token("127.0.0.1:7001") is None
+        monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
+        file.unlink()
+        file.mkdir()  # what cannot be read, whoever runs this
+        with pytest.raises(InputError, match="cannot read the token file"):
+            find_token("127.0.0.1:7001")
+        file.rmdir()
+
+
+def test_a_user_without_a_home_gets_one_line() -> None:
+    code = (
+        "import os; from rpc_runtime.loopback_token import find_token, published, new_token; os.setuid(54321)\n"
+        "print(find_token('127.0.0.1:7001'))\n"
+        "with published(new_token(), '127.0.0.1:7001'): pass"
+    )
+    variables = {name: value for name, value in os.environ.items() if name not in (STATE_VARIABLE, "HOME")}
+    result = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, cwd=ROOT)
+    if "PermissionError: [Errno 1]" in result.stderr:
+        pytest.skip("only root may become a user without a home")
+    assert result.stdout == "None\n"
+    assert "cannot keep a token in the home of this user (it has none)" in result.stderr
