@@ -15,6 +15,7 @@ from rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
+from rpc_runtime.foreign_text import MAXIMUM_LETTERS, cleaned
 from rpc_runtime.security import TlsFiles
 
 MAXIMUM_MESSAGE_BYTES = 32 << 20
@@ -22,7 +23,6 @@ MAXIMUM_MESSAGE_BYTES = 32 << 20
 KEEPALIVE_MILLISECONDS = 4_000
 PING_TIMEOUT_MILLISECONDS = 16_000
 """An answer waits behind what is in a socket's buffer: 4 MiB, over the slowest link that is meant to work 256 KiB/s."""
-MAXIMUM_DETAIL_LETTERS = 3000
 
 _BOTH_SIDES = [
     ("grpc.max_send_message_length", MAXIMUM_MESSAGE_BYTES),
@@ -71,13 +71,18 @@ def status_of(error: TvmSplitError) -> tuple[grpc.StatusCode, str]:
     """The status that carries an error to the caller."""
     for kind, code in _CODES:
         if isinstance(error, kind):
-            return code, str(error)[:MAXIMUM_DETAIL_LETTERS]
-    return grpc.StatusCode.FAILED_PRECONDITION, str(error)[:MAXIMUM_DETAIL_LETTERS]
+            return code, str(error)[:MAXIMUM_LETTERS]
+    return grpc.StatusCode.FAILED_PRECONDITION, str(error)[:MAXIMUM_LETTERS]
+
+
+def details_of(status: Any) -> str:
+    """What an ``RpcError`` says, in words that may be a stranger's."""
+    return cleaned(str(status.details() or ""))
 
 
 def error_of(status: Any, where: str) -> TvmSplitError:
     """The error that an ``RpcError`` carries. ``where`` names the worker: "machine 'a' at host:port"."""
-    code, details = status.code(), str(status.details() or "")
+    code, details = status.code(), details_of(status)
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return WorkerError(f"{where} refused the call: {details}")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
@@ -90,3 +95,11 @@ def error_of(status: Any, where: str) -> TvmSplitError:
         if code is known:
             return kind(f"{where}: {details}")
     return WorkerError(f"{where} failed ({code.name}): {details}")
+
+
+def explained(error: WorkerUnavailableError, where: str, address: str, tls: TlsFiles | None) -> WorkerUnavailableError:
+    """The error of a connection that never came about, with what TLS has to say to it; asks the worker once more."""
+    from rpc_runtime.certificates import tls_refusal
+
+    reason = tls_refusal(address, tls)
+    return error if reason is None else WorkerUnavailableError(f"{where} cannot be reached: {reason}")

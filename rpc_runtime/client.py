@@ -11,12 +11,13 @@ import grpc
 
 from rpc_runtime import control_methods as methods
 from rpc_runtime import worker_pb2 as pb
-from rpc_runtime.channels import error_of, open_channel
+from rpc_runtime.channels import error_of, explained, open_channel
 from rpc_runtime.control_methods import Method
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.framing import CHUNK_BYTES, PROTOCOL_VERSION
 from rpc_runtime.hardware import boot_id
 from rpc_runtime.kernel_times import KernelSet, KernelTime, TimingEffort
+from rpc_runtime.loopback_token import find_token
 from rpc_runtime.machine_plan import MachinePlan
 from rpc_runtime.measurements import StageStatistics, TraceEvent, now, shift_clock
 from rpc_runtime.messages import (
@@ -40,7 +41,10 @@ MEASUREMENT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class WorkerEndpoint:
-    """Where the worker of ``machine`` listens (HOST:PORT), and what it takes to be let in."""
+    """Where the worker of ``machine`` listens (HOST:PORT), and what it takes to be let in.
+
+    Without a ``token``, that of this user's own worker on loopback is found by the address.
+    """
 
     machine: str
     address: str
@@ -111,7 +115,7 @@ class WorkerConnection:
 
     def __init__(self, endpoint: WorkerEndpoint) -> None:
         self.endpoint = endpoint
-        self.token = Token(endpoint.token) if endpoint.token else None
+        self.token = Token(endpoint.token) if endpoint.token else find_token(endpoint.address)
         self._metadata = self.token.metadata if self.token else None
         self._channel = open_channel(endpoint.address, endpoint.tls)
 
@@ -123,6 +127,8 @@ class WorkerConnection:
                 reply = self._unary(methods.DESCRIBE, pb.DescribeRequest(), timeout_seconds)
             except DeadlineError as error:
                 raise WorkerUnavailableError(f"{error}. Is the address right, and its worker running?") from error
+            except WorkerUnavailableError as error:
+                raise explained(error, str(self.endpoint), self.endpoint.address, self.endpoint.tls) from error
             end = now()
             rounds.append((end - start, reply.clock_nanoseconds - (start + end) // 2, reply))
         round_trip, offset, reply = min(rounds, key=lambda one: one[0])  # the quickest is the least uncertain
@@ -140,7 +146,7 @@ class WorkerConnection:
         method = self._channel.unary_stream(
             methods.WATCH.path,
             request_serializer=pb.WatchRequest.SerializeToString,
-            response_deserializer=pb.WatchEvent.FromString,
+            response_deserializer=methods.WATCH.read_reply,
         )
         return method(pb.WatchRequest(deployment=deployment), metadata=self._metadata)
 
@@ -174,7 +180,7 @@ class WorkerConnection:
         method = self._channel.stream_unary(
             methods.PUT_BLOB.path,
             request_serializer=pb.PutBlobRequest.SerializeToString,
-            response_deserializer=pb.PutBlobReply.FromString,
+            response_deserializer=methods.PUT_BLOB.read_reply,
         )
         problem: list[OSError] = []
         timeout = timeout_seconds + blob.size_bytes / SLOWEST_LINK_BYTES_PER_SECOND
@@ -187,18 +193,23 @@ class WorkerConnection:
         if problem:
             raise BlobError(f"cannot read blob {blob.sha256[:12]} from {path}: {problem[0]}") from problem[0]
 
-    def load(self, deployment: str, plan: MachinePlan, timeout_seconds: float) -> None:
+    def load(
+        self,
+        deployment: str,
+        plan: MachinePlan,
+        link_secrets: Mapping[tuple[str, str], bytes],
+        timeout_seconds: float,
+    ) -> None:
         blobs = {blob.sha256: blob.size_bytes for stage in plan.stages for blob in stage.blobs}
         timeout = timeout_seconds + sum(blobs.values()) / SLOWEST_LOAD_BYTES_PER_SECOND
-        self._unary(methods.LOAD_STAGES, load_request(deployment, plan), timeout)
+        self._unary(methods.LOAD_STAGES, load_request(deployment, plan, link_secrets), timeout)
 
     def connect(self, deployment: str, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> None:
         request = pb.ConnectRequest(
             deployment=deployment,
             timeout_seconds=timeout_seconds,
             peers=[
-                pb.Peer(machine=name, address=peer.address, token=peer.token or "", tls=peer.tls is not None)
-                for name, peer in peers.items()
+                pb.Peer(machine=name, address=peer.address, tls=peer.tls is not None) for name, peer in peers.items()
             ],
         )
         self._unary(methods.CONNECT, request, timeout_seconds + 1.0)
@@ -239,7 +250,7 @@ class WorkerConnection:
         call = self._channel.unary_unary(
             method.path,
             request_serializer=method.request.SerializeToString,
-            response_deserializer=method.reply.FromString,
+            response_deserializer=method.read_reply,
         )
         try:
             return call(request, timeout=timeout_seconds, metadata=self._metadata)

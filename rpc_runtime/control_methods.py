@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rpc_runtime import worker_pb2 as pb
+from rpc_runtime.foreign_text import clean_message
 
 CONTROL_SERVICE = "tvm_split.Control"
 DATA_SERVICE = "tvm_split.Data"
 LINK_METHOD = "Link"
 LINK_PATH = f"/{DATA_SERVICE}/{LINK_METHOD}"
+HELLO_KEY = "tvm-split-hello-bin"
+"""The metadata of a Link call that holds its ``Hello``: who calls is known before anything of the stream is read."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,10 @@ class Method:
     @property
     def path(self) -> str:
         return f"/{CONTROL_SERVICE}/{self.name}"
+
+    def read_reply(self, content: bytes) -> Any:
+        """What a worker answered, its texts fit to be shown."""
+        return clean_message(self.reply.FromString(content))
 
 
 DESCRIBE = Method("Describe", pb.DescribeRequest, pb.DescribeReply)

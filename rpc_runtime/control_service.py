@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,17 +17,19 @@ from rpc_runtime.channels import status_of
 from rpc_runtime.control_methods import CONTROL_SERVICE, Method
 from rpc_runtime.deployment import Deployment, PeerAddress
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.foreign_text import print_exception
 from rpc_runtime.hardware import describe
 from rpc_runtime.messages import (
     blob_spec,
     kernel_set,
     kernel_time_message,
+    link_secrets,
     plan_from_request,
     statistics_message,
     timing_effort,
     trace_message,
 )
-from rpc_runtime.security import TlsFiles, Token
+from rpc_runtime.security import TlsFiles
 
 HEARTBEAT_SECONDS = 1.0
 MAXIMUM_DEPLOYMENTS = 64
@@ -61,6 +61,12 @@ class Deployments:
         if found is None:
             raise ProtocolError(f"this worker has no deployment {identifier[:8]!r}: watch it first")
         return found
+
+    def know_link(self, hello: pb.Hello) -> bool:
+        """Whether a caller has the secret of a link that it wants to open."""
+        with self._lock:
+            found = self._held.get(hello.deployment)
+        return found is not None and found.knows_link(hello.source, hello.destination, hello.secret)
 
     def drop(self, identifier: str) -> None:
         with self._lock:
@@ -127,10 +133,13 @@ class ControlService:
                 if not context.is_active():
                     return
                 yield event
-                if event.HasField(
-                    "failure"
-                ):  # it can do nothing more: free its memory, whether its client lives or not
-                    return
+                if event.HasField("failure"):
+                    break
+            # It can do nothing more, so its memory is freed at once, whether its client lives or not.
+            threading.Thread(target=deployment.free, name="free", daemon=True).start()
+            while context.is_active() and not deployment.closed:
+                deployment.wait_closed(HEARTBEAT_SECONDS)
+                yield pb.WatchEvent()
         finally:
             self._deployments.drop(request.deployment)
 
@@ -155,7 +164,8 @@ class ControlService:
     def _load_stages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
         plan = plan_from_request(request)
         self._require_own("stages", plan.machine)
-        return pb.LoadStagesReply(weight_bytes=self._deployments.get(request.deployment).load(plan))
+        deployment, secrets = self._deployments.get(request.deployment), link_secrets(request, plan)
+        return pb.LoadStagesReply(weight_bytes=deployment.load(plan, secrets))
 
     def _connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
         if not 0 < request.timeout_seconds <= MAXIMUM_CONNECT_SECONDS:
@@ -165,7 +175,6 @@ class ControlService:
             peer.machine: PeerAddress(
                 peer.machine,
                 peer.address,
-                Token(peer.token) if peer.token else None,
                 caller if peer.tls else None,
             )
             for peer in request.peers
@@ -245,7 +254,7 @@ def _abort(context: Any, error: Exception) -> None:
     if isinstance(error, TvmSplitError):
         context.abort(*status_of(error))
     if not isinstance(error, grpc.RpcError):  # an RpcError says that the caller has gone in the middle of a stream
-        traceback.print_exception(error, file=sys.stderr)
+        print_exception(error)
     context.abort(grpc.StatusCode.INTERNAL, f"the worker failed unexpectedly: {error!r}"[:1000])
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -13,21 +11,21 @@ from google.protobuf.message import DecodeError
 
 from rpc_runtime import worker_pb2 as pb
 from rpc_runtime.channels import status_of
-from rpc_runtime.control_methods import DATA_SERVICE, LINK_METHOD
+from rpc_runtime.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD
 from rpc_runtime.control_service import Deployments
 from rpc_runtime.deployment import Deployment
-from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.foreign_text import print_exception
 from rpc_runtime.framing import PROTOCOL_VERSION, Frame, FrameKind, control_frame, decode, error_frame
-
-HELLO_SECONDS = 10.0
-MAXIMUM_HELLO_BYTES = 4096
+from rpc_runtime.security import Token, refuse
 
 
 class DataService:
     """Accepts data streams. Whatever a peer sends, the worker stays; at worst the peer's deployment fails."""
 
-    def __init__(self, deployments: Deployments) -> None:
+    def __init__(self, deployments: Deployments, token: Token | None) -> None:
         self._deployments = deployments
+        self._token = token
 
     def handlers(self) -> Any:
         link = grpc.stream_stream_rpc_method_handler(self._link, None, None)
@@ -35,7 +33,7 @@ class DataService:
 
     def _link(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         try:
-            hello = _receive_hello(requests, context)
+            hello = self._admit(context)
             deployment = self._deployments.get(hello.deployment)
             machine = deployment.machine
             if hello.destination == machine:
@@ -58,9 +56,9 @@ class DataService:
                 stream.broken(f"from {stream.peer!r} {error}")
                 raise
             except Exception as error:
-                traceback.print_exception(error, file=sys.stderr)
+                print_exception(error)
                 deployment.internal_failed(error)
-                raise
+                raise WorkerError(f"the worker failed unexpectedly: {error!r}") from error
             finally:
                 stream.broken("the data stream was closed")
             if stream.error is not None:
@@ -68,6 +66,19 @@ class DataService:
                 raise stream.error
         except TvmSplitError as error:
             context.abort(*status_of(error))
+
+    def _admit(self, context: Any) -> pb.Hello:
+        """Who calls: somebody who knows the worker's token, as clients do, or the secret of the very link it opens."""
+        metadata = context.invocation_metadata()
+        hello = _hello(metadata)
+        if not (self._token is None or self._token.shown_in(metadata) or self._deployments.know_link(hello)):
+            refuse(context, "no deployment here has a link with the secret that was shown; it may have ended")
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"this worker speaks protocol version {PROTOCOL_VERSION}, the caller {hello.protocol_version}: "
+                "upgrade one"
+            )
+        return hello
 
 
 class _Stream:
@@ -100,34 +111,17 @@ class _Stream:
         except grpc.RpcError:
             self.broken(f"the connection to {self.peer!r} broke")
         except Exception as error:
-            traceback.print_exception(error, file=sys.stderr)
+            print_exception(error)
             self._deployment.internal_failed(error)
         finally:
             self._close()
 
 
-def _receive_hello(requests: Iterator[bytes], context: Any) -> pb.Hello:
-    """The greeting; a caller that says nothing is hung up on, for it holds a thread."""
-    timer = threading.Timer(HELLO_SECONDS, context.cancel)
-    timer.daemon = True
-    timer.start()
-    try:
-        message = next(requests, None)
-    except grpc.RpcError as error:
-        raise ProtocolError("the caller hung up before its greeting") from error
-    finally:
-        timer.cancel()
-    if message is None:
-        raise ProtocolError("a data stream begins with a greeting")
-    frame = decode(message)
-    if frame.kind is not FrameKind.HELLO or len(frame.payload) > MAXIMUM_HELLO_BYTES:
-        raise ProtocolError(f"a data stream begins with a greeting, got a frame of kind {frame.kind.name}")
-    try:
-        hello = pb.Hello.FromString(bytes(frame.payload))
-    except DecodeError as error:
-        raise ProtocolError("the greeting of a data stream is damaged") from error
-    if hello.protocol_version != PROTOCOL_VERSION:
-        raise ProtocolError(
-            f"this worker speaks protocol version {PROTOCOL_VERSION}, the caller {hello.protocol_version}: upgrade one"
-        )
-    return hello
+def _hello(metadata: Iterable[tuple[str, bytes]]) -> pb.Hello:
+    for key, value in metadata:
+        if key == HELLO_KEY:
+            try:
+                return pb.Hello.FromString(bytes(value))
+            except DecodeError as error:
+                raise ProtocolError("the greeting of a data stream is damaged") from error
+    raise ProtocolError("a data stream comes with a greeting")

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from rpc_runtime.client import WorkerConnection, WorkerEndpoint
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.foreign_text import cleaned
 from rpc_runtime.machine_plan import machine_plan
 from rpc_runtime.measurements import StageStatistics, TraceEvent
+from rpc_runtime.messages import LINK_SECRET_BYTES
 from rpc_runtime.program import Program
 
 TransferProgress = Callable[[str, int, int], None]
@@ -37,6 +39,11 @@ class DeployedWorkers:
         self.connections = {machine: WorkerConnection(endpoint) for machine, endpoint in self.endpoints.items()}
         self.blob_bytes_sent = 0
         self._program = program
+        self._plans = {machine: machine_plan(program, machine) for machine in program.machines}
+        # Each end of a link gets its secret, and no worker gets another's token.
+        self._link_secrets = {
+            link: secrets.token_bytes(LINK_SECRET_BYTES) for plan in self._plans.values() for link in plan.links
+        }
         self._peer_addresses = peer_addresses
         self._clock_offsets: dict[str, int] = {}
 
@@ -61,12 +68,13 @@ class DeployedWorkers:
                     with progress_lock:
                         on_progress(machine, sent, total)
 
-            connection, plan = self.connections[machine], machine_plan(self._program, machine)
+            connection, plan = self.connections[machine], self._plans[machine]
             blobs = [blob for stage in plan.stages for blob in stage.blobs]
             sent = connection.send_blobs(self.deployment, blobs, blob_path, timeout_seconds, progress)
             with progress_lock:
                 self.blob_bytes_sent += sent
-            connection.load(self.deployment, plan, timeout_seconds)
+            own = {link: self._link_secrets[link] for link in plan.links}
+            connection.load(self.deployment, plan, own, timeout_seconds)
 
         self._on_every_machine(load)
 
@@ -89,7 +97,7 @@ class DeployedWorkers:
             for connection in self.connections.values()
             for stage in connection.statistics(self.deployment)
         }
-        return tuple(found[stage.machine, stage.name] for stage in self._program.stages)
+        return tuple(found[stage.machine, cleaned(stage.name)] for stage in self._program.stages)
 
     def processor_seconds(self) -> dict[str, float]:
         """By machine, what its worker has used of its cores since it started."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from rpc_runtime.links import IncomingLink, Moved, OutgoingLink
 from rpc_runtime.machine_plan import MachinePlan, PlannedRoute
 from rpc_runtime.measurements import RECEIVE, SEND, Recorder
 from rpc_runtime.program import CLIENT, BlobSpec, StageSpec
-from rpc_runtime.security import TlsFiles, Token
+from rpc_runtime.security import TlsFiles
 from rpc_runtime.stage_executable import StageExecutable, WeightCache, new_slot, tensor_bytes
 
 JOIN_SECONDS = 10.0
@@ -31,7 +32,6 @@ class PeerAddress:
 
     machine: str
     address: str
-    token: Token | None
     tls: TlsFiles | None
 
 
@@ -49,6 +49,7 @@ class Deployment:
         self._timer: KernelTimer | None = None
         self._incoming: dict[str, IncomingLink] = {}
         self._outgoing: dict[str, OutgoingLink] = {}
+        self._link_secrets: Mapping[tuple[str, str], bytes] = {}
         self._attached: set[tuple[str, str]] = set()
         self._calls: list[LinkCall] = []
         self._failure: pb.Failure | None = None
@@ -72,8 +73,10 @@ class Deployment:
             self._blobs.unpin(self.identifier)
         return missing
 
-    def load(self, plan: MachinePlan) -> int:
+    def load(self, plan: MachinePlan, link_secrets: Mapping[tuple[str, str], bytes]) -> int:
         """Loads libraries and weights, makes the queues and starts to compute. Returns the weights' bytes.
+
+        ``link_secrets`` by (source, destination) are those of the links to and from other machines.
 
         Raises:
             WorkerError: a stage cannot run on this machine, or the deployment is loaded or closed already.
@@ -93,6 +96,7 @@ class Deployment:
         with self._lock:
             self._check_open_locked()
             self._recorder = recorder
+            self._link_secrets = link_secrets
             self._make_links_locked(plan, recorder)
             self._executor = StageExecutor(
                 self._lock,
@@ -215,7 +219,7 @@ class Deployment:
         return LinkCall(
             where=f"machine {peer.machine!r} at {peer.address}",
             address=peer.address,
-            token=peer.token,
+            secret=self._link_secrets[machine, peer.machine],
             tls=peer.tls,
             deployment=self.identifier,
             source=machine,
@@ -224,6 +228,11 @@ class Deployment:
             on_frame=link.receive,
             on_broken=lambda error: self._link_broken(peer.machine, error),
         )
+
+    def knows_link(self, source: str, destination: str, secret: bytes) -> bool:
+        """Whether this is the secret of that link."""
+        expected = self._link_secrets.get((source, destination))
+        return expected is not None and hmac.compare_digest(secret, expected)
 
     def attach_incoming(self, source: str) -> IncomingLink:
         """The link that ``source`` sends on, for the stream that it has opened."""
@@ -305,6 +314,10 @@ class Deployment:
                 event.stages.add(stage=name, finished=finished)
         return event
 
+    def wait_closed(self, timeout_seconds: float) -> bool:
+        with self._lock:
+            return self._closed or self._unwatched or self._events.wait(timeout_seconds)
+
     def stop_waiting(self) -> None:
         """Nobody watches any more: those who wait for events go on at once, now and later."""
         with self._lock:
@@ -319,15 +332,18 @@ class Deployment:
         return self._recorder
 
     def close(self) -> None:
-        """Ends everything and frees libraries, weights and pins. May be called again."""
+        """Ends and frees everything. May be called again."""
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
+            self._events.notify_all()
+        self.free()
+
+    def free(self) -> None:
+        """Lets go of libraries, weights, links and pins; what went wrong is still told. May be called again."""
+        with self._lock:
             self._halt_locked()
             calls, self._calls = self._calls, []
             executor, self._executor = self._executor, None
-            self._events.notify_all()
         for call in calls:
             call.close()
         if executor is not None:

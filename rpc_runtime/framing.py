@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rpc_runtime.errors import ProtocolError
+from rpc_runtime.foreign_text import cleaned
 
 PROTOCOL_VERSION = 4
 MAGIC = b"TVMS"
@@ -44,7 +45,6 @@ class FrameKind(enum.IntEnum):
     """What a frame says. ``sequence`` of a credit counts the micro-batches consumed so far, so the last one counts; its
     payload is how many may be under way, as `credit_frame` packs it."""
 
-    HELLO = 1
     ACCEPT = 2
     TENSOR = 3
     CREDIT = 4
@@ -96,7 +96,7 @@ def error_frame(message: str) -> bytes:
 
 
 def error_text(frame: Frame) -> str:
-    return bytes(frame.payload[:MAXIMUM_TEXT_BYTES]).decode(errors="replace")
+    return cleaned(bytes(frame.payload[:MAXIMUM_TEXT_BYTES]).decode(errors="replace"))
 
 
 def tensor_frames(tensor: int, sequence: int, data: Bytes, flags: FrameFlag = FrameFlag.NONE) -> Iterator[bytes]:

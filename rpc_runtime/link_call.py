@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from rpc_runtime import worker_pb2 as pb
-from rpc_runtime.channels import error_of, open_channel
-from rpc_runtime.control_methods import LINK_PATH
+from rpc_runtime.channels import error_of, explained, open_channel
+from rpc_runtime.control_methods import HELLO_KEY, LINK_PATH
 from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from rpc_runtime.framing import PROTOCOL_VERSION, Frame, FrameKind, control_frame, decode, error_text
+from rpc_runtime.framing import PROTOCOL_VERSION, Frame, FrameKind, decode, error_text
 from rpc_runtime.security import TlsFiles, Token
 
 
 class LinkCall:
     """Opens a stream for tensors from ``source`` to ``destination``, one of which is the caller.
 
-    ``frames`` is what the caller says after its greeting, ``on_frame`` takes what the worker says, and ``on_broken``
+    A client is let in by the worker's ``token``, another worker by the ``secret`` of the link. ``frames`` is what the
+    caller says, ``on_frame`` takes what the worker says, and ``on_broken``
     is called once, from the reading thread, if the stream ends before ``close``.
     """
 
@@ -27,16 +28,19 @@ class LinkCall:
         *,
         where: str,
         address: str,
-        token: Token | None,
         tls: TlsFiles | None,
         deployment: str,
         source: str,
         destination: str,
+        token: Token | None = None,
+        secret: bytes = b"",
         frames: Iterator[bytes],
         on_frame: Callable[[Frame], None],
         on_broken: Callable[[TvmSplitError], None],
     ) -> None:
         self._where = where
+        self._address = address
+        self._tls = tls
         self._on_frame = on_frame
         self._on_broken = on_broken
         self._answered = threading.Event()
@@ -45,15 +49,20 @@ class LinkCall:
         self._error: TvmSplitError | None = None
         self._channel = open_channel(address, tls)
         hello = pb.Hello(
-            protocol_version=PROTOCOL_VERSION, deployment=deployment, source=source, destination=destination
-        ).SerializeToString()
+            protocol_version=PROTOCOL_VERSION,
+            deployment=deployment,
+            source=source,
+            destination=destination,
+            secret=secret,
+        )
+        metadata = ((HELLO_KEY, hello.SerializeToString()), *(token.metadata if token else ()))
         method = self._channel.stream_stream(LINK_PATH, request_serializer=None, response_deserializer=None)
-        self._call = method(self._send(hello, frames), metadata=token.metadata if token else None)
+        self._call = method(self._send(frames), metadata=metadata)
         self._thread = threading.Thread(target=self._read, name=f"link-{source}-{destination}", daemon=True)
         self._thread.start()
 
     def wait_accepted(self, timeout_seconds: float) -> None:
-        """Returns when the worker has accepted the greeting.
+        """Returns when the worker has accepted the stream.
 
         Raises:
             TvmSplitError: it has refused, cannot be reached, or said nothing in time.
@@ -70,9 +79,8 @@ class LinkCall:
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
-    def _send(self, hello: bytes, frames: Iterator[bytes]) -> Iterator[bytes]:
+    def _send(self, frames: Iterator[bytes]) -> Iterator[bytes]:
         try:
-            yield control_frame(FrameKind.HELLO, hello)
             yield from frames
         except WorkerUnavailableError as error:
             self._error = WorkerUnavailableError(f"{self._where}: {error}")
@@ -89,6 +97,8 @@ class LinkCall:
             error = WorkerUnavailableError(f"{self._where} ended a data stream")
         except grpc.RpcError as status:
             error = error_of(status, self._where)
+            if isinstance(error, WorkerUnavailableError) and not (self._accepted or self._closing):
+                error = explained(error, self._where, self._address, self._tls)
         except TvmSplitError as wrong:
             error = type(wrong)(f"{self._where}: {wrong}")
         except Exception as unexpected:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from rpc_runtime.program import Program, StageSpec, TensorSpec
+from rpc_runtime.program import CLIENT, Program, StageSpec, TensorSpec
 from rpc_runtime.turns import EVERY, Recurrence
 
 
@@ -48,6 +48,12 @@ class MachinePlan:
     @property
     def routes(self) -> tuple[PlannedRoute, ...]:
         return (*self.incoming, *self.outgoing, *self.local)
+
+    @property
+    def links(self) -> tuple[tuple[str, str], ...]:
+        """(source, destination) of the links between this machine and other ones; the client is none."""
+        ends = ((route.source, route.destination) for route in (*self.incoming, *self.outgoing))
+        return tuple(dict.fromkeys(link for link in ends if CLIENT not in link))
 
     @cached_property
     def period(self) -> int:

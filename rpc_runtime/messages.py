@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from rpc_runtime.program import BlobSpec, StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.turns import Recurrence
 
 MAXIMUM_TENSOR_BYTES = 1 << 36
+LINK_SECRET_BYTES = 16
 MAXIMUM_KERNELS = 10_000
 MAXIMUM_ARGUMENTS = 1000
 MAXIMUM_ROUNDS = 1000
@@ -84,7 +86,9 @@ def stage_spec(message: pb.Stage) -> StageSpec:
     return spec
 
 
-def load_request(deployment: str, plan: MachinePlan) -> pb.LoadStagesRequest:
+def load_request(
+    deployment: str, plan: MachinePlan, link_secrets: Mapping[tuple[str, str], bytes]
+) -> pb.LoadStagesRequest:
     return pb.LoadStagesRequest(
         deployment=deployment,
         machine=plan.machine,
@@ -101,7 +105,26 @@ def load_request(deployment: str, plan: MachinePlan) -> pb.LoadStagesRequest:
             )
             for route in plan.routes
         ],
+        link_secrets=[
+            pb.LinkSecret(source=source, destination=destination, secret=secret)
+            for (source, destination), secret in link_secrets.items()
+        ],
     )
+
+
+def link_secrets(message: pb.LoadStagesRequest, plan: MachinePlan) -> dict[tuple[str, str], bytes]:
+    """The secret of each link between the plan's machine and others, by (source, destination).
+
+    Raises:
+        ProtocolError: one is missing, or too short to be one.
+    """
+    found = {(each.source, each.destination): each.secret for each in message.link_secrets}
+    for source, destination in plan.links:
+        if len(found.get((source, destination), b"")) < LINK_SECRET_BYTES:
+            raise ProtocolError(
+                f"the link from {source!r} to {destination!r} has no secret of {LINK_SECRET_BYTES} bytes"
+            )
+    return {ends: found[ends] for ends in plan.links}
 
 
 def plan_from_request(message: pb.LoadStagesRequest) -> MachinePlan:

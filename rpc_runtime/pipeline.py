@@ -14,6 +14,7 @@ from rpc_runtime.client import WorkerEndpoint
 from rpc_runtime.credit_window import MOST_MORE
 from rpc_runtime.deployed_workers import DeployedWorkers, TransferProgress
 from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
+from rpc_runtime.foreign_text import cleaned
 from rpc_runtime.inputs import checked_inputs, flat_bytes
 from rpc_runtime.interface import Array
 from rpc_runtime.link_call import LinkCall
@@ -312,7 +313,7 @@ class Pipeline:
         finished = self._watch.finished()
         for stage in self._program.stages:
             own = stage.own_turns
-            if sequence in own and finished.get((stage.machine, stage.name), 0) <= own.count_before(sequence):
+            if sequence in own and finished.get((stage.machine, cleaned(stage.name)), 0) <= own.count_before(sequence):
                 endpoint = self._workers.endpoints[stage.machine]
                 return f"stage {stage.name!r} on {endpoint} to compute micro-batch {sequence}"
         return f"the results of micro-batch {sequence}, which every stage has computed"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
+from rpc_runtime.control_methods import LINK_PATH
 from rpc_runtime.errors import InputError
 
 TOKEN_VARIABLE = "TVM_SPLIT_TOKEN"  # noqa: S105 (a name, no secret)
@@ -30,15 +31,16 @@ class TlsFiles:
     key: Path | None = None
 
     def channel_credentials(self) -> Any:
-        return grpc.ssl_channel_credentials(_content(self.authority), _content(self.key), _content(self.certificate))
+        files = (self.authority, self.key, self.certificate)
+        return grpc.ssl_channel_credentials(*map(pem_content, files))
 
     def server_credentials(self) -> Any:
         """With ``authority``, callers must prove who they are as well."""
         if self.certificate is None or self.key is None:
             raise InputError("TLS of a worker needs both a certificate and its key")
-        authority = _content(self.authority)
+        authority = pem_content(self.authority)
         return grpc.ssl_server_credentials(
-            [(_content(self.key), _content(self.certificate))],
+            [(pem_content(self.key), pem_content(self.certificate))],
             root_certificates=authority,
             require_client_auth=authority is not None,
         )
@@ -48,7 +50,12 @@ class TlsFiles:
         return TlsFiles(self.authority or self.certificate, self.certificate, self.key)
 
 
-def _content(path: Path | None) -> bytes | None:
+def pem_content(path: Path | None) -> bytes | None:
+    """What is in a TLS file.
+
+    Raises:
+        InputError: it cannot be read.
+    """
     if path is None:
         return None
     try:
@@ -59,13 +66,20 @@ def _content(path: Path | None) -> bytes | None:
 
 @dataclass(frozen=True)
 class Token:
-    """A shared secret, which its repr does not show."""
+    """A shared secret, which its repr does not show, and the file it was read from, if from one."""
 
     text: str = field(repr=False)
+    file: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.text or not all(33 <= ord(letter) <= 126 for letter in self.text):
             raise InputError("a token is one or more printable ASCII letters without blanks")
+
+    def shown_in(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+        """Whether a caller with this metadata knows the token; takes as long for a near miss as for a wild guess."""
+        expected = self.metadata[0][1].encode()
+        given = (value for key, value in metadata if key == _METADATA_KEY)
+        return any(hmac.compare_digest(_as_bytes(value), expected) for value in given)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -76,9 +90,11 @@ def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -
     """The token in ``file``, else in the environment variable ``TVM_SPLIT_TOKEN``, else None."""
     if file is not None:
         try:
-            return Token(file.read_text(encoding="utf-8").strip())
+            return Token(file.read_text(encoding="utf-8").strip(), file)
         except OSError as error:
             raise InputError(f"cannot read the token file {file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"the token file {file} is no text") from error
     text = environment.get(TOKEN_VARIABLE, "").strip()
     return Token(text) if text else None
 
@@ -101,22 +117,24 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every call that does not bring the token."""
+    """Refuses every call that does not bring the token, but data streams: `DataService` knows what else opens those."""
 
     def __init__(self, token: Token) -> None:
-        self._expected = token.metadata[0][1].encode()
-        self._refuse = grpc.stream_stream_rpc_method_handler(_refuse)
+        self._token = token
+        self._refuse = grpc.stream_stream_rpc_method_handler(lambda requests, context: refuse(context))
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        for key, value in handler_call_details.invocation_metadata:
-            given = value.encode(errors="replace") if isinstance(value, str) else bytes(value)
-            if key == _METADATA_KEY and hmac.compare_digest(given, self._expected):
-                return continuation(handler_call_details)
+        details = handler_call_details
+        if details.method == LINK_PATH or self._token.shown_in(details.invocation_metadata):
+            return continuation(details)
         return self._refuse
 
 
-def _refuse(requests: Any, context: Any) -> Any:
-    context.abort(
-        grpc.StatusCode.UNAUTHENTICATED,
-        f"the token is wrong or missing: give the worker's own one ({TOKEN_VARIABLE} or --token-file)",
-    )
+def _as_bytes(value: str | bytes) -> bytes:
+    return value.encode(errors="replace") if isinstance(value, str) else bytes(value)
+
+
+def refuse(context: Any, advice: str = f"give the worker's own one ({TOKEN_VARIABLE} or --token-file)") -> NoReturn:
+    """Ends a call of somebody unknown."""
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, f"the token is wrong or missing: {advice}")
+    raise AssertionError("abort raises")

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from rpc_runtime import worker_pb2 as pb
-from rpc_runtime.channels import error_of
+from rpc_runtime.channels import details_of, error_of
 from rpc_runtime.client import WorkerConnection
 from rpc_runtime.errors import (
     DeadlineError,
@@ -62,7 +62,7 @@ _FIRST_HAND = (ReportKind.STAGE, ReportKind.PROTOCOL, ReportKind.INTERNAL, Repor
 def root_cause(reports: Sequence[Report], all_alive: bool) -> Report | None:
     """The report to blame, or None while it is too early to say.
 
-    ``all_alive``: every worker has spoken since the first report, or has made one.
+    ``all_alive``: every worker has spoken since the first report.
     """
     for kind in _FIRST_HAND:
         for report in reports:
@@ -102,7 +102,6 @@ class WorkerWatch:
         self._heard: dict[str, float] = {}
         self._activity: dict[str, int] = {}
         self._finished: dict[tuple[str, str], int] = {}
-        self._failed: set[str] = set()
         self._reports: list[Report] = []
         self._first_report = 0.0
         self._closed = False
@@ -171,9 +170,7 @@ class WorkerWatch:
             if not isinstance(error, WorkerUnavailableError):
                 self._report(Report(ReportKind.INTERNAL, machine, str(error)))
                 return
-            message = f"{endpoint} has gone: {status.details() if hasattr(status, 'details') else status}"
-        if machine in self._failed:  # a worker frees a deployment that has failed, and has no more to say of it
-            return
+            message = f"{endpoint} has gone: {details_of(status)}"
         self._report(Report(ReportKind.GONE, machine, message))
 
     def _take(self, machine: str, event: pb.WatchEvent) -> None:
@@ -186,7 +183,6 @@ class WorkerWatch:
             self._changed.notify_all()
         if event.HasField("failure"):
             failure = event.failure
-            self._failed.add(machine)
             kinds = {
                 pb.Failure.STAGE: ReportKind.STAGE,
                 pb.Failure.LINK: ReportKind.LINK,
@@ -213,8 +209,7 @@ class WorkerWatch:
                 if self._closed:
                     return
                 sure = self._first_report + SURE_SECONDS
-                alive = all(at > sure or machine in self._failed for machine, at in self._heard.items())
-                cause = root_cause(self._reports, alive)
+                cause = root_cause(self._reports, all(at > sure for at in self._heard.values()))
                 if cause is not None:
                     error = self._error(cause)
                     break

@@ -1,12 +1,18 @@
 """The worker process of one machine: ``python -m rpc_runtime.worker --listen HOST:PORT --threads N``.
 
-It runs the machine code that a client sends, so whoever may call it controls it: it listens on loopback only, unless
-it gets TLS, or ``--insecure`` for a network that is trusted.
+It runs the machine code that a client sends, so whoever may call it controls it: callers have to prove who they are, by
+a token (one that the worker makes itself, on loopback) or a certificate, unless ``--insecure`` trusts all who reach it.
 """
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before what follows, which takes a while to load
+    from rpc_runtime.early_interrupt import end_quietly
+
+    end_quietly()
+
 import argparse
+import contextlib
 import json
 import os
 import selectors
@@ -22,6 +28,7 @@ from typing import Any
 
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.framing import PROTOCOL_VERSION
+from rpc_runtime.loopback_token import new_token, published
 from rpc_runtime.security import (
     TOKEN_VARIABLE,
     TlsFiles,
@@ -44,8 +51,9 @@ class WorkerConfig:
     """How a worker runs.
 
     ``listen`` is HOST:PORT (port 0: any free one); ``threads`` per kernel; ``cores`` pins the whole process to these
-    CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes``; ``ready_json`` prints one line of JSON
-    when the worker listens; with ``exit_with_parent`` it ends when its standard input does.
+    CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes``; ``insecure`` allows what is missing of
+    ``token`` and ``tls``; ``ready_json`` prints one line of JSON when the worker listens; with ``exit_with_parent`` it
+    ends when its standard input does.
     """
 
     listen: str = "127.0.0.1:0"
@@ -68,17 +76,14 @@ def serve(config: WorkerConfig) -> None:
         InputError: the configuration is contradictory or unsafe.
         WorkerError: the address cannot be used.
     """
-    host, _ = split_address(config.listen)
     if config.threads < 1:
         raise InputError(f"a worker needs at least one thread, got {config.threads}")
-    if config.tls is None and not is_loopback(host):
-        if not config.insecure:
-            raise InputError(
-                f"{config.listen} can be reached from other machines, and a worker runs the code it is sent: "
-                "give --tls-certificate and --tls-key, or --insecure on a network that you trust"
-            )
-        guard = "only the token protects" if config.token else "anybody who reaches this port controls"
-        print(f"warning: listening on {config.listen} without TLS: {guard} this machine", file=sys.stderr)
+    _check_callers(config)
+    if config.tls is not None:
+        from rpc_runtime.certificates import check_worker_files
+
+        for text in check_worker_files(config.tls):
+            _warn(text)
     _prepare_process(config)
     # Handlers run inside whatever the main thread is doing, where taking a lock could deadlock: they write to a pipe.
     signalled, signal_end = os.pipe()
@@ -88,10 +93,46 @@ def serve(config: WorkerConfig) -> None:
     _serve_until(config, lambda: _wait_for_end(signalled, config.exit_with_parent))
 
 
+def _knows_callers(config: WorkerConfig) -> bool:
+    """Whether callers prove who they are. The worker's own certificate proves nothing about them."""
+    return config.token is not None or (config.tls is not None and config.tls.authority is not None)
+
+
+def _check_callers(config: WorkerConfig) -> None:
+    """Refuses to serve strangers, or to do it on an open network, unless that is meant; then it warns.
+
+    Raises:
+        InputError: says what to give.
+    """
+    loopback, known = is_loopback(split_address(config.listen)[0]), _knows_callers(config)
+    if not config.insecure and not loopback:
+        reached = f"{config.listen} can be reached from other machines, and a worker runs the code it is sent"
+        if config.tls is None:
+            raise InputError(
+                f"{reached}: give --tls-certificate and --tls-key, and --tls-ca or a token, or --insecure on a network "
+                "that you trust"
+            )
+        if not known:
+            raise InputError(
+                f"{reached}. --tls-certificate proves this worker to its callers, not them to it: give --tls-ca or "
+                "--token-file, or --insecure on a network that you trust"
+            )
+    if config.insecure and not known:
+        who = "every user of this host" if loopback else "anybody who reaches this port"
+        lacking = "TLS" if config.tls is None and not loopback else "--tls-ca or a token"
+        _warn(f"listening on {config.listen} without {lacking}: {who} controls this machine")
+    elif not loopback and config.tls is None:
+        _warn(f"listening on {config.listen} without TLS: only the token protects this machine")
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
 def _prepare_process(config: WorkerConfig) -> None:
     """Settings that TVM reads once, when it is imported."""
     if "tvm" in sys.modules and os.environ.get("TVM_USE_RUNTIME_LIB") != "1":
-        print("warning: TVM is loaded already; threads and cores may not be as asked for", file=sys.stderr)
+        _warn("TVM is loaded already; threads and cores may not be as asked for")
     if config.cores:
         try:
             os.sched_setaffinity(0, config.cores)
@@ -125,21 +166,26 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
     except OSError as error:
         raise WorkerError(f"cannot keep blobs in {folder} ({error.strerror}): give another --cache") from error
     deployments = Deployments(blobs)
+    makes_token = not config.insecure and not _knows_callers(config)
+    token = new_token() if makes_token else config.token
     server = grpc.server(
         ThreadPoolExecutor(MAXIMUM_CALLS, thread_name_prefix="call"),
         handlers=(
             ControlService(name, bool(config.name), config.threads, deployments, config.tls).handlers(),
-            DataService(deployments).handlers(),
+            DataService(deployments, token).handlers(),
         ),
-        interceptors=(TokenInterceptor(config.token),) if config.token is not None else (),
+        interceptors=(TokenInterceptor(token),) if token is not None else (),
         options=SERVER_OPTIONS,
         maximum_concurrent_rpcs=MAXIMUM_CALLS,
     )
     try:
-        port = _bind(server, config)
-        server.start()
-        _announce(config, name, port)
-        wait_for_end()
+        address = f"{split_address(config.listen)[0]}:{_bind(server, config)}"
+        with contextlib.ExitStack() as until_end:
+            if token is not None and makes_token:
+                token = Token(token.text, until_end.enter_context(published(token, address)))
+            server.start()
+            _announce(config, name, address, token)
+            wait_for_end()
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
         stopped = server.stop(STOP_SECONDS)
@@ -167,12 +213,14 @@ def _bind(server: Any, config: WorkerConfig) -> int:
     return int(port)
 
 
-def _announce(config: WorkerConfig, name: str, port: int) -> None:
-    address = f"{split_address(config.listen)[0]}:{port}"
+def _announce(config: WorkerConfig, name: str, address: str, token: Token | None) -> None:
+    file = token.file.absolute() if token is not None and token.file is not None else None
     if config.ready_json or config.exit_with_parent:
-        line = json.dumps({"address": address, "name": name, "pid": os.getpid(), "protocol": PROTOCOL_VERSION})
+        ready = {"address": address, "name": name, "pid": os.getpid(), "protocol": PROTOCOL_VERSION}
+        line = json.dumps({**ready, "token_file": None if file is None else str(file)})
     else:
-        protection = ("TLS" if config.tls else "no TLS") + (", token" if config.token else ", no token")
+        secret = "no token" if token is None else f"token in {file}" if file else f"token from ${TOKEN_VARIABLE}"
+        protection = f"{'TLS' if config.tls else 'no TLS'}, {secret}"
         line = f"worker {name!r} listens on {address} ({protection}, {config.threads} threads); Ctrl-C ends it"
     print(line, flush=True)
 
@@ -202,11 +250,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", default="", help="the machine's name in the cluster (default: the host's)")
     parser.add_argument("--cache", type=Path, help="folder for libraries and weights")
     parser.add_argument("--cache-limit-bytes", type=int, help="the cache's size at most")
-    parser.add_argument("--token-file", type=Path, help=f"file with the shared token (else ${TOKEN_VARIABLE})")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        help=f"file with the token that callers must know (else ${TOKEN_VARIABLE}; else, on loopback, one is made)",
+    )
     parser.add_argument("--tls-certificate", type=Path, metavar="PEM")
     parser.add_argument("--tls-key", type=Path, metavar="PEM")
     parser.add_argument("--tls-ca", type=Path, metavar="PEM", help="callers need a certificate from this authority")
-    parser.add_argument("--insecure", action="store_true", help="allow other machines to call without TLS")
+    parser.add_argument("--insecure", action="store_true", help="trust all who reach the address")
     parser.add_argument("--ready-json", action="store_true", help="print one line of JSON when ready")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
     return parser

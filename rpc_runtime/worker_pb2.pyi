@@ -160,28 +160,38 @@ class Route(_message.Message):
     def __init__(self, tensor_index: _Optional[int] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., queue_depth: _Optional[int] = ..., period: _Optional[int] = ..., remainders: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("machine", "address", "token", "tls")
+    __slots__ = ("machine", "address", "tls")
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
     TLS_FIELD_NUMBER: _ClassVar[int]
     machine: str
     address: str
-    token: str
     tls: bool
-    def __init__(self, machine: _Optional[str] = ..., address: _Optional[str] = ..., token: _Optional[str] = ..., tls: _Optional[bool] = ...) -> None: ...
+    def __init__(self, machine: _Optional[str] = ..., address: _Optional[str] = ..., tls: _Optional[bool] = ...) -> None: ...
+
+class LinkSecret(_message.Message):
+    __slots__ = ("source", "destination", "secret")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    destination: str
+    secret: bytes
+    def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class LoadStagesRequest(_message.Message):
-    __slots__ = ("deployment", "machine", "stages", "routes")
+    __slots__ = ("deployment", "machine", "stages", "routes", "link_secrets")
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
+    LINK_SECRETS_FIELD_NUMBER: _ClassVar[int]
     deployment: str
     machine: str
     stages: _containers.RepeatedCompositeFieldContainer[Stage]
     routes: _containers.RepeatedCompositeFieldContainer[Route]
-    def __init__(self, deployment: _Optional[str] = ..., machine: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ...) -> None: ...
+    link_secrets: _containers.RepeatedCompositeFieldContainer[LinkSecret]
+    def __init__(self, deployment: _Optional[str] = ..., machine: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., link_secrets: _Optional[_Iterable[_Union[LinkSecret, _Mapping]]] = ...) -> None: ...
 
 class LoadStagesReply(_message.Message):
     __slots__ = ("weight_bytes",)
@@ -392,13 +402,15 @@ class TimeKernelsReply(_message.Message):
     def __init__(self, times: _Optional[_Iterable[_Union[KernelTime, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "deployment", "source", "destination")
+    __slots__ = ("protocol_version", "deployment", "source", "destination", "secret")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     deployment: str
     source: str
     destination: str
-    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ...) -> None: ...
+    secret: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...

@@ -1,14 +1,14 @@
-"""For all tests: what is measured is kept in a folder of their own, no times are judged, and Ctrl-C can be sent."""
+"""For all tests: what is kept between runs lies in a folder of its own, no times are judged, Ctrl-C can be sent."""
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from rpc_runtime.loopback_token import STATE_VARIABLE
 from tvm_split.cache_folder import CACHE_VARIABLE
 
 # How long an example takes says more about who else computes than about the code.
@@ -39,11 +39,8 @@ def _interrupts_are_heard() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    before = os.environ.get(CACHE_VARIABLE)
-    os.environ[CACHE_VARIABLE] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    if before is None:
-        del os.environ[CACHE_VARIABLE]
-    else:
-        os.environ[CACHE_VARIABLE] = before
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in (CACHE_VARIABLE, STATE_VARIABLE):
+            patch.setenv(variable, str(tmp_path_factory.mktemp("own")))
+        yield

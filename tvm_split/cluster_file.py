@@ -6,7 +6,7 @@
         threads: 8
         target: {kind: llvm, mcpu: znver4}      # optional: what the worker says it is
         memory_bytes: 16e9                      # optional: no limit
-        token_file: token                       # optional: the secret the worker was started with
+        token_file: token                       # optional: the secret the worker was started with; found on loopback
         tls: {ca: ca.pem, certificate: client.pem, key: client.key}   # optional; certificate and key for mutual TLS
     links:                                      # optional: without it, every link is measured
       - {from: desk, to: box, bytes_per_second: 1.25e8, latency_seconds: 0.001}   # believed, not measured

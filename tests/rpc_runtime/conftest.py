@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from rpc_runtime.local_workers import LocalWorkers
 from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.rpc_runtime.worker_process import Start, start_worker
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
 
@@ -22,3 +24,18 @@ def workers() -> Iterator[LocalWorkers]:
 @pytest.fixture
 def maker(tmp_path: Path) -> ProgramMaker:
     return ProgramMaker(tmp_path / "blobs")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts ``python -m rpc_runtime.worker`` with arguments and variables; killed if the test leaves it running."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+        started.append(start_worker(tmp_path / "cache", *arguments, **environment))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()

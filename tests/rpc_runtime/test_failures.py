@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from rpc_runtime import client, pipeline
 from rpc_runtime import worker_pb2 as pb
 from rpc_runtime.channels import open_channel
 from rpc_runtime.client import WorkerEndpoint, describe
-from rpc_runtime.control_methods import LINK_PATH
+from rpc_runtime.control_methods import HELLO_KEY, LINK_PATH
 from rpc_runtime.errors import (
     BlobError,
     DeadlineError,
@@ -36,6 +36,7 @@ from rpc_runtime.pipeline import Pipeline
 from rpc_runtime.program import CLIENT, Program, TensorSpec
 from rpc_runtime.security import Token
 from tests.relay import Relay
+from tests.rpc_runtime.mappings import removed_libraries
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.test_pipeline import A, B, C, batches_for, chain, double, open_on, same
 from tests.waiting import wait_for
@@ -141,6 +142,7 @@ from pathlib import Path
 from rpc_runtime.client import WorkerEndpoint
 from rpc_runtime.pipeline import Pipeline
 from tests.relay import Relay
+from tests.rpc_runtime.mappings import removed_libraries
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.test_pipeline import batches_for, chain
 
@@ -165,10 +167,10 @@ def test_a_client_that_stands_still_is_given_up(workers: LocalWorkers, tmp_path:
     try:
         assert client_process.stdout is not None
         assert client_process.stdout.readline() == "running\n"
-        assert all(describe(each, 10).deployments for each in workers.endpoints.values())
+        assert all(removed_libraries(each) for each in workers.process_ids.values())
         client_process.send_signal(signal.SIGSTOP)
-        for endpoint in workers.endpoints.values():
-            assert wait_for(lambda each=endpoint: not describe(each, 10).deployments, seconds=12.0)
+        for process_id in workers.process_ids.values():
+            assert wait_for(lambda each=process_id: not removed_libraries(each), seconds=12.0)
     finally:
         client_process.kill()
         client_process.communicate()
@@ -283,13 +285,14 @@ def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker
     opened.close()
 
 
-def speak(endpoint: WorkerEndpoint, messages: list[bytes]) -> grpc.StatusCode:
-    """What a worker ends a data stream with after these messages."""
+def speak(endpoint: WorkerEndpoint, greeting: bytes | None, messages: Iterable[bytes] = ()) -> grpc.StatusCode:
+    """What a worker ends a data stream with after this greeting and these messages."""
     channel = open_channel(endpoint.address, None)
+    metadata = [] if greeting is None else [(HELLO_KEY, greeting)]
+    if endpoint.token is not None:
+        metadata += Token(endpoint.token).metadata
     try:
-        call = channel.stream_stream(LINK_PATH)(
-            iter(messages), metadata=Token(endpoint.token or "").metadata, timeout=10
-        )
+        call = channel.stream_stream(LINK_PATH)(iter(messages), metadata=metadata, timeout=10)
         list(call)
         return grpc.StatusCode.OK
     except grpc.RpcError as status:
@@ -300,9 +303,13 @@ def speak(endpoint: WorkerEndpoint, messages: list[bytes]) -> grpc.StatusCode:
         channel.close()
 
 
-def hello(deployment: str, source: str, destination: str, version: int = PROTOCOL_VERSION) -> bytes:
-    message = pb.Hello(protocol_version=version, deployment=deployment, source=source, destination=destination)
-    return control_frame(FrameKind.HELLO, message.SerializeToString())
+def hello(
+    deployment: str, source: str, destination: str, version: int = PROTOCOL_VERSION, secret: bytes = b""
+) -> bytes:
+    message = pb.Hello(
+        protocol_version=version, deployment=deployment, source=source, destination=destination, secret=secret
+    )
+    return message.SerializeToString()
 
 
 def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, maker: ProgramMaker) -> None:
@@ -313,21 +320,20 @@ def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, 
         expected = pipe.run(batch)
         deployment = pipe._workers.deployment
         refused = [
-            [],
-            [b""],
-            *([random.bytes(int(size))] for size in random.integers(1, 300, 20)),
-            [control_frame(FrameKind.HELLO, random.bytes(50))],
-            [control_frame(FrameKind.HELLO, b"x" * 10_000)],
-            [control_frame(FrameKind.CREDIT)],
-            [hello("0" * 32, CLIENT, A)],
-            [hello(deployment, CLIENT, A, version=99)],
-            [hello(deployment, CLIENT, B)],
-            [hello(deployment, "nobody", A)],
-            [hello(deployment, A, "nobody")],
-            [hello(deployment, CLIENT, A)],  # which is open already
+            None,
+            b"",
+            *(random.bytes(int(size)) for size in random.integers(1, 300, 20)),
+            b"x" * 5000,
+            control_frame(FrameKind.CREDIT),
+            hello("0" * 32, CLIENT, A),
+            hello(deployment, CLIENT, A, version=99),
+            hello(deployment, CLIENT, B),
+            hello(deployment, "nobody", A),
+            hello(deployment, A, "nobody"),
+            hello(deployment, CLIENT, A),  # which is open already
         ]
-        for messages in refused:
-            assert speak(workers.endpoints[A], messages) is grpc.StatusCode.INVALID_ARGUMENT
+        for greeting in refused:
+            assert speak(workers.endpoints[A], greeting, [b"more"]) is grpc.StatusCode.INVALID_ARGUMENT
         assert same(pipe.run(batch), expected)
 
 

@@ -31,8 +31,8 @@ def test_a_tensor_survives(size: int) -> None:
 
 
 def test_a_control_frame_survives() -> None:
-    frame = decode(control_frame(FrameKind.HELLO, b"hi", tensor=3, sequence=4))
-    assert (frame.kind, bytes(frame.payload), frame.tensor, frame.sequence) == (FrameKind.HELLO, b"hi", 3, 4)
+    frame = decode(control_frame(FrameKind.ACCEPT, b"hi", tensor=3, sequence=4))
+    assert (frame.kind, bytes(frame.payload), frame.tensor, frame.sequence) == (FrameKind.ACCEPT, b"hi", 3, 4)
 
 
 @given(st.binary(max_size=200))

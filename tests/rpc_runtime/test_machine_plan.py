@@ -10,7 +10,7 @@ import pytest
 from rpc_runtime import worker_pb2 as pb
 from rpc_runtime.errors import ProtocolError
 from rpc_runtime.machine_plan import machine_plan, planned_routes, queue_depth
-from rpc_runtime.messages import load_request, plan_from_request
+from rpc_runtime.messages import LINK_SECRET_BYTES, link_secrets, load_request, plan_from_request
 from rpc_runtime.program import CLIENT, BlobSpec, Program, StageSpec, TensorSpec
 from rpc_runtime.turns import EVERY, Recurrence
 
@@ -60,23 +60,23 @@ def test_a_machine_sees_its_part() -> None:
 @pytest.mark.parametrize("machine", ["A", "B"])
 def test_the_plan_survives_the_wire(machine: str) -> None:
     plan = machine_plan(skipping(), machine)
-    assert plan_from_request(load_request("d", plan)) == plan
+    assert plan_from_request(load_request("d", plan, {})) == plan
 
 
 def test_a_request_that_does_not_fit_is_refused() -> None:
-    request = load_request("d", machine_plan(skipping(), "B"))
+    request = load_request("d", machine_plan(skipping(), "B"), {})
     del request.routes[:]
     with pytest.raises(ProtocolError, match="no route supplies it"):
         plan_from_request(request)
-    request = load_request("d", machine_plan(skipping(), "B"))
+    request = load_request("d", machine_plan(skipping(), "B"), {})
     request.stages[0].library.sha256 = "../../etc/passwd"
     with pytest.raises(ProtocolError, match="64 lowercase"):
         plan_from_request(request)
-    request = load_request("d", machine_plan(skipping(), "B"))
+    request = load_request("d", machine_plan(skipping(), "B"), {})
     request.stages[0].inputs[0].dtype = "nonsense"
     with pytest.raises(ProtocolError, match="unknown dtype"):
         plan_from_request(request)
-    request = load_request("d", machine_plan(skipping(), "B"))
+    request = load_request("d", machine_plan(skipping(), "B"), {})
     request.routes[0].tensor.shape[0] = 2**50
     with pytest.raises(ProtocolError, match="at most"):
         plan_from_request(request)
@@ -132,12 +132,12 @@ def test_routes_between_replicas_that_never_meet() -> None:
 def test_the_plan_of_a_replica_survives_the_wire(machine: str) -> None:
     plan = machine_plan(replicated(), machine)
     assert plan.period == 3
-    assert plan_from_request(load_request("d", plan)) == plan
+    assert plan_from_request(load_request("d", plan, {})) == plan
 
 
 def test_a_request_whose_turns_do_not_fit_is_refused() -> None:
     def refused(machine: str, change: Callable[[pb.LoadStagesRequest], None], words: str) -> None:
-        request = load_request("d", machine_plan(replicated(), machine))
+        request = load_request("d", machine_plan(replicated(), machine), {})
         change(request)
         with pytest.raises(ProtocolError, match=words):
             plan_from_request(request)
@@ -175,3 +175,18 @@ def test_replicas_that_do_not_fit_together() -> None:
     refused(both[:1], r"numbered \[0\] and have the turns \[0, 1\]")
     refused(replicas(both[0], "AB", "00"), "give each a turn")
     refused(replicas(both[0], "AB", "01" * 5 + "0"), "a period that divides 840, not 11")
+
+
+def test_every_link_between_machines_has_a_secret() -> None:
+    plan = machine_plan(skipping(), "B")
+    secrets = {link: bytes([number] * LINK_SECRET_BYTES) for number, link in enumerate(plan.links)}
+    assert secrets
+    assert all("B" in link and CLIENT not in link for link in secrets)
+    assert link_secrets(load_request("d", plan, secrets), plan) == secrets
+    link = plan.links[0]
+    for wrong in (secrets[link][1:], b""):
+        request = load_request("d", plan, {**secrets, link: wrong})
+        with pytest.raises(ProtocolError, match=f"the link from '{link[0]}' to '{link[1]}' has no secret"):
+            link_secrets(request, plan)
+    with pytest.raises(ProtocolError, match="has no secret"):
+        link_secrets(load_request("d", plan, {}), plan)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """The console script ``tvm-split``."""
+    """Run the command of this process's arguments; see ``tvm_split_command``, where the console script begins."""
     from tvm_split.cli.application import run_application
 
     run_application()

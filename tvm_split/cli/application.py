@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 import tvm_split
+from rpc_runtime.early_interrupt import Told
 from rpc_runtime.errors import TvmSplitError
 from tvm_split.cli import bench, compile, demo, deploy, doctor, plan, profile, run, status, tune, worker
 from tvm_split.cli.console import print_error
@@ -29,7 +30,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with Told():
+                return super().invoke(ctx)
         except TvmSplitError as error:
             _end_with(error, str(error), wrong_use=isinstance(error, ValueError))
         except BrokenPipeError:

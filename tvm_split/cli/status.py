@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, print_error, print_json
+from tvm_split.cli.console import STDOUT, print_error, print_json, short_list
 from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.units import bytes_text
 
@@ -108,9 +108,9 @@ def _worker_text(worker: dict[str, Any]) -> str:
         f"worker   {worker['worker']!r}, process {worker['process_id']} on {worker['hostname']}",
         f"machine  {worker['architecture']} {worker['mcpu']}, {worker['cores']} cores, {free} of {total} memory free",
         f"threads  {worker['threads']} for a kernel",
-        f"CUDA     {', '.join(gpus) or 'none'}",
+        f"CUDA     {short_list(gpus) or 'none'}",
         f"TVM      {worker['tvm_version']}, FFI {worker['tvm_ffi_version']}, numpy {worker['numpy_version']}",
         f"TLS      {'yes' if worker['secure'] else 'no'}",
-        f"holds    {', '.join(worker['deployments']) or 'no deployment'}",
+        f"holds    {short_list(worker['deployments']) or 'no deployment'}",
     )
     return "\n".join(f"  {line}" for line in lines)

@@ -21,7 +21,11 @@ def worker(
     cache: Annotated[Path | None, typer.Option("--cache", help="The folder for libraries and weights.")] = None,
     cache_limit_bytes: Annotated[int | None, typer.Option("--cache-limit-bytes", min=1)] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="A file with the secret that callers must know.")
+        Path | None,
+        typer.Option(
+            "--token-file",
+            help="A file with the secret that callers must know (else $TVM_SPLIT_TOKEN, else one is made on loopback).",
+        ),
     ] = None,
     tls_certificate: Annotated[Path | None, typer.Option("--tls-certificate", metavar="PEM")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="PEM")] = None,
@@ -29,13 +33,14 @@ def worker(
         Path | None, typer.Option("--tls-ca", metavar="PEM", help="Callers need a certificate of this authority.")
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let other machines call without TLS, on a network that you trust.")
+        bool, typer.Option("--insecure", help="Trust all who can reach the address: no TLS, or no proof of who calls.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready.")] = False,
 ) -> None:
     """Run stages on this machine until Ctrl-C or SIGTERM.
 
-    A worker runs the machine code that it is sent, so it listens on this host only, unless it gets TLS or --insecure.
+    A worker runs the machine code that it is sent. So it listens on this host only, for its own user, unless it gets
+    TLS and a way to know its callers (--tls-ca or a token), or --insecure.
     """
     from rpc_runtime.security import TlsFiles, token_from
     from rpc_runtime.worker import WorkerConfig, serve

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-COMMAND = [sys.executable, "-c", "from tvm_split.cli import main; main()", "demo"]
+COMMAND = [sys.executable, "-c", "from tvm_split_command import main; main()", "demo"]
 PNG = b"\x89PNG"
 
 

@@ -1,0 +1,40 @@
+"""Worker processes that a test starts itself, with arguments of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+Start = Callable[..., "subprocess.Popen[str]"]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start_worker(cache: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "rpc_runtime.worker", "--cache", str(cache), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+    )
+
+
+def announced(process: subprocess.Popen[str]) -> dict[str, object]:
+    """What a worker with ``--ready-json`` says when it listens."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    found = json.loads(line)
+    assert isinstance(found, dict)
+    return found
+
+
+def ready(process: subprocess.Popen[str]) -> str:
+    """The address of a worker with ``--ready-json``, when it listens."""
+    return str(announced(process)["address"])

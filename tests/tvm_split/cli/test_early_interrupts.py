@@ -1,0 +1,57 @@
+"""Ctrl-C while a command still loads: it ends, and writes nothing."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+MOMENTS_MILLISECONDS = [*range(20, 500, 20), *range(500, 1001, 100)]
+INTERRUPTED = (130, -signal.SIGINT)  # by our own code, or before Python itself hears of signals
+OURS = tuple(f'File "{ROOT}/{name}' for name in ("tvm_split", "rpc_runtime"))
+
+
+@pytest.mark.parametrize(
+    ("command", "codes"),
+    [
+        (["-c", "from tvm_split_command import main; main()", "plan", "missing:name"], (*INTERRUPTED, 2)),
+        (["-c", "from tvm_split_command import main; main()", "worker"], (*INTERRUPTED, 0)),
+        (["-m", "rpc_runtime.worker"], (*INTERRUPTED, 0)),
+    ],
+    ids=["plan", "worker", "rpc_runtime.worker"],
+)
+def test_no_moment_gives_a_traceback(command, codes):
+    for moment in MOMENTS_MILLISECONDS:
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        time.sleep(moment / 1000)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        if "Traceback" in errors and not any(line in errors for line in OURS):
+            continue  # Python itself was still starting, and had not come to the first line of ours
+        assert "Traceback" not in errors, f"after {moment} ms: {errors}"
+        assert len(errors.splitlines()) <= 1, f"after {moment} ms: {errors}"
+        assert process.returncode in codes, f"after {moment} ms"
+
+
+def test_what_ignores_interrupts_still_does():
+    """As shells start what runs in the background."""
+    code = "import signal, tvm_split_command; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    assert process.stdout == "True\n"
+
+
+def test_a_library_leaves_interrupts_alone():
+    code = "import signal, tvm_split.cli.application, rpc_runtime.worker; print(signal.getsignal(signal.SIGINT))"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "default_int_handler" in process.stdout
