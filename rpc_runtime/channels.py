@@ -20,6 +20,8 @@ from rpc_runtime.security import TlsFiles
 MAXIMUM_MESSAGE_BYTES = 32 << 20
 """Data frames have 1 MiB; a program with some thousand weights, or a full trace, a few."""
 KEEPALIVE_MILLISECONDS = 10_000
+HANDSHAKE_MILLISECONDS = 5_000
+"""For TLS and the first frames of HTTP/2: a caller that says nothing is hung up on."""
 MAXIMUM_DETAIL_LETTERS = 3000
 
 _BOTH_SIDES = [
@@ -36,6 +38,7 @@ SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # or two workers could share a port without noticing
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MILLISECONDS // 2),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
 ]
 _CHANNEL_OPTIONS = [
     *_BOTH_SIDES,

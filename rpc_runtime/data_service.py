@@ -12,15 +12,17 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from rpc_runtime import worker_pb2 as pb
+from rpc_runtime.call_limits import GREETING_SECONDS, Places, next_message
 from rpc_runtime.channels import status_of
-from rpc_runtime.control_methods import DATA_SERVICE, LINK_METHOD
+from rpc_runtime.control_methods import DATA_SERVICE, LINK_METHOD, LINK_PATH
 from rpc_runtime.control_service import Deployments
 from rpc_runtime.deployment import Deployment
 from rpc_runtime.errors import ProtocolError, TvmSplitError
 from rpc_runtime.framing import PROTOCOL_VERSION, Frame, FrameKind, control_frame, decode, error_frame
 
-HELLO_SECONDS = 10.0
 MAXIMUM_HELLO_BYTES = 4096
+MAXIMUM_STREAMS = 128
+"""A deployment needs one or two per neighbour."""
 
 
 class DataService:
@@ -28,6 +30,10 @@ class DataService:
 
     def __init__(self, deployments: Deployments) -> None:
         self._deployments = deployments
+        self._places = Places("data streams", MAXIMUM_STREAMS)
+
+    def places(self) -> dict[str, Places]:
+        return {LINK_PATH: self._places}
 
     def handlers(self) -> Any:
         link = grpc.stream_stream_rpc_method_handler(self._link, None, None)
@@ -35,36 +41,38 @@ class DataService:
 
     def _link(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         try:
-            hello = _receive_hello(requests, context)
-            deployment = self._deployments.get(hello.deployment)
-            machine = deployment.machine
-            if hello.destination == machine:
-                incoming = deployment.attach_incoming(hello.source)
-                stream = _Stream(deployment, hello.source, incoming.receive, incoming.close)
-                frames = incoming.credit_frames()
-            elif hello.source == machine:
-                outgoing = deployment.attach_outgoing(hello.destination)
-                stream = _Stream(deployment, hello.destination, outgoing.receive, outgoing.close)
-                frames = outgoing.frames()
-            else:
-                raise ProtocolError(
-                    f"a stream from {hello.source!r} to {hello.destination!r} does not touch {machine!r}"
-                )
-            yield control_frame(FrameKind.ACCEPT)
-            stream.start(requests)
-            try:
-                yield from frames
-            except Exception as error:
-                traceback.print_exception(error, file=sys.stderr)
-                deployment.internal_failed(error)
-                raise
-            finally:
-                stream.broken("the data stream was closed")
-            if stream.error is not None:
-                yield error_frame(str(stream.error))
-                raise stream.error
+            with self._places.held(context):
+                yield from self._answer(requests, context)
         except TvmSplitError as error:
             context.abort(*status_of(error))
+
+    def _answer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        hello = _receive_hello(requests, context)
+        deployment = self._deployments.get(hello.deployment)
+        machine = deployment.machine
+        if hello.destination == machine:
+            incoming = deployment.attach_incoming(hello.source)
+            stream = _Stream(deployment, hello.source, incoming.receive, incoming.close)
+            frames = incoming.credit_frames()
+        elif hello.source == machine:
+            outgoing = deployment.attach_outgoing(hello.destination)
+            stream = _Stream(deployment, hello.destination, outgoing.receive, outgoing.close)
+            frames = outgoing.frames()
+        else:
+            raise ProtocolError(f"a stream from {hello.source!r} to {hello.destination!r} does not touch {machine!r}")
+        yield control_frame(FrameKind.ACCEPT)
+        stream.start(requests)
+        try:
+            yield from frames
+        except Exception as error:
+            traceback.print_exception(error, file=sys.stderr)
+            deployment.internal_failed(error)
+            raise
+        finally:
+            stream.broken("the data stream was closed")
+        if stream.error is not None:
+            yield error_frame(str(stream.error))
+            raise stream.error
 
 
 class _Stream:
@@ -105,15 +113,7 @@ class _Stream:
 
 def _receive_hello(requests: Iterator[bytes], context: Any) -> pb.Hello:
     """The greeting; a caller that says nothing is hung up on, for it holds a thread."""
-    timer = threading.Timer(HELLO_SECONDS, context.cancel)
-    timer.daemon = True
-    timer.start()
-    try:
-        message = next(requests, None)
-    except grpc.RpcError as error:
-        raise ProtocolError("the caller hung up before its greeting") from error
-    finally:
-        timer.cancel()
+    message = next_message(requests, context, GREETING_SECONDS)
     if message is None:
         raise ProtocolError("a data stream begins with a greeting")
     frame = decode(message)

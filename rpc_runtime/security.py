@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from rpc_runtime.errors import InputError
+from rpc_runtime.refusal import refusal
 
 TOKEN_VARIABLE = "TVM_SPLIT_TOKEN"  # noqa: S105 (a name, no secret)
 _METADATA_KEY = "authorization"
@@ -105,18 +106,14 @@ class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def __init__(self, token: Token) -> None:
         self._expected = token.metadata[0][1].encode()
-        self._refuse = grpc.stream_stream_rpc_method_handler(_refuse)
+        self._refusal = refusal(
+            grpc.StatusCode.UNAUTHENTICATED,
+            f"the token is wrong or missing: give the worker's own one ({TOKEN_VARIABLE} or --token-file)",
+        )
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         for key, value in handler_call_details.invocation_metadata:
             given = value.encode(errors="replace") if isinstance(value, str) else bytes(value)
             if key == _METADATA_KEY and hmac.compare_digest(given, self._expected):
                 return continuation(handler_call_details)
-        return self._refuse
-
-
-def _refuse(requests: Any, context: Any) -> Any:
-    context.abort(
-        grpc.StatusCode.UNAUTHENTICATED,
-        f"the token is wrong or missing: give the worker's own one ({TOKEN_VARIABLE} or --token-file)",
-    )
+        return self._refusal

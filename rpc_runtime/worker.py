@@ -32,8 +32,6 @@ from rpc_runtime.security import (
     token_from,
 )
 
-MAXIMUM_CALLS = 256
-"""Calls at a time; each holds a thread while it lasts, and a deployment needs one or two per neighbour."""
 STOP_SECONDS = 2.0
 FORCED_EXIT_SECONDS = 8.0
 """After this long a kernel that does not end is left behind."""
@@ -114,6 +112,7 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
     import grpc
 
     from rpc_runtime.blob_store import BlobStore
+    from rpc_runtime.call_limits import CallLimits
     from rpc_runtime.channels import SERVER_OPTIONS
     from rpc_runtime.control_service import ControlService, Deployments, default_cache_folder
     from rpc_runtime.data_service import DataService
@@ -125,15 +124,14 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
     except OSError as error:
         raise WorkerError(f"cannot keep blobs in {folder} ({error.strerror}): give another --cache") from error
     deployments = Deployments(blobs)
+    control = ControlService(name, bool(config.name), config.threads, deployments, config.tls)
+    data = DataService(deployments)
+    limits = CallLimits({**control.places(), **data.places()})
     server = grpc.server(
-        ThreadPoolExecutor(MAXIMUM_CALLS, thread_name_prefix="call"),
-        handlers=(
-            ControlService(name, bool(config.name), config.threads, deployments, config.tls).handlers(),
-            DataService(deployments).handlers(),
-        ),
-        interceptors=(TokenInterceptor(config.token),) if config.token is not None else (),
+        ThreadPoolExecutor(limits.threads, thread_name_prefix="call"),
+        handlers=(control.handlers(), data.handlers()),
+        interceptors=(*([TokenInterceptor(config.token)] if config.token is not None else []), limits),
         options=SERVER_OPTIONS,
-        maximum_concurrent_rpcs=MAXIMUM_CALLS,
     )
     try:
         port = _bind(server, config)
