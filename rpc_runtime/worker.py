@@ -7,8 +7,10 @@ it gets TLS, or ``--insecure`` for a network that is trusted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -18,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.framing import PROTOCOL_VERSION
@@ -32,6 +34,12 @@ from rpc_runtime.security import (
     token_from,
 )
 
+if TYPE_CHECKING:
+    from rpc_runtime.blob_store import BlobStore
+
+MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 64, 16_384
+OWN_FILES = 512
+"""Blobs, locks, gRPC's own; a worker without a file to open can do nothing."""
 STOP_SECONDS = 2.0
 FORCED_EXIT_SECONDS = 8.0
 """After this long a kernel that does not end is left behind."""
@@ -42,8 +50,9 @@ class WorkerConfig:
     """How a worker runs.
 
     ``listen`` is HOST:PORT (port 0: any free one); ``threads`` per kernel; ``cores`` pins the whole process to these
-    CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes``; ``ready_json`` prints one line of JSON
-    when the worker listens; with ``exit_with_parent`` it ends when its standard input does.
+    CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes`` (by default four fifths of what its disk
+    has free at the start, the blobs that are there counted as free); ``ready_json`` prints one line of JSON when the
+    worker listens; with ``exit_with_parent`` it ends when its standard input does.
     """
 
     listen: str = "127.0.0.1:0"
@@ -65,6 +74,7 @@ def serve(config: WorkerConfig) -> None:
     Raises:
         InputError: the configuration is contradictory or unsafe.
         WorkerError: the address cannot be used.
+        BlobError: the cache cannot.
     """
     host, _ = split_address(config.listen)
     if config.threads < 1:
@@ -108,6 +118,16 @@ def _prepare_process(config: WorkerConfig) -> None:
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 
+def _maximum_connections() -> int:
+    """As many as this process may have files open, but for those it needs itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # the soft limit is low for the sake of programs that know no better call than select()
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return max(MINIMUM_CONNECTIONS, min(soft - OWN_FILES, MAXIMUM_CONNECTIONS))
+
+
 def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None:
     import grpc
 
@@ -119,10 +139,7 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
 
     name = config.name or socket.gethostname()
     folder = config.cache or default_cache_folder()
-    try:
-        blobs = BlobStore(folder, config.cache_limit_bytes)
-    except OSError as error:
-        raise WorkerError(f"cannot keep blobs in {folder} ({error.strerror}): give another --cache") from error
+    blobs = BlobStore(folder, config.cache_limit_bytes)
     deployments = Deployments(blobs)
     control = ControlService(name, bool(config.name), config.threads, deployments, config.tls)
     data = DataService(deployments)
@@ -131,12 +148,12 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
         ThreadPoolExecutor(limits.threads, thread_name_prefix="call"),
         handlers=(control.handlers(), data.handlers()),
         interceptors=(*([TokenInterceptor(config.token)] if config.token is not None else []), limits),
-        options=SERVER_OPTIONS,
+        options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", _maximum_connections())],
     )
     try:
         port = _bind(server, config)
         server.start()
-        _announce(config, name, port)
+        _announce(config, name, port, blobs)
         wait_for_end()
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
@@ -165,13 +182,14 @@ def _bind(server: Any, config: WorkerConfig) -> int:
     return int(port)
 
 
-def _announce(config: WorkerConfig, name: str, port: int) -> None:
+def _announce(config: WorkerConfig, name: str, port: int, blobs: BlobStore) -> None:
     address = f"{split_address(config.listen)[0]}:{port}"
     if config.ready_json or config.exit_with_parent:
         line = json.dumps({"address": address, "name": name, "pid": os.getpid(), "protocol": PROTOCOL_VERSION})
     else:
         protection = ("TLS" if config.tls else "no TLS") + (", token" if config.token else ", no token")
-        line = f"worker {name!r} listens on {address} ({protection}, {config.threads} threads); Ctrl-C ends it"
+        cache = f"cache of {blobs.limit_bytes / 1e9:.1f} GB at most in {blobs.folder}"
+        line = f"worker {name!r} listens on {address} ({protection}, {config.threads} threads, {cache}); Ctrl-C ends it"
     print(line, flush=True)
 
 
@@ -199,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cores", default="", metavar="0,1", help="run on these CPUs only")
     parser.add_argument("--name", default="", help="the machine's name in the cluster (default: the host's)")
     parser.add_argument("--cache", type=Path, help="folder for libraries and weights")
-    parser.add_argument("--cache-limit-bytes", type=int, help="the cache's size at most")
+    parser.add_argument("--cache-limit-bytes", type=int, help="the cache's size (default: 4/5 of the free disk)")
     parser.add_argument("--token-file", type=Path, help=f"file with the shared token (else ${TOKEN_VARIABLE})")
     parser.add_argument("--tls-certificate", type=Path, metavar="PEM")
     parser.add_argument("--tls-key", type=Path, metavar="PEM")
