@@ -20,8 +20,8 @@ from rpc_runtime.security import TlsFiles
 MAXIMUM_MESSAGE_BYTES = 32 << 20
 """Data frames have 1 MiB; a program with some thousand weights, or a full trace, a few."""
 KEEPALIVE_MILLISECONDS = 10_000
-HANDSHAKE_MILLISECONDS = 5_000
-"""For TLS and the first frames of HTTP/2: a caller that says nothing is hung up on."""
+HANDSHAKE_MILLISECONDS = 10_000
+"""For TLS and the first frames of HTTP/2; a connection that says nothing is closed then."""
 MAXIMUM_DETAIL_LETTERS = 3000
 
 _BOTH_SIDES = [

@@ -43,7 +43,7 @@ class Deployments:
     """The deployments of a worker by their random names. Thread-safe."""
 
     def __init__(self, blobs: BlobStore) -> None:
-        self.blobs = blobs
+        self._blobs = blobs
         self._lock = threading.Lock()
         self._held: dict[str, Deployment] = {}
 
@@ -53,7 +53,7 @@ class Deployments:
         with self._lock:
             if identifier in self._held:
                 raise ProtocolError(f"deployment {identifier[:8]} is watched already")
-            deployment = self._held[identifier] = Deployment(identifier, self.blobs)
+            deployment = self._held[identifier] = Deployment(identifier, self._blobs)
         return deployment
 
     def get(self, identifier: str) -> Deployment:
@@ -111,7 +111,8 @@ class ControlService:
 
     def handlers(self) -> Any:
         return grpc.method_handlers_generic_handler(
-            CONTROL_SERVICE, {method.name: _handler(method, *rest) for method, *rest in self._table}
+            CONTROL_SERVICE,
+            {method.name: _handler(method, behaviour, places) for method, behaviour, places in self._table},
         )
 
     def places(self) -> dict[str, Places]:
@@ -157,13 +158,13 @@ class ControlService:
             for request in requests:
                 yield request.chunk
 
-        self._deployments.blobs.write(blob_spec(first.blob), chunks())
+        self._deployments.get(first.deployment).put_blob(blob_spec(first.blob), chunks())
         return pb.PutBlobReply()
 
     def _load_stages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
-        plan = plan_from_request(request)
+        deployment, plan = self._deployments.get(request.deployment), plan_from_request(request)
         self._require_own("stages", plan.machine)
-        return pb.LoadStagesReply(weight_bytes=self._deployments.get(request.deployment).load(plan))
+        return pb.LoadStagesReply(weight_bytes=deployment.load(plan, is_wanted=context.is_active))
 
     def _connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
         if not 0 < request.timeout_seconds <= MAXIMUM_CONNECT_SECONDS:
@@ -196,9 +197,9 @@ class ControlService:
         return pb.TraceReply(events=[trace_message(event) for event in recorder.trace()])
 
     def _load_kernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
-        kernels = kernel_set(request)
+        deployment, kernels = self._deployments.get(request.deployment), kernel_set(request)
         self._require_own("kernels", kernels.machine)
-        timer = self._deployments.get(request.deployment).load_kernels(kernels, self._threads)
+        timer = deployment.load_kernels(kernels, self._threads)
         return pb.LoadKernelsReply(allocated_bytes=timer.allocated_bytes)
 
     def _time_kernels(self, request: pb.TimeKernelsRequest, context: Any) -> pb.TimeKernelsReply:
@@ -248,8 +249,10 @@ def _handler(method: Method, behaviour: Callable[[Any, Any], Any], places: Place
 
 
 def _parsed(method: Method, requests: Iterator[bytes], context: Any) -> Iterator[Any]:
-    while (message := next_message(requests, context, UPLOAD_SILENCE_SECONDS)) is not None:
+    seconds = GREETING_SECONDS
+    while (message := next_message(requests, context, seconds)) is not None:
         yield _parse(method, message)
+        seconds = UPLOAD_SILENCE_SECONDS
 
 
 def _parse(method: Method, message: bytes | None) -> Any:

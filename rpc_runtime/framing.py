@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from rpc_runtime.errors import ProtocolError
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIQQQ")
 DEPTH = struct.Struct("<I")
