@@ -79,6 +79,10 @@ def open_files(process: int) -> int:
     return sum(1 for _ in Path(f"/proc/{process}/fd").iterdir())
 
 
+def threads(process: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{process}/task").iterdir())
+
+
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
     """Whether a condition comes true in time."""
     deadline = time.monotonic() + seconds

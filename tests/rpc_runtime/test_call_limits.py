@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from rpc_runtime.machine_plan import machine_plan
 from rpc_runtime.messages import blob_message, load_request
 from rpc_runtime.program import BlobSpec, Program
 from tests.rpc_runtime.program_maker import ProgramMaker
-from tests.rpc_runtime.raw_calls import RawCaller, memory_bytes, silence, within
+from tests.rpc_runtime.raw_calls import RawCaller, memory_bytes, silence, threads, within
 from tests.rpc_runtime.test_failures import deployments_left
 from tests.rpc_runtime.test_pipeline import A, batches_for, double, open_on, same
 
@@ -251,9 +252,14 @@ def test_loading_stops_when_nobody_waits_any_more(own_worker: WorkerEndpoint, ma
 
 
 @pytest.fixture
-def own_worker() -> Iterator[WorkerEndpoint]:
+def own_workers() -> Iterator[LocalWorkers]:
     with LocalWorkers([A]) as started:
-        yield started.endpoints[A]
+        yield started
+
+
+@pytest.fixture
+def own_worker(own_workers: LocalWorkers) -> WorkerEndpoint:
+    return own_workers.endpoints[A]
 
 
 @pytest.mark.parametrize("files", [1024, 4096])
@@ -284,3 +290,14 @@ def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
         each.close()
     worker.kill()
     worker.wait()
+
+
+def test_calls_without_a_token_take_no_threads(own_workers: LocalWorkers) -> None:
+    """Each would take its turn with those that compute and send; the thread that takes calls in refuses them."""
+    worker = own_workers.endpoints[A]
+    describe(worker, 20)
+    before = threads(own_workers.process_ids[A])
+    with RawCaller(replace(worker, token="wrong")) as caller:
+        assert caller.codes(DESCRIBE.path, [b""] * 2000) == {"UNAUTHENTICATED": 2000}
+        assert "token is wrong or missing" in caller.answer(DESCRIBE.path, [b""])[1]
+    assert threads(own_workers.process_ids[A]) <= before + 3  # gRPC's own come and go
