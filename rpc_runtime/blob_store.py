@@ -25,34 +25,43 @@ from rpc_runtime.errors import BlobError
 from rpc_runtime.framing import Bytes
 from rpc_runtime.program import BlobSpec
 
+SHARE_OF_FREE_DISK = 0.8
 STALE_SECONDS = 86_400.0
 """Nobody writes one blob for a day."""
 
 
 class BlobStore:
-    """Blobs in ``folder``, of at most ``limit_bytes`` together (None: no limit). Thread-safe.
+    """Blobs in ``folder``, of at most ``limit_bytes`` together. Thread-safe.
 
-    When a new blob does not fit, those used least recently go first, but never one that an open store has pinned.
+    Without a limit given, it is four fifths of what the disk has free, the blobs that are there counted as free. When a
+    new blob does not fit, those used least recently go first, but never one that an open store has pinned. A folder
+    that somebody removes is made again: its blobs are missing then, and are sent again.
+
+    Every method raises:
+        BlobError: the folder cannot be used.
     """
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
-        self._folder = folder
-        self._limit_bytes = limit_bytes
-        for name in ("blobs", "temporary", "pins"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+        self.folder = folder
         self._mutex = threading.Lock()
         self._pins: dict[str, set[str]] = {}
         self._pin_path = folder / "pins" / uuid.uuid4().hex
-        with self._exclusively():
-            self._pin_file: IO[str] = self._pin_path.open("w", encoding="ascii")
-            fcntl.flock(self._pin_file, fcntl.LOCK_EX)
-            self._sweep()
+        self._pin_file: IO[str] | None = None
+        self._arriving = 0
         self._closed = False
+        with self._exclusively():
+            self._sweep()
+            held = sum(status.st_size for _, status in _statuses((folder / "blobs").glob("*/*")))
+            free = shutil.disk_usage(folder).free + held
+        self.limit_bytes = int(SHARE_OF_FREE_DISK * free) if limit_bytes is None else limit_bytes
 
     @property
     def scratch(self) -> Path:
         """A folder on the same file system for short-lived files."""
-        return self._folder / "temporary"
+        folder = self.folder / "temporary"
+        with self._explained():
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def path(self, blob: BlobSpec) -> Path:
         return self._path(blob.sha256)
@@ -76,8 +85,11 @@ class BlobStore:
         Raises:
             BlobError: the content has another size or digest, or there is no room for it.
         """
+        with self._room_for(blob), self._explained():
+            self._write(blob, chunks)
+
+    def _write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
         digest, size = hashlib.sha256(), 0
-        self._reserve(blob)
         descriptor, name = tempfile.mkstemp(dir=self.scratch)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -95,8 +107,6 @@ class BlobStore:
                 path = self._path(blob.sha256)
                 path.parent.mkdir(exist_ok=True)
                 Path(name).replace(path)
-        except OSError as error:
-            raise BlobError(f"blob {blob.sha256[:12]} cannot be written to {self._folder}: {error}") from error
         finally:
             Path(name).unlink(missing_ok=True)
 
@@ -104,12 +114,13 @@ class BlobStore:
         """The content.
 
         Raises:
-            BlobError: the blob is missing, or its content has changed; it is then removed, so it will be sent anew.
+            BlobError: the blob is missing, has another size, or its content has changed; only then it is removed, so it
+                will be sent anew.
         """
         path = self._path(blob.sha256)
         try:
             content = read_blob(path, blob)
-        except BlobError:
+        except ChangedBlobError:
             path.unlink(missing_ok=True)
             raise
         with contextlib.suppress(OSError):
@@ -123,28 +134,51 @@ class BlobStore:
                 self._closed = True
                 self._pins.clear()
                 self._pin_path.unlink(missing_ok=True)
-                self._pin_file.close()
+                if self._pin_file is not None:
+                    self._pin_file.close()
 
     def _path(self, sha256: str) -> Path:
-        return self._folder / "blobs" / sha256[:2] / sha256
+        return self.folder / "blobs" / sha256[:2] / sha256
 
     def _present(self, blob: BlobSpec) -> bool:
-        """Whether the file is there in full; a file of another size is damaged and makes way."""
+        """Whether the file is there, with this size. One of another size stays: who knows which of the two is wrong?"""
         path = self._path(blob.sha256)
         try:
-            if path.stat().st_size == blob.size_bytes:
-                os.utime(path)
-                return True
+            if path.stat().st_size != blob.size_bytes:
+                return False
+            os.utime(path)
         except FileNotFoundError:
             return False
-        path.unlink(missing_ok=True)
-        return False
+        return True
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
-        with self._mutex, (self._folder / "lock").open("w", encoding="ascii") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with self._mutex, self._explained():
+            for name in ("blobs", "temporary", "pins"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            with (self.folder / "lock").open("w", encoding="ascii") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if not self._closed and not self._pin_path.exists():
+                    self._begin_pins()
+                yield
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
             yield
+        except OSError as error:
+            what = ": ".join(filter(None, (error.strerror, error.filename)))
+            raise BlobError(
+                f"cannot keep blobs in {self.folder} ({what}): make room or repair its permissions, or give the worker "
+                "another --cache"
+            ) from error
+
+    def _begin_pins(self) -> None:
+        if self._pin_file is not None:
+            self._pin_file.close()
+        self._pin_file = self._pin_path.open("w", encoding="ascii")
+        fcntl.flock(self._pin_file, fcntl.LOCK_EX)
+        self._write_pins()
 
     def _sweep(self) -> None:
         """Removes what processes that were killed left half written."""
@@ -153,44 +187,52 @@ class BlobStore:
                 path.unlink(missing_ok=True)
 
     def _write_pins(self) -> None:
+        if self._pin_file is None:
+            return
         self._pin_file.seek(0)
         self._pin_file.truncate()
         self._pin_file.write("\n".join(sorted(set().union(*self._pins.values()))))
         self._pin_file.flush()
 
-    def _reserve(self, blob: BlobSpec) -> None:
-        if self._limit_bytes is not None and blob.size_bytes > self._limit_bytes:
-            raise BlobError(
-                f"blob {blob.sha256[:12]} has {blob.size_bytes} bytes, and the cache {self._folder} may hold "
-                f"{self._limit_bytes}: raise its limit"
-            )
-        free = shutil.disk_usage(self._folder).free
-        if blob.size_bytes > free:
-            raise BlobError(f"blob {blob.sha256[:12]} has {blob.size_bytes} bytes, and {self._folder} has {free} free")
+    @contextlib.contextmanager
+    def _room_for(self, blob: BlobSpec) -> Iterator[None]:
+        """While a blob arrives; what arrives at the same time counts, for it lies in the folder as well."""
+        with self._exclusively():
+            free, arriving = shutil.disk_usage(self.folder).free, self._arriving
+            where = f"blob {blob.sha256[:12]} has {blob.size_bytes} bytes, and the cache {self.folder}"
+            also = f", with {arriving} bytes that arrive at the moment" if arriving else ""
+            if arriving + blob.size_bytes > self.limit_bytes:
+                raise BlobError(f"{where} may hold {self.limit_bytes}{also}: raise its limit (--cache-limit-bytes)")
+            if blob.size_bytes > free:
+                raise BlobError(f"{where} has {free} free")
+            self._arriving += blob.size_bytes
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._arriving -= blob.size_bytes
 
     def _evict(self, blob: BlobSpec) -> None:
         """Makes room for a blob. Called with the lock of all processes held."""
-        if self._limit_bytes is None:
-            return
-        entries = [each for each in _statuses((self._folder / "blobs").glob("*/*")) if each[0].name != blob.sha256]
+        entries = [each for each in _statuses((self.folder / "blobs").glob("*/*")) if each[0].name != blob.sha256]
         total = sum(status.st_size for _, status in entries) + blob.size_bytes
-        if total <= self._limit_bytes:
+        if total <= self.limit_bytes:
             return
         pinned = self._all_pins()
         for path, status in sorted(entries, key=lambda entry: entry[1].st_mtime_ns):
             if path.name not in pinned:
                 path.unlink(missing_ok=True)
                 total -= status.st_size
-                if total <= self._limit_bytes:
+                if total <= self.limit_bytes:
                     return
         raise BlobError(
-            f"the cache {self._folder} may hold {self._limit_bytes} bytes, and what is in use needs {total}: "
-            "raise its limit, or close deployments"
+            f"the cache {self.folder} may hold {self.limit_bytes} bytes, and what is in use needs {total}: "
+            "raise its limit (--cache-limit-bytes), or close deployments"
         )
 
     def _all_pins(self) -> set[str]:
         pins = set().union(*self._pins.values())
-        for path in (self._folder / "pins").iterdir():
+        for path in (self.folder / "pins").iterdir():
             if path == self._pin_path:
                 continue
             with path.open(encoding="ascii") as file:
@@ -213,11 +255,18 @@ def _statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
         yield path, status
 
 
+class ChangedBlobError(BlobError):
+    """A file whose content is not what its name says."""
+
+
 def _check(blob: BlobSpec, size: int, sha256: str) -> None:
-    if size != blob.size_bytes:
-        raise BlobError(f"blob {blob.sha256[:12]} should have {blob.size_bytes} bytes, it has {size}")
     if sha256 != blob.sha256:
-        raise BlobError(f"the content of blob {blob.sha256[:12]} has the digest {sha256[:12]}: it was changed")
+        raise ChangedBlobError(
+            f"the content of blob {blob.sha256[:12]} has {size} bytes of {blob.size_bytes} and the digest "
+            f"{sha256[:12]}: it was changed"
+        )
+    if size != blob.size_bytes:
+        raise BlobError(f"blob {blob.sha256[:12]} has {size} bytes, and the caller says that it has {blob.size_bytes}")
 
 
 def read_blob(path: Path, blob: BlobSpec) -> Bytes:

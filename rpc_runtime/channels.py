@@ -23,6 +23,8 @@ MAXIMUM_MESSAGE_BYTES = 32 << 20
 KEEPALIVE_MILLISECONDS = 4_000
 PING_TIMEOUT_MILLISECONDS = 16_000
 """An answer waits behind what is in a socket's buffer: 4 MiB, over the slowest link that is meant to work 256 KiB/s."""
+HANDSHAKE_MILLISECONDS = 10_000
+"""For TLS and the first frames of HTTP/2; a connection that says nothing is closed then."""
 
 _BOTH_SIDES = [
     ("grpc.max_send_message_length", MAXIMUM_MESSAGE_BYTES),
@@ -39,6 +41,7 @@ SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # or two workers could share a port without noticing
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MILLISECONDS // 2),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
 ]
 _CHANNEL_OPTIONS = [
     *_BOTH_SIDES,

@@ -173,10 +173,12 @@ class WorkerConnection:
                 sent += size
                 on_progress(sent, total)
 
-            self._put(blob, blob_path(blob.sha256), timeout_seconds, count)
+            self._put(deployment, blob, blob_path(blob.sha256), timeout_seconds, count)
         return sent
 
-    def _put(self, blob: BlobSpec, path: Path, timeout_seconds: float, count: Callable[[int], None]) -> None:
+    def _put(
+        self, deployment: str, blob: BlobSpec, path: Path, timeout_seconds: float, count: Callable[[int], None]
+    ) -> None:
         method = self._channel.stream_unary(
             methods.PUT_BLOB.path,
             request_serializer=pb.PutBlobRequest.SerializeToString,
@@ -185,7 +187,7 @@ class WorkerConnection:
         problem: list[OSError] = []
         timeout = timeout_seconds + blob.size_bytes / SLOWEST_LINK_BYTES_PER_SECOND
         try:
-            method(_blob_chunks(blob, path, count, problem), timeout=timeout, metadata=self._metadata)
+            method(_blob_chunks(deployment, blob, path, count, problem), timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as status:
             if problem:
                 raise BlobError(f"cannot read blob {blob.sha256[:12]} from {path}: {problem[0]}") from problem[0]
@@ -261,9 +263,9 @@ class WorkerConnection:
 
 
 def _blob_chunks(
-    blob: BlobSpec, path: Path, count: Callable[[int], None], problem: list[OSError]
+    deployment: str, blob: BlobSpec, path: Path, count: Callable[[int], None], problem: list[OSError]
 ) -> Iterator[pb.PutBlobRequest]:
-    yield pb.PutBlobRequest(blob=blob_message(blob))
+    yield pb.PutBlobRequest(deployment=deployment, blob=blob_message(blob))
     try:
         with path.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):

@@ -7,6 +7,7 @@ from typing import Any
 
 from rpc_runtime import worker_pb2 as pb
 from rpc_runtime.foreign_text import clean_message
+from rpc_runtime.framing import CHUNK_BYTES
 
 CONTROL_SERVICE = "tvm_split.Control"
 DATA_SERVICE = "tvm_split.Data"
@@ -18,11 +19,14 @@ HELLO_KEY = "tvm-split-hello-bin"
 
 @dataclass(frozen=True)
 class Method:
+    """``maximum_request_bytes`` is what the method needs: a message that is parsed takes ten times its bytes."""
+
     name: str
     request: Any
     reply: Any
     streams_requests: bool = False
     streams_replies: bool = False
+    maximum_request_bytes: int = 64 << 10
 
     @property
     def path(self) -> str:
@@ -33,14 +37,19 @@ class Method:
         return clean_message(self.reply.FromString(content))
 
 
+_LONG = 8 << 20
+"""Some ten thousand weights, or kernels."""
+
 DESCRIBE = Method("Describe", pb.DescribeRequest, pb.DescribeReply)
 WATCH = Method("Watch", pb.WatchRequest, pb.WatchEvent, streams_replies=True)
-MISSING_BLOBS = Method("MissingBlobs", pb.MissingBlobsRequest, pb.MissingBlobsReply)
-PUT_BLOB = Method("PutBlob", pb.PutBlobRequest, pb.PutBlobReply, streams_requests=True)
-LOAD_STAGES = Method("LoadStages", pb.LoadStagesRequest, pb.LoadStagesReply)
+MISSING_BLOBS = Method("MissingBlobs", pb.MissingBlobsRequest, pb.MissingBlobsReply, maximum_request_bytes=_LONG)
+PUT_BLOB = Method(
+    "PutBlob", pb.PutBlobRequest, pb.PutBlobReply, streams_requests=True, maximum_request_bytes=2 * CHUNK_BYTES
+)
+LOAD_STAGES = Method("LoadStages", pb.LoadStagesRequest, pb.LoadStagesReply, maximum_request_bytes=_LONG)
 CONNECT = Method("Connect", pb.ConnectRequest, pb.ConnectReply)
 UNLOAD = Method("Unload", pb.UnloadRequest, pb.UnloadReply)
 STATISTICS = Method("Statistics", pb.StatisticsRequest, pb.StatisticsReply)
 TRACE = Method("Trace", pb.TraceRequest, pb.TraceReply)
-LOAD_KERNELS = Method("LoadKernels", pb.LoadKernelsRequest, pb.LoadKernelsReply)
+LOAD_KERNELS = Method("LoadKernels", pb.LoadKernelsRequest, pb.LoadKernelsReply, maximum_request_bytes=_LONG)
 TIME_KERNELS = Method("TimeKernels", pb.TimeKernelsRequest, pb.TimeKernelsReply)

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from rpc_runtime import worker_pb2 as pb
+from rpc_runtime.call_limits import Places
 from rpc_runtime.channels import status_of
-from rpc_runtime.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD
+from rpc_runtime.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH
 from rpc_runtime.control_service import Deployments
 from rpc_runtime.deployment import Deployment
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.foreign_text import print_exception
 from rpc_runtime.framing import PROTOCOL_VERSION, Frame, FrameKind, control_frame, decode, error_frame
-from rpc_runtime.security import Token, refuse
+from rpc_runtime.security import Metadata
+
+MAXIMUM_STREAMS = 128
+"""A deployment needs one or two per neighbour."""
 
 
 class DataService:
     """Accepts data streams. Whatever a peer sends, the worker stays; at worst the peer's deployment fails."""
 
-    def __init__(self, deployments: Deployments, token: Token | None) -> None:
+    def __init__(self, deployments: Deployments) -> None:
         self._deployments = deployments
-        self._token = token
+        self._places = Places("data streams", MAXIMUM_STREAMS)
+
+    def places(self) -> dict[str, Places]:
+        return {LINK_PATH: self._places}
+
+    def knows_link(self, metadata: Metadata) -> bool:
+        """Whether a caller shows the secret of the very link it wants to open."""
+        try:
+            return self._deployments.know_link(_hello(metadata))
+        except ProtocolError:
+            return False
 
     def handlers(self) -> Any:
         link = grpc.stream_stream_rpc_method_handler(self._link, None, None)
@@ -33,52 +47,46 @@ class DataService:
 
     def _link(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         try:
-            hello = self._admit(context)
-            deployment = self._deployments.get(hello.deployment)
-            machine = deployment.machine
-            if hello.destination == machine:
-                incoming = deployment.attach_incoming(hello.source)
-                stream = _Stream(deployment, hello.source, incoming.receive, incoming.close)
-                frames = incoming.credit_frames()
-            elif hello.source == machine:
-                outgoing = deployment.attach_outgoing(hello.destination)
-                stream = _Stream(deployment, hello.destination, outgoing.receive, outgoing.close)
-                frames = outgoing.frames()
-            else:
-                raise ProtocolError(
-                    f"a stream from {hello.source!r} to {hello.destination!r} does not touch {machine!r}"
-                )
-            yield control_frame(FrameKind.ACCEPT)
-            stream.start(requests)
-            try:
-                yield from frames
-            except WorkerUnavailableError as error:
-                stream.broken(f"from {stream.peer!r} {error}")
-                raise
-            except Exception as error:
-                print_exception(error)
-                deployment.internal_failed(error)
-                raise WorkerError(f"the worker failed unexpectedly: {error!r}") from error
-            finally:
-                stream.broken("the data stream was closed")
-            if stream.error is not None:
-                yield error_frame(str(stream.error))
-                raise stream.error
+            with self._places.held(context):
+                yield from self._answer(requests, context)
         except TvmSplitError as error:
             context.abort(*status_of(error))
 
-    def _admit(self, context: Any) -> pb.Hello:
-        """Who calls: somebody who knows the worker's token, as clients do, or the secret of the very link it opens."""
-        metadata = context.invocation_metadata()
-        hello = _hello(metadata)
-        if not (self._token is None or self._token.shown_in(metadata) or self._deployments.know_link(hello)):
-            refuse(context, "no deployment here has a link with the secret that was shown; it may have ended")
+    def _answer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        hello = _hello(context.invocation_metadata())
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"this worker speaks protocol version {PROTOCOL_VERSION}, the caller {hello.protocol_version}: "
                 "upgrade one"
             )
-        return hello
+        deployment = self._deployments.get(hello.deployment)
+        machine = deployment.machine
+        if hello.destination == machine:
+            incoming = deployment.attach_incoming(hello.source)
+            stream = _Stream(deployment, hello.source, incoming.receive, incoming.close)
+            frames = incoming.credit_frames()
+        elif hello.source == machine:
+            outgoing = deployment.attach_outgoing(hello.destination)
+            stream = _Stream(deployment, hello.destination, outgoing.receive, outgoing.close)
+            frames = outgoing.frames()
+        else:
+            raise ProtocolError(f"a stream from {hello.source!r} to {hello.destination!r} does not touch {machine!r}")
+        yield control_frame(FrameKind.ACCEPT)
+        stream.start(requests)
+        try:
+            yield from frames
+        except WorkerUnavailableError as error:
+            stream.broken(f"from {stream.peer!r} {error}")
+            raise
+        except Exception as error:
+            print_exception(error)
+            deployment.internal_failed(error)
+            raise WorkerError(f"the worker failed unexpectedly: {error!r}") from error
+        finally:
+            stream.broken("the data stream was closed")
+        if stream.error is not None:
+            yield error_frame(str(stream.error))
+            raise stream.error
 
 
 class _Stream:
@@ -117,11 +125,11 @@ class _Stream:
             self._close()
 
 
-def _hello(metadata: Iterable[tuple[str, bytes]]) -> pb.Hello:
+def _hello(metadata: Metadata) -> pb.Hello:
     for key, value in metadata:
-        if key == HELLO_KEY:
+        if key == HELLO_KEY and isinstance(value, bytes):
             try:
-                return pb.Hello.FromString(bytes(value))
+                return pb.Hello.FromString(value)
             except DecodeError as error:
                 raise ProtocolError("the greeting of a data stream is damaged") from error
     raise ProtocolError("a data stream comes with a greeting")

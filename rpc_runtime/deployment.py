@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ from rpc_runtime.security import TlsFiles
 from rpc_runtime.stage_executable import StageExecutable, WeightCache, new_slot, tensor_bytes
 
 JOIN_SECONDS = 10.0
+MAXIMUM_UPLOADS = 4
+"""Blobs that may arrive at a time; a client sends one."""
+MAXIMUM_BLOBS = 20_000
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Deployment:
         self.identifier = identifier
         self._blobs = blobs
         self._lock = threading.Lock()
-        self._events = threading.Condition(self._lock)
+        # Of its own: whoever waits for events, or ends that, must not wait for somebody who holds the other one long.
+        self._events = threading.Condition()
         self._plan: MachinePlan | None = None
         self._executor: StageExecutor | None = None
         self._recorder: Recorder | None = None
@@ -51,6 +55,8 @@ class Deployment:
         self._outgoing: dict[str, OutgoingLink] = {}
         self._link_secrets: Mapping[tuple[str, str], bytes] = {}
         self._attached: set[tuple[str, str]] = set()
+        self._blobs_wanted: set[str] = set()
+        self._uploads = 0
         self._calls: list[LinkCall] = []
         self._failure: pb.Failure | None = None
         self._unwatched = False
@@ -68,18 +74,57 @@ class Deployment:
         """Keeps blobs for this deployment; the missing ones."""
         with self._lock:
             self._check_open_locked()
+            wanted = self._blobs_wanted.union(blob.sha256 for blob in blobs)
+            if len(wanted) > MAXIMUM_BLOBS:
+                raise ProtocolError(f"a deployment has at most {MAXIMUM_BLOBS} blobs on a machine, got {len(wanted)}")
+            self._blobs_wanted = wanted
         missing = self._blobs.pin(self.identifier, blobs)
         if self._closed:
             self._blobs.unpin(self.identifier)
         return missing
 
-    def load(self, plan: MachinePlan, link_secrets: Mapping[tuple[str, str], bytes]) -> int:
+    def put_blob(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
+        """Takes in a blob that was missing when it was pinned.
+
+        Raises:
+            ProtocolError: it is none that this deployment keeps.
+            WorkerError: too many of its blobs are arriving already.
+            BlobError: the content has another size or digest, or there is no room for it.
+        """
+        with self._lock:
+            self._check_open_locked()
+            if blob.sha256 not in self._blobs_wanted:
+                raise ProtocolError(f"blob {blob.sha256[:12]} is none that deployment {self.identifier[:8]} keeps")
+            if self._uploads >= MAXIMUM_UPLOADS:
+                raise WorkerError(
+                    f"deployment {self.identifier[:8]} sends {self._uploads} blobs to this worker already, "
+                    f"and {MAXIMUM_UPLOADS} at a time are allowed"
+                )
+            self._uploads += 1
+        try:
+            self._blobs.write(blob, self._while_open(chunks))
+        finally:
+            with self._lock:
+                self._uploads -= 1
+
+    def _while_open(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._check_open()
+            yield chunk
+
+    def load(
+        self,
+        plan: MachinePlan,
+        link_secrets: Mapping[tuple[str, str], bytes],
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> int:
         """Loads libraries and weights, makes the queues and starts to compute. Returns the weights' bytes.
 
         ``link_secrets`` by (source, destination) are those of the links to and from other machines.
 
         Raises:
-            WorkerError: a stage cannot run on this machine, or the deployment is loaded or closed already.
+            WorkerError: a stage cannot run on this machine, the deployment is loaded or closed already, or nobody
+                wants the result any more.
             BlobError: a blob is missing or damaged.
         """
         with self._lock:
@@ -90,7 +135,14 @@ class Deployment:
         self.pin([blob for stage in plan.stages for blob in stage.blobs])
         needed = _check_memory(plan)
         cache = WeightCache()
-        stages = [self._load_stage(stage, cache) for stage in plan.stages]
+        stages: list[StageExecutable] = []
+        for stage in plan.stages:
+            if not is_wanted():
+                raise WorkerError(
+                    f"machine {plan.machine!r} had loaded {len(stages)} of {len(plan.stages)} stages when the caller's "
+                    "time was over"
+                )
+            stages.append(self._load_stage(stage, cache))
         cache.loaded.clear()
         recorder = Recorder(plan.machine, [stage.name for stage in plan.stages])
         with self._lock:
@@ -288,7 +340,7 @@ class Deployment:
                 return
             self._failure = failure
             self._halt_locked()
-            self._events.notify_all()
+        self._notify()
 
     def _halt_locked(self) -> None:
         if self._executor is not None:
@@ -300,28 +352,32 @@ class Deployment:
 
     def wait_event(self, timeout_seconds: float) -> pb.WatchEvent | None:
         """The next thing to tell the client: at latest a heartbeat after the timeout; None when closed."""
-        with self._lock:
+        with self._events:
             if self._failure is None and not self._closed and not self._unwatched:
                 self._events.wait(timeout_seconds)
-            if self._closed:
-                return None
-            executor = self._executor
-            event = pb.WatchEvent(activity=self._recorder.activity if self._recorder else 0)
-            if self._failure is not None:
-                event.failure.CopyFrom(self._failure)
+        if self._closed:
+            return None
+        executor, recorder, failure = self._executor, self._recorder, self._failure
+        event = pb.WatchEvent(activity=recorder.activity if recorder else 0)
+        if failure is not None:
+            event.failure.CopyFrom(failure)
         if executor is not None:
             for name, finished in executor.progress().items():
                 event.stages.add(stage=name, finished=finished)
         return event
 
     def wait_closed(self, timeout_seconds: float) -> bool:
-        with self._lock:
+        with self._events:
             return self._closed or self._unwatched or self._events.wait(timeout_seconds)
 
     def stop_waiting(self) -> None:
         """Nobody watches any more: those who wait for events go on at once, now and later."""
-        with self._lock:
+        with self._events:
             self._unwatched = True
+            self._events.notify_all()
+
+    def _notify(self) -> None:
+        with self._events:
             self._events.notify_all()
 
     @property
@@ -344,6 +400,7 @@ class Deployment:
             self._halt_locked()
             calls, self._calls = self._calls, []
             executor, self._executor = self._executor, None
+        self._notify()
         for call in calls:
             call.close()
         if executor is not None:

@@ -65,14 +65,28 @@ class MachinePlan:
         """Who takes a micro-batch of a tensor here: (position of a stage in ``stages``, position among its inputs)."""
         return tuple(
             (position, place)
-            for position, stage in enumerate(self.stages)
-            for place, wanted in enumerate(stage.inputs)
-            if wanted.name == tensor and sequence in stage.own_turns
+            for position, place in self._takers.get(tensor, ())
+            if sequence in self.stages[position].own_turns
         )
+
+    @cached_property
+    def _takers(self) -> dict[str, list[tuple[int, int]]]:
+        takers: dict[str, list[tuple[int, int]]] = {}
+        for position, stage in enumerate(self.stages):
+            for place, wanted in enumerate(stage.inputs):
+                takers.setdefault(wanted.name, []).append((position, place))
+        return takers
 
     def destinations_of(self, tensor: str, sequence: int) -> tuple[str, ...]:
         """The other machines that a micro-batch of a tensor goes to from here."""
-        return tuple(r.destination for r in self.outgoing if r.tensor.name == tensor and sequence in r.when)
+        return tuple(route.destination for route in self._leaving.get(tensor, ()) if sequence in route.when)
+
+    @cached_property
+    def _leaving(self) -> dict[str, list[PlannedRoute]]:
+        leaving: dict[str, list[PlannedRoute]] = {}
+        for route in self.outgoing:
+            leaving.setdefault(route.tensor.name, []).append(route)
+        return leaving
 
 
 def queue_depth(when: Recurrence, window: int) -> int:

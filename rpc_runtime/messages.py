@@ -18,6 +18,14 @@ from rpc_runtime.turns import Recurrence
 
 MAXIMUM_TENSOR_BYTES = 1 << 36
 LINK_SECRET_BYTES = 16
+MAXIMUM_STAGES = 256
+"""Each is a library that is loaded, of which a process can hold some thousands."""
+MAXIMUM_ROUTES = 4096
+MAXIMUM_NEIGHBOURS = 64
+"""Each is a data stream, or two."""
+MAXIMUM_WEIGHTS = 20_000
+MAXIMUM_TENSOR_TURNS = 1 << 19
+"""Where each micro-batch goes is looked up in tables of one period for every tensor."""
 MAXIMUM_KERNELS = 10_000
 MAXIMUM_ARGUMENTS = 1000
 MAXIMUM_ROUNDS = 1000
@@ -134,6 +142,7 @@ def plan_from_request(message: pb.LoadStagesRequest) -> MachinePlan:
         ProtocolError: a stage lacks an input, a route touches another machine, or numbers do not fit.
     """
     machine = message.machine
+    _check_sizes(message)
     stages = tuple(stage_spec(stage) for stage in message.stages)
     routes = tuple(_planned_route(route) for route in message.routes)
     for route in routes:
@@ -143,17 +152,42 @@ def plan_from_request(message: pb.LoadStagesRequest) -> MachinePlan:
     for stage in stages:
         if stage.machine != machine:
             raise ProtocolError(f"stage {stage.name!r} is for machine {stage.machine!r}, not {machine!r}")
-        for tensor in stage.inputs:
-            _check_supply(plan, stage, tensor)
+    # Of each tensor, what every turn of the period has; checks by route and stage would take the product of both.
+    tensors = len(routes) + sum(len(stage.inputs) + len(stage.outputs) for stage in stages)
+    if tensors * plan.period > MAXIMUM_TENSOR_TURNS:
+        raise ProtocolError(
+            f"machine {machine!r} has {tensors} tensors and routes in {plan.period} turns, and their product may be "
+            f"{MAXIMUM_TENSOR_TURNS}: give the stages shorter lists of turns"
+        )
+    _check_supplies(plan)
     made = {tensor: stage.own_turns for stage in stages for tensor in stage.outputs}
     for route in (*plan.outgoing, *plan.local):
         own = made.get(route.tensor)
         if own is None or not all(place in own for place in _places(route.when, plan)):
             raise ProtocolError(f"a route takes {route.tensor}, and no stage of machine {machine!r} makes it")
+    taken: dict[str, set[int]] = {}
+    for stage in stages:
+        for tensor in stage.inputs:
+            taken.setdefault(tensor.name, set()).update(_places(stage.own_turns, plan))
     for route in (*plan.incoming, *plan.local):
-        if not all(plan.consumers(route.tensor.name, place) for place in _places(route.when, plan)):
+        if not taken.get(route.tensor.name, set()).issuperset(_places(route.when, plan)):
             raise ProtocolError(f"a route brings {route.tensor} to {machine!r}, where no stage takes it in that turn")
     return plan
+
+
+def _check_sizes(message: pb.LoadStagesRequest) -> None:
+    """Before any work is done with them."""
+    neighbours = {end for route in message.routes for end in (route.source, route.destination)}
+    tensors = sum(len(stage.inputs) + len(stage.outputs) for stage in message.stages)
+    for what, count, limit in (
+        ("stages", len(message.stages), MAXIMUM_STAGES),
+        ("routes", len(message.routes), MAXIMUM_ROUTES),
+        ("neighbours", len(neighbours), MAXIMUM_NEIGHBOURS),
+        ("inputs and outputs of stages", tensors, MAXIMUM_ROUTES),
+        ("weights", sum(len(stage.weights) for stage in message.stages), MAXIMUM_WEIGHTS),
+    ):
+        if count > limit:
+            raise ProtocolError(f"machine {message.machine!r} has {count} {what}, at most {limit} are allowed")
 
 
 def _planned_route(message: pb.Route) -> PlannedRoute:
@@ -167,15 +201,24 @@ def _planned_route(message: pb.Route) -> PlannedRoute:
     return PlannedRoute(message.tensor_index, tensor, message.source, message.destination, message.queue_depth, when)
 
 
-def _check_supply(plan: MachinePlan, stage: StageSpec, tensor: TensorSpec) -> None:
+def _check_supplies(plan: MachinePlan) -> None:
     """Each micro-batch of a stage gets each input, and from one source only."""
-    supplies = [route for route in (*plan.incoming, *plan.local) if route.tensor == tensor]
-    for place in _places(stage.own_turns, plan):
-        sources = [route.source for route in supplies if place in route.when]
-        if not sources:
-            raise ProtocolError(f"stage {stage.name!r} takes {tensor}, and no route supplies it")
-        if len(sources) > 1:
-            raise ProtocolError(f"stage {stage.name!r} takes {tensor}, and several routes supply it: from {sources}")
+    sources: dict[TensorSpec, dict[int, list[str]]] = {}
+    for route in (*plan.incoming, *plan.local):
+        supplied = sources.setdefault(route.tensor, {})
+        for place in _places(route.when, plan):
+            supplied.setdefault(place, []).append(route.source)
+    for stage in plan.stages:
+        for tensor in stage.inputs:
+            supplied = sources.get(tensor, {})
+            for place in _places(stage.own_turns, plan):
+                found = supplied.get(place, [])
+                if not found:
+                    raise ProtocolError(f"stage {stage.name!r} takes {tensor}, and no route supplies it")
+                if len(found) > 1:
+                    raise ProtocolError(
+                        f"stage {stage.name!r} takes {tensor}, and several routes supply it: from {found}"
+                    )
 
 
 def _places(when: Recurrence, plan: MachinePlan) -> list[int]:

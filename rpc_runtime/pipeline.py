@@ -15,11 +15,12 @@ from rpc_runtime.credit_window import MOST_MORE
 from rpc_runtime.deployed_workers import DeployedWorkers, TransferProgress
 from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
 from rpc_runtime.foreign_text import cleaned
+from rpc_runtime.framing import CHUNK_BYTES
 from rpc_runtime.inputs import checked_inputs, flat_bytes
 from rpc_runtime.interface import Array
 from rpc_runtime.link_call import LinkCall
 from rpc_runtime.links import IncomingLink, OutgoingLink
-from rpc_runtime.machine_plan import PlannedRoute, machine_plan
+from rpc_runtime.machine_plan import MachinePlan, PlannedRoute, machine_plan
 from rpc_runtime.measurements import StageStatistics, TraceEvent
 from rpc_runtime.program import CLIENT, Program
 from rpc_runtime.result_queue import ResultQueue, array_slot
@@ -75,13 +76,18 @@ class Pipeline:
         links = max(program.depths.values(), default=0) + 1
         queued = UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE * links
         self._limit = queued if in_flight is None else in_flight
+        # Only stages without inputs compute micro-batches that nobody has submitted.
+        self._ahead = 0 if all(stage.inputs for stage in program.stages) else queued
+        self._most_activity = {machine: activity_of_one(machine_plan(program, machine)) for machine in program.machines}
         self._last_activity = time.monotonic()
         self._failure: Callable[[], TvmSplitError] | None = None
         self._stream: _Stream | None = None
         self._closed = False
         self._calls: list[LinkCall] = []
         stages = {machine: [stage.name for stage in program.stages_on(machine)] for machine in program.machines}
-        self._watch = WorkerWatch(self._workers.deployment, self._workers.connections, stages, self._fail, self._touch)
+        self._watch = WorkerWatch(
+            self._workers.deployment, self._workers.connections, stages, self._fail, self._worker_moved
+        )
         plan = machine_plan(program, CLIENT)
         self._outgoing = {
             machine: self._outgoing_link([route for route in plan.outgoing if route.destination == machine])
@@ -323,6 +329,11 @@ class Pipeline:
             self._results.arrive(route.tensor.name, sequence, value, release)
             self._changed.notify_all()
 
+    def _worker_moved(self, machine: str, activity: int) -> None:
+        """Believes a worker as far as what was submitted can have moved it: one that lies must not keep us waiting."""
+        if activity <= (self._results.submitted + self._ahead) * self._most_activity[machine]:
+            self._touch()
+
     def _touch(self) -> None:
         self._last_activity = time.monotonic()
 
@@ -385,3 +396,9 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def activity_of_one(plan: MachinePlan) -> int:
+    """By how much one micro-batch moves a worker's activity at most: `rpc_runtime.measurements.Recorder`."""
+    moved = (*plan.incoming, *plan.outgoing)
+    return sum(max(1, -(-route.tensor.size_bytes // CHUNK_BYTES)) + 1 for route in moved) + 2 * len(plan.stages)

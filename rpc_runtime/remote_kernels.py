@@ -34,7 +34,7 @@ class RemoteKernels:
         self._failure: TvmSplitError | None = None
         machine = endpoint.machine
         self._watch = WorkerWatch(
-            self._deployment, {machine: self._connection}, {machine: ()}, self._fail, lambda: None
+            self._deployment, {machine: self._connection}, {machine: ()}, self._fail, lambda machine, activity: None
         )
         try:
             self._watch.start(timeout_seconds)

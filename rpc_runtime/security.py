@@ -8,15 +8,19 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 
 from rpc_runtime.control_methods import LINK_PATH
 from rpc_runtime.errors import InputError
+from rpc_runtime.refusal import refusal
 
 TOKEN_VARIABLE = "TVM_SPLIT_TOKEN"  # noqa: S105 (a name, no secret)
 _METADATA_KEY = "authorization"
+
+Metadata = Iterable[tuple[str, str | bytes]]
+"""What comes with a call: keys and values."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class Token:
         if not self.text or not all(33 <= ord(letter) <= 126 for letter in self.text):
             raise InputError("a token is one or more printable ASCII letters without blanks")
 
-    def shown_in(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+    def shown_in(self, metadata: Metadata) -> bool:
         """Whether a caller with this metadata knows the token; takes as long for a near miss as for a wild guess."""
         expected = self.metadata[0][1].encode()
         given = (value for key, value in metadata if key == _METADATA_KEY)
@@ -117,24 +121,29 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every call that does not bring the token, but data streams: `DataService` knows what else opens those."""
+    """Refuses every call that does not bring the token, nor, for a data stream, the secret of that very link."""
 
-    def __init__(self, token: Token) -> None:
+    def __init__(self, token: Token, knows_link: Callable[[Metadata], bool]) -> None:
         self._token = token
-        self._refuse = grpc.stream_stream_rpc_method_handler(lambda requests, context: refuse(context))
+        self._knows_link = knows_link
+        advice = f"give the worker's own one ({TOKEN_VARIABLE} or --token-file)"
+        self._refusal = _refusal_of_strangers(advice)
+        self._refusal_of_links = _refusal_of_strangers(
+            "no deployment here has a link with the secret that was shown; it may have ended"
+        )
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        details = handler_call_details
-        if details.method == LINK_PATH or self._token.shown_in(details.invocation_metadata):
-            return continuation(details)
-        return self._refuse
+        metadata = handler_call_details.invocation_metadata
+        if self._token.shown_in(metadata):
+            return continuation(handler_call_details)
+        if handler_call_details.method != LINK_PATH:
+            return self._refusal
+        return continuation(handler_call_details) if self._knows_link(metadata) else self._refusal_of_links
+
+
+def _refusal_of_strangers(advice: str) -> Any:
+    return refusal(grpc.StatusCode.UNAUTHENTICATED, f"the token is wrong or missing: {advice}")
 
 
 def _as_bytes(value: str | bytes) -> bytes:
     return value.encode(errors="replace") if isinstance(value, str) else bytes(value)
-
-
-def refuse(context: Any, advice: str = f"give the worker's own one ({TOKEN_VARIABLE} or --token-file)") -> NoReturn:
-    """Ends a call of somebody unknown."""
-    context.abort(grpc.StatusCode.UNAUTHENTICATED, f"the token is wrong or missing: {advice}")
-    raise AssertionError("abort raises")

@@ -14,6 +14,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 CYCLE = 840
 """Every list of turns has a length that divides this (all up to 8 do): whatever replicated stages a tensor
@@ -42,7 +43,11 @@ class Recurrence:
             )
 
     def __contains__(self, sequence: int) -> bool:
-        return sequence % self.period in self.remainders
+        return sequence % self.period in self._places
+
+    @cached_property
+    def _places(self) -> frozenset[int]:
+        return frozenset(self.remainders)
 
     @property
     def share(self) -> float:

@@ -82,7 +82,10 @@ def _broken_first(reports: Sequence[Report]) -> Report:
 
 
 class WorkerWatch:
-    """Holds the Watch streams of a deployment open; calls ``on_failure`` once, ``on_activity`` while things move."""
+    """Holds the Watch streams of a deployment open.
+
+    Calls ``on_failure`` once, and ``on_activity`` with a machine and its activity while that grows.
+    """
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class WorkerWatch:
         connections: Mapping[str, WorkerConnection],
         stages: Mapping[str, Sequence[str]],
         on_failure: Callable[[TvmSplitError], None],
-        on_activity: Callable[[], None],
+        on_activity: Callable[[str, int], None],
     ) -> None:
         self._deployment = deployment
         self._connections = connections
@@ -175,7 +178,7 @@ class WorkerWatch:
 
     def _take(self, machine: str, event: pb.WatchEvent) -> None:
         with self._lock:
-            moved = event.activity != self._activity.get(machine, 0)
+            moved = event.activity > self._activity.get(machine, 0)
             self._activity[machine] = max(event.activity, self._activity.get(machine, 0))
             self._heard[machine] = time.monotonic()
             for stage in event.stages:
@@ -191,7 +194,7 @@ class WorkerWatch:
             kind = kinds.get(failure.kind, ReportKind.INTERNAL)
             self._report(Report(kind, machine, failure.message, failure.peer))
         elif moved:
-            self._on_activity()
+            self._on_activity(machine, event.activity)
 
     def _report(self, report: Report) -> None:
         with self._lock:

@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -24,7 +25,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.framing import PROTOCOL_VERSION
@@ -39,8 +40,12 @@ from rpc_runtime.security import (
     token_from,
 )
 
-MAXIMUM_CALLS = 256
-"""Calls at a time; each holds a thread while it lasts, and a deployment needs one or two per neighbour."""
+if TYPE_CHECKING:
+    from rpc_runtime.blob_store import BlobStore
+
+MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 64, 16_384
+OWN_FILES = 512
+"""Blobs, locks, gRPC's own; a worker without a file to open can do nothing."""
 STOP_SECONDS = 2.0
 FORCED_EXIT_SECONDS = 8.0
 """After this long a kernel that does not end is left behind."""
@@ -51,9 +56,10 @@ class WorkerConfig:
     """How a worker runs.
 
     ``listen`` is HOST:PORT (port 0: any free one); ``threads`` per kernel; ``cores`` pins the whole process to these
-    CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes``; ``insecure`` allows what is missing of
-    ``token`` and ``tls``; ``ready_json`` prints one line of JSON when the worker listens; with ``exit_with_parent`` it
-    ends when its standard input does.
+    CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes`` (by default four fifths of what its disk
+    has free at the start, the blobs that are there counted as free); ``insecure`` allows what is missing of ``token``
+    and ``tls``; ``ready_json`` prints one line of JSON when the worker listens; with ``exit_with_parent`` it ends when
+    its standard input does.
     """
 
     listen: str = "127.0.0.1:0"
@@ -75,6 +81,7 @@ def serve(config: WorkerConfig) -> None:
     Raises:
         InputError: the configuration is contradictory or unsafe.
         WorkerError: the address cannot be used.
+        BlobError: the cache cannot.
     """
     if config.threads < 1:
         raise InputError(f"a worker needs at least one thread, got {config.threads}")
@@ -151,32 +158,39 @@ def _prepare_process(config: WorkerConfig) -> None:
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 
+def _maximum_connections() -> int:
+    """As many as this process may have files open, but for those it needs itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # the soft limit is low for the sake of programs that know no better call than select()
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return max(MINIMUM_CONNECTIONS, min(soft - OWN_FILES, MAXIMUM_CONNECTIONS))
+
+
 def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None:
     import grpc
 
     from rpc_runtime.blob_store import BlobStore
+    from rpc_runtime.call_limits import CallLimits
     from rpc_runtime.channels import SERVER_OPTIONS
     from rpc_runtime.control_service import ControlService, Deployments, default_cache_folder
     from rpc_runtime.data_service import DataService
 
     name = config.name or socket.gethostname()
     folder = config.cache or default_cache_folder()
-    try:
-        blobs = BlobStore(folder, config.cache_limit_bytes)
-    except OSError as error:
-        raise WorkerError(f"cannot keep blobs in {folder} ({error.strerror}): give another --cache") from error
+    blobs = BlobStore(folder, config.cache_limit_bytes)
     deployments = Deployments(blobs)
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
+    control = ControlService(name, bool(config.name), config.threads, deployments, config.tls)
+    data = DataService(deployments)
+    limits = CallLimits({**control.places(), **data.places()})
     server = grpc.server(
-        ThreadPoolExecutor(MAXIMUM_CALLS, thread_name_prefix="call"),
-        handlers=(
-            ControlService(name, bool(config.name), config.threads, deployments, config.tls).handlers(),
-            DataService(deployments, token).handlers(),
-        ),
-        interceptors=(TokenInterceptor(token),) if token is not None else (),
-        options=SERVER_OPTIONS,
-        maximum_concurrent_rpcs=MAXIMUM_CALLS,
+        ThreadPoolExecutor(limits.threads, thread_name_prefix="call"),
+        handlers=(control.handlers(), data.handlers()),
+        interceptors=(*([TokenInterceptor(token, data.knows_link)] if token is not None else []), limits),
+        options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", _maximum_connections())],
     )
     try:
         address = f"{split_address(config.listen)[0]}:{_bind(server, config)}"
@@ -184,7 +198,7 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
             if token is not None and makes_token:
                 token = Token(token.text, until_end.enter_context(published(token, address)))
             server.start()
-            _announce(config, name, address, token)
+            _announce(config, name, address, token, blobs)
             wait_for_end()
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
@@ -213,7 +227,7 @@ def _bind(server: Any, config: WorkerConfig) -> int:
     return int(port)
 
 
-def _announce(config: WorkerConfig, name: str, address: str, token: Token | None) -> None:
+def _announce(config: WorkerConfig, name: str, address: str, token: Token | None, blobs: BlobStore) -> None:
     file = token.file.absolute() if token is not None and token.file is not None else None
     if config.ready_json or config.exit_with_parent:
         ready = {"address": address, "name": name, "pid": os.getpid(), "protocol": PROTOCOL_VERSION}
@@ -221,7 +235,8 @@ def _announce(config: WorkerConfig, name: str, address: str, token: Token | None
     else:
         secret = "no token" if token is None else f"token in {file}" if file else f"token from ${TOKEN_VARIABLE}"
         protection = f"{'TLS' if config.tls else 'no TLS'}, {secret}"
-        line = f"worker {name!r} listens on {address} ({protection}, {config.threads} threads); Ctrl-C ends it"
+        cache = f"cache of {blobs.limit_bytes / 1e9:.1f} GB at most in {blobs.folder}"
+        line = f"worker {name!r} listens on {address} ({protection}, {config.threads} threads, {cache}); Ctrl-C ends it"
     print(line, flush=True)
 
 
@@ -249,7 +264,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cores", default="", metavar="0,1", help="run on these CPUs only")
     parser.add_argument("--name", default="", help="the machine's name in the cluster (default: the host's)")
     parser.add_argument("--cache", type=Path, help="folder for libraries and weights")
-    parser.add_argument("--cache-limit-bytes", type=int, help="the cache's size at most")
+    parser.add_argument("--cache-limit-bytes", type=int, help="the cache's size (default: 4/5 of the free disk)")
     parser.add_argument(
         "--token-file",
         type=Path,

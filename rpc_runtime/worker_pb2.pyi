@@ -86,12 +86,14 @@ class MissingBlobsReply(_message.Message):
     def __init__(self, sha256: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PutBlobRequest(_message.Message):
-    __slots__ = ("blob", "chunk")
+    __slots__ = ("blob", "chunk", "deployment")
     BLOB_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     blob: Blob
     chunk: bytes
-    def __init__(self, blob: _Optional[_Union[Blob, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+    deployment: str
+    def __init__(self, blob: _Optional[_Union[Blob, _Mapping]] = ..., chunk: _Optional[bytes] = ..., deployment: _Optional[str] = ...) -> None: ...
 
 class PutBlobReply(_message.Message):
     __slots__ = ()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,76 @@ def test_a_changed_blob_is_noticed_removed_and_asked_for_again(tmp_path: Path) -
     with pytest.raises(BlobError, match="changed"):
         store.read(blob)
     assert store.pin("d", [blob]) == (blob,)
+
+
+def test_a_wrong_size_costs_nobody_his_blob(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    blob = put(store, b"hello")
+    store.pin("owner", [blob])
+    wrong = BlobSpec(blob.sha256, 6)
+    assert store.pin("other", [wrong]) == (wrong,)
+    with pytest.raises(BlobError, match="has 5 bytes, and the caller says that it has 6"):
+        store.read(wrong)
+    with pytest.raises(BlobError, match="5 bytes"):
+        store.write(wrong, [b"hello"])
+    assert store.pin("owner", [blob]) == ()
+    assert store.read(blob).tobytes() == b"hello"
+
+
+def test_a_blob_that_was_cut_short_is_asked_for_again(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    blob = put(store, b"hello")
+    store.path(blob).write_bytes(b"hel")
+    assert store.pin("d", [blob]) == (blob,)
+    put(store, b"hello")
+    assert store.pin("d", [blob]) == ()
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    store, other = BlobStore(folder, 10), BlobStore(folder, 10)
+    blob = put(store, b"aaaa")
+    store.pin("d", [blob])
+    shutil.rmtree(folder)
+    with pytest.raises(BlobError, match=f"cannot be read from {folder}"):
+        store.read(blob)
+    assert store.pin("d", [blob]) == (blob,)
+    put(store, b"aaaa")
+    with pytest.raises(BlobError, match="raise its limit"):  # the pins are there again for other processes, too
+        put(other, b"bbbbbbb")
+    store.close()
+    put(other, b"bbbbbbb")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    store = BlobStore(folder)
+    shutil.rmtree(folder)
+    folder.write_text("in the way")
+    for call in (lambda: put(store, b"hello"), lambda: store.pin("d", [spec(b"hello")]), lambda: store.unpin("d")):
+        with pytest.raises(BlobError, match=rf"cannot keep blobs in {folder} \(.*another --cache"):
+            call()
+
+
+def test_what_arrives_counts_before_it_is_there(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, 10)
+
+    def slowly(content: bytes) -> Iterator[bytes]:
+        yield content[:1]
+        with pytest.raises(BlobError, match="with 6 bytes that arrive at the moment: raise its limit"):
+            put(store, b"bbbbbb")
+        yield content[1:]
+
+    store.write(spec(b"aaaaaa"), slowly(b"aaaaaa"))
+    put(store, b"bbbbbb")
+
+
+def test_the_cache_has_a_limit_by_itself(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    store = BlobStore(tmp_path)
+    assert 0.7 * free < store.limit_bytes < 0.9 * free
+    with pytest.raises(BlobError, match="--cache-limit-bytes"):
+        store.write(BlobSpec("0" * 64, int(0.95 * free)), [])
 
 
 def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:

@@ -156,8 +156,8 @@ sys.stdin.read()
 """
 
 
-def test_a_client_that_stands_still_is_given_up(workers: LocalWorkers, tmp_path: Path) -> None:
-    endpoints = [f"{each.machine} {each.address} {each.token}" for each in workers.endpoints.values()]
+def test_a_client_that_stands_still_is_given_up(own_workers: LocalWorkers, tmp_path: Path) -> None:
+    endpoints = [f"{each.machine} {each.address} {each.token}" for each in own_workers.endpoints.values()]
     client_process = subprocess.Popen(
         [sys.executable, "-c", _CLIENT, str(tmp_path / "blobs"), *endpoints],
         stdin=subprocess.PIPE,
@@ -167,9 +167,9 @@ def test_a_client_that_stands_still_is_given_up(workers: LocalWorkers, tmp_path:
     try:
         assert client_process.stdout is not None
         assert client_process.stdout.readline() == "running\n"
-        assert all(removed_libraries(each) for each in workers.process_ids.values())
+        assert all(removed_libraries(each) for each in own_workers.process_ids.values())
         client_process.send_signal(signal.SIGSTOP)
-        for process_id in workers.process_ids.values():
+        for process_id in own_workers.process_ids.values():
             assert wait_for(lambda each=process_id: not removed_libraries(each), seconds=12.0)
     finally:
         client_process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -106,19 +107,25 @@ def test_a_refusal_is_cleaned(hostile: Start) -> None:
 
 
 def test_a_failure_that_is_watched_is_cleaned(hostile: Start) -> None:
+    begun = threading.Event()
+
     def fails(request: bytes, context: Any) -> Iterator[pb.WatchEvent]:
         yield pb.WatchEvent()
+        begun.wait(10)
         yield pb.WatchEvent(failure=pb.Failure(kind=pb.Failure.STAGE, message=EVIL, peer=EVIL, stage=EVIL))
 
     def leaves(request: bytes, context: Any) -> Iterator[pb.WatchEvent]:
         yield pb.WatchEvent()
+        begun.wait(10)
         context.abort(grpc.StatusCode.UNAVAILABLE, EVIL)
 
     for answer in (fails, leaves):
+        begun.clear()
         connection = WorkerConnection(hostile({"Watch": answer}))
         raised: list[TvmSplitError] = []
-        watch = WorkerWatch("0" * 32, {"box": connection}, {"box": ("one",)}, raised.append, lambda: None)
+        watch = WorkerWatch("0" * 32, {"box": connection}, {"box": ("one",)}, raised.append, lambda *_: None)
         watch.start(10)
+        begun.set()
         assert watch.wait_report(10)
         for thread in watch._threads:
             thread.join(10)

@@ -1,10 +1,23 @@
-"""Which of several reports is the root cause."""
+"""Which of several reports is the root cause, and how far a worker is believed that says that it moves."""
 
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import pytest
+
+from rpc_runtime import worker_pb2 as pb
+from rpc_runtime.control_methods import WATCH
+from rpc_runtime.errors import DeadlineError
+from rpc_runtime.local_workers import LocalWorkers
+from rpc_runtime.pipeline import Pipeline
 from rpc_runtime.watch import Report, ReportKind, root_cause
+from tests.rpc_runtime.hostile_worker import HostileWorker
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.rpc_runtime.test_pipeline import SHAPES, A, batches_for, double, open_on
 
 LINK = Report(ReportKind.LINK, "a", "broken", "b")
 GONE = Report(ReportKind.GONE, "b", "gone")
@@ -34,3 +47,33 @@ def test_the_link_that_broke_the_others_is_blamed() -> None:
 
 def test_links_in_a_circle_have_some_cause() -> None:
     assert root_cause([link("a", "b"), link("b", "c"), link("c", "a")], all_alive=True) is not None
+
+
+@pytest.mark.parametrize(
+    "activity", [lambda n: n, lambda n: 1000 - n, lambda n: n % 2], ids=["rises", "falls", "rises and falls"]
+)
+def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity: Callable[[int], int]) -> None:
+    """One micro-batch moves four tensors and parts of them, and computes: what goes beyond that is a lie."""
+
+    def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for number in itertools.count():
+            yield pb.WatchEvent(activity=activity(number)).SerializeToString()
+            time.sleep(0.1)
+
+    program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
+    with (
+        HostileWorker(A, {WATCH.path: watch}) as worker,
+        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=1.0) as pipeline,
+        pytest.raises(DeadlineError, match="stage 'one'"),
+    ):
+        pipeline.run(batches_for(program, 1)[0])
+
+
+@pytest.mark.parametrize("make", SHAPES)
+def test_honest_workers_are_believed(workers: LocalWorkers, maker: ProgramMaker, make: Any) -> None:
+    program = make(maker)
+    with open_on(workers, program, maker) as pipeline:
+        list(pipeline.stream(batches_for(program, 30)))
+        time.sleep(1.1)  # a heartbeat
+        for machine, activity in pipeline._watch._activity.items():
+            assert 0 < activity <= (30 + pipeline._ahead) * pipeline._most_activity[machine]

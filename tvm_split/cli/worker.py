@@ -19,7 +19,10 @@ def worker(
     cores: Annotated[str, typer.Option("--cores", metavar="0,1", help="Run on these CPUs only.")] = "",
     name: Annotated[str, typer.Option("--name", help="The machine's name (default: the host's).")] = "",
     cache: Annotated[Path | None, typer.Option("--cache", help="The folder for libraries and weights.")] = None,
-    cache_limit_bytes: Annotated[int | None, typer.Option("--cache-limit-bytes", min=1)] = None,
+    cache_limit_bytes: Annotated[
+        int | None,
+        typer.Option("--cache-limit-bytes", min=1, help="Its size (default: 4/5 of what the disk has free)."),
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(

@@ -1,0 +1,60 @@
+"""A gRPC server that is no worker: it answers every method with what it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from rpc_runtime import worker_pb2 as pb
+from rpc_runtime.client import WorkerEndpoint
+from rpc_runtime.control_methods import CONTROL_SERVICE, DESCRIBE, LINK_PATH
+from rpc_runtime.framing import PROTOCOL_VERSION, FrameKind, control_frame
+
+Answer = Callable[[Iterator[bytes], Any], Iterator[bytes]]
+"""What comes back: the requests, then the call's context."""
+
+
+def describes_itself(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    yield pb.DescribeReply(protocol_version=PROTOCOL_VERSION).SerializeToString()
+
+
+def says_nothing_more(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    """Accepts a data stream."""
+    yield control_frame(FrameKind.ACCEPT)
+    yield from (b"" for _ in requests if False)
+
+
+def is_content(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    """An empty message is a valid reply of every other method."""
+    yield b""
+
+
+class HostileWorker(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Listens on loopback. ``answers`` by the method's path; by itself it seems to be a worker that does nothing."""
+
+    def __init__(self, machine: str, answers: dict[str, Answer] | None = None) -> None:
+        self.answers: dict[str, Answer] = {DESCRIBE.path: describes_itself, LINK_PATH: says_nothing_more}
+        self.answers.update(answers or {})
+        self._server = grpc.server(ThreadPoolExecutor(64), handlers=(self,))
+        self.endpoint = WorkerEndpoint(machine, f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}")
+        self._server.start()
+
+    def service(self, handler_call_details: Any) -> Any:
+        assert handler_call_details.method.startswith((f"/{CONTROL_SERVICE}/", LINK_PATH))
+        answer = self.answers.get(handler_call_details.method, is_content)
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+    def close(self) -> None:
+        self._server.stop(0).wait(5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
