@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint format protocol check-models check-cuda check-unequal bench-overlap bench-kernels bench-plans clean
+.PHONY: setup demo test lint format protocol check-models check-cuda check-unequal fuzz bench-overlap bench-kernels bench-plans clean
 
 setup: $(STAMP)
 
@@ -22,6 +22,10 @@ demo: setup
 # Each file's tests stay together, in one of two processes: more would only take each other's cores on a small machine.
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# SECONDS for each of the fuzzers, which `make test` runs for some seconds each.
+fuzz: setup
+	FUZZ_SECONDS=$(or $(SECONDS),60) FUZZ_SEED=$(or $(SEED),0) $(BIN)/python -m pytest tests/fuzz -p no:xdist -o timeout=0
 
 lint: setup
 	$(BIN)/ruff check .

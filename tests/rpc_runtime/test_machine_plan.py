@@ -175,3 +175,13 @@ def test_replicas_that_do_not_fit_together() -> None:
     refused(both[:1], r"numbered \[0\] and have the turns \[0, 1\]")
     refused(replicas(both[0], "AB", "00"), "give each a turn")
     refused(replicas(both[0], "AB", "01" * 5 + "0"), "a period that divides 840, not 11")
+
+
+@pytest.mark.parametrize(
+    "dtype", ["02ded11b", "O", "object", "f4", "float", "float32,float32", "str", "void", "(2,)f4", ""]
+)
+def test_a_dtype_that_is_none_is_refused(dtype: str) -> None:
+    request = load_request("d", machine_plan(replicated(), "A"))
+    request.routes[0].tensor.dtype = dtype
+    with pytest.raises(ProtocolError, match="unknown dtype"):
+        plan_from_request(request)
