@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-properties lint format protocol clean
+.PHONY: setup demo test test-properties fuzz lint format protocol clean
 .PHONY: check-models check-cuda check-unequal check-unloading bench-overlap bench-kernels bench-plans
 
 setup: $(STAMP)
@@ -29,6 +29,10 @@ TIMES ?= 20
 TESTS ?= tests
 test-properties: setup
 	$(BIN)/python -m pytest -m hypothesis --examples-times $(TIMES) $(if $(SEED),--hypothesis-seed $(SEED)) --timeout 0 $(TESTS)
+
+# SECONDS for each of the fuzzers, which `make test` runs for some seconds each.
+fuzz: setup
+	FUZZ_SECONDS=$(or $(SECONDS),60) FUZZ_SEED=$(or $(SEED),0) $(BIN)/python -m pytest tests/fuzz -p no:xdist -o timeout=0
 
 lint: setup
 	$(BIN)/ruff check .

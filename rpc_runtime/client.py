@@ -255,11 +255,14 @@ class WorkerConnection:
             response_deserializer=method.read_reply,
         )
         try:
-            return call(request, timeout=timeout_seconds, metadata=self._metadata)
+            reply = call(request, timeout=timeout_seconds, metadata=self._metadata)
         except grpc.RpcError as status:
             raise error_of(status, str(self.endpoint)) from None
         except ValueError as error:  # what gRPC raises for a channel that another thread has closed
             raise WorkerUnavailableError(f"the connection to {self.endpoint} was closed") from error
+        if reply is None:
+            raise ProtocolError(f"{self.endpoint} ended a call of {method.name} without a reply")
+        return reply
 
 
 def _blob_chunks(

@@ -391,7 +391,6 @@ class Deployment:
         """Ends and frees everything. May be called again."""
         with self._lock:
             self._closed = True
-            self._events.notify_all()
         self.free()
 
     def free(self) -> None:

@@ -30,6 +30,7 @@ MAXIMUM_KERNELS = 10_000
 MAXIMUM_ARGUMENTS = 1000
 MAXIMUM_ROUNDS = 1000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_DTYPE_NAME = re.compile(r"[a-z][a-z0-9_]{1,30}")
 
 
 def blob_message(blob: BlobSpec) -> pb.Blob:
@@ -48,13 +49,22 @@ def tensor_message(tensor: TensorSpec) -> pb.Tensor:
 
 def tensor_spec(message: pb.Tensor) -> TensorSpec:
     spec = TensorSpec(message.name, tuple(message.shape), message.dtype)
-    try:
-        np.dtype(spec.dtype)
-    except TypeError:
-        raise ProtocolError(f"tensor {spec.name!r} has the unknown dtype {spec.dtype!r}") from None
+    if not _is_dtype(spec.dtype):
+        raise ProtocolError(f"tensor {spec.name!r} has the unknown dtype {spec.dtype[:80]!r}")
     if spec.size_bytes > MAXIMUM_TENSOR_BYTES:
         raise ProtocolError(f"tensor {spec} has {spec.size_bytes} bytes, at most {MAXIMUM_TENSOR_BYTES} are allowed")
     return spec
+
+
+def _is_dtype(name: str) -> bool:
+    """Whether it is numpy's name of a dtype of numbers; ``np.dtype`` reads whole grammars, and knows objects, too."""
+    if not _DTYPE_NAME.fullmatch(name):
+        return False
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        return False
+    return dtype.name == name and dtype.kind in "biufcV" and dtype.itemsize > 0
 
 
 def stage_message(stage: StageSpec) -> pb.Stage:

@@ -14,7 +14,7 @@ import grpc
 
 from rpc_runtime.channels import open_channel
 from rpc_runtime.client import WorkerEndpoint
-from rpc_runtime.security import Token
+from rpc_runtime.security import Metadata, Token
 
 UNDER_WAY = 12
 
@@ -24,18 +24,25 @@ class RawCaller:
 
     def __init__(self, endpoint: WorkerEndpoint) -> None:
         self._channel = open_channel(endpoint.address, None)
-        self._metadata = Token(endpoint.token).metadata if endpoint.token else None
+        self._metadata = Token(endpoint.token).metadata if endpoint.token else ()
 
-    def begin(self, method: str, requests: Iterable[bytes], timeout: float | None = None) -> Any:
+    def begin(
+        self, method: str, requests: Iterable[bytes], timeout: float | None = None, metadata: Metadata = ()
+    ) -> Any:
         """A call under way; iterate over it, or cancel it. A plain request is a stream of one."""
-        return self._channel.stream_stream(method)(iter(requests), timeout=timeout, metadata=self._metadata)
+        everything = (*self._metadata, *metadata)
+        return self._channel.stream_stream(method)(iter(requests), timeout=timeout, metadata=everything)
 
-    def code(self, method: str, requests: Iterable[bytes], timeout: float = 20) -> grpc.StatusCode:
-        return self.answer(method, requests, timeout)[0]
+    def code(
+        self, method: str, requests: Iterable[bytes], timeout: float = 20, metadata: Metadata = ()
+    ) -> grpc.StatusCode:
+        return self.answer(method, requests, timeout, metadata)[0]
 
-    def answer(self, method: str, requests: Iterable[bytes], timeout: float = 20) -> tuple[grpc.StatusCode, str]:
+    def answer(
+        self, method: str, requests: Iterable[bytes], timeout: float = 20, metadata: Metadata = ()
+    ) -> tuple[grpc.StatusCode, str]:
         """How the call ends, and with which words."""
-        call = self.begin(method, requests, timeout)
+        call = self.begin(method, requests, timeout, metadata)
         with contextlib.suppress(grpc.RpcError):
             deque(call, maxlen=0)
         return call.code(), call.details()

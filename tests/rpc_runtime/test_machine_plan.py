@@ -190,3 +190,14 @@ def test_every_link_between_machines_has_a_secret() -> None:
             link_secrets(request, plan)
     with pytest.raises(ProtocolError, match="has no secret"):
         link_secrets(load_request("d", plan, {}), plan)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["02ded11b", "O", "object", "f4", "float", "float32,float32", "str", "void", "(2,)f4", ""]
+)
+def test_a_dtype_that_is_none_is_refused(dtype: str) -> None:
+    plan = machine_plan(replicated(), "A")
+    request = load_request("d", plan, dict.fromkeys(plan.links, bytes(LINK_SECRET_BYTES)))
+    request.routes[0].tensor.dtype = dtype
+    with pytest.raises(ProtocolError, match="unknown dtype"):
+        plan_from_request(request)

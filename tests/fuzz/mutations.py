@@ -1,0 +1,69 @@
+"""Wrong bytes: random ones, right ones with something changed, and random messages of protobuf."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+
+NUMBERS = (0, 1, 2, 3, 7, 63, 64, 255, 839, 840, 65_535, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
+TEXTS = ("", "cpu", "cuda", "float32", "bool", "O", "V8", "client", "\0", "../../x", "a" * 3000, "ü\n\x1b[2J", "1e9")
+
+
+def mutated(content: bytes, source: random.Random) -> bytes:
+    """Some changes at random places: bits, bytes, cuts, copies, insertions."""
+    data = bytearray(content)
+    for _ in range(source.choice((1, 1, 2, 4, 16))):
+        place, length = source.randrange(len(data) + 1), source.choice((1, 2, 4, 8, 64))
+        match source.randrange(6):
+            case 0 if place < len(data):
+                data[place] ^= 1 << source.randrange(8)
+            case 1 if place < len(data):
+                data[place] = source.choice((0, 1, 0x7F, 0x80, 0xFF, source.randrange(256)))
+            case 2:
+                del data[place : place + length]
+            case 3:
+                data[place:place] = data[place : place + length]
+            case 4:
+                data[place:place] = source.randbytes(length)
+            case 5 if source.random() < 0.2:
+                del data[place:]
+            case _:
+                data[place : place + length] = source.randbytes(length)
+    return bytes(data)
+
+
+def random_message(kind: Any, source: random.Random, known: tuple[str, ...], depth: int = 0) -> Any:
+    """A message of a kind, its fields random, sometimes with a text that is ``known`` to mean something."""
+    message = kind()
+    for field in kind.DESCRIPTOR.fields:
+        if source.random() < 0.25:
+            continue
+        if field.is_repeated:
+            if depth < 3:
+                count = source.choice((0, 1, 1, 2, 5, 40))
+                values = [_value(message, field, source, known, depth) for _ in range(count)]
+                getattr(message, field.name).extend(values)
+        elif field.message_type is not None:
+            getattr(message, field.name).CopyFrom(_value(message, field, source, known, depth))
+        else:
+            setattr(message, field.name, _value(message, field, source, known, depth))
+    return message
+
+
+def _value(message: Any, field: Any, source: random.Random, known: tuple[str, ...], depth: int) -> Any:
+    if field.message_type is not None:
+        return random_message(field.message_type._concrete_class, source, known, depth + 1)
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return source.choice(known if known and source.random() < 0.7 else TEXTS)
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return source.randbytes(source.choice((0, 1, 100, 5000)))
+    if field.type == FieldDescriptor.TYPE_BOOL:
+        return source.random() < 0.5
+    if field.type in (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT):
+        return source.choice((0.0, -1.0, 0.01, 1e300, float("nan"), float("inf")))
+    if field.type == FieldDescriptor.TYPE_ENUM:
+        return source.choice(list(field.enum_type.values_by_number))
+    limit = 2**32 if field.type in (FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_INT32) else 2**64
+    return source.choice([number for number in NUMBERS if number < limit])

@@ -1,0 +1,173 @@
+"""Whatever a worker answers, its client ends with one of the project's errors, and in time."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+
+from rpc_runtime import control_methods as methods
+from rpc_runtime import worker_pb2 as pb
+from rpc_runtime.client import describe
+from rpc_runtime.control_methods import LINK_PATH, Method
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.framing import HEADER, MAGIC, PROTOCOL_VERSION, FrameKind, control_frame, tensor_frames
+from rpc_runtime.kernel_times import KernelSet, TimingEffort
+from rpc_runtime.pipeline import Pipeline
+from rpc_runtime.program import Program
+from rpc_runtime.remote_kernels import RemoteKernels
+from tests.fuzz.conftest import Trials
+from tests.fuzz.mutations import mutated, random_message
+from tests.rpc_runtime.hostile_worker import Answer, HostileWorker, describes_itself
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.rpc_runtime.test_kernel_timing import KERNELS
+from tests.rpc_runtime.test_pipeline import A, batches_for, double
+
+TIMEOUT_SECONDS = 0.5
+LONGEST_SECONDS = 20.0
+"""Several steps, each with its timeout and what comes on top of it."""
+ANSWERED = (
+    methods.DESCRIBE,
+    methods.MISSING_BLOBS,
+    methods.PUT_BLOB,
+    methods.LOAD_STAGES,
+    methods.CONNECT,
+    methods.UNLOAD,
+    methods.STATISTICS,
+    methods.TRACE,
+    methods.LOAD_KERNELS,
+    methods.TIME_KERNELS,
+)
+
+
+def nonsense(method: Method, source: random.Random) -> Answer:
+    """One answer to a method, chosen now: an error, silence, garbage, or a message of the right kind."""
+    right = random_message(method.reply, source, (A, "one"))
+    if method is methods.DESCRIBE:
+        right.protocol_version = PROTOCOL_VERSION
+    text = right.SerializeToString()
+    match source.randrange(6):
+        case 0:
+            replies = [source.randbytes(source.choice((1, 10, 1000)))]
+        case 1:
+            replies = [mutated(text, source)]
+        case 2:
+            replies = []
+        case _:
+            replies = [text]
+    code = source.choice((None, None, None, *grpc.StatusCode))
+    silent = source.random() < 0.05
+
+    def answer(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        if silent:
+            time.sleep(2 * TIMEOUT_SECONDS)
+        yield from replies
+        if code is not None and code is not grpc.StatusCode.OK:
+            context.abort(code, "nonsense \x1b[2J" * 10)
+
+    return answer
+
+
+def events(source: random.Random) -> Answer:
+    """A watch that tells what it likes, and may end."""
+    kinds = [random_message(pb.WatchEvent, source, (A, "one")) for _ in range(source.choice((1, 3, 10)))]
+    if source.random() < 0.7:
+        for event in kinds:
+            event.ClearField("failure")
+    ends = source.random() < 0.3
+
+    def answer(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        yield pb.WatchEvent().SerializeToString()
+        for event in kinds:
+            yield event.SerializeToString()
+            time.sleep(0.02)
+        while not ends and context.is_active():
+            yield pb.WatchEvent().SerializeToString()
+            time.sleep(0.2)
+
+    return answer
+
+
+def frames(program: Program, source: random.Random) -> Answer:
+    """A data stream with credits and results that nobody asked for."""
+    size = program.outputs[0].size_bytes
+    said = [control_frame(FrameKind.ACCEPT)] if source.random() < 0.9 else []
+    for sequence in range(source.choice((0, 1, 3, 300))):
+        if source.random() < 0.5:
+            said += tensor_frames(source.choice((0, 1)), sequence, np.zeros(source.choice((size, size, 1)), np.uint8))
+        else:
+            fields = (source.randrange(1, 7), source.choice((0, 1)), source.choice((0, 1, 2**32 - 1)))
+            total = source.choice((0, 4, 2**63))
+            header = HEADER.pack(MAGIC, PROTOCOL_VERSION, *fields, source.choice((0, sequence, 2**64 - 1)), 0, total)
+            said.append(header + source.randbytes(source.choice((0, 4))))
+    said = [mutated(frame, source) if source.random() < 0.05 else frame for frame in said]
+
+    def answer(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        yield from said
+        for _ in requests:
+            pass
+
+    return answer
+
+
+def outcome(trial: Any) -> str:
+    """How a use of a hostile worker ended: the error's name, or that it looked fine."""
+    start = time.monotonic()
+    try:
+        trial()
+        result = "no error"
+    except TvmSplitError as error:
+        result = type(error).__name__
+    assert time.monotonic() - start < LONGEST_SECONDS
+    return result
+
+
+def hostile_answers(program: Program, source: random.Random) -> dict[str, Answer]:
+    """Mostly some methods answer nonsense, and the others what is right, so that clients get further."""
+    share = source.choice((0.1, 0.1, 0.5))
+    answers = {method.path: nonsense(method, source) for method in ANSWERED if source.random() < share}
+    if source.random() < 0.7:
+        answers[methods.WATCH.path] = events(source)
+    else:
+        answers[methods.WATCH.path] = nonsense(methods.WATCH, source)
+    answers[LINK_PATH] = frames(program, source)
+    return {methods.DESCRIBE.path: describes_itself, **answers}
+
+
+def test_a_pipeline_on_a_hostile_worker(maker: ProgramMaker, trials: Trials) -> None:
+    program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
+    batch = batches_for(program, 1)[0]
+    with HostileWorker(A) as worker:
+
+        def use() -> None:
+            options = {"timeout_seconds": TIMEOUT_SECONDS}
+            with Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, **options) as pipeline:
+                for _ in pipeline.stream([batch] * 3):
+                    pass
+                pipeline.statistics()
+                pipeline.trace()
+                pipeline.processor_seconds()
+
+        for _ in trials:
+            worker.answers = hostile_answers(program, trials.source)
+            trials.found[outcome(use)] += 1
+
+
+def test_describing_and_timing_on_a_hostile_worker(maker: ProgramMaker, trials: Trials) -> None:
+    program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
+    kernels = KernelSet(A, "cpu", program.stages[0].library, KERNELS, 1 << 16)
+    with HostileWorker(A) as worker:
+
+        def use() -> None:
+            describe(worker.endpoint, TIMEOUT_SECONDS)
+            with RemoteKernels(worker.endpoint, TIMEOUT_SECONDS) as remote:
+                remote.load(kernels, maker.blob_path)
+                remote.measure(TimingEffort(1, 0.0, 0.1))
+
+        for _ in trials:
+            worker.answers = hostile_answers(program, trials.source)
+            trials.found[outcome(use)] += 1

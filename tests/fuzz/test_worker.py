@@ -1,0 +1,169 @@
+"""Whatever anybody says to a worker, it lives, answers promptly, and an honest deployment beside notices nothing."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from typing import Any
+
+import grpc
+import pytest
+
+from rpc_runtime import control_methods as methods
+from rpc_runtime import worker_pb2 as pb
+from rpc_runtime.client import WorkerConnection
+from rpc_runtime.control_methods import HELLO_KEY, LINK_PATH, Method
+from rpc_runtime.framing import HEADER, MAGIC, PROTOCOL_VERSION
+from rpc_runtime.machine_plan import MachinePlan, machine_plan
+from rpc_runtime.messages import LINK_SECRET_BYTES, blob_message, kernel_set_request, load_request
+from rpc_runtime.program import CLIENT, Program
+from tests.fuzz.conftest import Memory, Standing, Trials
+from tests.fuzz.mutations import mutated, random_message
+from tests.rpc_runtime.raw_calls import RawCaller
+from tests.rpc_runtime.test_kernel_timing import KERNELS, KernelSet
+from tests.rpc_runtime.test_pipeline import A, B
+
+MADE_ERRORS = {
+    "INVALID_ARGUMENT",
+    "FAILED_PRECONDITION",
+    "DATA_LOSS",
+    "ABORTED",
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+}
+"""What the protocol knows; INTERNAL and UNKNOWN are errors that nobody foresaw."""
+METHODS = (
+    methods.DESCRIBE,
+    methods.WATCH,
+    methods.MISSING_BLOBS,
+    methods.PUT_BLOB,
+    methods.LOAD_STAGES,
+    methods.CONNECT,
+    methods.UNLOAD,
+    methods.STATISTICS,
+    methods.TRACE,
+    methods.LOAD_KERNELS,
+    methods.TIME_KERNELS,
+)
+
+
+def secrets_of(plan: MachinePlan) -> dict[tuple[str, str], bytes]:
+    return dict.fromkeys(plan.links, bytes(LINK_SECRET_BYTES))
+
+
+class Victim:
+    """A deployment for the trials: of the same program as the honest one, loaded or not."""
+
+    def __init__(self, standing: Standing, loaded: bool) -> None:
+        self.connection = WorkerConnection(standing.endpoint)
+        self.deployment = secrets.token_hex(16)
+        self._watch = self.connection.watch(self.deployment)
+        next(self._watch)
+        if loaded:
+            plan, maker = machine_plan(standing.honest.program, A), standing.maker
+            blobs = [blob for stage in plan.stages for blob in stage.blobs]
+            self.connection.send_blobs(self.deployment, blobs, maker.blob_path, 10, lambda sent, total: None)
+            self.connection.load(self.deployment, plan, secrets_of(plan), 10)
+
+    def close(self) -> None:
+        self._watch.cancel()
+        self.connection.close()
+
+
+def right(method: Method, deployment: str, program: Program) -> Any:
+    """A request that would be fine."""
+    plan = machine_plan(program, A)
+    blob = plan.stages[0].library
+    if method is methods.LOAD_STAGES:
+        return load_request(deployment, plan, secrets_of(plan))
+    if method is methods.LOAD_KERNELS:
+        return kernel_set_request(deployment, KernelSet(A, "cpu", blob, KERNELS, 1 << 16))
+    if method is methods.MISSING_BLOBS:
+        return pb.MissingBlobsRequest(deployment=deployment, blobs=[blob_message(blob)])
+    if method is methods.PUT_BLOB:
+        return pb.PutBlobRequest(deployment=deployment, blob=blob_message(blob), chunk=b"abc")
+    if method is methods.CONNECT:
+        peers = [pb.Peer(machine=B, address="127.0.0.1:9")]
+        return pb.ConnectRequest(deployment=deployment, timeout_seconds=0.2, peers=peers)
+    if method is methods.TIME_KERNELS:
+        return pb.TimeKernelsRequest(deployment=deployment, minimum_rounds=1, minimum_seconds=0, limit_seconds=0.2)
+    if method is methods.DESCRIBE:
+        return pb.DescribeRequest()
+    return method.request(deployment=deployment)
+
+
+def wrong(method: Method, deployment: str, program: Program, source: random.Random) -> bytes:
+    blob = program.stages[0].library.sha256
+    known = (deployment, A, B, CLIENT, blob, *(tensor.name for stage in program.stages for tensor in stage.outputs))
+    match source.randrange(3):
+        case 0:
+            return source.randbytes(source.choice((0, 1, 10, 100, 1000)))
+        case 1:
+            message = random_message(method.request, source, known)
+            for name, value in (("deployment", deployment), ("machine", A)):  # or nobody reads what follows
+                if name in method.request.DESCRIPTOR.fields_by_name:
+                    setattr(message, name, value)
+            return bytes(message.SerializeToString())
+        case _:
+            return mutated(right(method, deployment, program).SerializeToString(), source)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_control_messages(standing: Standing, trials: Trials, method: Method) -> None:
+    memory, program = Memory(standing.process), standing.honest.program
+    with RawCaller(standing.endpoint) as caller:
+        victim = Victim(standing, loaded=True)
+        for number in trials:
+            if number % 50 == 49:
+                victim.close()
+                memory.check()
+                victim = Victim(standing, loaded=trials.source.random() < 0.5)
+            requests = [wrong(method, victim.deployment, program, trials.source)]
+            if method.streams_requests:
+                requests += [wrong(method, "", program, trials.source) for _ in range(trials.source.randrange(3))]
+            seconds = 0.1 if method is methods.WATCH else 20
+            code = caller.code(method.path, requests, seconds)
+            trials.found[code.name] += 1
+            assert code is grpc.StatusCode.OK or code.name in MADE_ERRORS, (code, requests)
+        victim.close()
+
+
+def hello(deployment: str, source: str, destination: str) -> bytes:
+    message = pb.Hello(protocol_version=PROTOCOL_VERSION, deployment=deployment, source=source, destination=destination)
+    return message.SerializeToString()
+
+
+def wrong_greeting(deployment: str, source: random.Random) -> bytes:
+    """Mostly a right one."""
+    begin = hello(deployment, *source.choice(((CLIENT, A), (A, CLIENT), (B, A), (A, B))))
+    return begin if source.random() < 0.8 else mutated(begin, source)
+
+
+def wrong_frames(program: Program, source: random.Random) -> list[bytes]:
+    """Frames, some of which are right."""
+    size = program.inputs[0].size_bytes
+    frames = []
+    for sequence in range(source.choice((0, 1, 3, 20))):
+        payload = source.randbytes(source.choice((0, 1, 4, size, size, size)))
+        kind = source.choice((1, 2, 3, 3, 3, 3, 4, 5, 6, 99))
+        number = source.choice((sequence, sequence, sequence, 0, 2**64 - 1))
+        flags, tensor = source.choice((0, 0, 0, 1, 7)), source.choice((0, 0, 0, 1, 2**32 - 1))
+        total = source.choice((len(payload), len(payload), 2**64 - 1))
+        offset = source.choice((0, 0, 0, 1, 2**63))
+        frame = HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, flags, tensor, number, offset, total) + payload
+        frames.append(frame if source.random() < 0.7 else mutated(frame, source))
+    return frames
+
+
+def test_data_frames(standing: Standing, trials: Trials) -> None:
+    memory, program = Memory(standing.process), standing.honest.program
+    with RawCaller(standing.endpoint) as caller:
+        for _ in trials:
+            victim = Victim(standing, loaded=trials.source.random() < 0.9)
+            greeting = wrong_greeting(victim.deployment, trials.source)
+            frames = wrong_frames(program, trials.source)
+            code = caller.code(LINK_PATH, frames, 5, metadata=((HELLO_KEY, greeting),))
+            trials.found[code.name] += 1
+            assert code is grpc.StatusCode.OK or code.name in MADE_ERRORS, (code, greeting, frames)
+            victim.close()
+            memory.check()
