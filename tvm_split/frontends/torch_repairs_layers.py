@@ -17,6 +17,7 @@ from tvm_split.frontends.torch_repair_tools import (
     arguments,
     cast,
     constant,
+    dtype_name,
     dtype_of,
     emit,
     result_dtype,
@@ -213,7 +214,8 @@ def _batch_norm(node: fx.Node, importer: Importer) -> tuple[relax.Expr, ...]:
 
 
 def _batch_norm_of_input(node: fx.Node, importer: Importer) -> tuple[relax.Expr, ...]:
-    # TVM's importer returns a tensor for torch's tuple, and half precision loses the mean.
+    # TVM's importer returns a tensor for torch's tuple, half precision loses the mean, and TVM's operator for training
+    # is simplified to the one for inference.
     values = arguments(node, importer)
     data, dtype = values["input"], dtype_of(values["input"])
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
@@ -230,7 +232,31 @@ def _batch_norm_of_input(node: fx.Node, importer: Importer) -> tuple[relax.Expr,
         if parameter is not None:
             shaped = emit(importer, relax.op.reshape(cast(importer, parameter, wide), channels))
             result = emit(importer, operator(result, shaped))
-    return (cast(importer, result, dtype),)
+    statistics = [emit(importer, relax.op.squeeze(each, axes)) for each in (mean, scale)]
+    results = tuple(
+        cast(importer, each, dtype_name(right.dtype))
+        for each, right in zip((result, *statistics), node.meta["val"], strict=False)
+    )
+    if "running_mean" not in values:
+        return results
+    count = math.prod(shape[axis] for axis in axes)
+    unbiased = emit(importer, relax.op.multiply(variance, constant(count / (count - 1), wide)))
+    targets = (statistics[0], emit(importer, relax.op.squeeze(unbiased, axes)))
+    updated = [
+        cast(importer, _moved(importer, cast(importer, old, wide), target, values["momentum"]), dtype_name(right.dtype))
+        for old, target, right in zip(
+            (values["running_mean"], values["running_var"]), targets, node.meta["val"][3:], strict=True
+        )
+    ]
+    return (*results, *updated)
+
+
+def _moved(importer: Importer, value: relax.Expr, target: relax.Expr, share: float) -> relax.Expr:
+    """(1 - share) · value + share · target."""
+    dtype = dtype_of(value)
+    kept = emit(importer, relax.op.multiply(value, constant(1 - share, dtype)))
+    added = emit(importer, relax.op.multiply(target, constant(share, dtype)))
+    return emit(importer, relax.op.add(kept, added))
 
 
 def _softmax(operator: Callable[..., relax.Expr]) -> Repair:
@@ -300,6 +326,7 @@ REPAIRS: dict[str, Repair] = {
     "group_norm.default": _group_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm,
     "_native_batch_norm_legit.no_stats": _batch_norm_of_input,
+    "_native_batch_norm_legit_functional.default": _batch_norm_of_input,
     "softmax.int": _softmax(relax.op.nn.softmax),
     "log_softmax.int": _softmax(relax.op.nn.log_softmax),
     "_softmax.default": _softmax(relax.op.nn.softmax),

@@ -1,0 +1,54 @@
+"""Torch at the edges: statistics of the batch, rows masked altogether, infinities, tensors without elements.
+
+Each is compiled both with TVM's default pipeline and as a stage, since either can be wrong alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from tests.tvm_split.frontends.comparison import assert_equal_to_source, run, run_as_stage  # noqa: E402
+from tests.tvm_split.frontends.test_torch_sweep import Function  # noqa: E402
+from tvm_split.frontends import load_model  # noqa: E402
+
+
+def check(source: nn.Module | Callable[..., Any], *inputs: Any) -> None:
+    module = source if isinstance(source, nn.Module) else Function(source)
+    model = load_model(module.eval(), inputs)
+    assert model.example_inputs is not None
+    for computed in (run, run_as_stage):
+        assert_equal_to_source(model, model.example_inputs, computed=computed)
+
+
+class NormOfBatch(nn.Module):
+    """Normalizes by the batch, whatever the statistics are that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([1.0, 2.0, 3.0]))
+        self.register_buffer("variance", torch.tensor([2.0, 3.0, 4.0]))
+        self.weight, self.bias = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Any) -> Any:
+        return F.batch_norm(x, self.mean, self.variance, self.weight, self.bias, training=True)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (2, 3, 4, 4)])
+def test_batch_norm_that_trains_uses_the_statistics_of_the_batch(shape: Sequence[int]) -> None:
+    check(NormOfBatch(), torch.randn(shape) * 2 + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_norm_that_trains_gives_the_statistics_it_was_given_back_changed(dtype: Any) -> None:
+    def norm(x: Any, mean: Any, variance: Any) -> Any:
+        return F.batch_norm(x, mean, variance, training=True, momentum=0.3), mean * 1, variance * 1
+
+    check(norm, torch.randn(4, 3, 5).to(dtype) * 2 + 1, torch.tensor([1.0, 2, 3]), torch.tensor([2.0, 3, 4]))
