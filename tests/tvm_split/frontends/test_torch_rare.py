@@ -5,6 +5,7 @@ Each is compiled both with TVM's default pipeline and as a stage, since either c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,3 +53,24 @@ def test_batch_norm_that_trains_gives_the_statistics_it_was_given_back_changed(d
         return F.batch_norm(x, mean, variance, training=True, momentum=0.3), mean * 1, variance * 1
 
     check(norm, torch.randn(4, 3, 5).to(dtype) * 2 + 1, torch.tensor([1.0, 2, 3]), torch.tensor([2.0, 3, 4]))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_nothing_is_left_of_a_shift_beyond_the_width(dtype: Any) -> None:
+    width = torch.iinfo(dtype).bits
+    x = torch.tensor([1, 127, 7, 100, 1, 100]).to(dtype)
+    x[3] = x[3] if dtype is torch.uint8 else -x[3]
+    bits = torch.tensor([width, width + 1, width - 1, 100, 64, 1], dtype=dtype)
+    check(lambda x, bits: (x << bits, x >> bits, x << width, x >> width, x << 1, x >> 1), x, bits)
+    if dtype is not torch.uint8:
+        check(lambda x, bits: (x << bits, x >> bits), x, torch.tensor([-1, -width, 0, -2, 1, 2], dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_remainders_of_infinities_and_zeros(dtype: Any) -> None:
+    infinity, nan = math.inf, math.nan
+    x = torch.tensor([5, -5, 5, -5, infinity, 0, 3, nan, 1, 5.5, -5.5, 5.5, -5.5, 0, 6], dtype=dtype)
+    y = torch.tensor(
+        [infinity, infinity, -infinity, -infinity, 2, 3, 0, 1, nan, 2, 2, -2, -2, infinity, -3], dtype=dtype
+    )
+    check(lambda x, y: (torch.remainder(x, y), torch.fmod(x, y), torch.remainder(x, 2.5), torch.remainder(7, y)), x, y)
