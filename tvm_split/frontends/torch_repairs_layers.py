@@ -139,16 +139,29 @@ def _attention(node: fx.Node, importer: Importer) -> relax.Expr:
     # The softmax of half precision is computed in float32, as torch does.
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
     scores = emit(importer, relax.op.multiply(cast(importer, scores, wide), constant(scale, wide)))
-    mask = values["attn_mask"]
+    mask, is_hidden = values["attn_mask"], None
     if values["is_causal"]:
         allowed = np.tril(np.ones((rows, columns), bool))
         scores = emit(importer, relax.op.add(scores, relax.const(np.where(allowed, 0, -np.inf).astype(wide), wide)))
     if mask is not None:
         if dtype_of(mask) == "bool":
             mask = emit(importer, relax.op.where(mask, constant(0, wide), constant(-np.inf, wide)))
-        scores = emit(importer, relax.op.add(scores, cast(importer, mask, wide)))
+        mask = cast(importer, mask, wide)
+        scores = emit(importer, relax.op.add(scores, mask))
+        is_hidden = _hidden_rows(importer, mask)
     weights = emit(importer, relax.op.nn.softmax(scores, -1))
-    return emit(importer, relax.op.matmul(cast(importer, weights, dtype), value))
+    result = emit(importer, relax.op.matmul(cast(importer, weights, dtype), value))
+    if is_hidden is None:
+        return result
+    # The softmax of nothing but -inf is NaN. Torch's attention answers 0 there.
+    return emit(importer, relax.op.where(is_hidden, constant(0, dtype), result))
+
+
+def _hidden_rows(importer: Importer, mask: relax.Expr) -> relax.Expr:
+    """Which rows a mask hides altogether, [..., rows, 1]."""
+    hides = emit(importer, relax.op.equal(mask, constant(-np.inf, dtype_of(mask))))
+    hides_all = emit(importer, relax.op.min(cast(importer, hides, "int8"), [-1], keepdims=True))
+    return cast(importer, hides_all, "bool")
 
 
 def _repeated_heads(importer: Importer, value: relax.Expr, query: relax.Expr) -> relax.Expr:

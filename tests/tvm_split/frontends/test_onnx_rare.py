@@ -84,3 +84,27 @@ def test_batch_norm_that_trains(outputs: int, dtype: str) -> None:
         constants=[parameter.astype(dtype) for parameter in parameters],
         outputs=outputs, training_mode=1, momentum=0.7, opset=15,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_softmax_of_rows_of_infinities_and_nan(operator: str, dtype: str, axis: int) -> None:
+    x = random(6, 17).astype(dtype)
+    x[1], x[2, 1:], x[3, 0], x[4, 1], x[5] = -INFINITY, -INFINITY, INFINITY, NAN, np.finfo(dtype).min
+    check(operator, x if axis == 1 else np.ascontiguousarray(x.T), opset=13, axis=axis)
+
+
+def test_attention_to_nothing_is_zero() -> None:
+    mask = np.ones((4, 4), bool)
+    mask[1], mask[2, 1] = False, False
+    inputs = (random(1, 2, 4, 8), random(1, 2, 4, 8, seed=1), random(1, 2, 4, 8, seed=2), mask)
+    model = load_model(node_model("Attention", inputs, opset=23), inputs)
+    assert_equal_to_source(model, inputs, computed=run_as_stage)
+
+
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
+def test_extremes_of_infinities(operator: str) -> None:
+    x = np.float32([[1, 2, 3], [-INFINITY] * 3, [INFINITY] * 3])
+    model = load_model(node_model(operator, [x], constants=[i64(1)], opset=18), [x])
+    assert_equal_to_source(model, [x], computed=run_as_stage)

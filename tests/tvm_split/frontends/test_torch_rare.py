@@ -74,3 +74,48 @@ def test_remainders_of_infinities_and_zeros(dtype: Any) -> None:
         [infinity, infinity, -infinity, -infinity, 2, 3, 0, 1, nan, 2, 2, -2, -2, infinity, -3], dtype=dtype
     )
     check(lambda x, y: (torch.remainder(x, y), torch.fmod(x, y), torch.remainder(x, 2.5), torch.remainder(7, y)), x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["boolean", "infinite", "constant"])
+def test_attention_to_nothing_is_zero(dtype: Any, kind: str) -> None:
+    allowed = torch.ones(4, 4, dtype=torch.bool)
+    allowed[1], allowed[2, 1] = False, False
+    mask = torch.zeros(4, 4, dtype=dtype).masked_fill(~allowed, -math.inf) if kind == "infinite" else allowed
+    query, key, value = (torch.randn(1, 2, 4, 8).to(dtype) for _ in range(3))
+    if kind == "constant":
+        check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), query, key, value)
+    else:
+        check(lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), query, key, value, mask)
+
+
+@pytest.mark.parametrize("needs_weights", [False, True])
+def test_a_sequence_of_nothing_but_padding(needs_weights: bool) -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    padding = torch.tensor([[False] * 4, [True] * 4])
+
+    def attend(x: Any, padding: Any) -> Any:
+        return attention(x, x, x, key_padding_mask=padding, need_weights=needs_weights)[0]
+
+    check(attend, torch.randn(2, 4, 8), padding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("length", [3, 64])
+def test_softmax_of_rows_of_infinities_and_nan(dtype: Any, length: int) -> None:
+    x = torch.randn(7, length).to(dtype)
+    x[1], x[2, 1:], x[3, 0], x[4, 1] = -math.inf, -math.inf, math.inf, math.nan
+    x[5], x[6, 1:] = torch.finfo(dtype).min, torch.finfo(dtype).min
+    check(lambda x: (torch.softmax(x, -1), torch.softmax(x, 0), torch.log_softmax(x, -1), torch.log_softmax(x, 0)), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_extremes_of_infinities(dtype: Any) -> None:
+    x = torch.tensor([[1, 2, 3], [-math.inf] * 3, [math.inf] * 3], dtype=dtype)
+
+    def extremes(x: Any) -> Any:
+        return x.amax(-1), x.amin(-1), x.amax(0, keepdim=True), x.amin(0), x.max(), x[1].max(), x[2].min()
+
+    model = load_model(Function(extremes).eval(), (x,))
+    assert model.example_inputs is not None
+    assert_equal_to_source(model, model.example_inputs, computed=run_as_stage)
