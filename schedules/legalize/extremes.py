@@ -15,7 +15,7 @@ from schedules.legalize.common import default_legalization
 from schedules.shapes import static_shape
 
 
-def _reducer(dtype: str, *, largest: bool) -> Callable[..., Any]:
+def _reducer(dtype: str, *, largest: bool) -> Any:
     operator, nothing = (tirx.max, float("-inf")) if largest else (tirx.min, float("inf"))
     return te.comm_reducer(
         lambda x, y: operator(x, y), lambda _: tirx.const(nothing, dtype), name="largest" if largest else "smallest"

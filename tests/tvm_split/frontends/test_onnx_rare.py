@@ -108,3 +108,8 @@ def test_extremes_of_infinities(operator: str) -> None:
     x = np.float32([[1, 2, 3], [-INFINITY] * 3, [INFINITY] * 3])
     model = load_model(node_model(operator, [x], constants=[i64(1)], opset=18), [x])
     assert_equal_to_source(model, [x], computed=run_as_stage)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_weights_without_elements(shape: tuple[int, int]) -> None:
+    check("Concat", random(2, 3), constants=[np.zeros(shape, np.float32)], axis=shape.index(0))

@@ -119,3 +119,11 @@ def test_extremes_of_infinities(dtype: Any) -> None:
     model = load_model(Function(extremes).eval(), (x,))
     assert model.example_inputs is not None
     assert_equal_to_source(model, model.example_inputs, computed=run_as_stage)
+
+
+def test_tensors_without_elements() -> None:
+    def joined(x: Any) -> Any:
+        corner = torch.block_diag(x, torch.zeros(0, 3), torch.ones(2, 0), torch.ones(1, 0))
+        return corner, torch.cat([x, torch.zeros(0, 2)]), x[:0].sum(0), x[:, :0] @ torch.zeros(0, 3)
+
+    check(joined, torch.randn(2, 2))
