@@ -7,6 +7,7 @@ be neither split nor planned. Others are wrong or missing; the comments say whic
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -73,12 +74,28 @@ def _padded_axis(
             if width > 0:
                 shape = shape_of(data)
                 shape[axis] = width
-                parts.insert(place, builder.emit(relax.op.full(shape, constant(value, dtype_of(data)), dtype_of(data))))
+                # TVM's full takes no infinity.
+                filled = relax.op.broadcast_to(constant(value, dtype_of(data)), shape)
+                parts.insert(place, builder.emit(filled))
         return builder.emit(relax.op.concat(parts, axis)) if len(parts) > 1 else data
     numpy_mode = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode]
     rows = np.arange(size)[max(-before, 0) : size - max(-after, 0)]
     rows = np.pad(rows, (max(before, 0), max(after, 0)), mode=numpy_mode)  # type: ignore[call-overload]
     return builder.emit(relax.op.take(data, relax.const(rows.astype(np.int64), "int64"), axis))
+
+
+def _split(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+    # TVM's split refuses parts without elements.
+    data, axis = inputs[0], int(attributes.get("axis", 0))
+    sizes = attributes.get("split") if opset < 13 else known(inputs[1], "list of sizes")
+    if sizes is None or 0 not in sizes:
+        implementation = onnx_frontend.Split._impl_v1 if opset < 13 else onnx_frontend.Split._impl_v13
+        return implementation(builder, inputs, attributes, [{}, {}])
+    ends = np.cumsum([0, *sizes]).tolist()
+    parts = [
+        builder.emit(relax.op.strided_slice(data, [axis], [first], [last])) for first, last in itertools.pairwise(ends)
+    ]
+    return relax.Tuple(parts)
 
 
 def _cumsum(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
@@ -133,7 +150,9 @@ def _lp_normalization(builder: Builder, inputs: Any, attributes: dict[str, Any],
     else:
         squares = builder.emit(relax.op.multiply(data, data))
         size = builder.emit(relax.op.sqrt(builder.emit(relax.op.sum(squares, [axis], keepdims=True))))
-    return relax.op.divide(data, size)
+    quotient = builder.emit(relax.op.divide(data, size))
+    is_zero = builder.emit(relax.op.equal(size, constant(0, dtype_of(data))))
+    return relax.op.where(is_zero, constant(0, dtype_of(data)), quotient)
 
 
 def _upsample(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
@@ -169,6 +188,7 @@ REPAIRS: dict[str, Repair] = {
     "Tile": _tile,
     "Einsum": _einsum,
     "Pad": _pad,
+    "Split": _split,
     "CumSum": _cumsum,
     "Pow": _power,
     "OneHot": _one_hot,

@@ -39,6 +39,18 @@ def _batch_norm(builder: Builder, inputs: Any, attributes: dict[str, Any], opset
     return relax.Tuple([cast(builder, result, dtype), *updated])
 
 
+def _rms_norm(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+    # TVM's operator does not compile over all axes.
+    data, scale = inputs
+    shape = shape_of(data)
+    if attributes.get("axis", -1) % len(shape) != 0:
+        return onnx_frontend.RMSNormalization._impl_v23(builder, inputs, attributes, {})
+    scale = builder.emit(relax.op.reshape(builder.emit(relax.op.broadcast_to(scale, shape)), [-1]))
+    row = builder.emit(relax.op.reshape(data, [1, -1]))
+    norm = onnx_frontend.RMSNormalization._impl_v23(builder, [row, scale], {**attributes, "axis": 1}, {})
+    return relax.op.reshape(builder.emit(norm), shape)
+
+
 def _space_to_depth(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
     # TVM's importer ignores the mode.
     size = int(attributes["blocksize"])
@@ -138,6 +150,7 @@ def _samples(
 
 REPAIRS: dict[str, Repair] = {
     "BatchNormalization": _batch_norm,
+    "RMSNormalization": _rms_norm,
     "SpaceToDepth": _space_to_depth,
     "RoiAlign": _roi_align,
 }

@@ -113,3 +113,55 @@ def test_extremes_of_infinities(operator: str) -> None:
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
 def test_weights_without_elements(shape: tuple[int, int]) -> None:
     check("Concat", random(2, 3), constants=[np.zeros(shape, np.float32)], axis=shape.index(0))
+
+
+def test_attention_without_some_of_its_inputs() -> None:
+    query, key, value = random(1, 2, 4, 8), random(1, 2, 4, 8, seed=1), random(1, 2, 4, 8, seed=2)
+    inputs = (query, key, value, None, random(1, 2, 3, 8), random(1, 2, 3, 8, seed=3))
+    model = load_model(node_model("Attention", inputs, outputs=3, opset=24, is_causal=1))
+    given = [array for array in inputs if array is not None]
+    assert set(model.layers.values()) == {"node"}
+    for computed in (run, run_as_stage):
+        assert_equal_to_source(model, given, computed=computed)
+
+
+def test_inputs_that_are_no_tensors_are_refused() -> None:
+    node = onnx.helper.make_node("SequenceAt", ["s", "i"], ["y"], name="at")
+    sequence = onnx.helper.make_tensor_sequence_value_info("s", onnx.TensorProto.FLOAT, [2])
+    place = onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, [])
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [sequence, place], [result]), ir_version=10)
+    with pytest.raises(ModelImportError, match=r"input 's' is no tensor but of type sequence"):
+        load_model(model)
+    strings = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.STRING, [2])
+    same = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.STRING, [2])
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    with pytest.raises(ModelImportError, match=r"input 'x' is of strings"):
+        load_model(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [strings], [same]), ir_version=10))
+
+
+@pytest.mark.parametrize("axis", [0, -2])
+def test_rms_norm_over_all_axes(axis: int) -> None:
+    check("RMSNormalization", random(3, 4), random(3, 4, seed=1), opset=23, axis=axis)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_row_of_zeros_is_normalized_to_zeros(order: int) -> None:
+    x = random(3, 4)
+    x[1] = 0
+    check("LpNormalization", x, axis=1, p=order, opset=22)
+
+
+def test_padding_with_infinity() -> None:
+    check("Pad", random(2, 3), constants=[i64(1, 0, 2, 1), np.float32(-INFINITY)])
+
+
+def test_constants_of_strings_are_refused() -> None:
+    words = np.array(["a", "b"])
+    with pytest.raises(ModelImportError, match=r"constant 'c0' \(node\) is of strings"):
+        load_model(node_model("Where", [np.array([True, False])], constants=[words, words]))
+
+
+@pytest.mark.parametrize("sizes", [(0, 2), (2, 0), (1, 0, 0, 1)])
+def test_parts_without_elements(sizes: tuple[int, ...]) -> None:
+    check("Split", random(2, 3), constants=[i64(*sizes)], axis=0, outputs=len(sizes), opset=13)

@@ -127,3 +127,8 @@ def test_tensors_without_elements() -> None:
         return corner, torch.cat([x, torch.zeros(0, 2)]), x[:0].sum(0), x[:, :0] @ torch.zeros(0, 3)
 
     check(joined, torch.randn(2, 2))
+
+
+@pytest.mark.parametrize("sizes", [[0, 2], [2, 0], [1, 0, 0, 1]])
+def test_parts_without_elements(sizes: list[int]) -> None:
+    check(lambda x: x.split(sizes), torch.randn(2, 3))
