@@ -2,7 +2,8 @@
 
 Requires: a module whose ``main`` holds the stage, after all folding, so that weights are prepacked.
 Ensures: every constant of more than `LARGEST_EMBEDDED_BYTES` bytes is a parameter behind the stage's inputs, each
-distinct tensor once; smaller ones stay in the code, since a transfer of their own would cost more than they do.
+distinct tensor once; smaller ones stay in the code, since a transfer of their own would cost more than they do. Those
+without elements are parameters too: TVM writes them into a library that it cannot read.
 """
 
 from __future__ import annotations
@@ -47,17 +48,18 @@ class _Lifter(PyExprMutator):  # type: ignore[misc]
         super().__init__()
         self.parameters: list[relax.Var] = []
         self.weights: list[tvm.runtime.Tensor] = []
-        self._lifted: dict[int, relax.Var] = {}
+        self._lifted: dict[tuple[int, str], relax.Var] = {}
 
     def visit_generic_const_(self, constant: tvm.ir.GenericConst) -> relax.Expr:
         tensor = constant.value
         if not isinstance(tensor, tvm.runtime.Tensor):
             return constant
-        if tensor.numel() * np.dtype(str(tensor.dtype)).itemsize <= LARGEST_EMBEDDED_BYTES:
+        if 0 < tensor.numel() * np.dtype(str(tensor.dtype)).itemsize <= LARGEST_EMBEDDED_BYTES:
             return constant
-        if tensor.data_ptr() not in self._lifted:
-            variable = relax.Var(f"weight_{len(self.weights)}", constant.ty)
-            self._lifted[tensor.data_ptr()] = variable
-            self.parameters.append(variable)
+        # Tensors without elements have no address of their own.
+        key = (tensor.data_ptr(), str(constant.ty))
+        if key not in self._lifted:
+            self._lifted[key] = relax.Var(f"weight_{len(self.weights)}", constant.ty)
+            self.parameters.append(self._lifted[key])
             self.weights.append(tensor)
-        return self._lifted[tensor.data_ptr()]
+        return self._lifted[key]

@@ -45,7 +45,7 @@ def build_stage(
     ``layers`` gives the source's name for each variable.
 
     Raises:
-        CompileError: the target cannot be compiled for, or there is no linker for it.
+        CompileError: the stage has what TVM cannot compile, or the target cannot be compiled for, or has no linker.
     """
     return build_module(_module_of(computation), target, library, computation.name, layers, database, observe)
 
@@ -62,15 +62,16 @@ def build_module(
     """The same for a module whose ``main`` may call functions of the module; errors call it ``name``."""
     built_for = tvm_target(target)
     with built_for:
-        module, phases = _scheduled(module, built_for, database, observe)
-        lifted = lift_weights(module)
         try:
+            module, phases = _scheduled(module, built_for, database, observe)
+            lifted = lift_weights(module)
             executable = relax.build(lifted.module, built_for)
             executable.export_library(str(library), **_linker(target, name))
         except CompileError:
             raise
         except Exception as error:
-            raise CompileError(f"{name} cannot be compiled for {dict(target)}: {error}") from error
+            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+            raise CompileError(f"{name} cannot be compiled for {dict(target)}: {reason}") from error
     return BuiltStage(library, lifted.weights, kernels_of(phases, layers or {}))
 
 

@@ -11,6 +11,7 @@ from tvm.target import Target
 from schedules.legalize import gpu_convolution, gpu_matmul
 from schedules.legalize.convolution import legalize_conv2d
 from schedules.legalize.elementary import ELEMENTARY, legalize_elementary
+from schedules.legalize.extremes import legalize_extreme
 from schedules.legalize.matmul import legalize_matmul
 from schedules.legalize.normalization import (
     legalize_group_norm,
@@ -39,6 +40,8 @@ def legalizations(target: Target) -> dict[str, Legalization]:
         **elementary,
         "relax.nn.conv2d": legalize_conv2d(traits),
         "relax.matmul": legalize_matmul(traits),
+        "relax.max": legalize_extreme(largest=True),
+        "relax.min": legalize_extreme(largest=False),
         "relax.nn.softmax": legalize_softmax(traits, logarithm=False),
         "relax.nn.log_softmax": legalize_softmax(traits, logarithm=True),
         "relax.nn.layer_norm": legalize_layer_norm(traits),

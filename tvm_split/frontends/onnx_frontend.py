@@ -76,6 +76,7 @@ def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:
             model = onnx.load_from_string(bytes(source))
         except Exception as error:
             raise ModelImportError(f"{shown} cannot be read as an ONNX model: {error}") from error
+    _check_inputs(model)
     if not model.graph.output:
         raise ModelImportError(f"{shown} is no ONNX model: it has no graph with outputs")
     for tensor in model.graph.initializer:
@@ -85,6 +86,22 @@ def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:
                 "say where: give the model's path, or load it with onnx.load(path)"
             )
     return model
+
+
+def _check_inputs(model: onnx.ModelProto) -> None:
+    for value in model_inputs(model):
+        kind = value.type.WhichOneof("value")
+        if kind != "tensor_type":
+            shown = (kind or "value of unknown type").removesuffix("_type")
+            raise ModelImportError(
+                f"input {value.name!r} is no tensor but of type {shown}; every input of a split network is a tensor: "
+                "make its parts inputs of their own"
+            )
+        if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+            raise ModelImportError(
+                f"input {value.name!r} is of strings, which cannot be computed with here: "
+                "encode them before the network, and make the codes its input"
+            )
 
 
 def _examples(model: onnx.ModelProto, given: Any) -> tuple[Array, ...]:

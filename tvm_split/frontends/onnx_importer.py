@@ -57,6 +57,11 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         used = {name for node in self.graph.nodes for name in node.input} | set(self.graph.outputs)
         for name, value in self.graph.constants.items():
             if name in used:
+                if value.dtype.kind in "OSU":
+                    users = ", ".join(node.name for node in self.graph.nodes if name in node.input)
+                    raise ModelImportError(
+                        f"constant {name!r} ({users or 'an output'}) is of strings, which cannot be computed with here"
+                    )
                 self._nodes[name] = relax.const(value, str(value.dtype))
         parameters = []
         for name in self.graph.inputs:
@@ -122,11 +127,11 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         inputs = onnx_frontend.onnx_input()
         inputs.extend(self._nodes[name] if name else None for name in node.input)
         attributes = self._parse_attr(node.attribute)
+        attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         repair = REPAIRS.get(qualified(node))
         if repair is not None:
             result = repair(self.bb, inputs, attributes, self.opset)
         else:
-            attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
             result = self._convert_operator(node.op_type, inputs, attributes, self.opset)
         if isinstance(result, relax.Tuple):
             return [self._bound(field) for field in result.fields]

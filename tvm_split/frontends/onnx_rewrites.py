@@ -12,6 +12,9 @@ from onnx import defs, helper
 
 from tvm_split.errors import ModelImportError
 
+_FUNCTIONS = "tvm_split.functions"
+"""The domain that functions get which depend on the node that calls them."""
+
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...] | None
 
@@ -40,11 +43,14 @@ def with_functions_inlined(
 def _function_body(
     node: onnx.NodeProto, types: Mapping[str, onnx.ValueInfoProto], opset: int
 ) -> Iterable[onnx.NodeProto]:
-    inputs = [types.get(name, onnx.ValueInfoProto(name=name)) for name in dict.fromkeys(node.input) if name]
-    outputs = [types.get(name, onnx.ValueInfoProto(name=name)) for name in node.output if name]
-    graph = helper.make_graph([node], "function", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    inlined = onnx.inliner.inline_selected_functions(model, [("", node.op_type)], inline_schema_functions=True)
+    try:
+        inlined = _inlined(node, types, opset)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise ModelImportError(
+            f"operator {node.op_type} of node {node.name!r} cannot be replaced by the simpler ones "
+            f"that ONNX defines it by: {reason}"
+        ) from error
     outside = {*node.input, *node.output}
     for part in inlined.graph.node:
         part.name = node.name
@@ -53,6 +59,31 @@ def _function_body(
                 if name and name not in outside:
                     names[position] = f"{node.output[0]}:{name}"
         yield part
+
+
+def _inlined(node: onnx.NodeProto, types: Mapping[str, onnx.ValueInfoProto], opset: int) -> onnx.ModelProto:
+    inputs = [types.get(name, onnx.ValueInfoProto(name=name)) for name in dict.fromkeys(node.input) if name]
+    outputs = [types.get(name, onnx.ValueInfoProto(name=name)) for name in node.output if name]
+    schema = defs.get_schema(node.op_type, opset)
+    imports = [helper.make_opsetid("", opset)]
+    if not schema.has_context_dependent_function:
+        graph = helper.make_graph([node], "function", inputs, outputs)
+        model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+        return onnx.inliner.inline_selected_functions(model, [("", node.op_type)], inline_schema_functions=True)
+    # ONNX's inliner asks for the type of inputs that are left out, too, and fails.
+    kinds = [types[name].type.SerializeToString() if name in types else b"" for name in node.input]
+    function = onnx.FunctionProto.FromString(schema.get_context_dependent_function(node.SerializeToString(), kinds))
+    function.domain = _FUNCTIONS
+    del function.opset_import[:]
+    function.opset_import.extend(imports)
+    call = onnx.NodeProto()
+    call.CopyFrom(node)
+    call.domain = _FUNCTIONS
+    graph = helper.make_graph([call], "function", inputs, outputs)
+    model = helper.make_model(
+        graph, opset_imports=[*imports, helper.make_opsetid(_FUNCTIONS, 1)], functions=[function], ir_version=10
+    )
+    return onnx.inliner.inline_local_functions(model)
 
 
 def _has_function(operator: str, opset: int) -> bool:

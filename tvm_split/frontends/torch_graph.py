@@ -69,8 +69,28 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
         raise ModelImportError(
             f"torch cannot decompose the exported program: {type(error).__name__}: {error}"
         ) from error
+    _part_from_running_statistics(lowered.graph)
     lowered.graph.eliminate_dead_code()
     return lowered
+
+
+def _part_from_running_statistics(graph: fx.Graph) -> None:
+    """A batch norm that trains computes with its batch alone: its result does not read the statistics it updates.
+
+    Torch's one operator for both reads them, and by it a result would depend on buffers that change in every call.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_functional.default):
+        data, weight, bias, _, _, is_training, momentum, epsilon = node.args
+        if not is_training:
+            continue
+        with graph.inserting_before(node):
+            of_batch = graph.call_function(
+                aten._native_batch_norm_legit.no_stats, (data, weight, bias, True, momentum, epsilon)
+            )
+        of_batch.meta = {**node.meta, "val": node.meta["val"][:3]}
+        for user in list(node.users):
+            if user.target is operator.getitem and user.args[1] < 3:
+                user.replace_input_with(node, of_batch)
 
 
 def check_no_state(program: ExportedProgram, names: LayerNames) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class TorchReference:
     def outputs(self, inputs: Sequence[np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], ...]:
         """The model's outputs, flattened in torch's pytree order; shapes and dtypes as in ``Model.outputs``."""
         positional, keyword = self._arguments_of([to_torch(array) for array in inputs])
-        with torch.no_grad():
+        with torch.no_grad(), _exported_path():
             result = self._source(*positional, **keyword)
         return tuple(to_numpy(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
 
@@ -45,6 +46,17 @@ class TorchReference:
             for node, value in results:
                 if node in self._variables:
                     yield self._variables[node], to_numpy(value)
+
+
+@contextmanager
+def _exported_path() -> Iterator[None]:
+    """Attention as it is exported: torch's fast path answers NaN, the other one 0, where a row is masked altogether."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _results(program: ExportedProgram, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[fx.Node, Any]]:

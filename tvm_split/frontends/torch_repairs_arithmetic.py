@@ -10,6 +10,7 @@ from torch import fx
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.exact_arithmetic import floor_remainder, shifted
 from tvm_split.frontends.torch_repair_tools import (
     Importer,
     Repair,
@@ -49,6 +50,19 @@ def _binary(operator: Operator, on_booleans: Operator | None = None) -> Repair:
             right = emit(importer, relax.op.multiply(right, constant(alpha, dtype)))
         chosen = on_booleans if dtype == "bool" and on_booleans is not None else operator
         return emit(importer, chosen(left, right))
+
+    return convert
+
+
+def _remainder(node: fx.Node, importer: Importer) -> relax.Expr:
+    left, right, _ = _promoted(node, importer)
+    return floor_remainder(importer.block_builder, left, right)
+
+
+def _shift(to_the_left: bool) -> Repair:
+    def convert(node: fx.Node, importer: Importer) -> relax.Expr:
+        left, right, _ = _promoted(node, importer)
+        return shifted(importer.block_builder, left, right, to_the_left)
 
     return convert
 
@@ -313,16 +327,16 @@ REPAIRS: dict[str, Repair] = {
     **{f"rsub.{kind}": _reversed_subtraction for kind in ("Tensor", "Scalar")},
     **{f"div.{kind}": _divide for kind in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")},
     "floor_divide.default": _binary(relax.op.floor_divide),
-    **{f"remainder.{kind}": _binary(relax.op.floor_mod) for kind in ("Tensor", "Scalar")},
+    **{f"remainder.{kind}": _remainder for kind in ("Tensor", "Scalar", "Scalar_Tensor")},
     **{f"fmod.{kind}": _binary(relax.op.mod) for kind in ("Tensor", "Scalar")},
     **{f"pow.{kind}": _power for kind in ("Tensor_Scalar", "Tensor_Tensor", "Scalar")},
     **{f"bitwise_and.{k}": _bitwise(relax.op.bitwise_and, relax.op.logical_and) for k in ("Tensor", "Scalar")},
     **{f"bitwise_or.{k}": _bitwise(relax.op.bitwise_or, relax.op.logical_or) for k in ("Tensor", "Scalar")},
     **{f"bitwise_xor.{k}": _bitwise(relax.op.bitwise_xor, relax.op.logical_xor) for k in ("Tensor", "Scalar")},
-    **{f"bitwise_left_shift.{k}": _binary(relax.op.left_shift) for k in ("Tensor", "Tensor_Scalar")},
-    **{f"bitwise_right_shift.{k}": _binary(relax.op.right_shift) for k in ("Tensor", "Tensor_Scalar")},
-    **{f"__lshift__.{k}": _binary(relax.op.left_shift) for k in ("Tensor", "Scalar")},
-    **{f"__rshift__.{k}": _binary(relax.op.right_shift) for k in ("Tensor", "Scalar")},
+    **{f"bitwise_left_shift.{k}": _shift(to_the_left=True) for k in ("Tensor", "Tensor_Scalar")},
+    **{f"bitwise_right_shift.{k}": _shift(to_the_left=False) for k in ("Tensor", "Tensor_Scalar")},
+    **{f"__lshift__.{k}": _shift(to_the_left=True) for k in ("Tensor", "Scalar")},
+    **{f"__rshift__.{k}": _shift(to_the_left=False) for k in ("Tensor", "Scalar")},
     "bitwise_not.default": _bitwise_not,
     **{f"gt.{kind}": _comparison(relax.op.greater) for kind in ("Tensor", "Scalar")},
     **{f"ge.{kind}": _comparison(relax.op.greater_equal) for kind in ("Tensor", "Scalar")},

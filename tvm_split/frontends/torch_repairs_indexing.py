@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Sequence
@@ -232,6 +233,20 @@ def _concatenate(node: fx.Node, importer: Importer) -> relax.Expr:
     return emit(importer, relax.op.concat(parts, int(values["dim"]))) if len(parts) > 1 else parts[0]
 
 
+def _split(node: fx.Node, importer: Importer) -> relax.Expr:
+    # TVM's split refuses parts without elements.
+    values = arguments(node, importer)
+    ends = np.cumsum([0, *values["split_sizes"]]).tolist()
+    axis = int(values["dim"])
+    if 0 not in values["split_sizes"]:
+        return emit(importer, relax.op.split(values["self"], ends[1:-1], axis))
+    parts = [
+        emit(importer, relax.op.strided_slice(values["self"], [axis], [first], [last]))
+        for first, last in itertools.pairwise(ends)
+    ]
+    return relax.Tuple(parts)
+
+
 def _item_of_tuple(node: fx.Node, importer: Importer) -> relax.Expr:
     # TVM's importer returns a lone tensor for every place of a tuple that it imports only in part.
     source, place = importer.env[node.args[0]], node.args[1]
@@ -274,6 +289,7 @@ REPAIRS: dict[str, Repair] = {
     "scatter_add.default": _scatter,
     "scatter_reduce.two": _scatter,
     "cat.default": _concatenate,
+    "split_with_sizes.default": _split,
     "unfold.default": _unfold,
 }
 """By the name of the ATen overload."""

@@ -17,6 +17,7 @@ from tvm_split.frontends.torch_repair_tools import (
     arguments,
     cast,
     constant,
+    dtype_name,
     dtype_of,
     emit,
     result_dtype,
@@ -138,16 +139,29 @@ def _attention(node: fx.Node, importer: Importer) -> relax.Expr:
     # The softmax of half precision is computed in float32, as torch does.
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
     scores = emit(importer, relax.op.multiply(cast(importer, scores, wide), constant(scale, wide)))
-    mask = values["attn_mask"]
+    mask, is_hidden = values["attn_mask"], None
     if values["is_causal"]:
         allowed = np.tril(np.ones((rows, columns), bool))
         scores = emit(importer, relax.op.add(scores, relax.const(np.where(allowed, 0, -np.inf).astype(wide), wide)))
     if mask is not None:
         if dtype_of(mask) == "bool":
             mask = emit(importer, relax.op.where(mask, constant(0, wide), constant(-np.inf, wide)))
-        scores = emit(importer, relax.op.add(scores, cast(importer, mask, wide)))
+        mask = cast(importer, mask, wide)
+        scores = emit(importer, relax.op.add(scores, mask))
+        is_hidden = _hidden_rows(importer, mask)
     weights = emit(importer, relax.op.nn.softmax(scores, -1))
-    return emit(importer, relax.op.matmul(cast(importer, weights, dtype), value))
+    result = emit(importer, relax.op.matmul(cast(importer, weights, dtype), value))
+    if is_hidden is None:
+        return result
+    # The softmax of nothing but -inf is NaN. Torch's attention answers 0 there.
+    return emit(importer, relax.op.where(is_hidden, constant(0, dtype), result))
+
+
+def _hidden_rows(importer: Importer, mask: relax.Expr) -> relax.Expr:
+    """Which rows a mask hides altogether, [..., rows, 1]."""
+    hides = emit(importer, relax.op.equal(mask, constant(-np.inf, dtype_of(mask))))
+    hides_all = emit(importer, relax.op.min(cast(importer, hides, "int8"), [-1], keepdims=True))
+    return cast(importer, hides_all, "bool")
 
 
 def _repeated_heads(importer: Importer, value: relax.Expr, query: relax.Expr) -> relax.Expr:
@@ -213,7 +227,8 @@ def _batch_norm(node: fx.Node, importer: Importer) -> tuple[relax.Expr, ...]:
 
 
 def _batch_norm_of_input(node: fx.Node, importer: Importer) -> tuple[relax.Expr, ...]:
-    # TVM's importer returns a tensor for torch's tuple, and half precision loses the mean.
+    # TVM's importer returns a tensor for torch's tuple, half precision loses the mean, and TVM's operator for training
+    # is simplified to the one for inference.
     values = arguments(node, importer)
     data, dtype = values["input"], dtype_of(values["input"])
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
@@ -230,7 +245,31 @@ def _batch_norm_of_input(node: fx.Node, importer: Importer) -> tuple[relax.Expr,
         if parameter is not None:
             shaped = emit(importer, relax.op.reshape(cast(importer, parameter, wide), channels))
             result = emit(importer, operator(result, shaped))
-    return (cast(importer, result, dtype),)
+    statistics = [emit(importer, relax.op.squeeze(each, axes)) for each in (mean, scale)]
+    results = tuple(
+        cast(importer, each, dtype_name(right.dtype))
+        for each, right in zip((result, *statistics), node.meta["val"], strict=False)
+    )
+    if "running_mean" not in values:
+        return results
+    count = math.prod(shape[axis] for axis in axes)
+    unbiased = emit(importer, relax.op.multiply(variance, constant(count / (count - 1), wide)))
+    targets = (statistics[0], emit(importer, relax.op.squeeze(unbiased, axes)))
+    updated = [
+        cast(importer, _moved(importer, cast(importer, old, wide), target, values["momentum"]), dtype_name(right.dtype))
+        for old, target, right in zip(
+            (values["running_mean"], values["running_var"]), targets, node.meta["val"][3:], strict=True
+        )
+    ]
+    return (*results, *updated)
+
+
+def _moved(importer: Importer, value: relax.Expr, target: relax.Expr, share: float) -> relax.Expr:
+    """(1 - share) · value + share · target."""
+    dtype = dtype_of(value)
+    kept = emit(importer, relax.op.multiply(value, constant(1 - share, dtype)))
+    added = emit(importer, relax.op.multiply(target, constant(share, dtype)))
+    return emit(importer, relax.op.add(kept, added))
 
 
 def _softmax(operator: Callable[..., relax.Expr]) -> Repair:
@@ -300,6 +339,7 @@ REPAIRS: dict[str, Repair] = {
     "group_norm.default": _group_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm,
     "_native_batch_norm_legit.no_stats": _batch_norm_of_input,
+    "_native_batch_norm_legit_functional.default": _batch_norm_of_input,
     "softmax.int": _softmax(relax.op.nn.softmax),
     "log_softmax.int": _softmax(relax.op.nn.log_softmax),
     "_softmax.default": _softmax(relax.op.nn.softmax),

@@ -1,13 +1,14 @@
-"""Compiles an imported model with TVM's default pipeline and compares it with its source."""
+"""Compiles an imported model, with TVM's default pipeline or as a stage, and compares it with its source."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tvm
 from tvm import relax
 
+import tvm_split
 from tvm_split.model import Model
 
 TOLERANCES = {"float64": 1e-5, "float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-2}
@@ -22,12 +23,25 @@ def run(model: Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [result.numpy() for result in results]
 
 
-def assert_equal_to_source(model: Model, inputs: Sequence[np.ndarray], tolerance: float | None = None) -> None:
+def run_as_stage(model: Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The outputs of the model as one machine computes them, through this project's own passes and kernels."""
+    cluster = tvm_split.Cluster.in_process(machines=1, threads=1)
+    bundle = tvm_split.compile(model, tvm_split.plan(model, cluster), verify=False)
+    with tvm_split.deploy(bundle, cluster) as deployment:
+        return list(deployment.run(*inputs))
+
+
+def assert_equal_to_source(
+    model: Model,
+    inputs: Sequence[np.ndarray],
+    tolerance: float | None = None,
+    computed: Callable[[Model, Sequence[np.ndarray]], list[np.ndarray]] = run,
+) -> None:
     """The compiled module has the source's outputs: same number, shapes, dtypes, and values within the tolerance."""
     assert model.reference is not None
     right = model.reference.outputs(inputs)
     assert len(right) == len(model.outputs)
-    for position, (output, wanted, spec) in enumerate(zip(run(model, inputs), right, model.outputs, strict=True)):
+    for position, (output, wanted, spec) in enumerate(zip(computed(model, inputs), right, model.outputs, strict=True)):
         assert (str(output.dtype), output.shape) == (str(wanted.dtype), wanted.shape), f"output {position}"
         assert (spec.dtype, spec.shape) == (str(wanted.dtype), wanted.shape), f"output {position}"
         assert_close(output, wanted, tolerance)

@@ -1,0 +1,54 @@
+"""Largest and smallest values over axes -> TE, where the maximum of a row of -inf is -inf.
+
+TVM's reductions start from the largest finite number and answer that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.relax import BlockBuilder
+
+from schedules.legalize.common import default_legalization
+from schedules.shapes import static_shape
+
+
+def _reducer(dtype: str, *, largest: bool) -> Any:
+    operator, nothing = (tirx.max, float("-inf")) if largest else (tirx.min, float("inf"))
+    return te.comm_reducer(
+        lambda x, y: operator(x, y), lambda _: tirx.const(nothing, dtype), name="largest" if largest else "smallest"
+    )
+
+
+def legalize_extreme(*, largest: bool) -> Callable[[BlockBuilder, relax.Call], relax.Expr]:
+    """``relax.max`` or ``relax.min``; integers and symbolic shapes are left to TVM."""
+
+    def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+        shape, dtype = static_shape(call.args[0]), str(call.ty.dtype)
+        if shape is None or dtype not in ("float32", "float64", "float16", "bfloat16"):
+            return default_legalization(builder, call)
+        given = range(len(shape)) if call.attrs.axis is None else call.attrs.axis
+        reduced = sorted(int(axis) % len(shape) for axis in given)
+        keeps = bool(call.attrs.keepdims)
+        reducer = _reducer(dtype, largest=largest)
+        name = call.op.name.rsplit(".", 1)[-1]
+
+        def compute(x: te.Tensor) -> te.Tensor:
+            axes = {axis: te.reduce_axis((0, shape[axis]), name=f"k{axis}") for axis in reduced}
+            result = [1 if axis in axes else size for axis, size in enumerate(shape) if keeps or axis not in axes]
+
+            def extreme(*index: Any) -> Any:
+                kept = iter(index)
+                places = []
+                for axis in range(len(shape)):
+                    place = next(kept) if keeps or axis not in axes else None
+                    places.append(axes.get(axis, place))
+                return reducer(x[tuple(places)], axis=list(axes.values()))
+
+            return te.compute(result, extreme, name=name)
+
+        return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
+
+    return legalize

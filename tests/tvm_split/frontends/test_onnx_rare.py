@@ -1,0 +1,167 @@
+"""ONNX at the edges: infinities, shifts beyond the width, rows masked altogether, tensors without elements.
+
+Each is compiled both with TVM's default pipeline and as a stage, since either can be wrong alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from tests.tvm_split.frontends.comparison import assert_equal_to_source, run, run_as_stage  # noqa: E402
+from tests.tvm_split.frontends.onnx_cases import i64, node_model, random  # noqa: E402
+from tvm_split.errors import ModelImportError  # noqa: E402
+from tvm_split.frontends import load_model  # noqa: E402
+
+INFINITY, NAN = float("inf"), float("nan")
+
+
+def check(operator: str, *inputs: np.ndarray, **options: Any) -> None:
+    model = load_model(node_model(operator, inputs, **options), inputs)
+    for computed in (run, run_as_stage):
+        assert_equal_to_source(model, inputs, computed=computed)
+
+
+@pytest.mark.parametrize("positive", [0, 1])
+@pytest.mark.parametrize("negative", [0, 1])
+def test_infinities_are_told_by_sign(positive: int, negative: int) -> None:
+    x = np.float32([1, INFINITY, -INFINITY, NAN])
+    check("IsInf", x, detect_positive=positive, detect_negative=negative)
+
+
+@pytest.mark.parametrize(("opset", "fmod"), [(13, 1), (28, 0)])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_remainders_of_infinities_and_zeros(opset: int, fmod: int, dtype: str) -> None:
+    x = np.array([5, -5, 5, -5, INFINITY, 0, 3, NAN, 1, 5.5, -5.5, 5.5, -5.5, 0, 6], dtype)
+    y = np.array([INFINITY, INFINITY, -INFINITY, -INFINITY, 2, 3, 0, 1, NAN, 2, 2, -2, -2, INFINITY, -3], dtype)
+    check("Mod", x, y, fmod=fmod, opset=opset)
+
+
+@pytest.mark.parametrize("direction", ["LEFT", "RIGHT"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
+def test_nothing_is_left_of_a_shift_beyond_the_width(direction: str, dtype: str) -> None:
+    width = np.iinfo(dtype).bits
+    x = np.array([1, 255, 7, 1, 1, 200], dtype)
+    bits = np.array([width, width + 1, width - 1, 100, 128, 1], dtype)
+    check("BitShift", x, bits, direction=direction)
+    check("BitShift", x, constants=[bits], direction=direction)
+
+
+@pytest.mark.parametrize("operator", ["SpaceToDepth", "DepthToSpace"])
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_blocks_of_space_in_both_orders(operator: str, mode: str) -> None:
+    check(operator, random(2, 8, 4, 6), blocksize=2, mode=mode, opset=28)
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("opset", [10, 16])
+@pytest.mark.parametrize("samples", [1, 2])
+def test_regions_of_an_image(mode: str, opset: int, samples: int) -> None:
+    regions = np.float32([[0, 0, 9, 9], [1, 2, 5.5, 8], [-3, -2, 4, 4], [2, 2, 20, 20], [3, 3, 3.2, 3.2]])
+    check(
+        "RoiAlign", random(2, 3, 10, 12), regions, i64(0, 1, 0, 1, 1),
+        opset=opset, mode=mode, output_height=3, output_width=4, sampling_ratio=samples, spatial_scale=0.9,
+    )  # fmt: skip
+
+
+def test_the_maximum_of_a_number_of_samples_that_depends_on_the_region_is_refused() -> None:
+    x, regions, images = random(1, 1, 4, 4), np.zeros((1, 4), np.float32), i64(0)
+    model = node_model("RoiAlign", [x, regions, images], mode="max")
+    with pytest.raises(ModelImportError, match=r"RoiAlign of node 'node'.*sampling_ratio"):
+        load_model(model)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_batch_norm_that_trains(outputs: int, dtype: str) -> None:
+    parameters = [random(3), random(3, seed=1), random(3, seed=2), np.abs(random(3)) + 0.5]
+    check(
+        "BatchNormalization", (random(2, 3, 4, 5) * 2 + 1).astype(dtype),
+        constants=[parameter.astype(dtype) for parameter in parameters],
+        outputs=outputs, training_mode=1, momentum=0.7, opset=15,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_softmax_of_rows_of_infinities_and_nan(operator: str, dtype: str, axis: int) -> None:
+    x = random(6, 17).astype(dtype)
+    x[1], x[2, 1:], x[3, 0], x[4, 1], x[5] = -INFINITY, -INFINITY, INFINITY, NAN, np.finfo(dtype).min
+    check(operator, x if axis == 1 else np.ascontiguousarray(x.T), opset=13, axis=axis)
+
+
+def test_attention_to_nothing_is_zero() -> None:
+    mask = np.ones((4, 4), bool)
+    mask[1], mask[2, 1] = False, False
+    inputs = (random(1, 2, 4, 8), random(1, 2, 4, 8, seed=1), random(1, 2, 4, 8, seed=2), mask)
+    model = load_model(node_model("Attention", inputs, opset=23), inputs)
+    assert_equal_to_source(model, inputs, computed=run_as_stage)
+
+
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
+def test_extremes_of_infinities(operator: str) -> None:
+    x = np.float32([[1, 2, 3], [-INFINITY] * 3, [INFINITY] * 3])
+    model = load_model(node_model(operator, [x], constants=[i64(1)], opset=18), [x])
+    assert_equal_to_source(model, [x], computed=run_as_stage)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_weights_without_elements(shape: tuple[int, int]) -> None:
+    check("Concat", random(2, 3), constants=[np.zeros(shape, np.float32)], axis=shape.index(0))
+
+
+def test_attention_without_some_of_its_inputs() -> None:
+    query, key, value = random(1, 2, 4, 8), random(1, 2, 4, 8, seed=1), random(1, 2, 4, 8, seed=2)
+    inputs = (query, key, value, None, random(1, 2, 3, 8), random(1, 2, 3, 8, seed=3))
+    model = load_model(node_model("Attention", inputs, outputs=3, opset=24, is_causal=1))
+    given = [array for array in inputs if array is not None]
+    assert set(model.layers.values()) == {"node"}
+    for computed in (run, run_as_stage):
+        assert_equal_to_source(model, given, computed=computed)
+
+
+def test_inputs_that_are_no_tensors_are_refused() -> None:
+    node = onnx.helper.make_node("SequenceAt", ["s", "i"], ["y"], name="at")
+    sequence = onnx.helper.make_tensor_sequence_value_info("s", onnx.TensorProto.FLOAT, [2])
+    place = onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, [])
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [sequence, place], [result]), ir_version=10)
+    with pytest.raises(ModelImportError, match=r"input 's' is no tensor but of type sequence"):
+        load_model(model)
+    strings = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.STRING, [2])
+    same = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.STRING, [2])
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    with pytest.raises(ModelImportError, match=r"input 'x' is of strings"):
+        load_model(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [strings], [same]), ir_version=10))
+
+
+@pytest.mark.parametrize("axis", [0, -2])
+def test_rms_norm_over_all_axes(axis: int) -> None:
+    check("RMSNormalization", random(3, 4), random(3, 4, seed=1), opset=23, axis=axis)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_row_of_zeros_is_normalized_to_zeros(order: int) -> None:
+    x = random(3, 4)
+    x[1] = 0
+    check("LpNormalization", x, axis=1, p=order, opset=22)
+
+
+def test_padding_with_infinity() -> None:
+    check("Pad", random(2, 3), constants=[i64(1, 0, 2, 1), np.float32(-INFINITY)])
+
+
+def test_constants_of_strings_are_refused() -> None:
+    words = np.array(["a", "b"])
+    with pytest.raises(ModelImportError, match=r"constant 'c0' \(node\) is of strings"):
+        load_model(node_model("Where", [np.array([True, False])], constants=[words, words]))
+
+
+@pytest.mark.parametrize("sizes", [(0, 2), (2, 0), (1, 0, 0, 1)])
+def test_parts_without_elements(sizes: tuple[int, ...]) -> None:
+    check("Split", random(2, 3), constants=[i64(*sizes)], axis=0, outputs=len(sizes), opset=13)
