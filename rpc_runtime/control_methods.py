@@ -53,3 +53,16 @@ STATISTICS = Method("Statistics", pb.StatisticsRequest, pb.StatisticsReply)
 TRACE = Method("Trace", pb.TraceRequest, pb.TraceReply)
 LOAD_KERNELS = Method("LoadKernels", pb.LoadKernelsRequest, pb.LoadKernelsReply, maximum_request_bytes=_LONG)
 TIME_KERNELS = Method("TimeKernels", pb.TimeKernelsRequest, pb.TimeKernelsReply)
+METHODS = (
+    DESCRIBE,
+    WATCH,
+    MISSING_BLOBS,
+    PUT_BLOB,
+    LOAD_STAGES,
+    CONNECT,
+    UNLOAD,
+    STATISTICS,
+    TRACE,
+    LOAD_KERNELS,
+    TIME_KERNELS,
+)

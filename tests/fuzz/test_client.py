@@ -30,18 +30,7 @@ from tests.rpc_runtime.test_pipeline import A, batches_for, double
 TIMEOUT_SECONDS = 0.5
 LONGEST_SECONDS = 20.0
 """Several steps, each with its timeout and what comes on top of it."""
-ANSWERED = (
-    methods.DESCRIBE,
-    methods.MISSING_BLOBS,
-    methods.PUT_BLOB,
-    methods.LOAD_STAGES,
-    methods.CONNECT,
-    methods.UNLOAD,
-    methods.STATISTICS,
-    methods.TRACE,
-    methods.LOAD_KERNELS,
-    methods.TIME_KERNELS,
-)
+ANSWERED = tuple(method for method in methods.METHODS if method is not methods.WATCH)
 
 
 def nonsense(method: Method, source: random.Random) -> Answer:

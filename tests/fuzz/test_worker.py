@@ -32,19 +32,6 @@ MADE_ERRORS = {
     "DEADLINE_EXCEEDED",
 }
 """What the protocol knows; INTERNAL and UNKNOWN are errors that nobody foresaw."""
-METHODS = (
-    methods.DESCRIBE,
-    methods.WATCH,
-    methods.MISSING_BLOBS,
-    methods.PUT_BLOB,
-    methods.LOAD_STAGES,
-    methods.CONNECT,
-    methods.UNLOAD,
-    methods.STATISTICS,
-    methods.TRACE,
-    methods.LOAD_KERNELS,
-    methods.TIME_KERNELS,
-)
 
 
 def secrets_of(plan: MachinePlan) -> dict[tuple[str, str], bytes]:
@@ -108,7 +95,7 @@ def wrong(method: Method, deployment: str, program: Program, source: random.Rand
             return mutated(right(method, deployment, program).SerializeToString(), source)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", methods.METHODS, ids=lambda method: method.name)
 def test_control_messages(standing: Standing, trials: Trials, method: Method) -> None:
     memory, program = Memory(standing.process), standing.honest.program
     with RawCaller(standing.endpoint) as caller:

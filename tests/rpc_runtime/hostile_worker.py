@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -11,7 +12,7 @@ import grpc
 
 from rpc_runtime import worker_pb2 as pb
 from rpc_runtime.client import WorkerEndpoint
-from rpc_runtime.control_methods import CONTROL_SERVICE, DESCRIBE, LINK_PATH
+from rpc_runtime.control_methods import CONTROL_SERVICE, DESCRIBE, LINK_PATH, WATCH
 from rpc_runtime.framing import PROTOCOL_VERSION, FrameKind, control_frame
 
 Answer = Callable[[Iterator[bytes], Any], Iterator[bytes]]
@@ -28,6 +29,13 @@ def says_nothing_more(requests: Iterator[bytes], context: Any) -> Iterator[bytes
     yield from (b"" for _ in requests if False)
 
 
+def is_there(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    """A watch with a heartbeat and no news."""
+    while context.is_active():
+        yield pb.WatchEvent().SerializeToString()
+        time.sleep(0.2)
+
+
 def is_content(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
     """An empty message is a valid reply of every other method."""
     yield b""
@@ -37,7 +45,11 @@ class HostileWorker(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Listens on loopback. ``answers`` by the method's path; by itself it seems to be a worker that does nothing."""
 
     def __init__(self, machine: str, answers: dict[str, Answer] | None = None) -> None:
-        self.answers: dict[str, Answer] = {DESCRIBE.path: describes_itself, LINK_PATH: says_nothing_more}
+        self.answers: dict[str, Answer] = {
+            DESCRIBE.path: describes_itself,
+            WATCH.path: is_there,
+            LINK_PATH: says_nothing_more,
+        }
         self.answers.update(answers or {})
         self._server = grpc.server(ThreadPoolExecutor(64), handlers=(self,))
         self.endpoint = WorkerEndpoint(machine, f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}")

@@ -20,7 +20,7 @@ from rpc_runtime import client, pipeline
 from rpc_runtime import worker_pb2 as pb
 from rpc_runtime.channels import open_channel
 from rpc_runtime.client import WorkerEndpoint, describe
-from rpc_runtime.control_methods import HELLO_KEY, LINK_PATH
+from rpc_runtime.control_methods import HELLO_KEY, LINK_PATH, MISSING_BLOBS
 from rpc_runtime.errors import (
     BlobError,
     DeadlineError,
@@ -36,6 +36,7 @@ from rpc_runtime.pipeline import Pipeline
 from rpc_runtime.program import CLIENT, Program, TensorSpec
 from rpc_runtime.security import Token
 from tests.relay import Relay
+from tests.rpc_runtime.hostile_worker import HostileWorker
 from tests.rpc_runtime.mappings import removed_libraries
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.test_pipeline import A, B, C, batches_for, chain, double, open_on, same
@@ -380,3 +381,11 @@ def test_blobs_that_are_missing_or_too_long(workers: LocalWorkers, maker: Progra
     with pytest.raises(ProtocolError, match="watch it first"):
         connection.send_blobs("0" * 32, [], maker.blob_path, 5, lambda sent, total: None)
     connection.close()
+
+
+def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:
+    program = chain(maker)
+    with HostileWorker(A, {MISSING_BLOBS.path: lambda requests, context: iter(())}) as worker:
+        endpoints = {name: replace(worker.endpoint, machine=name) for name in program.machines}
+        with pytest.raises(ProtocolError, match=f"machine '{A}'.*MissingBlobs without a reply"):
+            Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=5)

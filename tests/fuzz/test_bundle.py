@@ -1,0 +1,88 @@
+"""Whatever a bundle's manifest says: reading it ends in a bundle that can be saved, or in a `BundleError`.
+
+Neither touches anything outside of the bundle's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tvm_split
+from tests.fuzz.conftest import Trials
+from tests.fuzz.mutations import NUMBERS, TEXTS, mutated
+from tvm_split import Bundle, BundleError, Cluster
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    model = tvm_split.load_model(network, (torch.randn(1, 4),))
+    plan = tvm_split.plan(model, Cluster.in_process(2, threads=1), split={"machine-a": ["0", "1"], "machine-b": ["2"]})
+    made = tmp_path_factory.mktemp("bundles") / "here" / "bundle"
+    tvm_split.compile(model, plan).save(made)
+    return made
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container of a JSON value with every key or index in it."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield value, key
+        yield from places(value[key])
+
+
+def changed(manifest: Any, source: random.Random) -> bytes:
+    """The manifest with some values changed, lost, moved or doubled; sometimes with other bytes."""
+    for _ in range(source.choice((1, 1, 1, 2, 5))):
+        holder, key = source.choice(list(places(manifest)))
+        other, from_key = source.choice(list(places(manifest)))
+        value: Any = source.choice(
+            (None, True, -1, 1.5, 1e999, [], {}, [[]], source.choice(NUMBERS), source.choice(TEXTS))
+        )
+        match source.randrange(4):
+            case 0:
+                del holder[key]
+            case 1:
+                holder[key] = json.loads(json.dumps(other[from_key]))
+            case 2 if isinstance(holder, list):
+                holder.insert(key, json.loads(json.dumps(holder[key])))
+            case _:
+                holder[key] = value
+    text = json.dumps(manifest).encode()
+    return mutated(text, source) if source.random() < 0.1 else text
+
+
+def test_manifests(folder: Path, trials: Trials) -> None:
+    good = (folder / "manifest.json").read_bytes()
+    unforeseen: dict[str, str] = {}
+    try:
+        for _ in trials:
+            text = changed(json.loads(good), trials.source)
+            (folder / "manifest.json").write_bytes(text)
+            (folder / "manifest.sha256").write_text(hashlib.sha256(text).hexdigest())
+            try:
+                Bundle.load(folder).save(folder.parent / "saved")
+                trials.found["accepted"] += 1
+            except BundleError:
+                trials.found["BundleError"] += 1
+            except Exception as error:
+                trials.found[type(error).__name__] += 1
+                unforeseen.setdefault(
+                    f"{type(error).__name__}: {str(error)[:200]}", text[:300].decode(errors="replace")
+                )
+    finally:
+        (folder / "manifest.json").write_bytes(good)
+        (folder / "manifest.sha256").write_text(hashlib.sha256(good).hexdigest())
+    assert not unforeseen
+    assert {path.name for path in folder.parent.iterdir()} <= {"bundle", "saved"}
+    assert [path.name for path in folder.parent.parent.iterdir()] == ["here"]
