@@ -20,6 +20,7 @@ from rpc_runtime.control_methods import CONTROL_SERVICE, Method
 from rpc_runtime.deployment import Deployment, PeerAddress
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from rpc_runtime.hardware import describe
+from rpc_runtime.library_trials import DEFAULT_SECONDS, LibraryTrials
 from rpc_runtime.messages import (
     blob_spec,
     kernel_set,
@@ -41,6 +42,7 @@ class Deployments:
 
     def __init__(self, blobs: BlobStore) -> None:
         self.blobs = blobs
+        self._trials = LibraryTrials(blobs)
         self._lock = threading.Lock()
         self._held: dict[str, Deployment] = {}
 
@@ -52,7 +54,7 @@ class Deployments:
                 raise ProtocolError(f"deployment {identifier[:8]} is watched already")
             if len(self._held) >= MAXIMUM_DEPLOYMENTS:
                 raise WorkerError(f"this worker holds {MAXIMUM_DEPLOYMENTS} deployments, no more are allowed")
-            deployment = self._held[identifier] = Deployment(identifier, self.blobs)
+            deployment = self._held[identifier] = Deployment(identifier, self.blobs, self._trials)
         return deployment
 
     def get(self, identifier: str) -> Deployment:
@@ -77,6 +79,7 @@ class Deployments:
             held, self._held = list(self._held.values()), {}
         for deployment in held:
             deployment.close()
+        self._trials.close()
 
 
 class ControlService:
@@ -155,7 +158,7 @@ class ControlService:
     def _load_stages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
         plan = plan_from_request(request)
         self._require_own("stages", plan.machine)
-        return pb.LoadStagesReply(weight_bytes=self._deployments.get(request.deployment).load(plan))
+        return pb.LoadStagesReply(weight_bytes=self._deployments.get(request.deployment).load(plan, _patience(context)))
 
     def _connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
         if not 0 < request.timeout_seconds <= MAXIMUM_CONNECT_SECONDS:
@@ -190,7 +193,7 @@ class ControlService:
     def _load_kernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
         kernels = kernel_set(request)
         self._require_own("kernels", kernels.machine)
-        timer = self._deployments.get(request.deployment).load_kernels(kernels, self._threads)
+        timer = self._deployments.get(request.deployment).load_kernels(kernels, self._threads, _patience(context))
         return pb.LoadKernelsReply(allocated_bytes=timer.allocated_bytes)
 
     def _time_kernels(self, request: pb.TimeKernelsRequest, context: Any) -> pb.TimeKernelsReply:
@@ -210,6 +213,12 @@ class ControlService:
                 f"the {what} are for machine {machine!r}, and this worker is {self._machine!r}: "
                 "check the addresses in the cluster's description"
             )
+
+
+def _patience(context: Any) -> float:
+    """How many seconds the caller of a method still waits."""
+    seconds = context.time_remaining()
+    return DEFAULT_SECONDS if seconds is None else float(seconds)
 
 
 def _handler(method: Method, behaviour: Callable[[Any, Any], Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from rpc_runtime.executor import StageExecutor
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.kernel_timer import KernelTimer
 from rpc_runtime.kernel_times import KernelSet
+from rpc_runtime.library_trials import LibraryTrials
 from rpc_runtime.link_call import LinkCall
 from rpc_runtime.links import IncomingLink, Moved, OutgoingLink
 from rpc_runtime.machine_plan import MachinePlan, PlannedRoute
@@ -38,9 +40,10 @@ class PeerAddress:
 class Deployment:
     """One program's part on this machine. Thread-safe. Life: made, ``load``, ``connect``, run, ``close``."""
 
-    def __init__(self, identifier: str, blobs: BlobStore) -> None:
+    def __init__(self, identifier: str, blobs: BlobStore, trials: LibraryTrials) -> None:
         self.identifier = identifier
         self._blobs = blobs
+        self._trials = trials
         self._lock = threading.Lock()
         self._events = threading.Condition(self._lock)
         self._plan: MachinePlan | None = None
@@ -72,8 +75,10 @@ class Deployment:
             self._blobs.unpin(self.identifier)
         return missing
 
-    def load(self, plan: MachinePlan) -> int:
+    def load(self, plan: MachinePlan, seconds: float) -> int:
         """Loads libraries and weights, makes the queues and starts to compute. Returns the weights' bytes.
+
+        ``seconds`` is how long the caller waits; up to half of that, new libraries are tried out in another process.
 
         Raises:
             WorkerError: a stage cannot run on this machine, or the deployment is loaded or closed already.
@@ -84,10 +89,11 @@ class Deployment:
             if self._plan is not None:
                 raise WorkerError(f"deployment {self.identifier[:8]} is loaded already")
             self._plan = plan
+        deadline = time.monotonic() + seconds
         self.pin([blob for stage in plan.stages for blob in stage.blobs])
         needed = _check_memory(plan)
         cache = WeightCache()
-        stages = [self._load_stage(stage, cache) for stage in plan.stages]
+        stages = [self._load_stage(stage, cache, deadline) for stage in plan.stages]
         cache.loaded.clear()
         recorder = Recorder(plan.machine, [stage.name for stage in plan.stages])
         with self._lock:
@@ -105,14 +111,15 @@ class Deployment:
             self._executor.start()
         return needed
 
-    def _load_stage(self, stage: StageSpec, cache: WeightCache) -> StageExecutable:
+    def _load_stage(self, stage: StageSpec, cache: WeightCache, deadline: float) -> StageExecutable:
         self._check_open()
         library = self._blobs.read(stage.library)
+        self._trials.stage(stage, deadline)
         weights = (self._blobs.read(weight.blob) for weight in stage.weights)
         return StageExecutable(stage, library, weights, self._blobs.scratch, cache)
 
-    def load_kernels(self, kernels: KernelSet, threads: int) -> KernelTimer:
-        """Makes ready to time kernels, in the place of others that were loaded before.
+    def load_kernels(self, kernels: KernelSet, threads: int, seconds: float) -> KernelTimer:
+        """Makes ready to time kernels, in the place of others that were loaded before; ``seconds`` as for `load`.
 
         Raises:
             WorkerError: this machine cannot run them, or lacks the memory for their arguments.
@@ -120,8 +127,9 @@ class Deployment:
         """
         self._check_open()
         self._drop_timer(None)
-        # A call's thread would keep TVM's pool of workers long after the call.
         library, scratch = self._blobs.read(kernels.library), self._blobs.scratch
+        self._trials.kernels(kernels, time.monotonic() + seconds)
+        # A call's thread would keep TVM's pool of workers long after the call.
         timer = KernelTimer(kernels, library, scratch, threads, on_calling_thread=False)
         self._drop_timer(timer)
         if self._closed:
