@@ -151,6 +151,7 @@ class BlobStore:
         for path, status in _statuses(self.scratch.iterdir()):
             if time.time() - status.st_mtime > STALE_SECONDS:
                 path.unlink(missing_ok=True)
+        self._all_pins()
 
     def _write_pins(self) -> None:
         self._pin_file.seek(0)
@@ -189,6 +190,7 @@ class BlobStore:
         )
 
     def _all_pins(self) -> set[str]:
+        """What any open store uses; the files of those that are gone are removed."""
         pins = set().union(*self._pins.values())
         for path in (self._folder / "pins").iterdir():
             if path == self._pin_path:
