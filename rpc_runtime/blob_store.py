@@ -185,6 +185,7 @@ class BlobStore:
         for path, status in _statuses(self.scratch.iterdir()):
             if time.time() - status.st_mtime > STALE_SECONDS:
                 path.unlink(missing_ok=True)
+        self._all_pins()
 
     def _write_pins(self) -> None:
         if self._pin_file is None:
@@ -231,6 +232,7 @@ class BlobStore:
         )
 
     def _all_pins(self) -> set[str]:
+        """What any open store uses; the files of those that are gone are removed."""
         pins = set().union(*self._pins.values())
         for path in (self.folder / "pins").iterdir():
             if path == self._pin_path:

@@ -36,6 +36,8 @@ CLOCK_ROUNDS = 5
 SLOWEST_LINK_BYTES_PER_SECOND = 256 * 1024
 """A blob may take its size divided by this longer than the caller's timeout."""
 SLOWEST_LOAD_BYTES_PER_SECOND = 20e6
+TRIAL_START_SECONDS = 10.0
+"""A worker may first have to start the process that tries out libraries."""
 MEASUREMENT_SECONDS = 10.0
 
 
@@ -203,7 +205,7 @@ class WorkerConnection:
         timeout_seconds: float,
     ) -> None:
         blobs = {blob.sha256: blob.size_bytes for stage in plan.stages for blob in stage.blobs}
-        timeout = timeout_seconds + sum(blobs.values()) / SLOWEST_LOAD_BYTES_PER_SECOND
+        timeout = timeout_seconds + TRIAL_START_SECONDS + sum(blobs.values()) / SLOWEST_LOAD_BYTES_PER_SECOND
         self._unary(methods.LOAD_STAGES, load_request(deployment, plan, link_secrets), timeout)
 
     def connect(self, deployment: str, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> None:
@@ -235,7 +237,7 @@ class WorkerConnection:
 
     def load_kernels(self, deployment: str, kernels: KernelSet, timeout_seconds: float) -> int:
         """Makes ready to time kernels, whose library the worker has; returns the bytes of their arguments."""
-        timeout = timeout_seconds + kernels.weight_bytes / SLOWEST_LOAD_BYTES_PER_SECOND
+        timeout = timeout_seconds + TRIAL_START_SECONDS + kernels.weight_bytes / SLOWEST_LOAD_BYTES_PER_SECOND
         reply = self._unary(methods.LOAD_KERNELS, kernel_set_request(deployment, kernels), timeout)
         return int(reply.allocated_bytes)
 

@@ -21,6 +21,7 @@ from rpc_runtime.deployment import Deployment, PeerAddress
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from rpc_runtime.foreign_text import print_exception
 from rpc_runtime.hardware import describe
+from rpc_runtime.library_trials import DEFAULT_SECONDS, LibraryTrials
 from rpc_runtime.messages import (
     blob_spec,
     kernel_set,
@@ -44,6 +45,7 @@ class Deployments:
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
+        self._trials = LibraryTrials(blobs)
         self._lock = threading.Lock()
         self._held: dict[str, Deployment] = {}
 
@@ -53,7 +55,7 @@ class Deployments:
         with self._lock:
             if identifier in self._held:
                 raise ProtocolError(f"deployment {identifier[:8]} is watched already")
-            deployment = self._held[identifier] = Deployment(identifier, self._blobs)
+            deployment = self._held[identifier] = Deployment(identifier, self._blobs, self._trials)
         return deployment
 
     def get(self, identifier: str) -> Deployment:
@@ -84,6 +86,7 @@ class Deployments:
             held, self._held = list(self._held.values()), {}
         for deployment in held:
             deployment.close()
+        self._trials.close()
 
 
 class ControlService:
@@ -173,7 +176,7 @@ class ControlService:
         deployment, plan = self._deployments.get(request.deployment), plan_from_request(request)
         self._require_own("stages", plan.machine)
         secrets = link_secrets(request, plan)
-        return pb.LoadStagesReply(weight_bytes=deployment.load(plan, secrets, is_wanted=context.is_active))
+        return pb.LoadStagesReply(weight_bytes=deployment.load(plan, secrets, _patience(context), context.is_active))
 
     def _connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
         if not 0 < request.timeout_seconds <= MAXIMUM_CONNECT_SECONDS:
@@ -207,7 +210,7 @@ class ControlService:
     def _load_kernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
         deployment, kernels = self._deployments.get(request.deployment), kernel_set(request)
         self._require_own("kernels", kernels.machine)
-        timer = deployment.load_kernels(kernels, self._threads)
+        timer = deployment.load_kernels(kernels, self._threads, _patience(context))
         return pb.LoadKernelsReply(allocated_bytes=timer.allocated_bytes)
 
     def _time_kernels(self, request: pb.TimeKernelsRequest, context: Any) -> pb.TimeKernelsReply:
@@ -227,6 +230,12 @@ class ControlService:
                 f"the {what} are for machine {machine!r}, and this worker is {self._machine!r}: "
                 "check the addresses in the cluster's description"
             )
+
+
+def _patience(context: Any) -> float:
+    """How many seconds the caller of a method still waits."""
+    seconds = context.time_remaining()
+    return DEFAULT_SECONDS if seconds is None else float(seconds)
 
 
 def _handler(method: Method, behaviour: Callable[[Any, Any], Any], places: Places) -> Any:

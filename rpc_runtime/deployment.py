@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from rpc_runtime.executor import StageExecutor
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.kernel_timer import KernelTimer
 from rpc_runtime.kernel_times import KernelSet
+from rpc_runtime.library_trials import LibraryTrials
 from rpc_runtime.link_call import LinkCall
 from rpc_runtime.links import IncomingLink, Moved, OutgoingLink
 from rpc_runtime.machine_plan import MachinePlan, PlannedRoute
@@ -41,9 +43,10 @@ class PeerAddress:
 class Deployment:
     """One program's part on this machine. Thread-safe. Life: made, ``load``, ``connect``, run, ``close``."""
 
-    def __init__(self, identifier: str, blobs: BlobStore) -> None:
+    def __init__(self, identifier: str, blobs: BlobStore, trials: LibraryTrials) -> None:
         self.identifier = identifier
         self._blobs = blobs
+        self._trials = trials
         self._lock = threading.Lock()
         # Of its own: whoever waits for events, or ends that, must not wait for somebody who holds the other one long.
         self._events = threading.Condition()
@@ -116,11 +119,13 @@ class Deployment:
         self,
         plan: MachinePlan,
         link_secrets: Mapping[tuple[str, str], bytes],
-        is_wanted: Callable[[], bool] = lambda: True,
+        seconds: float,
+        is_wanted: Callable[[], bool],
     ) -> int:
         """Loads libraries and weights, makes the queues and starts to compute. Returns the weights' bytes.
 
-        ``link_secrets`` by (source, destination) are those of the links to and from other machines.
+        ``link_secrets`` by (source, destination) are those of the links to and from other machines. ``seconds`` is how
+        long the caller waits; up to half of that, new libraries are tried out in another process.
 
         Raises:
             WorkerError: a stage cannot run on this machine, the deployment is loaded or closed already, or nobody
@@ -132,6 +137,7 @@ class Deployment:
             if self._plan is not None:
                 raise WorkerError(f"deployment {self.identifier[:8]} is loaded already")
             self._plan = plan
+        deadline = time.monotonic() + seconds
         self.pin([blob for stage in plan.stages for blob in stage.blobs])
         needed = _check_memory(plan)
         cache = WeightCache()
@@ -142,7 +148,7 @@ class Deployment:
                     f"machine {plan.machine!r} had loaded {len(stages)} of {len(plan.stages)} stages when the caller's "
                     "time was over"
                 )
-            stages.append(self._load_stage(stage, cache))
+            stages.append(self._load_stage(stage, cache, deadline))
         cache.loaded.clear()
         recorder = Recorder(plan.machine, [stage.name for stage in plan.stages])
         with self._lock:
@@ -161,14 +167,15 @@ class Deployment:
             self._executor.start()
         return needed
 
-    def _load_stage(self, stage: StageSpec, cache: WeightCache) -> StageExecutable:
+    def _load_stage(self, stage: StageSpec, cache: WeightCache, deadline: float) -> StageExecutable:
         self._check_open()
         library = self._blobs.read(stage.library)
+        self._trials.stage(stage, deadline)
         weights = (self._blobs.read(weight.blob) for weight in stage.weights)
         return StageExecutable(stage, library, weights, self._blobs.scratch, cache)
 
-    def load_kernels(self, kernels: KernelSet, threads: int) -> KernelTimer:
-        """Makes ready to time kernels, in the place of others that were loaded before.
+    def load_kernels(self, kernels: KernelSet, threads: int, seconds: float) -> KernelTimer:
+        """Makes ready to time kernels, in the place of others that were loaded before; ``seconds`` as for `load`.
 
         Raises:
             WorkerError: this machine cannot run them, or lacks the memory for their arguments.
@@ -176,8 +183,9 @@ class Deployment:
         """
         self._check_open()
         self._drop_timer(None)
-        # A call's thread would keep TVM's pool of workers long after the call.
         library, scratch = self._blobs.read(kernels.library), self._blobs.scratch
+        self._trials.kernels(kernels, time.monotonic() + seconds)
+        # A call's thread would keep TVM's pool of workers long after the call.
         timer = KernelTimer(kernels, library, scratch, threads, on_calling_thread=False)
         self._drop_timer(timer)
         if self._closed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ from rpc_runtime.framing import Bytes
 from rpc_runtime.measurements import now
 from rpc_runtime.program import StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.safetensors_file import single_tensor
+from rpc_runtime.shared_object import check_shared_object
 
 ALIGNMENT_BYTES = 64
-ELF_MACHINES = {3: "i686", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64"}
 
 Tensor = Any
 """A ``tvm.runtime.Tensor``; TVM carries no types."""
@@ -209,7 +208,7 @@ def find_device(kind: str, where: str) -> Any:
 
 def load_library(content: Bytes, scratch: Path, where: str) -> Any:
     """Loads a private copy: TVM keeps one context per loaded file, so two stages must never share one."""
-    _check_architecture(content, where)
+    check_shared_object(content, where)
     descriptor, name = tempfile.mkstemp(suffix=".so", dir=scratch)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -218,21 +217,6 @@ def load_library(content: Bytes, scratch: Path, where: str) -> Any:
         return tvm_ffi.load_module(name, keep_module_alive=False)
     finally:
         Path(name).unlink()
-
-
-def _check_architecture(content: Bytes, where: str) -> None:
-    head = content[:20].tobytes()
-    if len(head) < 20 or head[:4] != b"\x7fELF":
-        if platform.system() == "Linux":
-            raise WorkerError(f"{where}: the library is no ELF shared object, and this machine runs Linux")
-        return
-    number = int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")
-    architecture, here = ELF_MACHINES.get(number, f"ELF machine {number}"), platform.machine()
-    if architecture != here:
-        raise WorkerError(
-            f"{where}: the library was compiled for {architecture}, and this machine is {here}. Give the machine its "
-            "right target in the cluster's description and compile again"
-        )
 
 
 def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: WeightCache, where: str) -> Tensor:

@@ -236,9 +236,14 @@ class WorkerWatch:
         if report.kind is ReportKind.INTERNAL:
             return WorkerError(report.message)
         if report.kind is ReportKind.GONE:
-            stages = ", ".join(repr(name) for name in self._stages.get(report.machine, ()))
+            stages = ", ".join(
+                f"{name!r} ({self._finished.get((report.machine, name), 0)} micro-batches done when last heard of)"
+                for name in self._stages.get(report.machine, ())
+            )
             return WorkerUnavailableError(
-                f"{report.message}. It held the stages {stages}. Start its worker again and deploy again"
+                f"{report.message}. It held the stages {stages}. If the worker's output or its system's log says that "
+                "it crashed, or was killed for its memory, the same stages would do it again: compile again for the "
+                "machine's right target, or move layers to another machine. Else start it again and deploy again"
             )
         here = self._connections.get(report.machine)
         name = str(here.endpoint) if here else "the client"

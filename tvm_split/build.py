@@ -19,6 +19,7 @@ from relay_passes.communication import Computation
 from relay_passes.lift_weights import lift_weights
 from relay_passes.pipeline import Observer, Schedules, run_phases, stage_phases, up_to_layouts
 from tvm_split.errors import CompileError
+from tvm_split.instruction_sets import cpu_part
 from tvm_split.kernels import Kernel, kernels_of
 from tvm_split.planner.placement import tvm_target
 
@@ -160,9 +161,7 @@ def link_command(target: Mapping[str, Any], purpose: str) -> list[str] | None:
     Raises:
         CompileError: there is none here.
     """
-    host = target.get("host") if target["kind"] != "llvm" else target
-    triple = str(host.get("mtriple", "")) if isinstance(host, Mapping) else ""
-    architecture = triple.partition("-")[0]
+    architecture = str(cpu_part(target).get("mtriple", "")).partition("-")[0]
     if not architecture or architecture == _own_architecture():
         return None
     command = _cross_linker(architecture)

@@ -9,6 +9,7 @@ ir/<name>.py        the readable IR: the annotated whole, and what each machine 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import hashlib
 import json
 from collections.abc import Mapping
@@ -30,9 +31,18 @@ from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 
 FORMAT = "tvm-split bundle"
-VERSION = 3
+VERSION = 4
 _PROGRAM = TypeAdapter(Program)
 _KERNELS = TypeAdapter(dict[str, tuple[Kernel, ...]])
+
+
+class Verified(enum.StrEnum):
+    """What was compared with the source framework before a bundle was made."""
+
+    NO = "no"
+    AS_COMPILED = "yes"
+    COMPILED_AGAIN = "with stages compiled again for this host"
+    """The code of some stages is for another kind of machine, where nobody has run it: their import and passes were."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class Bundle:
     """A compiled program, the plan it follows, its blobs and its readable IR.
 
     ``outputs`` are the names of the model's outputs, in its order; the program knows them by the names of its tensors.
-    ``verified`` says whether the compiled stages were compared with the source framework before this was made.
+    ``verified`` says what of the compiled stages was compared with the source framework before this was made.
 
     ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives every stage's kernels in the order of their
     calls, under the stage's name, and those of its further replicas under their `kernels_key`. ``versions`` are those
@@ -54,7 +64,7 @@ class Bundle:
     kernels: Mapping[str, tuple[Kernel, ...]]
     versions: Mapping[str, str]
     outputs: tuple[str, ...]
-    verified: bool
+    verified: Verified
     blobs: BlobFolder = field(compare=False)
 
     @classmethod
@@ -69,7 +79,7 @@ class Bundle:
     ) -> Bundle:
         versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
         outputs = tuple(tensor.name for tensor in model.outputs)
-        return cls(model.name, plan, program, dict(ir), dict(kernels), versions, outputs, False, blobs)
+        return cls(model.name, plan, program, dict(ir), dict(kernels), versions, outputs, Verified.NO, blobs)
 
     @property
     def digest(self) -> str:
@@ -114,7 +124,7 @@ class Bundle:
             kernels = _KERNELS.validate_python(manifest["kernels"])
             ir_digests = dict(manifest["ir"])
             model, versions = str(manifest["model"]), dict(manifest["versions"])
-            outputs, verified = tuple(map(str, manifest["outputs"])), bool(manifest["verified"])
+            outputs, verified = tuple(map(str, manifest["outputs"])), Verified(manifest["verified"])
             _check_program(program, plan)
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError, TvmSplitError) as error:
             raise BundleError(
@@ -136,7 +146,7 @@ class Bundle:
             "versions": dict(self.versions),
             "model": self.model,
             "outputs": list(self.outputs),
-            "verified": self.verified,
+            "verified": self.verified.value,
             "plan": self.plan.to_dict(),
             "program": dataclasses.asdict(self.program),
             "kernels": {

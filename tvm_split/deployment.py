@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,6 +22,7 @@ from rpc_runtime.program import Program, StageSpec, TensorSpec
 from tvm_split.bundle import Bundle
 from tvm_split.cluster import Cluster
 from tvm_split.errors import BundleError, ClusterError
+from tvm_split.instruction_sets import own_features, require_executable
 from tvm_split.planner.plan import Plan
 from tvm_split.reports.deployment_report import DeploymentReport, report_of
 from tvm_split.reports.run_times import RunTimes
@@ -153,7 +155,7 @@ def deploy(
                 f"the bundle has stages for machine {machine!r}; the cluster has {', '.join(cluster.machine_names)}"
             )
     if cluster.kind == "in_process":
-        _require_cpu(bundle)
+        _require_runnable_here(bundle)
         threads = max(machine.threads for machine in cluster.machines)
         return Deployment(bundle, cluster, InProcessPipeline(bundle.program, bundle.blob_path, threads))
     with contextlib.ExitStack() as undo:
@@ -217,13 +219,14 @@ def _as_array(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def _require_cpu(bundle: Bundle) -> None:
+def _require_runnable_here(bundle: Bundle) -> None:
     for stage in bundle.program.stages:
         target = bundle.plan.machine(stage.machine).target
         if target["kind"] != "llvm":
             raise ClusterError(
                 f"{stage.name} is compiled for {dict(target)}; an in-process cluster runs CPU stages only"
             )
+        require_executable(stage.name, stage.machine, target, platform.machine(), own_features())
 
 
 def _check_workers(
@@ -242,6 +245,8 @@ def _check_workers(
                     f"the bundle was compiled with {package} {wanted}, the worker of {name!r} at {endpoint.address} "
                     f"has {found}; install the same version on both, or compile again"
                 )
+        target = bundle.plan.machine(name).target
+        require_executable(named, name, target, worker.architecture, worker.cpu_features)
         if any(stage.device == "cuda" for stage in stages) and not worker.cuda_devices:
             raise ClusterError(
                 f"{named} on {name!r} is compiled for CUDA, but the worker at {endpoint.address} has no CUDA device; "

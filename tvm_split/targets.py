@@ -10,8 +10,10 @@ import tvm
 
 from rpc_runtime.client import describe
 from tvm_split.cluster import Cluster
-from tvm_split.errors import ClusterError
+from tvm_split.errors import ClusterError, PlanError
+from tvm_split.instruction_sets import cannot_execute, own_features
 from tvm_split.machine import Machine
+from tvm_split.planner.placement import tvm_target
 
 DESCRIBE_TIMEOUT_SECONDS = 10.0
 
@@ -52,27 +54,13 @@ def complete_target(target: Mapping[str, Any], threads: int, machine: str) -> di
             )
     else:
         raise ClusterError(f"machine {machine!r} has a target of kind {kind!r}; 'llvm' and 'cuda' can be compiled for")
+    try:
+        tvm_target(completed)
+    except PlanError as error:
+        raise ClusterError(f"machine {machine!r}: {error}") from error
     return completed
 
 
 def runs_here(target: Mapping[str, Any]) -> bool:
-    """Whether this host can surely run code for a target: its own CPU, a plain one, or an x86-64 level that it has."""
-    if target["kind"] != "llvm":
-        return False
-    triple = str(target.get("mtriple", platform.machine()))
-    if not triple.startswith(platform.machine()):
-        return False
-    mcpu = str(target.get("mcpu", ""))
-    if mcpu in ("", "generic", "x86-64", tvm.target.codegen.llvm_get_system_cpu()):
-        return True
-    own = str(tvm.target.codegen.llvm_get_system_cpu())
-    return _instructions(mcpu) <= _instructions(own)
-
-
-# LLVM lists with a CPU's instruction sets how it is best tuned; these say nothing about what it can execute.
-_TUNING_PREFIXES = ("slow-", "fast-", "false-deps-", "prefer-", "allow-", "no-bypass-", "idiv", "macrofusion", "branch")
-
-
-def _instructions(mcpu: str) -> set[str]:
-    features = tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": mcpu}))
-    return {str(feature) for feature in features if not str(feature).startswith(_TUNING_PREFIXES)}
+    """Whether this host can run code for a target: a CPU's, of its architecture and with instructions that it has."""
+    return target["kind"] == "llvm" and not cannot_execute(target, platform.machine(), own_features())

@@ -19,7 +19,7 @@ from rpc_runtime.in_process import InProcessPipeline
 from rpc_runtime.program import Program
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.build import build_stage
-from tvm_split.bundle import Bundle
+from tvm_split.bundle import Bundle, Verified
 from tvm_split.errors import VerificationError
 from tvm_split.model import Model, Reference
 from tvm_split.planner.plan import Plan
@@ -60,18 +60,18 @@ def difference(actual: np.ndarray, expected: np.ndarray) -> Difference:
     return Difference(largest, tolerance * float(np.abs(finite).max(initial=0.0)))
 
 
-def verify_bundle(model: Model, plan: Plan, bundle: Bundle, computations: Sequence[Computation]) -> bool:
+def verify_bundle(model: Model, plan: Plan, bundle: Bundle, computations: Sequence[Computation]) -> Verified:
     """Run the compiled stages in this process and compare them with the source.
 
-    Stages for targets that this host cannot run (a GPU, another architecture) are compiled once more for this host, so
-    that at least the import and the passes are checked. Returns False where there is nothing to compare with.
+    Stages for targets that this host cannot run (a GPU, another CPU) are compiled once more for this host, so that at
+    least the import and the passes are checked; the answer says so.
 
     Raises:
         VerificationError: names the output, by how much it differs, and the first layer whose values part.
     """
     inputs = verification_inputs(model)
     if model.reference is None or inputs is None:
-        return False
+        return Verified.NO
     expected = model.reference.outputs(inputs)
     for program in one_by_one(bundle.program):
         with ScratchFolder("verify") as folder:
@@ -86,7 +86,8 @@ def verify_bundle(model: Model, plan: Plan, bundle: Bundle, computations: Sequen
                     f"output {tensor.name!r} by {found.largest:.3g} (allowed for {tensor.dtype}: {found.allowed:.3g}). "
                     + _where_values_part(model, model.reference, inputs)
                 )
-    return True
+    foreign = any(not runs_here(plan.machine(stage.machine).target) for stage in bundle.program.stages)
+    return Verified.COMPILED_AGAIN if foreign else Verified.AS_COMPILED
 
 
 def one_by_one(program: Program) -> tuple[Program, ...]:

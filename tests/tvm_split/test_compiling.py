@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import tvm_split
+from tvm_split.bundle import Verified
 from tvm_split.cluster import Cluster
 from tvm_split.machine import Machine
 
@@ -109,17 +110,24 @@ def machine_of(library: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("target", "expected"),
+    ("target", "expected", "verified"),
     [
-        ({"kind": "llvm", "mcpu": "x86-64-v2"}, "Advanced Micro Devices X86-64"),
-        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, "AArch64"),
+        ({"kind": "llvm", "mcpu": "x86-64-v2"}, "Advanced Micro Devices X86-64", Verified.AS_COMPILED),
+        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, "AArch64", Verified.COMPILED_AGAIN),
     ],
 )
-def test_a_stage_for_another_cpu(model: tvm_split.Model, target: dict[str, str], expected: str) -> None:
+def test_a_stage_for_another_cpu(
+    model: tvm_split.Model, target: dict[str, str], expected: str, verified: Verified, tmp_path: Path
+) -> None:
     cluster = Cluster("local", (Machine("machine-a"), Machine("machine-b", target=target)))
-    # Verified too: a stage that cannot run here is compiled once more for this host.
-    bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=SPLIT))
+    planned = tvm_split.plan(model, cluster, split=SPLIT)
+    # Verified too: a stage that cannot run here is compiled once more for this host, and the bundle says so.
+    bundle = tvm_split.compile(model, planned)
     assert machine_of(bundle.blob_path(bundle.program.stages[1].library.sha256)) == expected
+    assert bundle.verified is verified
+    bundle.save(tmp_path / "bundle")
+    assert tvm_split.Bundle.load(tmp_path / "bundle").verified is verified
+    assert tvm_split.compile(model, planned, verify=False).verified is Verified.NO
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="compiling for CUDA needs nvcc")

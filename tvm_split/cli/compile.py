@@ -82,7 +82,7 @@ def description(bundle: Bundle) -> dict[str, Any]:
     return {
         "model": bundle.model,
         "digest": bundle.digest,
-        "verified": bundle.verified,
+        "verified": bundle.verified.value,
         "stages": [
             {
                 "name": stage.name,
@@ -112,6 +112,23 @@ def print_bundle(bundle: Bundle) -> None:
         sizes = (bytes_text(stage["library_bytes"]), bytes_text(stage["weight_bytes"]))
         table.add_row(stage["name"], Text(stage["machine"]), *sizes, kernels)
     STDOUT.print(table)
+    print_note(f"compared with the source framework: {_verified_words(bundle)}")
+
+
+def _verified_words(bundle: Bundle) -> str:
+    from tvm_split.bundle import Verified
+    from tvm_split.targets import runs_here
+
+    if bundle.verified is not Verified.COMPILED_AGAIN:
+        return bundle.verified.value
+    foreign = [
+        f"{stage.name} of {stage.machine}"
+        for stage in bundle.program.stages
+        if not runs_here(bundle.plan.machine(stage.machine).target)
+    ]
+    return (
+        f"{bundle.verified.value}; the code that {', '.join(foreign)} will execute cannot run here and has not been run"
+    )
 
 
 def _read_plan(path: Path) -> Plan:

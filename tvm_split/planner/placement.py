@@ -9,6 +9,7 @@ import tvm
 
 from relay_passes.placement import PlacedStage, Placement
 from tvm_split.errors import PlanError
+from tvm_split.instruction_sets import cpu_part
 from tvm_split.model import Model
 from tvm_split.planner.layer_graph import LayerGraph, layer_graph
 from tvm_split.planner.plan import Plan, PlannedStage
@@ -50,10 +51,24 @@ def _placed(stage: PlannedStage) -> PlacedStage:
 
 
 def tvm_target(target: Mapping[str, Any]) -> tvm.target.Target:
+    """A target of TVM, or a `PlanError` for one that TVM does not accept or whose CPU LLVM does not know."""
+    _require_known_cpu(cpu_part(target))
     try:
         return tvm.target.Target(dict(target))
     except Exception as error:
         raise PlanError(f"TVM does not accept the target {dict(target)}: {error}") from error
+
+
+def _require_known_cpu(cpu: Mapping[str, Any]) -> None:
+    """LLVM itself writes a page about a CPU that it does not know, and then compiles for any."""
+    if "mcpu" not in cpu:
+        return
+    triple = str(cpu.get("mtriple") or tvm.target.codegen.llvm_get_system_triple())
+    if not tvm.target.codegen.llvm_is_valid_cpu(str(cpu["mcpu"]), triple):
+        raise PlanError(
+            f"LLVM knows no CPU {cpu['mcpu']!r} for {triple}; give the target an mcpu and mtriple that it knows, or "
+            "leave out the machine's target: then it is what the machine's worker says"
+        )
 
 
 def _require_no_waiting(graph: LayerGraph, stage_of: Mapping[str, int], plan: Plan) -> None:

@@ -13,6 +13,7 @@ import tvm_split
 from rpc_runtime import hardware
 from rpc_runtime.client import describe
 from tvm_split.cluster import Cluster
+from tvm_split.instruction_sets import require_executable
 from tvm_split.machine import Machine
 
 
@@ -41,6 +42,7 @@ def profiled_machines(
 
     Raises:
         WorkerUnavailableError: a worker does not answer; names the machine and its address.
+        ClusterError: a machine cannot execute code for its target.
     """
     facts = {
         machine.name: _facts(cluster, machine, targets[machine.name]["kind"] == "cuda", timeout_seconds)
@@ -50,6 +52,8 @@ def profiled_machines(
     for machine in cluster.machines:
         own = facts[machine.name]
         target = targets[machine.name]
+        described = own.identity["architecture"], own.identity["cpu_features"]
+        require_executable("what would be timed", machine.name, target, *described)
         # In one process stages are called in turn, so they never compute at the same time.
         host = machine.name if cluster.kind == "in_process" else own.host
         if target["kind"] == "cuda":

@@ -32,6 +32,20 @@ def test_what_was_compiled(invoke_json, onnx_path, tmp_path):
     assert any((tmp_path / "dump").rglob("*.py"))
 
 
+def test_what_was_compared_with_the_source(invoke, invoke_json, onnx_path, tmp_path):
+    plan = tmp_path / "plan.json"
+    invoke("plan", onnx_path, "--workers", "1", "--output", plan)
+    arguments = ("compile", onnx_path, "--plan", plan, "--output", tmp_path / "bundle")
+    assert invoke_json(*arguments)["verified"] == "yes"
+    assert invoke_json(*arguments, "--no-verify")["verified"] == "no"
+    content = json.loads(plan.read_text())
+    content["machines"][0]["target"] = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}
+    plan.write_text(json.dumps(content))
+    assert invoke_json(*arguments)["verified"] == "with stages compiled again for this host"
+    words = " ".join(invoke(*arguments).stderr.split())
+    assert "the code that stage_0 of machine-a will execute cannot run here and has not been run" in words
+
+
 def test_compile_by_a_plan(invoke, invoke_json, onnx_path, tmp_path):
     plan = tmp_path / "plan.json"
     invoke("plan", onnx_path, "--workers", "1", "--output", plan)
