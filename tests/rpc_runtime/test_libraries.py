@@ -181,8 +181,12 @@ def test_a_crash_at_a_later_micro_batch(maker: ProgramMaker, tmp_path: Path) -> 
             pipe.run([rows, far])
         for words in (A, "'one' (", "says that it crashed", "compile again for the machine's right target"):
             assert words in str(caught.value)
-        BlobStore(tmp_path / "cache").close()  # as the next worker opens it
-        assert not list((tmp_path / "cache" / "pins").iterdir())
+
+        def no_pins() -> bool:
+            BlobStore(tmp_path / "cache").close()  # as the next worker opens it
+            return not list((tmp_path / "cache" / "pins").iterdir())
+
+        assert wait_for(no_pins)  # a process that crashes may still be going
         assert not list((tmp_path / "cache" / "temporary").iterdir())
 
 

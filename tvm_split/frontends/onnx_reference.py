@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from tvm_split.errors import ModelImportError
+from tvm_split.errors import ModelImportError, VerificationError
 
 Array = np.ndarray[Any, Any]
 
@@ -49,8 +49,20 @@ class OnnxReference:
         if session is not None and all(
             value.dtype.kind != "V" and value.dtype.isbuiltin == 1 for value in feed.values()
         ):
-            return [np.asarray(value) for value in session.run(list(names), feed)]
-        return [np.asarray(value) for value in ReferenceEvaluator(model).run(list(names), feed)]
+            try:
+                return [np.asarray(value) for value in session.run(list(names), feed)]
+            except Exception as error:  # some forms of operators it refuses only while it runs
+                reason = str(error).splitlines()[0]
+        else:
+            reason = "onnxruntime does not take it"
+        try:
+            return [np.asarray(value) for value in ReferenceEvaluator(model).run(list(names), feed)]
+        except Exception as error:
+            raise VerificationError(
+                "neither onnxruntime nor ONNX's own evaluator can run this model, so there is nothing to compare with "
+                f"({reason}; {type(error).__name__}: {(str(error).splitlines() or [''])[0]}); verify=False, or "
+                "--no-verify, compiles it unchecked"
+            ) from error
 
 
 def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:

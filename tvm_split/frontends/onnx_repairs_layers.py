@@ -76,7 +76,20 @@ def _roi_align(builder: Builder, inputs: Any, attributes: dict[str, Any], opset:
     if attributes.get("mode", b"avg") == b"avg":
         numbers = cast(builder, builder.emit(relax.op.expand_dims(images, 1)), dtype)
         placed = builder.emit(relax.op.concat([numbers, regions], 1))
-        return relax.op.vision.roi_align(data, placed, size, 1.0, samples, is_aligned, layout="NCHW", mode="avg")
+        means = relax.op.vision.roi_align(data, placed, size, 1.0, samples, is_aligned, layout="NCHW", mode="avg")
+        if samples or not is_aligned:
+            return means
+        # As many samples as a region has pixels: for one without area TVM divides nothing by nothing, ONNX says 0.
+        left, top, right, bottom = (
+            builder.emit(relax.op.strided_slice(regions, [1], [side], [side + 1])) for side in range(4)
+        )
+        is_empty = builder.emit(
+            relax.op.logical_or(
+                builder.emit(relax.op.less_equal(right, left)), builder.emit(relax.op.less_equal(bottom, top))
+            )
+        )
+        is_empty = builder.emit(relax.op.reshape(is_empty, [shape_of(regions)[0], 1, 1, 1]))
+        return relax.op.where(is_empty, constant(0, dtype_of(data)), builder.emit(means))
     if samples == 0:
         raise ModelImportError(
             "its mode is max and its sampling_ratio 0, with which the number of samples depends on the regions; "

@@ -139,7 +139,7 @@ def _attention(node: fx.Node, importer: Importer) -> relax.Expr:
     # The softmax of half precision is computed in float32, as torch does.
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
     scores = emit(importer, relax.op.multiply(cast(importer, scores, wide), constant(scale, wide)))
-    mask, is_hidden = values["attn_mask"], None
+    mask, shown = values["attn_mask"], None
     if values["is_causal"]:
         allowed = np.tril(np.ones((rows, columns), bool))
         scores = emit(importer, relax.op.add(scores, relax.const(np.where(allowed, 0, -np.inf).astype(wide), wide)))
@@ -147,21 +147,23 @@ def _attention(node: fx.Node, importer: Importer) -> relax.Expr:
         if dtype_of(mask) == "bool":
             mask = emit(importer, relax.op.where(mask, constant(0, wide), constant(-np.inf, wide)))
         mask = cast(importer, mask, wide)
+        shown = _shown_rows(importer, mask)
+        # The softmax of nothing but -inf is NaN, and torch's attention answers 0 there: so it is of something finite,
+        # and its product is multiplied by 0. Not a choice, of which TVM's CUDA makes vectors that nvcc does not take.
+        mask = emit(importer, relax.op.maximum(mask, constant(float(np.finfo(wide).min) / 2, wide)))
         scores = emit(importer, relax.op.add(scores, mask))
-        is_hidden = _hidden_rows(importer, mask)
     weights = emit(importer, relax.op.nn.softmax(scores, -1))
     result = emit(importer, relax.op.matmul(cast(importer, weights, dtype), value))
-    if is_hidden is None:
-        return result
-    # The softmax of nothing but -inf is NaN. Torch's attention answers 0 there.
-    return emit(importer, relax.op.where(is_hidden, constant(0, dtype), result))
+    return result if shown is None else emit(importer, relax.op.multiply(result, cast(importer, shown, dtype)))
 
 
-def _hidden_rows(importer: Importer, mask: relax.Expr) -> relax.Expr:
-    """Which rows a mask hides altogether, [..., rows, 1]."""
-    hides = emit(importer, relax.op.equal(mask, constant(-np.inf, dtype_of(mask))))
-    hides_all = emit(importer, relax.op.min(cast(importer, hides, "int8"), [-1], keepdims=True))
-    return cast(importer, hides_all, "bool")
+def _shown_rows(importer: Importer, mask: relax.Expr) -> relax.Expr:
+    """1 for the rows of which a mask shows something, 0 for those it hides altogether, [..., rows, 1]."""
+    dtype = dtype_of(mask)
+    hides = emit(importer, relax.op.equal(mask, constant(-np.inf, dtype)))
+    shows = emit(importer, relax.op.where(hides, constant(0, dtype), constant(1, dtype)))
+    count = emit(importer, relax.op.sum(shows, [-1], keepdims=True))
+    return emit(importer, relax.op.minimum(count, constant(1, dtype)))
 
 
 def _repeated_heads(importer: Importer, value: relax.Expr, query: relax.Expr) -> relax.Expr:

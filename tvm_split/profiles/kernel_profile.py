@@ -57,7 +57,8 @@ class ModelProfile:
     @property
     def slow_share(self) -> float:
         """The share of the time in kernels that no schedule of this project took."""
-        return sum(each.seconds for each in self.kernels if each.kernel.is_slow) / self.kernel_seconds
+        slow = sum(each.seconds for each in self.kernels if each.kernel.is_slow)
+        return slow / self.kernel_seconds if slow else 0.0  # a network that only passes values on has no kernel
 
     def share_of_peak(self, operations: float, seconds: float) -> float:
         """Of the measured multiply-add peak; over 1 where an algorithm needs fewer operations than the definition."""

@@ -28,6 +28,16 @@ def test_a_table(invoke, onnx_path):
     assert "both measured now" in text
 
 
+def test_a_network_without_a_kernel(invoke, invoke_json, tmp_path):
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y"))
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "same", [x], [y])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "same.onnx"
+    )
+    assert invoke_json("profile", tmp_path / "same.onnx", "--threads", "1", "--rounds", "1")["kernels"] == []
+    invoke("profile", tmp_path / "same.onnx", "--threads", "1", "--rounds", "1")
+
+
 def test_indices_cannot_be_made_up(invoke, tmp_path):
     node = helper.make_node("Gather", ["table", "words"], ["rows"], name="lookup")
     graph = helper.make_graph(

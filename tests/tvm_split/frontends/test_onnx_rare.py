@@ -68,6 +68,14 @@ def test_regions_of_an_image(mode: str, opset: int, samples: int) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_regions_without_area(scale: float) -> None:
+    """In the operator's own settings as many samples as there are pixels: none."""
+    regions = np.float32([[1, 1, 4, 4], [4, 4, 4, 4], [6, 6, 3, 3], [1, 1, 4, 1]])
+    options = {"opset": 16, "output_height": 2, "output_width": 2, "spatial_scale": scale}
+    check("RoiAlign", random(1, 2, 6, 6), regions, i64(0, 0, 0, 0), **options)
+
+
 def test_the_maximum_of_a_number_of_samples_that_depends_on_the_region_is_refused() -> None:
     x, regions, images = random(1, 1, 4, 4), np.zeros((1, 4), np.float32), i64(0)
     model = node_model("RoiAlign", [x, regions, images], mode="max")
@@ -165,3 +173,12 @@ def test_constants_of_strings_are_refused() -> None:
 @pytest.mark.parametrize("sizes", [(0, 2), (2, 0), (1, 0, 0, 1)])
 def test_parts_without_elements(sizes: tuple[int, ...]) -> None:
     check("Split", random(2, 3), constants=[i64(*sizes)], axis=0, outputs=len(sizes), opset=13)
+
+
+def test_what_onnxruntime_refuses_only_while_it_runs_is_compared_with_onnx_s_own_evaluator() -> None:
+    """Attention with a past, of which what is present is not asked for."""
+    query, key, value = random(1, 2, 3, 8), random(1, 2, 4, 8, seed=1), random(1, 2, 4, 8, seed=2)
+    past = random(1, 2, 5, 8, seed=3), random(1, 2, 5, 8, seed=4)
+    given = (query, key, value, None, *past)
+    model = load_model(node_model("Attention", given, opset=23), [array for array in given if array is not None])
+    assert_equal_to_source(model, (query, key, value, *past))
