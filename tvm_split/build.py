@@ -18,7 +18,7 @@ import schedules
 from relay_passes.communication import Computation
 from relay_passes.lift_weights import lift_weights
 from relay_passes.pipeline import Observer, Schedules, run_phases, stage_phases, up_to_layouts
-from tvm_split.errors import CompileError
+from tvm_split.errors import CompileError, last_line
 from tvm_split.instruction_sets import cpu_part
 from tvm_split.kernels import Kernel, kernels_of
 from tvm_split.planner.placement import tvm_target
@@ -71,7 +71,7 @@ def build_module(
         except CompileError:
             raise
         except Exception as error:
-            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+            reason = last_line(error)
             raise CompileError(f"{name} cannot be compiled for {dict(target)}: {reason}") from error
     return BuiltStage(library, lifted.weights, kernels_of(phases, layers or {}))
 

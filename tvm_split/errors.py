@@ -43,3 +43,8 @@ class TuningUseError(TuningError, ValueError):
 
 class OneMachineWarning(UserWarning):
     """One machine alone is faster than the split, or than any split; the message has both figures."""
+
+
+def last_line(error: Exception) -> str:
+    """What TVM or a framework says in the end, after its backtraces; the kind of the error where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

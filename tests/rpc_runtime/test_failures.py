@@ -51,10 +51,8 @@ def own_workers() -> Iterator[LocalWorkers]:
 
 def deployments_left(endpoint: WorkerEndpoint) -> tuple[str, ...]:
     """What a worker still holds when it has had time to notice that nobody wants it."""
-    deadline = time.monotonic() + 10
-    while (left := describe(endpoint, 10).deployments) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
+    wait_for(lambda: not describe(endpoint, 10).deployments)
+    return describe(endpoint, 10).deployments
 
 
 def endless(program: Program) -> Iterator[list[np.ndarray]]:

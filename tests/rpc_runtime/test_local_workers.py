@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from rpc_runtime.client import describe
 from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from rpc_runtime.local_workers import LocalWorkers, _cores
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,10 +45,7 @@ def test_they_end_when_their_parent_is_killed() -> None:
     worker = int(parent.stdout.readline())
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 30
-    while alive(worker) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(worker)
+    assert wait_for(lambda: not alive(worker), seconds=30)
 
 
 def test_a_worker_that_dies_at_the_start_says_why(tmp_path: Path) -> None:

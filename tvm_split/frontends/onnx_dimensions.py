@@ -27,8 +27,6 @@ def bind_sizes(
     inputs = model_inputs(model)
     for index, value in enumerate(inputs):
         kind = value.type.tensor_type
-        if not value.type.HasField("tensor_type"):
-            raise ModelImportError(f"input {value.name!r} is no tensor but a {value.type.WhichOneof('value')}")
         example = None if examples is None else examples[index]
         if not kind.HasField("shape"):
             if example is None:

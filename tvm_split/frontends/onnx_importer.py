@@ -9,7 +9,7 @@ import onnx
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tvm_split.errors import ModelImportError
+from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.onnx_graph import OnnxGraph, TensorKind
 from tvm_split.frontends.onnx_repairs import REFUSED, REPAIRS
 from tvm_split.frontends.recording import RecordingBuilder
@@ -109,7 +109,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
                 f"operator {qualified(node)} of node {node.name!r} cannot be imported: {error}"
             ) from error
         except Exception as error:
-            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+            reason = last_line(error)
             raise ModelImportError(
                 f"operator {qualified(node)} of node {node.name!r} cannot be imported: {reason}"
             ) from error

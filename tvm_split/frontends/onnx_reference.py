@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from rpc_runtime.stage_executable import first_line
 from tvm_split.errors import ModelImportError, VerificationError
 
 Array = np.ndarray[Any, Any]
@@ -52,7 +53,7 @@ class OnnxReference:
             try:
                 return [np.asarray(value) for value in session.run(list(names), feed)]
             except Exception as error:  # some forms of operators it refuses only while it runs
-                reason = str(error).splitlines()[0]
+                reason = first_line(error)
         else:
             reason = "onnxruntime does not take it"
         try:
@@ -60,7 +61,7 @@ class OnnxReference:
         except Exception as error:
             raise VerificationError(
                 "neither onnxruntime nor ONNX's own evaluator can run this model, so there is nothing to compare with "
-                f"({reason}; {type(error).__name__}: {(str(error).splitlines() or [''])[0]}); verify=False, or "
+                f"({reason}; {type(error).__name__}: {first_line(error)}); verify=False, or "
                 "--no-verify, compiles it unchecked"
             ) from error
 

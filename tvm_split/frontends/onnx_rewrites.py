@@ -10,7 +10,7 @@ import onnx
 import onnx.inliner
 from onnx import defs, helper
 
-from tvm_split.errors import ModelImportError
+from tvm_split.errors import ModelImportError, last_line
 
 _FUNCTIONS = "tvm_split.functions"
 """The domain that functions get which depend on the node that calls them."""
@@ -46,7 +46,7 @@ def _function_body(
     try:
         inlined = _inlined(node, types, opset)
     except Exception as error:
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        reason = last_line(error)
         raise ModelImportError(
             f"operator {node.op_type} of node {node.name!r} cannot be replaced by the simpler ones "
             f"that ONNX defines it by: {reason}"

@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from tvm_split.errors import ModelImportError
+from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.recording import RecordingBuilder
 from tvm_split.frontends.torch_constants import constant_values
 from tvm_split.frontends.torch_graph import user_outputs
@@ -128,7 +128,7 @@ class _Importer(ExportedProgramImporter):  # type: ignore[misc]
         except ModelImportError as error:
             raise ModelImportError(f"operator {name} of layer {layer!r} cannot be imported: {error}") from error
         except Exception as error:
-            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+            reason = last_line(error)
             raise ModelImportError(f"operator {name} of layer {layer!r} cannot be imported: {reason}") from error
         _check_result(result, node.meta.get("val"), name, layer)
         return result
