@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-properties fuzz lint format protocol clean
+.PHONY: setup demo test test-slow test-properties fuzz lint format protocol clean
 .PHONY: check-models check-cuda check-unequal check-unloading bench-overlap bench-kernels bench-plans
 
 setup: $(STAMP)
@@ -22,7 +22,11 @@ demo: setup
 
 # Each file's tests stay together, in one of two processes: more would only take each other's cores on a small machine.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+# What is slow by nature: tuning, profiles that are made again and again, callers that stay silent, long streams.
+test-slow: setup
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 # What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
 TIMES ?= 20

@@ -1,8 +1,11 @@
 """Where the process of ``tvm-split`` begins: outside of ``tvm_split``, whose loading Ctrl-C may interrupt already."""
 
-from rpc_runtime.early_interrupt import end_quietly
+try:
+    from rpc_runtime.early_interrupt import end_quietly
 
-end_quietly()
+    end_quietly()
+except KeyboardInterrupt:
+    raise SystemExit(130) from None  # 128 + SIGINT
 
 
 def main() -> None:

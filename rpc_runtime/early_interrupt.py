@@ -6,17 +6,11 @@ what has to clear up behind it asks to be `Told` instead.
 """
 
 import os
-
-INTERRUPTED = 130  # 128 + SIGINT
-
-try:
-    import signal
-except KeyboardInterrupt:
-    os._exit(INTERRUPTED)
+import signal
 
 
 def _end(number: int, frame: object) -> None:
-    os._exit(INTERRUPTED)
+    os._exit(128 + signal.SIGINT)
 
 
 def end_quietly() -> None:

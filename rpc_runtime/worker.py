@@ -4,12 +4,13 @@ It runs the machine code that a client sends, so whoever may call it controls it
 a token (one that the worker makes itself, on loopback) or a certificate, unless ``--insecure`` trusts all who reach it.
 """
 
-from __future__ import annotations
+if __name__ == "__main__":  # before all that takes a while to load, and be it annotations from __future__
+    try:
+        from rpc_runtime.early_interrupt import end_quietly
 
-if __name__ == "__main__":  # before what follows, which takes a while to load
-    from rpc_runtime.early_interrupt import end_quietly
-
-    end_quietly()
+        end_quietly()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None  # 128 + SIGINT
 
 import argparse
 import contextlib
@@ -227,7 +228,7 @@ def _bind(server: Any, config: WorkerConfig) -> int:
     return int(port)
 
 
-def _announce(config: WorkerConfig, name: str, address: str, token: Token | None, blobs: BlobStore) -> None:
+def _announce(config: WorkerConfig, name: str, address: str, token: Token | None, blobs: "BlobStore") -> None:
     file = token.file.absolute() if token is not None and token.file is not None else None
     if config.ready_json or config.exit_with_parent:
         ready = {"address": address, "name": name, "pid": os.getpid(), "protocol": PROTOCOL_VERSION}

@@ -24,7 +24,7 @@ from tests.rpc_runtime.raw_calls import memory_bytes, open_files
 from tests.rpc_runtime.test_pipeline import A, B, batches_for, double, same
 from tests.waiting import wait_for
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "4"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "2"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 WARM_SECONDS = 1.0
 PROMPT_SECONDS = 8.0

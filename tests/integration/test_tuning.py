@@ -56,6 +56,7 @@ def tried(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_tracker_with_two_servers_one_of_which_is_killed(model, plan, tmp_path):
     with RpcLab(tmp_path, servers=2) as lab:
         devices = []
@@ -78,6 +79,7 @@ def test_tracker_with_two_servers_one_of_which_is_killed(model, plan, tmp_path):
     assert len(set(tried(tmp_path / "tuned"))) == 18
 
 
+@pytest.mark.slow
 def test_stop_and_resume_with_one_server(model, plan, tmp_path):
     folder = tmp_path / "tuned"
     with RpcLab(tmp_path, servers=1) as lab:
@@ -136,6 +138,7 @@ def decide_otherwise(kernel, target):
     return text_of(choices), schedule_by(kernel.template, kernel.function, traits_of(target), choices)
 
 
+@pytest.mark.slow
 def test_tuned_here_is_never_slower_than_the_default_was_measured(model, plan, tmp_path):
     report = tvm_split.tune(model, plan, database=tmp_path, trials=8, effort=QUICK)
     assert report.trials == 8
@@ -149,6 +152,7 @@ def test_tuned_here_is_never_slower_than_the_default_was_measured(model, plan, t
         assert (kernel.name in kept) <= (not is_default)
 
 
+@pytest.mark.slow
 def test_a_device_with_another_number_of_threads_is_refused(model, plan, tmp_path):
     with (
         RpcLab(tmp_path, servers=1, threads=2) as lab,
@@ -157,6 +161,7 @@ def test_a_device_with_another_number_of_threads_is_refused(model, plan, tmp_pat
         tvm_split.tune(model, plan, database=tmp_path / "tuned", trials=3, tracker=lab.address, key=KEY, effort=QUICK)
 
 
+@pytest.mark.slow
 def test_the_last_device_dies(model, plan, tmp_path):
     with RpcLab(tmp_path, servers=1) as lab:
 

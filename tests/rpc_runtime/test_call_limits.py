@@ -98,6 +98,7 @@ def test_a_request_that_is_too_long_or_missing(workers: LocalWorkers) -> None:
         assert caller.answer(DESCRIBE.path, [])[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [PUT_BLOB.path, DESCRIBE.path], ids=["PutBlob", "Describe"])
 def test_calls_that_say_nothing(workers: LocalWorkers, honest: None, path: str) -> None:
     """They hold the places of their kind and caller, and end by themselves."""
@@ -147,6 +148,7 @@ def test_a_blob_belongs_to_a_deployment(workers: LocalWorkers, maker: ProgramMak
         assert connection.send_blobs(deployment, [blob], maker.blob_path, 20, lambda sent, total: None) == 0
 
 
+@pytest.mark.slow
 def test_uploads_that_stop_in_the_middle(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
     blobs = [maker.blob(bytes([number])) for number in range(MAXIMUM_UPLOADS + 1)]
 
@@ -266,7 +268,7 @@ def own_worker(own_workers: LocalWorkers) -> WorkerEndpoint:
     return own_workers.endpoints[A]
 
 
-@pytest.mark.parametrize("files", [1024, 4096])
+@pytest.mark.parametrize("files", [pytest.param(1024, marks=pytest.mark.slow), 4096])
 def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
     """With too few files for all of them, the others wait until they are closed."""
     worker = subprocess.Popen(

@@ -149,6 +149,7 @@ def test_a_pipeline_gives_what_its_stages_give_in_turn(
         assert same(pipeline.run(batches[0]), expected[0])
 
 
+@pytest.mark.slow
 def test_ten_thousand_micro_batches_in_bounded_memory(workers: LocalWorkers, maker: ProgramMaker) -> None:
     taken = 0
 

@@ -64,6 +64,7 @@ def test_estimates_are_called_estimates(planned):
     assert found["prediction"]["profiled_at"] == 0
 
 
+@pytest.mark.slow
 def test_measured_once_and_again_when_asked(invoke_json, onnx_path):
     first = invoke_json("plan", onnx_path)["prediction"]
     again = invoke_json("plan", onnx_path)["prediction"]

@@ -6,6 +6,7 @@ import signal
 import time
 
 import psutil
+import pytest
 
 
 def test_list_tune_resume_compile(invoke_json, invoke, onnx_path, tmp_path):
@@ -38,6 +39,7 @@ def test_wrong_use(invoke, onnx_path, tmp_path):
     assert "no tuning database" in missing.stderr
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_measured(start_process, onnx_path, tmp_path):
     process = start_process("tune", onnx_path, "--trials", "100000", "--database", tmp_path / "tuned", env=os.environ)
     records = tmp_path / "tuned" / "trials" / "database_tuning_record.json"

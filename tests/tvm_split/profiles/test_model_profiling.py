@@ -36,6 +36,7 @@ def test_pieces_and_links_are_measured(measured):
     assert all(0 <= done <= whole for _, done, whole in steps)
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_found_again_until_it_is_refreshed(measured):
     model, folder, profile, _ = measured
     again = profile_model(model, tvm_split.Cluster.local(workers=2), cache_folder=folder).profile
