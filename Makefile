@@ -49,7 +49,7 @@ format: setup
 	$(BIN)/ruff format .
 
 protocol: setup
-	$(BIN)/python -m rpc_runtime.generate
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. tvm_split/rpc_runtime/wire/worker.proto
 
 check-models: setup
 	$(BIN)/python scripts/check_models.py

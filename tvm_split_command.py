@@ -1,7 +1,7 @@
 """Where the process of ``tvm-split`` begins: outside of ``tvm_split``, whose loading Ctrl-C may interrupt already."""
 
 try:
-    from rpc_runtime.early_interrupt import end_quietly
+    from tvm_split.rpc_runtime.early_interrupt import end_quietly
 
     end_quietly()
 except KeyboardInterrupt:

@@ -17,10 +17,16 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 from tvm.relax.global_info import VDevice
 
-from relay_passes.contract import bindings_of, main_function, require_whole_graph, returned_fields, used_variables
-from relay_passes.errors import ContractError, SelfWaitError
-from relay_passes.placement import PlacedStage, Placement
-from relay_passes.substitute import substitute
+from tvm_split.relay_passes.contract import (
+    bindings_of,
+    main_function,
+    require_whole_graph,
+    returned_fields,
+    used_variables,
+)
+from tvm_split.relay_passes.errors import ContractError, SelfWaitError
+from tvm_split.relay_passes.placement import PlacedStage, Placement
+from tvm_split.relay_passes.substitute import substitute
 
 
 @tvm.transform.module_pass(opt_level=0, name="AnnotateDevices")

@@ -24,10 +24,10 @@ from tvm import relax
 from tvm.ir import StringImm
 from tvm.relax.global_info import VDevice
 
-from relay_passes.contract import bindings_of, is_transfer, main_function, returned_fields
-from relay_passes.errors import ContractError
-from relay_passes.partition import stage_functions
-from relay_passes.substitute import on_device, substitute, without_device
+from tvm_split.relay_passes.contract import bindings_of, is_transfer, main_function, returned_fields
+from tvm_split.relay_passes.errors import ContractError
+from tvm_split.relay_passes.partition import stage_functions
+from tvm_split.relay_passes.substitute import on_device, substitute, without_device
 
 RECEIVE = "tvm_split.receive"
 SEND = "tvm_split.send"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import tvm
 from tvm import relax
 
-from relay_passes.errors import ContractError
+from tvm_split.relay_passes.errors import ContractError
 
 
 def main_function(module: tvm.IRModule) -> relax.Function:

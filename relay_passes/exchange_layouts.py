@@ -18,10 +18,10 @@ import tvm_ffi
 from tvm import relax
 from tvm.tirx import IndexMap
 
-from relay_passes.communication import Computation
-from relay_passes.contract import bindings_of, returned_fields
-from relay_passes.rewrite import operator_name
-from relay_passes.substitute import substitute
+from tvm_split.relay_passes.communication import Computation
+from tvm_split.relay_passes.contract import bindings_of, returned_fields
+from tvm_split.relay_passes.rewrite import operator_name
+from tvm_split.relay_passes.substitute import substitute
 
 LAYOUT_TRANSFORM = "relax.layout_transform"
 

@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from relay_passes.rewrite import constant, is_tensor_constant, operator_name, rewrite_main
+from tvm_split.relay_passes.rewrite import constant, is_tensor_constant, operator_name, rewrite_main
 
 Array = np.ndarray[Any, Any]
 _ELEMENTWISE: dict[str, Callable[..., Array]] = {

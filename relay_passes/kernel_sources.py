@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax
 
-from relay_passes.contract import bindings_of, main_function
-from relay_passes.rewrite import is_tensor_constant
+from tvm_split.relay_passes.contract import bindings_of, main_function
+from tvm_split.relay_passes.rewrite import is_tensor_constant
 
 Key = tuple[object, ...]
 

@@ -16,7 +16,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relay_passes.contract import main_function
+from tvm_split.relay_passes.contract import main_function
 
 LARGEST_EMBEDDED_BYTES = 64
 

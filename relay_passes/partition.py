@@ -17,9 +17,15 @@ import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from relay_passes.contract import bindings_of, is_transfer, main_function, returned_fields, used_variables
-from relay_passes.errors import ContractError
-from relay_passes.substitute import substitute
+from tvm_split.relay_passes.contract import (
+    bindings_of,
+    is_transfer,
+    main_function,
+    returned_fields,
+    used_variables,
+)
+from tvm_split.relay_passes.errors import ContractError
+from tvm_split.relay_passes.substitute import substitute
 
 
 @tvm.transform.module_pass(opt_level=0, name="PartitionStages")

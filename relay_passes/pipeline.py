@@ -17,15 +17,15 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from relay_passes.annotate import AnnotateDevices
-from relay_passes.bound_indices import BoundIndices
-from relay_passes.fold_affine import FoldAffine
-from relay_passes.fold_small import FoldSmall
-from relay_passes.partition import PartitionStages
-from relay_passes.placement import Placement
-from relay_passes.remove_identities import RemoveIdentities
-from relay_passes.unique_names import UniqueNames
-from relay_passes.verify_partition import VerifyPartition
+from tvm_split.relay_passes.annotate import AnnotateDevices
+from tvm_split.relay_passes.bound_indices import BoundIndices
+from tvm_split.relay_passes.fold_affine import FoldAffine
+from tvm_split.relay_passes.fold_small import FoldSmall
+from tvm_split.relay_passes.partition import PartitionStages
+from tvm_split.relay_passes.placement import Placement
+from tvm_split.relay_passes.remove_identities import RemoveIdentities
+from tvm_split.relay_passes.unique_names import UniqueNames
+from tvm_split.relay_passes.verify_partition import VerifyPartition
 
 ModulePass = Any
 """A callable from module to module. TVM's pass objects are such, but have no types to say so."""

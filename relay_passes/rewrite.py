@@ -9,8 +9,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relay_passes.contract import bindings_of, main_function, returned_fields
-from relay_passes.substitute import substitute
+from tvm_split.relay_passes.contract import bindings_of, main_function, returned_fields
+from tvm_split.relay_passes.substitute import substitute
 
 Replace = Callable[[str, relax.Expr, relax.BlockBuilder], relax.Expr | None]
 """From a variable's name and what it would be bound to, with earlier replacements made, to what replaces the variable

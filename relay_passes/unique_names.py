@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relay_passes.contract import bindings_of, main_function
+from tvm_split.relay_passes.contract import bindings_of, main_function
 
 
 @tvm.transform.module_pass(opt_level=0, name="UniqueNames")

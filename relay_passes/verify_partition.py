@@ -17,9 +17,9 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 from tvm_ffi.structural import StructuralKey, structural_equal
 
-from relay_passes.contract import bindings_of, is_transfer, main_function, returned_fields
-from relay_passes.errors import ContractError
-from relay_passes.substitute import substitute, without_device
+from tvm_split.relay_passes.contract import bindings_of, is_transfer, main_function, returned_fields
+from tvm_split.relay_passes.errors import ContractError
+from tvm_split.relay_passes.substitute import substitute, without_device
 
 
 @tvm.transform.module_pass(opt_level=0, name="VerifyPartition")

@@ -1,22 +1,13 @@
-"""What the machine under a worker is, read from the operating system and TVM's runtime."""
+"""What the machine under this process is, as the operating system says."""
 
 from __future__ import annotations
 
-import os
-import platform
-import socket
 from functools import cache
-from importlib import metadata
 from pathlib import Path
-
-from rpc_runtime import worker_pb2 as pb
-from rpc_runtime.framing import PROTOCOL_VERSION
-from rpc_runtime.measurements import now
 
 _V2 = {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"}
 _V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"}
 _V4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_MAXIMUM_CUDA_DEVICES = 16
 
 
 def mcpu(architecture: str, features: frozenset[str]) -> str:
@@ -92,55 +83,3 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return ""
-
-
-@cache
-def _cuda_devices() -> tuple[pb.CudaDevice, ...]:
-    import tvm
-
-    found = []
-    for index in range(_MAXIMUM_CUDA_DEVICES):
-        device = tvm.cuda(index)
-        try:
-            if not device.exist:
-                break
-            arch = "sm_" + str(device.compute_version).replace(".", "")
-            memory = int(device.total_global_memory or 0)
-        except Exception:  # a runtime without CUDA, or a driver that does not answer
-            break
-        found.append(pb.CudaDevice(index=index, arch=arch, memory_bytes=memory))
-    return tuple(found)
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def describe(machine: str, threads: int, secure: bool, deployments: list[str]) -> pb.DescribeReply:
-    """The reply to Describe; everything but memory, deployments and the clock is found out once."""
-    features = cpu_features()
-    architecture = platform.machine()
-    return pb.DescribeReply(
-        protocol_version=PROTOCOL_VERSION,
-        machine=machine,
-        hostname=socket.gethostname(),
-        architecture=architecture,
-        mcpu=mcpu(architecture, features),
-        cpu_features=sorted(features),
-        cores=len(os.sched_getaffinity(0)),
-        threads=threads,
-        memory_total_bytes=total_memory_bytes(),
-        memory_free_bytes=available_memory_bytes(),
-        tvm_version=_version("apache-tvm"),
-        tvm_ffi_version=_version("apache-tvm-ffi"),
-        numpy_version=_version("numpy"),
-        cuda_devices=_cuda_devices(),
-        secure=secure,
-        deployments=deployments,
-        process_id=os.getpid(),
-        clock_nanoseconds=now(),
-        boot_id=boot_id(),
-    )

@@ -10,10 +10,10 @@ Knows nothing of how a network is split, nor of where it runs.
 
 from __future__ import annotations
 
-from schedules.apply import SCHEDULE_ATTRIBUTE, TUNED, TunedKernels, apply, chosen_rules
-from schedules.layouts import convert_layouts
-from schedules.legalize import legalizations
-from schedules.template import CHOICES_ATTRIBUTE
+from tvm_split.schedules.apply import SCHEDULE_ATTRIBUTE, TUNED, TunedKernels, apply, chosen_rules
+from tvm_split.schedules.layouts import convert_layouts
+from tvm_split.schedules.legalize import legalizations
+from tvm_split.schedules.template import CHOICES_ATTRIBUTE
 
 __all__ = [
     "CHOICES_ATTRIBUTE",

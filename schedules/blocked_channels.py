@@ -20,9 +20,9 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import IndexMap
 
-from schedules.constants import array_of
-from schedules.module_mutator import CONV2D, operator_of
-from schedules.shapes import static_shape
+from tvm_split.schedules.constants import array_of
+from tvm_split.schedules.module_mutator import CONV2D, operator_of
+from tvm_split.schedules.shapes import static_shape
 
 UNARY = frozenset(
     f"relax.{name}"

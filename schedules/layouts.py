@@ -11,17 +11,17 @@ from tvm import relax, te
 from tvm.relax.expr_functor import mutator
 from tvm.target import Target
 
-from schedules.blocked_channels import Layouts, carry_blocked_channels
-from schedules.constants import array_of
-from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE
-from schedules.legalize.matmul import matmul_packed, matmul_with_packing
-from schedules.module_mutator import CONV2D, ModuleMutator, is_plain, operator_of, window_of
-from schedules.narrow_groups import widen_groups
-from schedules.one_dimensional import raise_to_two_dimensions
-from schedules.shapes import static_shape
-from schedules.traits import Traits, channel_block, is_cpu, threads_of, traits_of
-from schedules.use_winograd import use_winograd
-from schedules.views import view_of
+from tvm_split.schedules.blocked_channels import Layouts, carry_blocked_channels
+from tvm_split.schedules.constants import array_of
+from tvm_split.schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE
+from tvm_split.schedules.legalize.matmul import matmul_packed, matmul_with_packing
+from tvm_split.schedules.module_mutator import CONV2D, ModuleMutator, is_plain, operator_of, window_of
+from tvm_split.schedules.narrow_groups import widen_groups
+from tvm_split.schedules.one_dimensional import raise_to_two_dimensions
+from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.traits import Traits, channel_block, is_cpu, threads_of, traits_of
+from tvm_split.schedules.use_winograd import use_winograd
+from tvm_split.schedules.views import view_of
 
 VIEWS = ("relax.permute_dims", "relax.broadcast_to", "relax.reshape")
 

@@ -16,7 +16,7 @@ class ModuleMutator(PyExprMutator):  # type: ignore[misc]
     """Applies a mutator to every Relax function of a module; subclasses need TVM's ``@mutator`` too.
 
     ``name`` is that of the variable whose value is being rewritten. Bindings beside it take ``<name>_<word>``, with a
-    word that `tvm_split.kernels` knows, so that a kernel is still attributed to its layer.
+    word that `tvm_split.compiler.kernels` knows, so that a kernel is still attributed to its layer.
     """
 
     def __init__(self, module: tvm.IRModule) -> None:

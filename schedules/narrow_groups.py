@@ -18,11 +18,11 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
-from schedules.constants import array_of
-from schedules.cpu.elementwise import vector_width
-from schedules.module_mutator import CONV2D, ModuleMutator, is_plain, operator_of, window_of
-from schedules.shapes import static_shape
-from schedules.traits import Traits, channel_block
+from tvm_split.schedules.constants import array_of
+from tvm_split.schedules.cpu.elementwise import vector_width
+from tvm_split.schedules.module_mutator import CONV2D, ModuleMutator, is_plain, operator_of, window_of
+from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.traits import Traits, channel_block
 
 # What plain loops need for the work that a blocked template does in a unit of time. Measured on one core with AVX-512:
 # 15 GFLOP/s for 3 x 3 with 4 channels a group, 2.4 for 1 x 1 with 80, where the peak is 200.

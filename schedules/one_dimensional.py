@@ -12,10 +12,10 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
-from schedules.blocked_channels import BINARY, UNARY
-from schedules.constants import array_of
-from schedules.module_mutator import CONV1D, ModuleMutator, is_plain, operator_of, window_of
-from schedules.shapes import static_shape
+from tvm_split.schedules.blocked_channels import BINARY, UNARY
+from tvm_split.schedules.constants import array_of
+from tvm_split.schedules.module_mutator import CONV1D, ModuleMutator, is_plain, operator_of, window_of
+from tvm_split.schedules.shapes import static_shape
 
 POOLS = {"relax.nn.max_pool1d": relax.op.nn.max_pool2d, "relax.nn.avg_pool1d": relax.op.nn.avg_pool2d}
 

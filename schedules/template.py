@@ -14,9 +14,9 @@ from math import prod
 
 from tvm import s_tir, tirx
 
-from schedules.blocks import new_schedule
-from schedules.prefetch import prefetch_weights
-from schedules.traits import Traits
+from tvm_split.schedules.blocks import new_schedule
+from tvm_split.schedules.prefetch import prefetch_weights
+from tvm_split.schedules.traits import Traits
 
 CHOICES_ATTRIBUTE = "tvm_split.choices"
 """PrimFunc attribute, and annotation in a schedule's trace: the choices a template was scheduled by, as text."""

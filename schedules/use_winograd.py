@@ -13,14 +13,14 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
-from schedules.constants import array_of
-from schedules.cpu.winograd_choice import Winograd, Workload, choose_winograd
-from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE
-from schedules.legalize.winograd import winograd_conv2d
-from schedules.module_mutator import CONV2D, ModuleMutator, operator_of
-from schedules.shapes import static_shape
-from schedules.traits import Traits
-from schedules.winograd_transform import TAPS, transformed_kernel
+from tvm_split.schedules.constants import array_of
+from tvm_split.schedules.cpu.winograd_choice import Winograd, Workload, choose_winograd
+from tvm_split.schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE
+from tvm_split.schedules.legalize.winograd import winograd_conv2d
+from tvm_split.schedules.module_mutator import CONV2D, ModuleMutator, operator_of
+from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.traits import Traits
+from tvm_split.schedules.winograd_transform import TAPS, transformed_kernel
 
 
 def use_winograd(module: tvm.IRModule, traits: Traits, threads: int) -> tvm.IRModule:

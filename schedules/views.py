@@ -13,9 +13,9 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from schedules.blocks import INLINE
-from schedules.module_mutator import operator_of
-from schedules.shapes import static_shape
+from tvm_split.schedules.blocks import INLINE
+from tvm_split.schedules.module_mutator import operator_of
+from tvm_split.schedules.shapes import static_shape
 
 Indices = list[Any]
 Step = Callable[[Indices], Indices]

@@ -34,10 +34,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import tvm_split
 from tests.models import torch_models
+from tvm_split.compiler.targets import host_target
+from tvm_split.compiler.tuning_folder import DATABASE_VARIABLE
+from tvm_split.measuring.ceilings import Ceilings, measure_ceilings
 from tvm_split.planner.cost import model_operations
-from tvm_split.profiles.ceilings import Ceilings, measure_ceilings
-from tvm_split.targets import host_target
-from tvm_split.tuning_folder import DATABASE_VARIABLE
 
 MODELS = torch_models.published_models()
 SMALLEST = "mobilenet_v2"

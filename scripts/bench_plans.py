@@ -24,16 +24,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import tvm_split
 from tests.models import torch_models
+from tvm_split.deployment.benchmark import bench
+from tvm_split.deployment.report_values import Comparison
+from tvm_split.measuring.cluster_profiling import ModelProfiler
+from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.model_problem import Constraints, planned_stages
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planning import ask, predict_stages
-from tvm_split.profiles.cluster_profiling import ModelProfiler
-from tvm_split.profiles.model_profiling import profile_model
 from tvm_split.progress import step_progress
-from tvm_split.reports.benchmark import bench
-from tvm_split.reports.report_values import Comparison
 
 MODELS = ("resnet50", "vgg16", "mobilenet_v2", "bert_base")
 PLANNED = "planner"

@@ -38,10 +38,10 @@ from tests.schedules.gpu_kernels import (
     spilled_bytes,
     unbound_blocks,
 )
-from tvm_split.build import build_stage
+from tvm_split.compiler.build import build_stage
+from tvm_split.compiler.kernels import SLOW_RULES, Kernel
+from tvm_split.compiler.placement import tvm_target
 from tvm_split.compiling import cut_model
-from tvm_split.kernels import SLOW_RULES, Kernel
-from tvm_split.planner.placement import tvm_target
 
 MODELS = torch_models.published_models()
 LARGEST_SLOW_SHARE = 0.01

@@ -26,14 +26,14 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import tvm_split
-from rpc_runtime.local_workers import LocalWorkers
-from rpc_runtime.scratch import ScratchFolder
 from tests.models import torch_models
 from tests.relay import Relay
 from tests.slow_machine import half_speed
-from tvm_split.profiles.model_profiling import profile_model
+from tvm_split.deployment.benchmark import bench
+from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.progress import step_progress
-from tvm_split.reports.benchmark import bench
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.scratch import ScratchFolder
 
 NAMES = ("machine-a", "machine-b")
 SLOW_CORE = 1

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 import tvm_split
-from rpc_runtime.client import describe
+from tvm_split.rpc_runtime.client.client import describe
 
 MAPPINGS, MEMORY_BYTES, FILES = 50, 16 << 20, 20
 

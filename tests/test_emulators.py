@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
-from rpc_runtime.client import describe
-from rpc_runtime.local_workers import LocalWorkers
-from rpc_runtime.pipeline import Pipeline
 from tests.relay import Relay
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.slow_machine import half_speed
+from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
 
 BYTES_PER_SECOND = 50e6 / 8
 LATENCY_SECONDS = 0.01

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -21,10 +23,16 @@ NOT_IN_THE_RUNTIME = ("tvm.relax", "tvm.tirx", "tvm.s_tir", "tvm.te", "tvm.topi"
 FRAMEWORKS = ("torch", "onnx", "onnxruntime")
 
 
-def imports_of(path: Path) -> set[str]:
-    """Every module that a file names in an import, wherever the import stands."""
+PACKAGE = "tvm_split"
+OUTER = {f"{PACKAGE}.{room}" for room in ROOMS}
+NO_TVM = ("program", "wire", "transports", "client")
+"""Of the runtime: a client needs no TVM at all."""
+
+
+def imports_of(path: Path, nodes: Iterable[ast.AST] | None = None) -> set[str]:
+    """Every module that a file names in an import, wherever the import stands (or in ``nodes``)."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes if nodes is not None else ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -38,11 +46,26 @@ def files_of(room: str) -> list[Path]:
     return files
 
 
+def room_of(name: str) -> str:
+    """The room that a module of ours is in; empty for others'."""
+    first, _, rest = name.partition(".")
+    inner = rest.partition(".")[0]
+    return "" if first != PACKAGE else inner if inner in ROOMS else PACKAGE
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_what_it_may(room: str) -> None:
     forbidden = set(ROOMS) - MAY_IMPORT[room] - {room}
     for path in files_of(room):
-        wrong = {name for name in imports_of(path) if name.partition(".")[0] in forbidden}
+        names = {name for name in imports_of(path) if name != PACKAGE or room == PACKAGE}
+        wrong = {name for name in names if room_of(name) in forbidden}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_rooms_are_imported_by_their_one_name() -> None:
+    """As ``tvm_split.schedules``, where they are installed; as ``schedules`` they would be loaded a second time."""
+    for path in (path for folder in (*ROOMS, "tests", "scripts") for path in files_of(folder)):
+        wrong = {name for name in imports_of(path) if name.partition(".")[0] in set(ROOMS) - {PACKAGE}}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
@@ -53,6 +76,13 @@ def test_the_runtime_does_not_name_the_compiler_or_a_framework() -> None:
             for name in imports_of(path)
             if name.startswith(NOT_IN_THE_RUNTIME) or name.partition(".")[0] in FRAMEWORKS
         }
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("room", NO_TVM)
+def test_what_a_client_needs_does_not_name_tvm(room: str) -> None:
+    for path in files_of(f"rpc_runtime/{room}"):
+        wrong = {name for name in imports_of(path) if name.partition(".")[0] in ("tvm", "tvm_ffi")}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
@@ -78,28 +108,57 @@ def test_frameworks_are_named_only_by_frontends_and_the_demo() -> None:
         assert not wrong or path.is_relative_to(allowed[0]) or path.is_relative_to(allowed[1]), path
 
 
+def modules() -> dict[str, Path]:
+    """Every module of ours, by the name it is imported as."""
+    found = {}
+    for path in (path for room in ROOMS for path in files_of(room)):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        found[name if name.partition(".")[0] == PACKAGE else f"{PACKAGE}.{name}"] = path
+    return found
+
+
+def require_no_circle(needs: dict[str, set[str]]) -> None:
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        pytest.fail(f"these import each other in a circle: {' -> '.join(error.args[1])}")
+
+
 def test_there_are_no_circles_between_modules() -> None:
-    modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for room in ROOMS
-        for path in files_of(room)
-    }
-    needs = {}
-    for name, path in modules.items():
-        body = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
-        named: set[str] = set()
-        for node in body:
-            if isinstance(node, ast.ImportFrom) and node.module:
-                named |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-            elif isinstance(node, ast.Import):
-                named |= {alias.name for alias in node.names}
-        # A package that re-exports from its own modules is no circle.
-        needs[name] = {each for each in named & set(modules) if each != name and not name.startswith(f"{each}.")}
-    while needs:
-        free = [name for name, wanted in needs.items() if not wanted & set(needs)]
-        assert free, f"these modules import each other in a circle: {sorted(needs)}"
-        for name in free:
-            del needs[name]
+    ours = modules()
+    # A package that re-exports from its own modules is no circle.
+    require_no_circle(
+        {
+            name: {
+                each
+                for each in imports_of(path, ast.parse(path.read_text()).body) & set(ours)
+                if each not in (name, PACKAGE) and not name.startswith(f"{each}.") and not each.startswith(f"{name}.")
+            }
+            for name, path in ours.items()
+        }
+    )
+
+
+def test_there_are_no_circles_between_packages() -> None:
+    ours = modules()
+    packages = {name for name, path in ours.items() if path.name == "__init__.py"} - {PACKAGE, *OUTER}
+    needs: dict[str, set[str]] = {}
+    for name, path in ours.items():
+        if (home := package_of(name, packages)) is not None:
+            wanted = {package_of(each, packages) for each in imports_of(path) if each in ours} - {None}
+            # A package and one inside it are one room: the outer one holds what both know, and uses the inner one.
+            needs.setdefault(home, set()).update(
+                each for each in wanted if not f"{each}.".startswith(f"{home}.") and not home.startswith(f"{each}.")
+            )
+    require_no_circle(needs)
+
+
+def package_of(name: str, packages: set[str]) -> str | None:
+    while name not in packages:
+        name, dot, _ = name.rpartition(".")
+        if not dot:
+            return None
+    return name
 
 
 def test_importing_the_front_door_loads_nothing_heavy() -> None:

@@ -14,21 +14,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rpc_runtime.errors import (
-        BlobError,
-        DeadlineError,
-        InputError,
-        ProtocolError,
-        StageError,
-        TvmSplitError,
-        WorkerError,
-        WorkerUnavailableError,
-    )
     from tvm_split.api import compile_and_deploy
-    from tvm_split.bundle import Bundle
-    from tvm_split.cluster import Cluster
+    from tvm_split.cluster.cluster import Cluster
+    from tvm_split.cluster.machine import Link, Machine
+    from tvm_split.compiler.bundle import Bundle
     from tvm_split.compiling import compile
-    from tvm_split.deployment import Deployment, deploy
+    from tvm_split.deployment.benchmark import bench
+    from tvm_split.deployment.deployment import Deployment, deploy
+    from tvm_split.deployment.deployment_report import DeploymentReport
     from tvm_split.errors import (
         BundleError,
         ClusterError,
@@ -40,34 +33,41 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from tvm_split.frontends import load_model
-    from tvm_split.machine import Link, Machine
     from tvm_split.model import Model
     from tvm_split.planner.plan import Plan
     from tvm_split.planning import plan
-    from tvm_split.reports.benchmark import bench
-    from tvm_split.reports.deployment_report import DeploymentReport
+    from tvm_split.rpc_runtime.errors import (
+        BlobError,
+        DeadlineError,
+        InputError,
+        ProtocolError,
+        StageError,
+        TvmSplitError,
+        WorkerError,
+        WorkerUnavailableError,
+    )
     from tvm_split.tuning import TuningReport, merge_databases, tune
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "rpc_runtime.errors": (
+    "tvm_split.rpc_runtime.errors": (
         "BlobError", "DeadlineError", "InputError", "ProtocolError", "StageError", "TvmSplitError", "WorkerError",
         "WorkerUnavailableError",
     ),
     "tvm_split.api": ("compile_and_deploy",),
-    "tvm_split.reports.benchmark": ("bench",),
-    "tvm_split.bundle": ("Bundle",),
-    "tvm_split.cluster": ("Cluster",),
+    "tvm_split.deployment.benchmark": ("bench",),
+    "tvm_split.compiler.bundle": ("Bundle",),
+    "tvm_split.cluster.cluster": ("Cluster",),
     "tvm_split.compiling": ("compile",),
-    "tvm_split.deployment": ("Deployment", "deploy"),
-    "tvm_split.reports.deployment_report": ("DeploymentReport",),
+    "tvm_split.deployment.deployment": ("Deployment", "deploy"),
+    "tvm_split.deployment.deployment_report": ("DeploymentReport",),
     "tvm_split.errors": (
         "BundleError", "ClusterError", "CompileError", "ModelImportError", "OneMachineWarning",
         "PlanError", "TuningError", "VerificationError",
     ),
     "tvm_split.frontends": ("load_model",),
-    "tvm_split.machine": ("Link", "Machine"),
+    "tvm_split.cluster.machine": ("Link", "Machine"),
     "tvm_split.model": ("Model",),
     "tvm_split.planner.plan": ("Plan",),
     "tvm_split.planning": ("plan",),

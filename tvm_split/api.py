@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tvm_split.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiling import compile
-from tvm_split.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy
+from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
 from tvm_split.planner.advice import one_machine_advice

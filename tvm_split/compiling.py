@@ -10,23 +10,23 @@ from typing import Any
 
 import tvm
 
-from relay_passes.communication import Computation, computation, machine_modules
-from relay_passes.contract import main_function, returned_fields
-from relay_passes.pipeline import Observer, partition_phases, run_phases
-from rpc_runtime.program import Program, StageSpec, TensorSpec
-from rpc_runtime.scratch import ScratchFolder
-from tvm_split.blobs import BlobFolder
-from tvm_split.build import BuiltStage, build_stage
-from tvm_split.bundle import Bundle, kernels_key
+from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.build import BuiltStage, build_stage
+from tvm_split.compiler.bundle import Bundle, kernels_key
+from tvm_split.compiler.kernels import Kernel
+from tvm_split.compiler.placement import placement_of
+from tvm_split.compiler.transfer_layouts import in_common_layouts
+from tvm_split.compiler.tuning_folder import open_database
+from tvm_split.compiler.verification import verify_bundle
 from tvm_split.errors import PlanError
-from tvm_split.kernels import Kernel
 from tvm_split.model import Model
-from tvm_split.planner.placement import placement_of
 from tvm_split.planner.plan import Plan, PlannedStage
+from tvm_split.relay_passes.communication import Computation, computation, machine_modules
+from tvm_split.relay_passes.contract import main_function, returned_fields
+from tvm_split.relay_passes.pipeline import Observer, partition_phases, run_phases
+from tvm_split.rpc_runtime.program.program import Program, StageSpec, TensorSpec
+from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.steps import StepProgress
-from tvm_split.transfer_layouts import in_common_layouts
-from tvm_split.tuning_folder import open_database
-from tvm_split.verification import verify_bundle
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def compile(
     source framework, where both are at hand. ``dump_folder`` receives the IR after every phase.
 
     Kernels that were tuned for a machine's target come from ``database``, a folder of `tvm_split.tune`; by default
-    the one that `tvm_split.tuning_folder.default_folder` finds, if it exists.
+    the one that `tvm_split.compiler.tuning_folder.default_folder` finds, if it exists.
 
     Raises:
         TuningError: the tuning database is damaged, or there is none where one was named.

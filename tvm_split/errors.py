@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.errors import TvmSplitError
 
 
 class ModelImportError(TvmSplitError):

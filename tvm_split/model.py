@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import tvm
 
-from rpc_runtime.program import TensorSpec
+from tvm_split.rpc_runtime.program.program import TensorSpec
 
 
 class Reference(Protocol):

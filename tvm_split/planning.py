@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from rpc_runtime.program import CLIENT
-from tvm_split.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.targets import resolve_targets
 from tvm_split.errors import PlanError
+from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.model import Model
 from tvm_split.planner.by_hand import Split, name_stages, stages_by_hand
 from tvm_split.planner.cost import estimated_seconds, weight_bytes
@@ -36,9 +37,8 @@ from tvm_split.planner.profile import ClusterProfile, LinkProfile
 from tvm_split.planner.replanning import DEFAULT_THRESHOLD, Measured, Replanned, calibrated, corrections_of, replan
 from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
 from tvm_split.planner.thrift import spared
-from tvm_split.profiles.model_profiling import profile_model
+from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.steps import StepProgress
-from tvm_split.targets import resolve_targets
 
 Names = Mapping[str, str | Sequence[str]]
 

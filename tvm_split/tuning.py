@@ -12,20 +12,20 @@ import tvm
 from tvm import relax, tirx
 from tvm_ffi.structural import StructuralKey
 
-from schedules import cpu, tuning
-from schedules.blocks import without_symbol
-from schedules.traits import traits_of
-from schedules.tuning import KernelResult, TunableKernel, TuningProgress
-from tvm_split.build import link_command, unscheduled_stage
-from tvm_split.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.build import link_command, unscheduled_stage
+from tvm_split.compiler.placement import tvm_target
+from tvm_split.compiler.targets import runs_here
+from tvm_split.compiler.tuning_folder import default_folder
 from tvm_split.compiling import cut_model
 from tvm_split.errors import TuningError, TuningUseError
 from tvm_split.model import Model
-from tvm_split.planner.placement import tvm_target
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planning import plan as make_plan
-from tvm_split.targets import runs_here
-from tvm_split.tuning_folder import default_folder
+from tvm_split.schedules import cpu, tuning
+from tvm_split.schedules.blocks import without_symbol
+from tvm_split.schedules.traits import traits_of
+from tvm_split.schedules.tuning import KernelResult, TunableKernel, TuningProgress
 
 
 @dataclass(frozen=True)

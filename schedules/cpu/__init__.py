@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 from tvm import tirx
 
-from schedules.cpu.columns import schedule_columns
-from schedules.cpu.conv2d import CONV2D
-from schedules.cpu.depthwise_conv2d import DEPTHWISE_CONV2D
-from schedules.cpu.elementwise import schedule_elementwise
-from schedules.cpu.fallback import schedule_fallback
-from schedules.cpu.matmul import MATMUL
-from schedules.cpu.pooling import schedule_pooling
-from schedules.cpu.reduction import schedule_reduction
-from schedules.cpu.winograd import schedule_winograd
-from schedules.template import Template, default_rule
-from schedules.traits import Traits
+from tvm_split.schedules.cpu.columns import schedule_columns
+from tvm_split.schedules.cpu.conv2d import CONV2D
+from tvm_split.schedules.cpu.depthwise_conv2d import DEPTHWISE_CONV2D
+from tvm_split.schedules.cpu.elementwise import schedule_elementwise
+from tvm_split.schedules.cpu.fallback import schedule_fallback
+from tvm_split.schedules.cpu.matmul import MATMUL
+from tvm_split.schedules.cpu.pooling import schedule_pooling
+from tvm_split.schedules.cpu.reduction import schedule_reduction
+from tvm_split.schedules.cpu.winograd import schedule_winograd
+from tvm_split.schedules.template import Template, default_rule
+from tvm_split.schedules.traits import Traits
 
 Rule = Callable[[tirx.PrimFunc, Traits], tirx.PrimFunc | None]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from schedules.blocks import blocks_of, new_schedule
-from schedules.cpu.elementwise import SMALLEST_PARALLEL, vector_width
-from schedules.cpu.register_tile import divisors
-from schedules.traits import Traits
+from tvm_split.schedules.blocks import blocks_of, new_schedule
+from tvm_split.schedules.cpu.elementwise import SMALLEST_PARALLEL, vector_width
+from tvm_split.schedules.cpu.register_tile import divisors
+from tvm_split.schedules.traits import Traits
 
 FAMILY = "columns"
 KEPT_BYTES = 16 * 1024

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from math import prod
 
-from schedules.cpu.contraction import LoopRoles, Tiling
-from schedules.cpu.register_tile import dividing_tile, divisors
-from schedules.cpu.tiling_space import contraction_template
-from schedules.traits import Traits
+from tvm_split.schedules.cpu.contraction import LoopRoles, Tiling
+from tvm_split.schedules.cpu.register_tile import dividing_tile, divisors
+from tvm_split.schedules.cpu.tiling_space import contraction_template
+from tvm_split.schedules.traits import Traits
 
 FAMILY = "conv2d_blocked"
 # Weights below this stay in the second-level cache of one core next to a few rows of the image: then threads share rows

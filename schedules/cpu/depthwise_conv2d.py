@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schedules.cpu.contraction import LoopRoles, Tiling
-from schedules.cpu.register_tile import dividing_tile, divisors
-from schedules.cpu.tiling_space import contraction_template
-from schedules.traits import Traits
+from tvm_split.schedules.cpu.contraction import LoopRoles, Tiling
+from tvm_split.schedules.cpu.register_tile import dividing_tile, divisors
+from tvm_split.schedules.cpu.tiling_space import contraction_template
+from tvm_split.schedules.traits import Traits
 
 FAMILY = "depthwise_conv2d_blocked"
 GROUP_BYTES = 32 * 1024

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schedules.cpu.contraction import LoopRoles, Tiling
-from schedules.cpu.register_tile import dividing_tile, divisors
-from schedules.cpu.tiling_space import contraction_template
-from schedules.traits import Traits
+from tvm_split.schedules.cpu.contraction import LoopRoles, Tiling
+from tvm_split.schedules.cpu.register_tile import dividing_tile, divisors
+from tvm_split.schedules.cpu.tiling_space import contraction_template
+from tvm_split.schedules.traits import Traits
 
 FAMILY = "matmul_packed"
 # Measured on 128 rows: chunks gain 4 % at a depth of 3072 and lose 2 % at 768, where the sums go to memory in vain.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from schedules.blocks import Block, blocks_of, finished_block, new_schedule
-from schedules.cpu.elementwise import SMALLEST_PARALLEL, schedule_spatial_block, vector_width
-from schedules.traits import Traits
+from tvm_split.schedules.blocks import Block, blocks_of, finished_block, new_schedule
+from tvm_split.schedules.cpu.elementwise import SMALLEST_PARALLEL, schedule_spatial_block, vector_width
+from tvm_split.schedules.traits import Traits
 
 
 def schedule_pooling(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from schedules.blocks import Block, blocks_of, new_schedule
-from schedules.cpu.elementwise import SMALLEST_PARALLEL, vector_width
-from schedules.traits import Traits
+from tvm_split.schedules.blocks import Block, blocks_of, new_schedule
+from tvm_split.schedules.cpu.elementwise import SMALLEST_PARALLEL, vector_width
+from tvm_split.schedules.traits import Traits
 
 
 def schedule_reduction(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from schedules.blocks import Block, Parts, find_parts, inline_into_last, new_schedule
-from schedules.cpu.contraction import unroll_and_vectorize
-from schedules.cpu.register_tile import RegisterTile, dividing_tile
-from schedules.legalize.winograd import COLUMNS, FAMILY, STAGED
-from schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
-from schedules.traits import Traits
+from tvm_split.schedules.blocks import Block, Parts, find_parts, inline_into_last, new_schedule
+from tvm_split.schedules.cpu.contraction import unroll_and_vectorize
+from tvm_split.schedules.cpu.register_tile import RegisterTile, dividing_tile
+from tvm_split.schedules.cpu.winograd_choice import COLUMNS, FAMILY, STAGED
+from tvm_split.schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
+from tvm_split.schedules.traits import Traits
 
 # Steps of the reduction over a block's channels that are unrolled.
 UNROLLED_CHANNELS = 4

@@ -10,9 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent, slowdown
-from schedules.traits import Traits
-from schedules.winograd_transform import POINT_PAIRS, TAPS, tile_size
+from tvm_split.schedules.cpu.register_tile import dividing_tile, divisors, padded_extent, slowdown
+from tvm_split.schedules.traits import Traits
+from tvm_split.schedules.winograd_transform import POINT_PAIRS, TAPS, tile_size
+
+FAMILY = "winograd"
+STAGED = "tvm_split.winograd_staged"
+"""Annotation of the anchor: whether its three steps are loops of their own (1) or one loop over groups (0)."""
+
+COLUMNS = "tvm_split.winograd_columns"
+"""Annotation of the anchor: how many of a group's tiles lie side by side."""
 
 # One vector multiply-add, in nanoseconds: direct convolution reaches 170 GFLOP/s, and so do the products, as long as
 # their weights are near.

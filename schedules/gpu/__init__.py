@@ -13,12 +13,12 @@ from tvm import tirx
 from tvm.s_tir import dlight
 from tvm.target import Target
 
-from schedules.gpu.contraction import schedule_tiled
-from schedules.gpu.default_rules import apply_default
-from schedules.gpu.elementwise import schedule_elementwise
-from schedules.gpu.few_rows import schedule_few_rows
-from schedules.gpu.tensor_core import schedule_tensor_core
-from schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
+from tvm_split.schedules.gpu.contraction import schedule_tiled
+from tvm_split.schedules.gpu.default_rules import apply_default
+from tvm_split.schedules.gpu.elementwise import schedule_elementwise
+from tvm_split.schedules.gpu.few_rows import schedule_few_rows
+from tvm_split.schedules.gpu.tensor_core import schedule_tensor_core
+from tvm_split.schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
 
 Rule = Callable[[tirx.PrimFunc, Target], tirx.PrimFunc | None]
 

@@ -15,10 +15,10 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from schedules.blocks import Block, Parts, find_parts, inline_into_last, new_schedule
-from schedules.gpu.elementwise import bind_elements
-from schedules.gpu.families import DEPTH_FIRST, FETCH, STORE, TILE, TILED
-from schedules.gpu.tile import TILES, Tile
+from tvm_split.schedules.blocks import Block, Parts, find_parts, inline_into_last, new_schedule
+from tvm_split.schedules.gpu.elementwise import bind_elements
+from tvm_split.schedules.gpu.families import DEPTH_FIRST, FETCH, STORE, TILE, TILED
+from tvm_split.schedules.gpu.tile import TILES, Tile
 
 UNROLL = 512
 """Statements up to which nvcc is asked to unroll what is not unrolled by name."""

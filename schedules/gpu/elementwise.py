@@ -7,7 +7,7 @@ from math import prod
 from tvm import s_tir, tirx
 from tvm.target import Target
 
-from schedules.blocks import inline_into_outputs, new_schedule
+from tvm_split.schedules.blocks import inline_into_outputs, new_schedule
 
 THREADS = 256
 LANES = 4

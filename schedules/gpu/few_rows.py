@@ -9,11 +9,11 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.target import Target
 
-from schedules.blocks import find_parts, inline_into_last, new_schedule
-from schedules.gpu.contraction import inline_into_store
-from schedules.gpu.elementwise import bind_elements
-from schedules.gpu.families import FEW_ROWS
-from schedules.gpu.tile import SMALL_COLUMNS
+from tvm_split.schedules.blocks import find_parts, inline_into_last, new_schedule
+from tvm_split.schedules.gpu.contraction import inline_into_store
+from tvm_split.schedules.gpu.elementwise import bind_elements
+from tvm_split.schedules.gpu.families import FEW_ROWS
+from tvm_split.schedules.gpu.tile import SMALL_COLUMNS
 
 STEPS = 8
 """Steps of the sum whose loads are under way together."""

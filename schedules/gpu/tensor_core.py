@@ -15,13 +15,13 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from schedules.blocks import Block, find_parts, inline_into_last, new_schedule
-from schedules.gpu.contraction import inline_into_store, operand_views
-from schedules.gpu.elementwise import bind_elements
-from schedules.gpu.families import FETCH, STORE, TENSOR_CORE, TILE
-from schedules.gpu.fragments import CLEAR, LOAD_LEFT, LOAD_RIGHT, MULTIPLY, register_fragments
-from schedules.gpu.fragments import STORE as STORE_RESULT
-from schedules.gpu.tile import FRAGMENT, FRAGMENT_TILES, WARP, FragmentTile
+from tvm_split.schedules.blocks import Block, find_parts, inline_into_last, new_schedule
+from tvm_split.schedules.gpu.contraction import inline_into_store, operand_views
+from tvm_split.schedules.gpu.elementwise import bind_elements
+from tvm_split.schedules.gpu.families import FETCH, STORE, TENSOR_CORE, TILE
+from tvm_split.schedules.gpu.fragments import CLEAR, LOAD_LEFT, LOAD_RIGHT, MULTIPLY, register_fragments
+from tvm_split.schedules.gpu.fragments import STORE as STORE_RESULT
+from tvm_split.schedules.gpu.tile import FRAGMENT, FRAGMENT_TILES, WARP, FragmentTile
 
 # Rows of an operand in shared memory begin in different banks, and stay aligned for fragments.
 SHIFT_OF_HALVES = 8

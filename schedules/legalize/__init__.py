@@ -8,19 +8,19 @@ from tvm import relax
 from tvm.relax import BlockBuilder
 from tvm.target import Target
 
-from schedules.legalize import gpu_convolution, gpu_matmul
-from schedules.legalize.convolution import legalize_conv2d
-from schedules.legalize.elementary import ELEMENTARY, legalize_elementary
-from schedules.legalize.extremes import legalize_extreme
-from schedules.legalize.matmul import legalize_matmul
-from schedules.legalize.normalization import (
+from tvm_split.schedules.legalize import gpu_convolution, gpu_matmul
+from tvm_split.schedules.legalize.convolution import legalize_conv2d
+from tvm_split.schedules.legalize.elementary import ELEMENTARY, legalize_elementary
+from tvm_split.schedules.legalize.extremes import legalize_extreme
+from tvm_split.schedules.legalize.matmul import legalize_matmul
+from tvm_split.schedules.legalize.normalization import (
     legalize_group_norm,
     legalize_instance_norm,
     legalize_layer_norm,
     legalize_rms_norm,
 )
-from schedules.legalize.softmax import legalize_softmax
-from schedules.traits import is_cpu, traits_of
+from tvm_split.schedules.legalize.softmax import legalize_softmax
+from tvm_split.schedules.traits import is_cpu, traits_of
 
 Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
 

@@ -11,8 +11,8 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
-from schedules.legalize.common import default_legalization
-from schedules.shapes import static_shape
+from tvm_split.schedules.legalize.common import default_legalization
+from tvm_split.schedules.shapes import static_shape
 
 
 def _reducer(dtype: str, *, largest: bool) -> Any:

@@ -17,8 +17,8 @@ from typing import Any
 
 from tvm import te, tirx
 
-from schedules.blocks import ANCHOR
-from schedules.gpu.families import (
+from tvm_split.schedules.blocks import ANCHOR
+from tvm_split.schedules.gpu.families import (
     DEPTH_FIRST,
     FETCH,
     FEW_ROWS,
@@ -30,8 +30,8 @@ from schedules.gpu.families import (
     TILED,
     VECTORS,
 )
-from schedules.gpu.tile import Extents, choose_fragment_tile, choose_slices, choose_tile
-from schedules.legalize.common import accumulator_dtype
+from tvm_split.schedules.gpu.tile import Extents, choose_fragment_tile, choose_slices, choose_tile
+from tvm_split.schedules.legalize.common import accumulator_dtype
 
 Element = Callable[[Any, Any, Any, Any], Any]
 """An operand's value at (batch, position, channel, row or column)."""

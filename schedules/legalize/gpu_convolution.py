@@ -11,13 +11,17 @@ from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 from tvm.target import Target
 
-from schedules.blocks import ANCHOR
-from schedules.gpu.families import DEPTHWISE
-from schedules.gpu.tile import Extents, multiprocessors
-from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE, accumulator_dtype, default_legalization
-from schedules.legalize.gpu_contraction import Contraction, Operand, contract, uses_tensor_cores
-from schedules.module_mutator import is_plain
-from schedules.shapes import static_shape
+from tvm_split.schedules.blocks import ANCHOR
+from tvm_split.schedules.gpu.families import DEPTHWISE
+from tvm_split.schedules.gpu.tile import Extents, multiprocessors
+from tvm_split.schedules.legalize.common import (
+    OUT_ELEMENTWISE_FUSABLE,
+    accumulator_dtype,
+    default_legalization,
+)
+from tvm_split.schedules.legalize.gpu_contraction import Contraction, Operand, contract, uses_tensor_cores
+from tvm_split.schedules.module_mutator import is_plain
+from tvm_split.schedules.shapes import static_shape
 
 FUSABLE = {"op_pattern": OUT_ELEMENTWISE_FUSABLE}
 

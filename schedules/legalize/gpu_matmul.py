@@ -11,10 +11,10 @@ from tvm import relax, te
 from tvm.relax import BlockBuilder
 from tvm.target import Target
 
-from schedules.gpu.tile import multiprocessors
-from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE, default_legalization
-from schedules.legalize.gpu_contraction import Contraction, Operand, contract
-from schedules.shapes import static_shape
+from tvm_split.schedules.gpu.tile import multiprocessors
+from tvm_split.schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE, default_legalization
+from tvm_split.schedules.legalize.gpu_contraction import Contraction, Operand, contract
+from tvm_split.schedules.shapes import static_shape
 
 
 def legalize_matmul(target: Target) -> Callable[[BlockBuilder, relax.Call], relax.Expr]:

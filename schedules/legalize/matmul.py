@@ -9,11 +9,15 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
-from schedules.blocks import ANCHOR
-from schedules.cpu.register_tile import padded_extent
-from schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE, accumulator_dtype, default_legalization
-from schedules.shapes import static_shape
-from schedules.traits import Traits
+from tvm_split.schedules.blocks import ANCHOR
+from tvm_split.schedules.cpu.register_tile import padded_extent
+from tvm_split.schedules.legalize.common import (
+    OUT_ELEMENTWISE_FUSABLE,
+    accumulator_dtype,
+    default_legalization,
+)
+from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.traits import Traits
 
 MATMUL = "matmul_packed"
 PATTERN = {"op_pattern": OUT_ELEMENTWISE_FUSABLE}

@@ -18,9 +18,9 @@ from typing import Any
 from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 
-from schedules.legalize.common import accumulator_dtype, default_legalization
-from schedules.shapes import static_shape
-from schedules.traits import Traits
+from tvm_split.schedules.legalize.common import accumulator_dtype, default_legalization
+from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.traits import Traits
 
 Reducer = Callable[..., Any]
 Element = Callable[[tuple[Any, ...], Any], Any]

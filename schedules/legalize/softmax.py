@@ -10,12 +10,12 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
-from schedules.blocks import ANCHOR
-from schedules.legalize.common import default_legalization
-from schedules.legalize.elementary import exp
-from schedules.legalize.normalization import fits, reduce_rows, reshaped
-from schedules.shapes import static_shape
-from schedules.traits import Traits
+from tvm_split.schedules.blocks import ANCHOR
+from tvm_split.schedules.legalize.common import default_legalization
+from tvm_split.schedules.legalize.elementary import exp
+from tvm_split.schedules.legalize.normalization import fits, reduce_rows, reshaped
+from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.traits import Traits
 
 COLUMNS = "columns"
 

@@ -12,18 +12,11 @@ from typing import Any
 
 from tvm import te, tirx
 
-from schedules.blocks import ANCHOR
-from schedules.cpu.register_tile import padded_extent
-from schedules.cpu.winograd_choice import Winograd
-from schedules.traits import Traits
-from schedules.winograd_transform import TAPS, transformed_input, transformed_output
-
-FAMILY = "winograd"
-STAGED = "tvm_split.winograd_staged"
-"""Annotation of the anchor: whether its three steps are loops of their own (1) or one loop over groups (0)."""
-
-COLUMNS = "tvm_split.winograd_columns"
-"""Annotation of the anchor: how many of a group's tiles lie side by side."""
+from tvm_split.schedules.blocks import ANCHOR
+from tvm_split.schedules.cpu.register_tile import padded_extent
+from tvm_split.schedules.cpu.winograd_choice import COLUMNS, FAMILY, STAGED, Winograd
+from tvm_split.schedules.traits import Traits
+from tvm_split.schedules.winograd_transform import TAPS, transformed_input, transformed_output
 
 
 def winograd_conv2d(

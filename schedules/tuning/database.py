@@ -23,10 +23,10 @@ from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule
 from tvm.target import Target
 
-from schedules.blocks import new_schedule
-from schedules.template import scheduled_function
-from schedules.tuning.errors import DatabaseError
-from schedules.tuning.record_file import (
+from tvm_split.schedules.blocks import new_schedule
+from tvm_split.schedules.template import scheduled_function
+from tvm_split.schedules.tuning.errors import DatabaseError
+from tvm_split.schedules.tuning.record_file import (
     RECORDS,
     WORKLOADS,
     RecordFolder,

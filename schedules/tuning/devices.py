@@ -12,7 +12,7 @@ from typing import Any
 from tvm import rpc
 from tvm.s_tir import meta_schedule
 
-from schedules.tuning.errors import DeviceError
+from tvm_split.schedules.tuning.errors import DeviceError
 
 POLL_SECONDS = 0.5
 CONNECT_SECONDS = 5.0

@@ -17,8 +17,8 @@ from tvm.s_tir import meta_schedule
 from tvm.support.popen_pool import PopenPoolExecutor, StatusKind
 from tvm.target import Target
 
-from schedules.blocks import without_symbol
-from schedules.tuning.devices import (
+from tvm_split.schedules.blocks import without_symbol
+from tvm_split.schedules.tuning.devices import (
     Tracker,
     build_into,
     evaluate_in_turn,
@@ -26,7 +26,7 @@ from schedules.tuning.devices import (
     prepare_process,
     session_with_threads,
 )
-from schedules.tuning.errors import DeviceError, TuningError
+from tvm_split.schedules.tuning.errors import DeviceError, TuningError
 
 LOCAL = "this machine"
 MAIN = "main"

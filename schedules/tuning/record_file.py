@@ -18,9 +18,9 @@ from tvm import tirx
 from tvm.s_tir import meta_schedule
 from tvm.target import Target
 
-from schedules.blocks import without_symbol
-from schedules.template import CHOICES_ATTRIBUTE
-from schedules.tuning.errors import DatabaseError
+from tvm_split.schedules.blocks import without_symbol
+from tvm_split.schedules.template import CHOICES_ATTRIBUTE
+from tvm_split.schedules.tuning.errors import DatabaseError
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"

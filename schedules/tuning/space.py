@@ -9,8 +9,8 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir import meta_schedule
 
-from schedules.template import CHOICES_ATTRIBUTE, Choices, Space, Template, text_of
-from schedules.traits import Traits
+from tvm_split.schedules.template import CHOICES_ATTRIBUTE, Choices, Space, Template, text_of
+from tvm_split.schedules.traits import Traits
 
 ATTEMPTS = 100
 

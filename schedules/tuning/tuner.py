@@ -13,7 +13,7 @@ from statistics import median
 from tvm import s_tir, tirx
 from tvm.target import Target
 
-from schedules.template import (
+from tvm_split.schedules.template import (
     Choices,
     Space,
     Template,
@@ -23,12 +23,12 @@ from schedules.template import (
     scheduled_function,
     text_of,
 )
-from schedules.traits import Traits, traits_of
-from schedules.tuning.budget import divide_trials
-from schedules.tuning.database import DatabaseWriter, Measured, TuningDatabase
-from schedules.tuning.measuring import MAIN, Built, Measurer
-from schedules.tuning.search import propose
-from schedules.tuning.verdict import ROUNDS, judge
+from tvm_split.schedules.traits import Traits, traits_of
+from tvm_split.schedules.tuning.budget import divide_trials
+from tvm_split.schedules.tuning.database import DatabaseWriter, Measured, TuningDatabase
+from tvm_split.schedules.tuning.measuring import MAIN, Built, Measurer
+from tvm_split.schedules.tuning.search import propose
+from tvm_split.schedules.tuning.verdict import ROUNDS, judge
 
 BATCH = 12
 CONTENDERS = 3

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runtime.client import WorkerEndpoint, describe
-from rpc_runtime.local_workers import LocalWorkers
-from rpc_runtime.pipeline import Pipeline
+from tests.rpc_runtime.client.test_pipeline import A, B, batches_for, double, same
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.raw_calls import memory_bytes, open_files
-from tests.rpc_runtime.test_pipeline import A, B, batches_for, double, same
 from tests.waiting import wait_for
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "2"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))

@@ -10,22 +10,29 @@ from typing import Any
 import grpc
 import numpy as np
 
-from rpc_runtime import control_methods as methods
-from rpc_runtime import worker_pb2 as pb
-from rpc_runtime.client import describe
-from rpc_runtime.control_methods import LINK_PATH, Method
-from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.framing import HEADER, MAGIC, PROTOCOL_VERSION, FrameKind, control_frame, tensor_frames
-from rpc_runtime.kernel_times import KernelSet, TimingEffort
-from rpc_runtime.pipeline import Pipeline
-from rpc_runtime.program import Program
-from rpc_runtime.remote_kernels import RemoteKernels
 from tests.fuzz.conftest import Trials
 from tests.fuzz.mutations import mutated, random_message
+from tests.rpc_runtime.client.test_pipeline import A, batches_for, double
+from tests.rpc_runtime.execution.test_kernel_timing import KERNELS
 from tests.rpc_runtime.hostile_worker import Answer, HostileWorker, describes_itself
 from tests.rpc_runtime.program_maker import ProgramMaker
-from tests.rpc_runtime.test_kernel_timing import KERNELS
-from tests.rpc_runtime.test_pipeline import A, batches_for, double
+from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
+from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimingEffort
+from tvm_split.rpc_runtime.program.program import Program
+from tvm_split.rpc_runtime.wire import control_methods as methods
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.control_methods import LINK_PATH, Method
+from tvm_split.rpc_runtime.wire.framing import (
+    HEADER,
+    MAGIC,
+    PROTOCOL_VERSION,
+    FrameKind,
+    control_frame,
+    tensor_frames,
+)
 
 TIMEOUT_SECONDS = 0.5
 LONGEST_SECONDS = 20.0

@@ -9,19 +9,24 @@ from typing import Any
 import grpc
 import pytest
 
-from rpc_runtime import control_methods as methods
-from rpc_runtime import worker_pb2 as pb
-from rpc_runtime.client import WorkerConnection
-from rpc_runtime.control_methods import HELLO_KEY, LINK_PATH, Method
-from rpc_runtime.framing import HEADER, MAGIC, PROTOCOL_VERSION
-from rpc_runtime.machine_plan import MachinePlan, machine_plan
-from rpc_runtime.messages import LINK_SECRET_BYTES, blob_message, kernel_set_request, load_request
-from rpc_runtime.program import CLIENT, Program
 from tests.fuzz.conftest import Memory, Standing, Trials
 from tests.fuzz.mutations import mutated, random_message
+from tests.rpc_runtime.client.test_pipeline import A, B
+from tests.rpc_runtime.execution.test_kernel_timing import KERNELS, KernelSet
 from tests.rpc_runtime.raw_calls import RawCaller
-from tests.rpc_runtime.test_kernel_timing import KERNELS, KernelSet
-from tests.rpc_runtime.test_pipeline import A, B
+from tvm_split.rpc_runtime.client.client import WorkerConnection
+from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, machine_plan
+from tvm_split.rpc_runtime.program.program import CLIENT, Program
+from tvm_split.rpc_runtime.wire import control_methods as methods
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH, Method
+from tvm_split.rpc_runtime.wire.framing import HEADER, MAGIC, PROTOCOL_VERSION
+from tvm_split.rpc_runtime.wire.messages import (
+    LINK_SECRET_BYTES,
+    blob_message,
+    kernel_set_request,
+    load_request,
+)
 
 MADE_ERRORS = {
     "INVALID_ARGUMENT",

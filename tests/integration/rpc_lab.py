@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from schedules.tuning import DeviceError, Tracker
+from tvm_split.schedules.tuning import DeviceError, Tracker
 
 KEY = "lab"
 START_SECONDS = 120.0

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tvm_split
-from rpc_runtime.credit_window import MOST_MORE
+from tvm_split.rpc_runtime.transports.credit_window import MOST_MORE
 
 
 class Skip(nn.Module):

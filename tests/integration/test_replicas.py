@@ -14,15 +14,15 @@ import tvm
 
 import tvm_split
 from tests.integration.test_graph_shapes import Skip
+from tvm_split.cluster.machine import Machine
+from tvm_split.compiler.verification import one_by_one, verify_bundle
 from tvm_split.compiling import cut_model
-from tvm_split.machine import Machine
 from tvm_split.planner.cost import estimated_seconds, weight_bytes
 from tvm_split.planner.estimating import estimated_profile
 from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.plan import Plan, PlannedReplica
 from tvm_split.planner.profile import LinkProfile
 from tvm_split.planning import predict_stages
-from tvm_split.verification import one_by_one, verify_bundle
 
 SPLIT = {"machine-a": ["first"], "machine-b": ["middle"]}
 LINKS = tuple(

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import tvm_split
-from rpc_runtime.client import WorkerEndpoint
-from tvm_split.machine import Machine
+from tvm_split.cluster.machine import Machine
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 
 
 class Network(nn.Module):

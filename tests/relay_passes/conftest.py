@@ -9,7 +9,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from relay_passes.placement import PlacedStage, Placement
+from tvm_split.relay_passes.placement import PlacedStage, Placement
 
 LLVM = tvm.target.Target({"kind": "llvm"})
 

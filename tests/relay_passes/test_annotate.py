@@ -5,9 +5,9 @@ import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from relay_passes.annotate import AnnotateDevices
-from relay_passes.errors import ContractError, SelfWaitError
 from tests.relay_passes.conftest import STAGE_OF, placement
+from tvm_split.relay_passes.annotate import AnnotateDevices
+from tvm_split.relay_passes.errors import ContractError, SelfWaitError
 
 
 def test_crossings_become_transfers() -> None:

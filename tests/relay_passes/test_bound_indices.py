@@ -9,7 +9,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from relay_passes.bound_indices import BoundIndices
+from tvm_split.relay_passes.bound_indices import BoundIndices
 
 
 def test_rows_that_are_not_there_are_not_numbers() -> None:

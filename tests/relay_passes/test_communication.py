@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import tvm
 
-from relay_passes.annotate import AnnotateDevices
-from relay_passes.communication import computation, machine_modules
-from relay_passes.partition import PartitionStages
-from relay_passes.placement import PlacedStage
-from relay_passes.verify_partition import VerifyPartition
 from tests.relay_passes.conftest import LLVM, placement, run
+from tvm_split.relay_passes.annotate import AnnotateDevices
+from tvm_split.relay_passes.communication import computation, machine_modules
+from tvm_split.relay_passes.partition import PartitionStages
+from tvm_split.relay_passes.placement import PlacedStage
+from tvm_split.relay_passes.verify_partition import VerifyPartition
 
 
 def test_machines_read_like_what_they_do(whole: tvm.IRModule) -> None:

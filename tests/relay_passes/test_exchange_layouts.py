@@ -11,10 +11,16 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 from tvm.tirx import IndexMap
 
-from relay_passes.communication import Computation
-from relay_passes.contract import bindings_of
-from relay_passes.exchange_layouts import Layout, changed_parameters, count_changes, layouts_made, with_layouts
 from tests.relay_passes.conftest import run
+from tvm_split.relay_passes.communication import Computation
+from tvm_split.relay_passes.contract import bindings_of
+from tvm_split.relay_passes.exchange_layouts import (
+    Layout,
+    changed_parameters,
+    count_changes,
+    layouts_made,
+    with_layouts,
+)
 
 BLOCKED = Layout((1, 2, 4, 4, 8), IndexMap.from_func(lambda n, c, h, w: (n, c // 8, h, w, c % 8)))
 

@@ -5,10 +5,10 @@ import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from relay_passes.annotate import AnnotateDevices
-from relay_passes.errors import ContractError
-from relay_passes.partition import PartitionStages, stage_functions
 from tests.relay_passes.conftest import placement
+from tvm_split.relay_passes.annotate import AnnotateDevices
+from tvm_split.relay_passes.errors import ContractError
+from tvm_split.relay_passes.partition import PartitionStages, stage_functions
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from relay_passes.remove_identities import RemoveIdentities
+from tvm_split.relay_passes.remove_identities import RemoveIdentities
 
 
 def test_what_computes_nothing_goes() -> None:

@@ -5,11 +5,11 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay_passes.annotate import AnnotateDevices
-from relay_passes.errors import ContractError, SelfWaitError
-from relay_passes.partition import PartitionStages
-from relay_passes.verify_partition import VerifyPartition
 from tests.relay_passes.conftest import STAGE_OF, Whole, placement
+from tvm_split.relay_passes.annotate import AnnotateDevices
+from tvm_split.relay_passes.errors import ContractError, SelfWaitError
+from tvm_split.relay_passes.partition import PartitionStages
+from tvm_split.relay_passes.verify_partition import VerifyPartition
 
 
 def test_a_right_partition_passes(whole: tvm.IRModule) -> None:

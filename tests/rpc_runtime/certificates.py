@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runtime.security import TlsFiles
+from tvm_split.rpc_runtime.wire.security import TlsFiles
 
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runtime.local_workers import LocalWorkers
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.worker_process import Start, start_worker
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
 
@@ -28,7 +28,7 @@ def maker(tmp_path: Path) -> ProgramMaker:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts ``python -m rpc_runtime.worker`` with arguments and variables; killed if the test leaves it running."""
+    """Starts a worker with arguments and variables; it is killed if the test leaves it running."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(*arguments: str, **environment: str) -> subprocess.Popen[str]:

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 import grpc
 
-from rpc_runtime import worker_pb2 as pb
-from rpc_runtime.client import WorkerEndpoint
-from rpc_runtime.control_methods import CONTROL_SERVICE, DESCRIBE, LINK_PATH, WATCH
-from rpc_runtime.framing import PROTOCOL_VERSION, FrameKind, control_frame
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, DESCRIBE, LINK_PATH, WATCH
+from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION, FrameKind, control_frame
 
 Answer = Callable[[Iterator[bytes], Any], Iterator[bytes]]
 """What comes back: the requests, then the call's context."""

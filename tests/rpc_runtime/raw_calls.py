@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 
-from rpc_runtime.channels import open_channel
-from rpc_runtime.client import WorkerEndpoint
-from rpc_runtime.security import Metadata, Token
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.channels import open_channel
+from tvm_split.rpc_runtime.wire.security import Metadata, Token
 
 UNDER_WAY = 12
 

@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from rpc_runtime.hardware import _V2, _V3, _V4, cpu_features, mcpu
+from tvm_split.rpc_runtime.hardware import _V2, _V3, _V4, cpu_features, mcpu
 
 
 @pytest.mark.parametrize(

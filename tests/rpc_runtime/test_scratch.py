@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runtime.scratch import PREFIX, ScratchFolder, remove_orphans
+from tvm_split.rpc_runtime.scratch import PREFIX, ScratchFolder, remove_orphans
 
-OWNER = "from rpc_runtime.scratch import ScratchFolder; f = ScratchFolder('test'); print(f.path, flush=True); input()"
+OWNER = """
+from tvm_split.rpc_runtime.scratch import ScratchFolder
+folder = ScratchFolder('test')
+print(folder.path, flush=True)
+input()
+"""
 SWEEPER = """
-from rpc_runtime.scratch import remove_orphans
+from tvm_split.rpc_runtime.scratch import remove_orphans
 print(flush=True)
 while True:
     remove_orphans()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start_worker(cache: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "rpc_runtime.worker", "--cache", str(cache), *arguments],
+        [sys.executable, "-m", "tvm_split.rpc_runtime.worker", "--cache", str(cache), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.target import Target
 
-import schedules
+from tvm_split import schedules
 
 HOST = Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 2})
 Graph = Callable[..., relax.Expr]

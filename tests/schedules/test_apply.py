@@ -5,9 +5,9 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-import schedules
-from schedules import cpu
 from tests.schedules.schedule_harness import HOST, evaluate, graph_of, lower, normal, rules, run
+from tvm_split import schedules
+from tvm_split.schedules import cpu
 
 
 def small_network(builder, x):

@@ -11,7 +11,6 @@ import torch
 import tvm
 from tvm import relax, te, tirx
 
-import schedules
 import tvm_split
 from tests.models import torch_models
 from tests.schedules.gpu_kernels import (
@@ -28,7 +27,8 @@ from tests.schedules.gpu_kernels import (
 )
 from tests.schedules.schedule_harness import graph_of, lower, normal
 from tests.schedules.test_targets import cuda
-from tvm_split.build import build_stage
+from tvm_split import schedules
+from tvm_split.compiler.build import build_stage
 from tvm_split.compiling import cut_model
 
 TOKENS = torch.zeros(1, 128, dtype=torch.int64)

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, tirx
 
-import schedules
-from schedules.gpu.tensor_core import schedule_tensor_core
 from tests.schedules.schedule_harness import assert_close, fuse, graph_of, lower, normal, rules, run
 from tests.schedules.serial_threads import without_threads
 from tests.schedules.test_conv2d import convolution, expected
 from tests.schedules.test_targets import cuda
+from tvm_split import schedules
+from tvm_split.schedules.gpu.tensor_core import schedule_tensor_core
 
 SM_90 = cuda("sm_90")
 

@@ -3,10 +3,10 @@
 import pytest
 from tvm import relax
 
-from schedules.narrow_groups import Widening, choose_widening
-from schedules.traits import Traits
 from tests.schedules.schedule_harness import assert_close, evaluate, normal
 from tests.schedules.test_conv2d import convolution, expected
+from tvm_split.schedules.narrow_groups import Widening, choose_widening
+from tvm_split.schedules.traits import Traits
 
 AVX512 = Traits(lanes=16, registers=32)
 

@@ -8,11 +8,11 @@ import pytest
 from tvm import te, tirx
 from tvm.target import Target
 
-from schedules.cpu.matmul import MATMUL
-from schedules.legalize.matmul import matmul_packed
-from schedules.prefetch import MARK, prefetch_weights
-from schedules.template import default_rule
-from schedules.traits import Traits, traits_of
+from tvm_split.schedules.cpu.matmul import MATMUL
+from tvm_split.schedules.legalize.matmul import matmul_packed
+from tvm_split.schedules.prefetch import MARK, prefetch_weights
+from tvm_split.schedules.template import default_rule
+from tvm_split.schedules.traits import Traits, traits_of
 
 AVX512 = traits_of(Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}))
 

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 
-import schedules
-from schedules import cpu
-from schedules.template import (
+from tests.schedules.schedule_harness import HOST, graph_of, lower, normal, unscheduled
+from tvm_split import schedules
+from tvm_split.schedules import cpu
+from tvm_split.schedules.template import (
     CHOICES_ATTRIBUTE,
     Space,
     choices_from,
@@ -20,8 +21,7 @@ from schedules.template import (
     scheduled_function,
     text_of,
 )
-from schedules.traits import traits_of
-from tests.schedules.schedule_harness import HOST, graph_of, lower, normal, unscheduled
+from tvm_split.schedules.traits import traits_of
 
 TRAITS = traits_of(HOST)
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, tirx
 
-import schedules
-from schedules.views import view_of
 from tests.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal
+from tvm_split import schedules
+from tvm_split.schedules.views import view_of
 
 
 def attention(builder, x, heads, width):

@@ -7,14 +7,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, te, tirx
 
-import schedules
-from schedules.cpu.winograd import schedule_winograd
-from schedules.cpu.winograd_choice import Winograd, Workload, choose_winograd, direct_nanoseconds, winograd_nanoseconds
-from schedules.legalize.winograd import winograd_conv2d
-from schedules.traits import Traits, traits_of
-from schedules.winograd_transform import input_matrix, output_matrix, transformed_kernel, weight_matrix
 from tests.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal, rules, run
 from tests.schedules.test_conv2d import convolution, expected
+from tvm_split import schedules
+from tvm_split.schedules.cpu.winograd import schedule_winograd
+from tvm_split.schedules.cpu.winograd_choice import (
+    Winograd,
+    Workload,
+    choose_winograd,
+    direct_nanoseconds,
+    winograd_nanoseconds,
+)
+from tvm_split.schedules.legalize.winograd import winograd_conv2d
+from tvm_split.schedules.traits import Traits, traits_of
+from tvm_split.schedules.winograd_transform import (
+    input_matrix,
+    output_matrix,
+    transformed_kernel,
+    weight_matrix,
+)
 
 AVX512 = Traits(lanes=16, registers=32)
 TOLERANCE = 1e-5

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import tvm_split
-from tvm_split.bundle import Verified
-from tvm_split.cluster import Cluster
-from tvm_split.machine import Machine
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Machine
+from tvm_split.compiler.bundle import Verified
 
 
 class Network(nn.Module):

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 import tvm_split
 from tests.integration.test_graph_shapes import SeveralOutputs, Skip, TwoInputs
 from tests.tvm_split.cli.conftest import small_model
+from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import OneMachineWarning, PlanError
-from tvm_split.machine import Link, Machine
 from tvm_split.planner.model_problem import Constraints
 from tvm_split.planner.prediction import Corrections
 from tvm_split.planner.replanning import Measured

@@ -11,7 +11,7 @@ import typer
 from tvm_split.cli.wrong_use import WrongUseError
 
 if TYPE_CHECKING:
-    from tvm_split.cluster import Cluster
+    from tvm_split.cluster.cluster import Cluster
     from tvm_split.model import Model
     from tvm_split.planner.plan import Plan
 

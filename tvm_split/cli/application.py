@@ -14,10 +14,10 @@ import typer
 from typer.core import TyperGroup
 
 import tvm_split
-from rpc_runtime.early_interrupt import Told
-from rpc_runtime.errors import TvmSplitError
 from tvm_split.cli import bench, compile, demo, deploy, doctor, plan, profile, run, status, tune, worker
 from tvm_split.cli.console import print_error
+from tvm_split.rpc_runtime.early_interrupt import Told
+from tvm_split.rpc_runtime.errors import TvmSplitError
 
 DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
 FAILED = 1

@@ -17,8 +17,8 @@ from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.progress import step_progress
 
 if TYPE_CHECKING:
-    from tvm_split.deployment import Deployment
-    from tvm_split.reports.deployment_report import DeploymentReport
+    from tvm_split.deployment.deployment import Deployment
+    from tvm_split.deployment.deployment_report import DeploymentReport
 
 RANDOM_MICRO_BATCHES = 8
 
@@ -78,7 +78,7 @@ def bench(
 def _bench_with_progress(
     deployment: Deployment, inputs: list[tuple[object, ...]], rounds: int, micro_batches: int
 ) -> DeploymentReport:
-    from tvm_split.reports.benchmark import bench as bench_deployment
+    from tvm_split.deployment.benchmark import bench as bench_deployment
 
     with step_progress("warming up") as bar:
 

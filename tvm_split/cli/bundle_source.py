@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from tvm_split.cli.planning import ClusterRequest
 
 if TYPE_CHECKING:
-    from tvm_split.bundle import Bundle
-    from tvm_split.cluster import Cluster
+    from tvm_split.cluster.cluster import Cluster
+    from tvm_split.compiler.bundle import Bundle
 
 
 def is_bundle(path: str) -> bool:
@@ -22,8 +22,8 @@ def cluster_for(bundle: Bundle, request: ClusterRequest) -> Cluster:
     Raises:
         ClusterError: the bundle is for machines that this host cannot stand in for.
     """
-    from tvm_split.cluster import Cluster
-    from tvm_split.machine import Machine
+    from tvm_split.cluster.cluster import Cluster
+    from tvm_split.cluster.machine import Machine
 
     if request.file is not None:
         return request.cluster()
@@ -36,8 +36,8 @@ def cluster_for(bundle: Bundle, request: ClusterRequest) -> Cluster:
 
 
 def _require_runnable_here(bundle: Bundle) -> None:
+    from tvm_split.compiler.targets import runs_here
     from tvm_split.errors import ClusterError
-    from tvm_split.targets import runs_here
 
     for machine in bundle.plan.machines:
         if not runs_here(machine.target):

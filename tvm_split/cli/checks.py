@@ -118,7 +118,7 @@ def _processor() -> Check:
 
     import tvm
 
-    from rpc_runtime.hardware import cpu_features, mcpu
+    from tvm_split.rpc_runtime.hardware import cpu_features, mcpu
 
     level = mcpu(platform.machine(), cpu_features())
     found = f"{tvm.target.codegen.llvm_get_system_cpu()} ({level})"
@@ -129,7 +129,7 @@ def _processor() -> Check:
 
 
 def _cores() -> Check:
-    from tvm_split.cluster import usable_cores
+    from tvm_split.cluster.cluster import usable_cores
 
     count = usable_cores()
     if count == 1:
@@ -145,7 +145,7 @@ def _tiny_program() -> Check:
     import tvm
     from tvm import relax
 
-    from rpc_runtime.scratch import ScratchFolder
+    from tvm_split.rpc_runtime.scratch import ScratchFolder
 
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((4,), "float32"))
@@ -165,8 +165,8 @@ def _tiny_program() -> Check:
 
 def _worker() -> Check:
     """Start a worker process and ask it what it is."""
-    from rpc_runtime.client import describe
-    from rpc_runtime.local_workers import LocalWorkers
+    from tvm_split.rpc_runtime.client.client import describe
+    from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 
     with LocalWorkers(("probe",)) as workers:
         description = describe(workers.endpoints["probe"], timeout_seconds=20.0)

@@ -12,17 +12,17 @@ from tvm_split.units import age_text, bytes_text
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tvm_split.cluster import Cluster
+    from tvm_split.cluster.cluster import Cluster
+    from tvm_split.measuring.cluster_profiling import MachineReport, MeasuredCluster
     from tvm_split.model import Model
     from tvm_split.planner.profile import ClusterProfile, MachineProfile
-    from tvm_split.profiles.cluster_profiling import MachineReport, MeasuredCluster
 
 
 def profile_on_cluster(
     model: Model, cluster: Cluster, *, database: Path | None, refresh: bool, timeout_seconds: float, json: bool
 ) -> None:
     """Measure what is not known yet, and show it all."""
-    from tvm_split.profiles.model_profiling import profile_model
+    from tvm_split.measuring.model_profiling import profile_model
 
     with step_progress("profiling") as report:
         found = profile_model(

@@ -17,7 +17,7 @@ from tvm_split.progress import step_progress
 from tvm_split.units import bytes_text
 
 if TYPE_CHECKING:
-    from tvm_split.bundle import Bundle
+    from tvm_split.compiler.bundle import Bundle
     from tvm_split.model import Model
     from tvm_split.planner.plan import Plan
 
@@ -77,7 +77,7 @@ def compile_with_progress(
 
 def description(bundle: Bundle) -> dict[str, Any]:
     """A bundle in numbers."""
-    from tvm_split.bundle import kernels_key
+    from tvm_split.compiler.bundle import kernels_key
 
     return {
         "model": bundle.model,
@@ -116,8 +116,8 @@ def print_bundle(bundle: Bundle) -> None:
 
 
 def _verified_words(bundle: Bundle) -> str:
-    from tvm_split.bundle import Verified
-    from tvm_split.targets import runs_here
+    from tvm_split.compiler.bundle import Verified
+    from tvm_split.compiler.targets import runs_here
 
     if bundle.verified is not Verified.COMPILED_AGAIN:
         return bundle.verified.value

@@ -17,7 +17,7 @@ from rich.text import Text
 from tvm_split.progress import STDERR, progress_bars
 
 if TYPE_CHECKING:
-    from schedules.tuning import TuningProgress
+    from tvm_split.schedules.tuning import TuningProgress
 
 STDOUT = Console()
 

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from rpc_runtime.errors import TvmSplitError
 from tvm_split.cli import options
 from tvm_split.cli.console import print_json
 from tvm_split.progress import step_progress
+from tvm_split.rpc_runtime.errors import TvmSplitError
 
 NEEDED_PACKAGES = ("torch", "sklearn", "matplotlib")
 
@@ -34,8 +34,8 @@ def demo(
     if missing:
         raise TvmSplitError(f"the demonstration needs {', '.join(missing)}: pip install 'tvm-split[demo]'")
     output.mkdir(parents=True, exist_ok=True)
+    from tvm_split.cli.demo_report import as_json, print_report, write_files
     from tvm_split.demo.demonstration import demonstrate
-    from tvm_split.demo.report import as_json, print_report, write_files
 
     with step_progress("starting") as report:
         found = demonstrate(workers, output, report)

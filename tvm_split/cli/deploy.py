@@ -11,9 +11,9 @@ from tvm_split.cli.planning import ClusterRequest
 from tvm_split.units import bytes_text
 
 if TYPE_CHECKING:
-    from tvm_split.bundle import Bundle
-    from tvm_split.cluster import Cluster
-    from tvm_split.deployment import Deployment
+    from tvm_split.cluster.cluster import Cluster
+    from tvm_split.compiler.bundle import Bundle
+    from tvm_split.deployment.deployment import Deployment
 
 
 def deploy(
@@ -30,7 +30,7 @@ def deploy(
     does not fit (versions, memory, a missing GPU) shows here and not later. With workers on this host, which end with
     the command, it is a rehearsal.
     """
-    from tvm_split.bundle import Bundle
+    from tvm_split.compiler.bundle import Bundle
 
     loaded = Bundle.load(bundle)
     machines = cluster_for(loaded, ClusterRequest(cluster, workers, threads))
@@ -51,7 +51,7 @@ def deploy_with_progress(
     in_flight: int | None = None,
 ) -> Deployment:
     """Deploy with a bar per machine on stderr; ``sent`` receives the bytes that each machine was sent."""
-    from tvm_split.deployment import deploy as deploy_bundle
+    from tvm_split.deployment.deployment import deploy as deploy_bundle
 
     with transfer_progress() as bars:
 

@@ -28,8 +28,8 @@ from tvm_split.cli.search_plan import Searching
 from tvm_split.cli.wrong_use import WrongUseError, given_options
 
 if TYPE_CHECKING:
-    from tvm_split.micro_batches import SizedPlan
     from tvm_split.model import Model
+    from tvm_split.planner.micro_batches import SizedPlan
     from tvm_split.planner.plan import Plan
 
 

@@ -16,7 +16,7 @@ from tvm_split.planner.problem import objective_seconds
 from tvm_split.units import age_text, bytes_text
 
 if TYPE_CHECKING:
-    from tvm_split.micro_batches import SizedPlan
+    from tvm_split.planner.micro_batches import SizedPlan
     from tvm_split.planner.plan import Plan
     from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction
 

@@ -12,7 +12,7 @@ from tvm_split.progress import step_progress
 
 if TYPE_CHECKING:
     from tvm_split.cli.annotations import AnnotatedModel
-    from tvm_split.cluster import Cluster
+    from tvm_split.cluster.cluster import Cluster
     from tvm_split.model import Model
     from tvm_split.planner.plan import Plan
 
@@ -39,7 +39,7 @@ class ClusterRequest:
             WrongUseError: options that contradict each other.
             ClusterError: the cluster file does not fit.
         """
-        from tvm_split.cluster import Cluster
+        from tvm_split.cluster.cluster import Cluster
 
         if self.file is not None:
             for given, option in ((self.workers, "--workers"), (self.threads, "--threads")):

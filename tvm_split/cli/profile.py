@@ -19,7 +19,7 @@ from tvm_split.progress import step_progress
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tvm_split.profiles.kernel_profile import KernelProfile, ModelProfile
+    from tvm_split.measuring.kernel_profile import KernelProfile, ModelProfile
 
 MOST_LAYERS_SHOWN = 2
 
@@ -65,10 +65,10 @@ def profile(
         return
     if refresh:
         raise WrongUseError("only what a cluster's machines took is kept; give --cluster or --workers", "--refresh")
-    from tvm_split.cluster import Cluster
+    from tvm_split.cluster.cluster import Cluster
+    from tvm_split.measuring.kernel_profile import ROUNDS
+    from tvm_split.measuring.kernel_profile import profile as profile_model
     from tvm_split.planning import plan
-    from tvm_split.profiles.kernel_profile import ROUNDS
-    from tvm_split.profiles.kernel_profile import profile as profile_model
 
     loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
     here = Cluster.in_process(1, threads)

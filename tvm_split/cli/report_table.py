@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tvm_split.reports.deployment_report import DeploymentReport
-from tvm_split.reports.report_advice import parted
-from tvm_split.reports.report_values import Comparison
+from tvm_split.deployment.deployment_report import DeploymentReport
+from tvm_split.deployment.report_advice import parted
+from tvm_split.deployment.report_values import Comparison
 from tvm_split.units import bytes_text
 
 NOTHING = "–"

@@ -20,11 +20,11 @@ from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.progress import step_progress
 
 if TYPE_CHECKING:
-    from rpc_runtime.program import TensorSpec
-    from tvm_split.bundle import Bundle
     from tvm_split.cli.inputs import Arrays, MicroBatches
-    from tvm_split.cluster import Cluster
-    from tvm_split.deployment import Deployment
+    from tvm_split.cluster.cluster import Cluster
+    from tvm_split.compiler.bundle import Bundle
+    from tvm_split.deployment.deployment import Deployment
+    from tvm_split.rpc_runtime.program.program import TensorSpec
 
 BAR_STEPS = 200
 SOURCE_HELP = "A folder of `tvm-split compile`, or a MODEL as for `tvm-split plan`, planned and compiled first."
@@ -119,7 +119,7 @@ def bundle_and_cluster(model: ModelRequest, plan: PlanRequest, request: ClusterR
         loaded = model.load()
         cluster = request.cluster()
         return compile_with_progress(loaded, plan.plan(loaded, cluster)), cluster
-    from tvm_split.bundle import Bundle
+    from tvm_split.compiler.bundle import Bundle
 
     if plan.is_given or model.batch is not None or model.dimensions or model.input_shapes:
         raise WrongUseError("is planned and compiled already; leave options of the plan out", "BUNDLE")

@@ -14,9 +14,9 @@ from tvm_split.planner.problem import Objective
 from tvm_split.progress import step_progress
 
 if TYPE_CHECKING:
-    from tvm_split.cluster import Cluster
-    from tvm_split.micro_batches import SizedPlan
+    from tvm_split.cluster.cluster import Cluster
     from tvm_split.model import Model
+    from tvm_split.planner.micro_batches import SizedPlan
     from tvm_split.planner.plan import Plan
     from tvm_split.planning import Question
 
@@ -44,9 +44,9 @@ class Searching:
 
     def improve(self, model: Model, current: Path, measured: Path, threshold: float) -> Plan:
         """The plan in a file, or the best one by its measurements if that gains enough; says which."""
+        from tvm_split.deployment.measured_file import read_measured
         from tvm_split.planner.plan import Plan
         from tvm_split.planning import plan_again
-        from tvm_split.reports.measured_file import read_measured
 
         old, found = Plan.load(current), read_measured(measured, model.name)
         with step_progress("planning") as report:
@@ -62,7 +62,7 @@ class Searching:
 
     def sizes(self, sizes: str, load: Callable[[int], Model]) -> tuple[SizedPlan, ...]:
         """Plans for every micro-batch size in a list with commas, the best first."""
-        from tvm_split.micro_batches import plan_sizes
+        from tvm_split.planner.micro_batches import plan_sizes
 
         try:
             wanted = [int(size) for size in sizes.split(",")]

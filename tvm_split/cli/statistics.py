@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from rpc_runtime.measurements import StageStatistics
+from tvm_split.rpc_runtime.program.measurements import StageStatistics
 from tvm_split.units import bytes_text
 
 

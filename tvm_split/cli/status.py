@@ -15,7 +15,7 @@ from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.units import bytes_text
 
 if TYPE_CHECKING:
-    from rpc_runtime.client import WorkerEndpoint
+    from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 
 ASKED_AT_ONCE = 32
 
@@ -39,7 +39,7 @@ def status(
     if (cluster is None) == (not address):
         raise WrongUseError("give one of them", "--cluster, --address")
     if cluster is not None:
-        from tvm_split.cluster import Cluster
+        from tvm_split.cluster.cluster import Cluster
 
         endpoints = list(Cluster.from_yaml(cluster).endpoints().values())
     else:
@@ -61,8 +61,8 @@ def _endpoints(
     tls_certificate: Path | None,
     tls_key: Path | None,
 ) -> list[WorkerEndpoint]:
-    from rpc_runtime.client import WorkerEndpoint
-    from rpc_runtime.security import TlsFiles, split_address, token_from
+    from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+    from tvm_split.rpc_runtime.wire.security import TlsFiles, split_address, token_from
 
     for address in addresses:
         split_address(address)
@@ -74,8 +74,8 @@ def _endpoints(
 
 def _ask(endpoint: WorkerEndpoint, timeout_seconds: float) -> dict[str, Any]:
     """What a worker says, or why it says nothing."""
-    from rpc_runtime.client import describe
-    from rpc_runtime.errors import TvmSplitError
+    from tvm_split.rpc_runtime.client.client import describe
+    from tvm_split.rpc_runtime.errors import TvmSplitError
 
     asked = {"machine": endpoint.machine, "address": endpoint.address}
     try:

@@ -19,7 +19,7 @@ from tvm_split.cli.planning import ClusterRequest, PlanRequest
 from tvm_split.cli.wrong_use import WrongUseError
 
 if TYPE_CHECKING:
-    from tvm_split.cluster import Cluster
+    from tvm_split.cluster.cluster import Cluster
     from tvm_split.tuning import TuningReport
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -104,8 +104,8 @@ def _cluster(file: Path | None, target: str | None, threads: int | None) -> Clus
         if target is not None:
             raise WrongUseError("a cluster file says this for each machine", "--target")
         return ClusterRequest(file, None, threads).cluster()
-    from tvm_split.cluster import Cluster
-    from tvm_split.machine import Machine
+    from tvm_split.cluster.cluster import Cluster
+    from tvm_split.cluster.machine import Machine
 
     if target is None:
         return Cluster.in_process(1, threads or 1)
@@ -119,8 +119,8 @@ def _cluster(file: Path | None, target: str | None, threads: int | None) -> Clus
 
 
 def _merge(database: Path | None, other: Path, json: bool) -> None:
+    from tvm_split.compiler.tuning_folder import default_folder
     from tvm_split.tuning import merge_databases
-    from tvm_split.tuning_folder import default_folder
 
     folder = database or default_folder()
     taken = merge_databases(folder, other)

@@ -1,4 +1,4 @@
-"""``tvm-split worker``: the process that runs stages on one machine; the same as ``python -m rpc_runtime.worker``."""
+"""``tvm-split worker``: the process that runs stages on one machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rpc_runtime.errors import InputError
 from tvm_split.cli.wrong_use import WrongUseError
+from tvm_split.rpc_runtime.errors import InputError
 
 
 def worker(
@@ -45,8 +45,8 @@ def worker(
     A worker runs the machine code that it is sent. So it listens on this host only, for its own user, unless it gets
     TLS and a way to know its callers (--tls-ca or a token), or --insecure.
     """
-    from rpc_runtime.security import TlsFiles, token_from
-    from rpc_runtime.worker import WorkerConfig, serve
+    from tvm_split.rpc_runtime.wire.security import TlsFiles, token_from
+    from tvm_split.rpc_runtime.worker.process import WorkerConfig, serve
 
     if (tls_certificate is None) != (tls_key is None):
         raise WrongUseError("a certificate and its key belong together", "--tls-certificate, --tls-key")

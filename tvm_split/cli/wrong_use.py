@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import typer
 
-from rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.errors import TvmSplitError
 
 
 class WrongUseError(TvmSplitError, ValueError):

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import numpy as np
 
-from rpc_runtime.measurements import StageStatistics, TraceEvent
-from tvm_split.bundle import Bundle
-from tvm_split.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiling import compile, cut_model
 from tvm_split.demo.digits import Digits, load_digits
 from tvm_split.demo.network import DigitNetwork, split_over
 from tvm_split.demo.short_form import short_form
 from tvm_split.demo.training import accuracy, scores_of, train
-from tvm_split.deployment import Deployment, deploy
+from tvm_split.deployment.deployment import Deployment, deploy
+from tvm_split.deployment.timeline import first_micro_batches
 from tvm_split.errors import VerificationError
 from tvm_split.frontends import load_model
 from tvm_split.planning import plan
-from tvm_split.timeline import first_micro_batches
+from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
 
 SEED = 0
 MICRO_BATCH = 60

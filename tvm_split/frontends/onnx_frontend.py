@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rpc_runtime.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.normal_form import identifier, normal_form
 from tvm_split.frontends.onnx_dimensions import bind_sizes
@@ -17,6 +16,7 @@ from tvm_split.frontends.onnx_graph import model_inputs, numpy_name, static_grap
 from tvm_split.frontends.onnx_importer import import_onnx, importable_operators
 from tvm_split.frontends.onnx_reference import OnnxReference
 from tvm_split.model import Model
+from tvm_split.rpc_runtime.program.program import TensorSpec
 
 Array = np.ndarray[Any, Any]
 

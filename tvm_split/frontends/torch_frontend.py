@@ -12,7 +12,6 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from rpc_runtime.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import torch_dimensions
 from tvm_split.frontends.normal_form import identifier, normal_form
@@ -22,6 +21,7 @@ from tvm_split.frontends.torch_layers import LayerNames
 from tvm_split.frontends.torch_reference import TorchReference
 from tvm_split.frontends.torch_tensors import to_numpy, to_torch
 from tvm_split.model import Model
+from tvm_split.rpc_runtime.program.program import TensorSpec
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
 from tvm_split.model import Model
 from tvm_split.planner.layer_graph import LayerGraph, layer_graph
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.tensor_types import size_bytes
+from tvm_split.relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
 
 MOST_SINGLE_NODES = 40
 """Up to this many, every layer has a node of its own."""

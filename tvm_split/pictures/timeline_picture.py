@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.measurements import TraceEvent
+from tvm_split.deployment.timeline import LANE_NAMES
 from tvm_split.pictures.colours import COLOURS
-from tvm_split.timeline import LANE_NAMES
+from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.program.measurements import TraceEvent
 
 LANE_HEIGHT = 0.8
 INCHES_PER_LANE = 0.32

@@ -8,10 +8,10 @@ from functools import cached_property
 
 from tvm import relax
 
-from relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
-from rpc_runtime.program import CLIENT
 from tvm_split.model import Model
 from tvm_split.planner.tensor_types import size_bytes
+from tvm_split.relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
+from tvm_split.rpc_runtime.program.program import CLIENT
 
 
 @dataclass(frozen=True)

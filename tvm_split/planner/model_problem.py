@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rpc_runtime.turns import LONGEST
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import covers, name_stages
 from tvm_split.planner.layer_graph import LayerGraph
@@ -24,6 +23,7 @@ from tvm_split.planner.problem import (
     SolvedStage,
 )
 from tvm_split.planner.profile import ClusterProfile, MachineProfile
+from tvm_split.rpc_runtime.program.turns import LONGEST
 
 BUFFERS = 3
 """Micro-batches of a tensor that the runtime may hold between neighbouring stages: `machine_plan.queue_depth`."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rpc_runtime.program import CLIENT
 from tvm_split.planner.by_hand import with_independent_layers
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.problem import Edge
+from tvm_split.rpc_runtime.program.program import CLIENT
 
 
 def pieces_of(graph: LayerGraph, kernels: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from rpc_runtime.turns import deal
 from tvm_split.errors import PlanError
 from tvm_split.planner.prediction import Prediction
+from tvm_split.rpc_runtime.program.turns import deal
 
 FORMAT = "tvm-split plan"
 VERSION = 1

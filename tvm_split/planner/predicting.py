@@ -6,8 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from rpc_runtime.program import CLIENT
-from rpc_runtime.turns import EVERY, Recurrence, common, deal, turns_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.demands import TOLERANCE, is_possible
@@ -15,6 +13,8 @@ from tvm_split.planner.prediction import ComparedPlan, Corrections, LinkPredicti
 from tvm_split.planner.problem import Evaluation, Problem, Solution, SolvedStage, gap_of, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.evaluate import evaluate, transfers
+from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, common, deal, turns_of
 from tvm_split.units import seconds_text
 
 NONE = Corrections()

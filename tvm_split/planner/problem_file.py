@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import (
     Edge,
@@ -33,7 +34,6 @@ from tvm_split.planner.problem import (
     SolvedStage,
 )
 from tvm_split.planner.search.faults import faults
-from tvm_split.yaml_lines import line_of
 
 NotNegative = Annotated[float, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1)]

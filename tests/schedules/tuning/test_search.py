@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedules.template import Space, text_of
-from schedules.tuning.budget import divide_trials
-from schedules.tuning.search import propose
+from tvm_split.schedules.template import Space, text_of
+from tvm_split.schedules.tuning.budget import divide_trials
+from tvm_split.schedules.tuning.search import propose
 
 
 def some_space(sizes, forbidden):

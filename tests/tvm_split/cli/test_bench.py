@@ -1,4 +1,4 @@
-"""``tvm-split bench``; what it computes is tested in tests/tvm_split/reports/test_benchmark.py."""
+"""``tvm-split bench``; what it computes is tested in tests/tvm_split/deployment/test_benchmark.py."""
 
 import os
 import signal

@@ -21,9 +21,9 @@ OURS = re.compile(rf'File "{ROOT}/(tvm_split|rpc_runtime)[^"]*", line (?![01],)'
     [
         (["-c", "from tvm_split_command import main; main()", "plan", "missing:name"], (*INTERRUPTED, 2)),
         (["-c", "from tvm_split_command import main; main()", "worker"], (*INTERRUPTED, 0)),
-        (["-m", "rpc_runtime.worker"], (*INTERRUPTED, 0)),
+        (["-m", "tvm_split.rpc_runtime.worker"], (*INTERRUPTED, 0)),
     ],
-    ids=["plan", "worker", "rpc_runtime.worker"],
+    ids=["plan", "worker", "tvm_split.rpc_runtime.worker.process"],
 )
 def test_no_moment_gives_a_traceback(command, codes):
     for moment in MOMENTS_MILLISECONDS:
@@ -67,6 +67,7 @@ def test_what_ignores_interrupts_still_does():
 
 
 def test_a_library_leaves_interrupts_alone():
-    code = "import signal, tvm_split.cli.application, rpc_runtime.worker; print(signal.getsignal(signal.SIGINT))"
+    loaded = "tvm_split.cli.application, tvm_split.rpc_runtime.worker.process"
+    code = f"import signal, {loaded}; print(signal.getsignal(signal.SIGINT))"
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert "default_int_handler" in process.stdout

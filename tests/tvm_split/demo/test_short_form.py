@@ -1,6 +1,6 @@
 import torch
 
-from tvm_split.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiling import cut_model
 from tvm_split.demo.network import DigitNetwork, split_over
 from tvm_split.demo.short_form import short_form

@@ -6,12 +6,12 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from rpc_runtime.program import CLIENT
 from tvm_split.planner.layer_graph import LayerGraph, Value
 from tvm_split.planner.model_problem import Constraints, model_problem
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.problem import Objective, Problem
 from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
+from tvm_split.rpc_runtime.program.program import CLIENT
 
 A, B, C = "machine-a", "machine-b", "machine-c"
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc_runtime.turns import deal
 from tests.tvm_split.planner.profiles import A, B, C, chain_graph, chain_problem, chain_profile, graph_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.layer_graph import LayerGraph
@@ -16,6 +15,7 @@ from tvm_split.planner.model_problem import BUFFERS, corrected, planned_stages, 
 from tvm_split.planner.plan import PlannedStage
 from tvm_split.planner.problem import Pin, SolvedStage
 from tvm_split.planner.profile import ModelPiece, StreamingCost
+from tvm_split.rpc_runtime.program.turns import deal
 
 TWO = {A: [0.001, 0.002, 0.003], B: [0.002, 0.004, 0.006]}
 

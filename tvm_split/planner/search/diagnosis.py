@@ -7,11 +7,11 @@ import itertools
 import math
 from collections.abc import Callable
 
-from rpc_runtime.program import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, ProblemLink
 from tvm_split.planner.search.candidate import Candidate
 from tvm_split.planner.search.instance import Instance, instance_of, names_of
+from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.units import precise_bytes_text, seconds_text
 
 Find = Callable[[Problem], Candidate | None]

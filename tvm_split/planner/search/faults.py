@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rpc_runtime.program import CLIENT
 from tvm_split.planner.problem import Problem
+from tvm_split.rpc_runtime.program.program import CLIENT
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from rpc_runtime.program import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.search.faults import faults
+from tvm_split.rpc_runtime.program.program import CLIENT
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -1,0 +1,132 @@
+"""The workers that hold one deployment: what is asked of all of them at the same time, and what they answer."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerEndpoint
+from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.program.machine_plan import machine_plan
+from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
+from tvm_split.rpc_runtime.program.program import Program
+from tvm_split.rpc_runtime.wire.foreign_text import cleaned
+from tvm_split.rpc_runtime.wire.messages import LINK_SECRET_BYTES
+
+TransferProgress = Callable[[str, int, int], None]
+"""Called while blobs are sent: machine, bytes sent, of bytes."""
+
+UNLOAD_SECONDS = 5.0
+LONGEST_CONNECT_SECONDS = 600.0
+
+
+class DeployedWorkers:
+    """The workers of a program's machines. Connects to nothing before it is asked to."""
+
+    def __init__(
+        self,
+        program: Program,
+        endpoints: Mapping[str, WorkerEndpoint],
+        peer_addresses: Mapping[tuple[str, str], str],
+    ) -> None:
+        self.deployment = secrets.token_hex(16)
+        self.endpoints = {machine: endpoints[machine] for machine in program.machines}
+        self.connections = {machine: WorkerConnection(endpoint) for machine, endpoint in self.endpoints.items()}
+        self.blob_bytes_sent = 0
+        self._program = program
+        self._plans = {machine: machine_plan(program, machine) for machine in program.machines}
+        # Each end of a link gets its secret, and no worker gets another's token.
+        self._link_secrets = {
+            link: secrets.token_bytes(LINK_SECRET_BYTES) for plan in self._plans.values() for link in plan.links
+        }
+        self._peer_addresses = peer_addresses
+        self._clock_offsets: dict[str, int] = {}
+
+    def describe(self, timeout_seconds: float) -> None:
+        """Finds out whether all are there, and how their clocks differ from this one."""
+
+        def describe(machine: str) -> None:
+            description = self.connections[machine].describe(timeout_seconds)
+            self._clock_offsets[machine] = description.clock_offset_nanoseconds
+
+        self._on_every_machine(describe)
+
+    def load(
+        self, blob_path: Callable[[str], Path], timeout_seconds: float, on_progress: TransferProgress | None
+    ) -> None:
+        """Sends what the workers lack, and loads the stages; ``on_progress`` is called from one thread at a time."""
+        progress_lock = threading.Lock()
+
+        def load(machine: str) -> None:
+            def progress(sent: int, total: int) -> None:
+                if on_progress is not None:
+                    with progress_lock:
+                        on_progress(machine, sent, total)
+
+            connection, plan = self.connections[machine], self._plans[machine]
+            blobs = [blob for stage in plan.stages for blob in stage.blobs]
+            sent = connection.send_blobs(self.deployment, blobs, blob_path, timeout_seconds, progress)
+            with progress_lock:
+                self.blob_bytes_sent += sent
+            own = {link: self._link_secrets[link] for link in plan.links}
+            connection.load(self.deployment, plan, own, timeout_seconds)
+
+        self._on_every_machine(load)
+
+    def connect(self, timeout_seconds: float) -> None:
+        """Lets the workers connect to each other."""
+
+        def connect(machine: str) -> None:
+            peers = {
+                name: replace(peer, address=self._peer_addresses.get((machine, name), peer.address))
+                for name, peer in self.endpoints.items()
+            }
+            self.connections[machine].connect(self.deployment, peers, min(timeout_seconds, LONGEST_CONNECT_SECONDS))
+
+        self._on_every_machine(connect)
+
+    def statistics(self) -> tuple[StageStatistics, ...]:
+        """Of each stage, and each replica of one, in the program's order."""
+        found = {
+            (stage.machine, stage.name): stage
+            for connection in self.connections.values()
+            for stage in connection.statistics(self.deployment)
+        }
+        return tuple(found[stage.machine, cleaned(stage.name)] for stage in self._program.stages)
+
+    def processor_seconds(self) -> dict[str, float]:
+        """By machine, what its worker has used of its cores since it started."""
+        return {
+            machine: connection.processor_seconds(self.deployment) for machine, connection in self.connections.items()
+        }
+
+    def trace(self) -> tuple[TraceEvent, ...]:
+        """The last events of every machine, by their start, in this process's monotonic clock."""
+        events = [
+            event
+            for machine, connection in self.connections.items()
+            for event in connection.trace(self.deployment, self._clock_offsets[machine])
+        ]
+        return tuple(sorted(events, key=lambda event: event.start_nanoseconds))
+
+    def unload(self) -> None:
+        """Ends the deployment on all that still answer."""
+        with contextlib.suppress(TvmSplitError):
+            self._on_every_machine(lambda machine: self.connections[machine].unload(self.deployment, UNLOAD_SECONDS))
+
+    def close(self) -> None:
+        for connection in self.connections.values():
+            connection.close()
+
+    def _on_every_machine(self, step: Callable[[str], None]) -> None:
+        """Runs a step on all machines at once; raises the first error in the machines' order."""
+        if not self.connections:
+            return
+        with ThreadPoolExecutor(len(self.connections), thread_name_prefix="open") as threads:
+            for future in [threads.submit(step, machine) for machine in self.connections]:
+                future.result()

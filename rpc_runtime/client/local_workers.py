@@ -1,0 +1,175 @@
+"""Worker processes on this host, to try things out and to use several cores: start, find, and surely end them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from tvm_split.rpc_runtime import own_modules
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
+from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.scratch import ScratchFolder
+from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE
+
+TERMINATE_SECONDS = 5.0
+
+
+class LocalWorkers:
+    """One worker process per name, on loopback, with a random token. A context manager.
+
+    With enough cores for all, each worker gets ``threads`` cores of its own (``pin=False`` leaves that to the system).
+    ``cache`` is the folder for blobs, by default one that is removed at the end.
+
+    Raises:
+        InputError: names are missing, doubled or reserved.
+        WorkerUnavailableError: a worker died while it started; what it wrote is in the message.
+        DeadlineError: a worker was not ready within ``start_timeout_seconds``.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        threads: int = 1,
+        cache: Path | None = None,
+        pin: bool = True,
+        start_timeout_seconds: float = 60.0,
+    ) -> None:
+        if not names or len(set(names)) != len(names) or CLIENT in names or "" in names:
+            raise InputError(f"workers need names, all different and none {CLIENT!r}, got {list(names)}")
+        if threads < 1:
+            raise InputError(f"a worker needs at least one thread, got {threads}")
+        self._folder = ScratchFolder("workers")
+        self._token = secrets.token_hex(16)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._endpoints: dict[str, WorkerEndpoint] = {}
+        self._closed = False
+        atexit.register(self.close)
+        try:
+            for name, cores in zip(names, _cores(len(names), threads, pin), strict=True):
+                self._processes[name] = self._start(name, threads, cores, cache)
+            deadline = time.monotonic() + start_timeout_seconds
+            for name in names:
+                address = self._wait_ready(name, deadline, start_timeout_seconds)
+                self._endpoints[name] = WorkerEndpoint(name, address, self._token)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def endpoints(self) -> Mapping[str, WorkerEndpoint]:
+        return dict(self._endpoints)
+
+    @property
+    def process_ids(self) -> Mapping[str, int]:
+        return {name: process.pid for name, process in self._processes.items()}
+
+    def messages(self, name: str) -> str:
+        """What a worker wrote to its standard error, at most the last 4000 letters."""
+        try:
+            return self._log(name).read_text(encoding="utf-8", errors="replace")[-4000:].strip()
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        """Ends all workers; returns when they are gone. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        for process in self._processes.values():
+            with contextlib.suppress(OSError):
+                process.terminate()
+                process.send_signal(signal.SIGCONT)  # one that was stopped could not end
+        deadline = time.monotonic() + TERMINATE_SECONDS
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+        self._folder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _log(self, name: str) -> Path:
+        return self._folder.path / f"{list(self._processes).index(name)}.log"
+
+    def _start(self, name: str, threads: int, cores: tuple[int, ...], cache: Path | None) -> subprocess.Popen[bytes]:
+        command = [*own_modules.command("worker"), "--exit-with-parent", "--name", name]
+        command += ["--threads", str(threads), "--cache", str(cache or self._folder.path / "blobs")]
+        if cores:
+            command += ["--cores", ",".join(map(str, cores))]
+        with (self._folder.path / f"{len(self._processes)}.log").open("wb") as log:
+            return subprocess.Popen(  # noqa: S603 (our own interpreter and module)
+                command,
+                stdin=subprocess.PIPE,  # its end tells the worker that this process has gone, however it went
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=own_modules.environment(**{TOKEN_VARIABLE: self._token}),
+                start_new_session=True,  # Ctrl-C in the terminal is for this process, which then ends the workers
+            )
+
+    def _wait_ready(self, name: str, deadline: float, timeout_seconds: float) -> str:
+        process = self._processes[name]
+        line = _read_line(process.stdout, deadline) if process.stdout is not None else None
+        if line is None:
+            raise DeadlineError(
+                f"worker {name!r} was not ready within {timeout_seconds:g} seconds. {self._quoted(name)}"
+            )
+        try:
+            return str(json.loads(line)["address"])
+        except (ValueError, KeyError, TypeError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+            raise WorkerUnavailableError(
+                f"worker {name!r} ended with exit code {process.poll()} while it started. {self._quoted(name)}"
+            ) from None
+
+    def _quoted(self, name: str) -> str:
+        return f"It wrote: {self.messages(name) or '(nothing)'}"
+
+
+def _cores(workers: int, threads: int, pin: bool) -> list[tuple[int, ...]]:
+    """The cores of each worker; none when there are too few for all to have their own."""
+    available = sorted(os.sched_getaffinity(0))
+    if not pin or workers * threads > len(available):
+        return [()] * workers
+    return [tuple(available[index * threads : (index + 1) * threads]) for index in range(workers)]
+
+
+def _read_line(pipe: IO[bytes], deadline: float) -> bytes | None:
+    """A line, or what came before the pipe's end; None when the deadline passes."""
+    content = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while not content.endswith(b"\n"):
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                return None
+            part = os.read(pipe.fileno(), 4096)
+            if not part:
+                return content
+            content += part
+    return content

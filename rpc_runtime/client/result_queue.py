@@ -1,0 +1,85 @@
+"""Puts the client's results together: outputs arrive tensor by tensor, results leave whole and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvm_split.rpc_runtime.program.interface import Array, Bytes
+from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
+from tvm_split.rpc_runtime.program.program import Program
+
+
+@dataclass(frozen=True)
+class ArraySlot:
+    """Memory of its own for one output, which the user may keep."""
+
+    data: Bytes
+    value: Array
+
+
+def array_slot(route: PlannedRoute) -> ArraySlot:
+    array = np.empty(route.tensor.shape, np.dtype(route.tensor.dtype))
+    return ArraySlot(array.reshape(-1).view(np.uint8), array)
+
+
+class ResultQueue:
+    """Micro-batches between being submitted and being taken. Everything here is called with the pipeline's lock held.
+
+    A model output that is a model input waits here, and never leaves the client. The caller limits how many
+    micro-batches are under way.
+    """
+
+    def __init__(self, program: Program) -> None:
+        inputs = [tensor.name for tensor in program.inputs]
+        self._names = [tensor.name for tensor in program.outputs]
+        self._kept_places = {name: inputs.index(name) for name in self._names if name in inputs}
+        # By number, since of several replicas that make an output one may be ahead of another.
+        self._arrived: dict[str, dict[int, tuple[Any, Callable[[], None] | None]]] = {n: {} for n in self._names}
+        self._discard_before = 0
+        self.submitted = 0
+        self.taken = 0
+
+    def submit(self, inputs: Sequence[Array]) -> int:
+        """Counts a micro-batch in; its sequence number."""
+        sequence = self.submitted
+        self.submitted += 1
+        for name, place in self._kept_places.items():
+            self._arrived[name][sequence] = (inputs[place].copy(), None)
+        self._discard()
+        return sequence
+
+    def arrive(self, tensor: str, sequence: int, value: Array, release: Callable[[], None]) -> None:
+        self._arrived[tensor][sequence] = (value, release)
+        self._discard()
+
+    def take(self, sequence: int) -> tuple[Array, ...] | None:
+        """The result for ``sequence``, when it is complete and those before it have been taken or abandoned."""
+        if self.taken != sequence or sequence >= self.submitted:
+            return None
+        if not all(sequence in waiting for waiting in self._arrived.values()):
+            return None
+        values: dict[str, Array] = {}
+        for name, waiting in self._arrived.items():
+            values[name], release = waiting.pop(sequence)
+            if release is not None:
+                release()
+        self.taken += 1
+        seen: set[str] = set()
+        result = []
+        for name in self._names:
+            result.append(values[name].copy() if name in seen else values[name])
+            seen.add(name)
+        return tuple(result)
+
+    def abandon(self) -> None:
+        """Forgets every micro-batch submitted so far; what still arrives of them is thrown away."""
+        self._discard_before = self.submitted
+        self._discard()
+
+    def _discard(self) -> None:
+        while self.taken < self._discard_before and self.take(self.taken) is not None:
+            pass

@@ -1,0 +1,253 @@
+"""Watches all workers of a deployment, and finds the root cause when something breaks.
+
+A failure spreads: when one worker dies, its neighbours see broken links, stop, and their neighbours see broken links.
+So reports are collected, and judged: a stage that raised or a broken protocol is a cause; a worker that has gone is a
+cause; a broken link is only a symptom, until every worker has shown since then that it is alive.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from tvm_split.rpc_runtime.client.client import WorkerConnection
+from tvm_split.rpc_runtime.errors import (
+    DeadlineError,
+    ProtocolError,
+    StageError,
+    TvmSplitError,
+    WorkerError,
+    WorkerUnavailableError,
+)
+from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.channels import details_of, error_of
+
+SILENCE_SECONDS = 5.0
+"""Workers speak every second; one that has said nothing for so long is taken for dead."""
+SURE_SECONDS = 1.0
+"""What a worker says so long after a report was not under way before it."""
+LONGEST_VERDICT_SECONDS = SILENCE_SECONDS + 2 * SURE_SECONDS
+"""After this long each worker has spoken again, or is taken for dead."""
+_CHECK_SECONDS = 0.5
+
+
+class ReportKind(enum.Enum):
+    STAGE = "stage"
+    PROTOCOL = "protocol"
+    INTERNAL = "internal"
+    GONE = "gone"
+    LINK = "link"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What somebody noticed. ``machine`` noticed it, or is gone; a LINK report is about ``peer``."""
+
+    kind: ReportKind
+    machine: str
+    message: str
+    peer: str = ""
+
+
+_FIRST_HAND = (ReportKind.STAGE, ReportKind.PROTOCOL, ReportKind.INTERNAL, ReportKind.GONE)
+
+
+def root_cause(reports: Sequence[Report], all_alive: bool) -> Report | None:
+    """The report to blame, or None while it is too early to say.
+
+    ``all_alive``: every worker has spoken since the first report.
+    """
+    for kind in _FIRST_HAND:
+        for report in reports:
+            if report.kind is kind:
+                return report
+    return _broken_first(reports) if reports and all_alive else None
+
+
+def _broken_first(reports: Sequence[Report]) -> Report:
+    """Of broken links the one that broke the others: who loses one closes all its own, whose ends then report him."""
+    first_of = {report.machine: report for report in reversed(reports)}
+    report, seen = reports[0], {reports[0].machine}
+    while (earlier := first_of.get(report.peer)) and earlier.peer != report.machine and earlier.machine not in seen:
+        report = earlier
+        seen.add(report.machine)
+    return report
+
+
+class WorkerWatch:
+    """Holds the Watch streams of a deployment open.
+
+    Calls ``on_failure`` once, and ``on_activity`` with a machine and its activity while that grows.
+    """
+
+    def __init__(
+        self,
+        deployment: str,
+        connections: Mapping[str, WorkerConnection],
+        stages: Mapping[str, Sequence[str]],
+        on_failure: Callable[[TvmSplitError], None],
+        on_activity: Callable[[str, int], None],
+    ) -> None:
+        self._deployment = deployment
+        self._connections = connections
+        self._stages = stages
+        self._on_failure = on_failure
+        self._on_activity = on_activity
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._heard: dict[str, float] = {}
+        self._activity: dict[str, int] = {}
+        self._finished: dict[tuple[str, str], int] = {}
+        self._reports: list[Report] = []
+        self._first_report = 0.0
+        self._closed = False
+        self._calls: dict[str, Any] = {}
+        self._threads: list[threading.Thread] = []
+
+    def start(self, timeout_seconds: float) -> None:
+        """Opens the streams and returns when every worker has answered.
+
+        Raises:
+            TvmSplitError: a worker refused, cannot be reached, or did not answer in time.
+        """
+        for machine, connection in self._connections.items():
+            self._calls[machine] = connection.watch(self._deployment)
+            self._begin(self._read, machine)
+        deadline = time.monotonic() + timeout_seconds
+        with self._lock:
+            while len(self._heard) < len(self._connections) and not self._reports:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    silent = [str(c.endpoint) for m, c in self._connections.items() if m not in self._heard]
+                    raise DeadlineError(f"{', '.join(silent)} did not answer within {timeout_seconds:g} seconds")
+                self._changed.wait(remaining)
+            if self._reports:
+                raise self._error(self._reports[0])
+        self._begin(self._judge)
+
+    def _begin(self, target: Callable[..., None], *arguments: str) -> None:
+        thread = threading.Thread(target=target, args=arguments, name=f"watch-{'-'.join(arguments)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def link_broken(self, peer: str, error: TvmSplitError) -> None:
+        """The client's own data stream to ``peer`` broke."""
+        kind = ReportKind.PROTOCOL if isinstance(error, ProtocolError) else ReportKind.LINK
+        self._report(Report(kind, CLIENT, str(error), peer))
+
+    def wait_report(self, timeout_seconds: float) -> bool:
+        """Whether anything has gone wrong, waiting a little for the news."""
+        with self._lock:
+            return self._changed.wait_for(lambda: bool(self._reports), timeout_seconds)
+
+    def finished(self) -> dict[tuple[str, str], int]:
+        """Machine and stage name to micro-batches computed there, as far as known."""
+        with self._lock:
+            return dict(self._finished)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._changed.notify_all()
+        for call in self._calls.values():
+            call.cancel()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(5.0)
+
+    def _read(self, machine: str) -> None:
+        endpoint = self._connections[machine].endpoint
+        try:
+            for event in self._calls[machine]:
+                self._take(machine, event)
+            message = f"{endpoint} ended the deployment"
+        except grpc.RpcError as status:
+            error = error_of(status, str(endpoint))
+            if not isinstance(error, WorkerUnavailableError):
+                self._report(Report(ReportKind.INTERNAL, machine, str(error)))
+                return
+            message = f"{endpoint} has gone: {details_of(status)}"
+        self._report(Report(ReportKind.GONE, machine, message))
+
+    def _take(self, machine: str, event: pb.WatchEvent) -> None:
+        with self._lock:
+            moved = event.activity > self._activity.get(machine, 0)
+            self._activity[machine] = max(event.activity, self._activity.get(machine, 0))
+            self._heard[machine] = time.monotonic()
+            for stage in event.stages:
+                self._finished[machine, stage.stage] = stage.finished
+            self._changed.notify_all()
+        if event.HasField("failure"):
+            failure = event.failure
+            kinds = {
+                pb.Failure.STAGE: ReportKind.STAGE,
+                pb.Failure.LINK: ReportKind.LINK,
+                pb.Failure.PROTOCOL: ReportKind.PROTOCOL,
+            }
+            kind = kinds.get(failure.kind, ReportKind.INTERNAL)
+            self._report(Report(kind, machine, failure.message, failure.peer))
+        elif moved:
+            self._on_activity(machine, event.activity)
+
+    def _report(self, report: Report) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            if not self._reports:
+                self._first_report = time.monotonic()
+            self._reports.append(report)
+            self._changed.notify_all()
+
+    def _judge(self) -> None:
+        checked = fair_from = time.monotonic()
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                sure = self._first_report + SURE_SECONDS
+                cause = root_cause(self._reports, all(at > sure for at in self._heard.values()))
+                if cause is not None:
+                    error = self._error(cause)
+                    break
+                self._changed.wait(_CHECK_SECONDS)
+                here = time.monotonic()
+                if here - checked > 2 * _CHECK_SECONDS:  # this process itself stood still: be fair to the workers
+                    fair_from = here
+                checked = here
+                silent = [machine for machine, at in self._heard.items() if here - max(at, fair_from) > SILENCE_SECONDS]
+            for machine in silent:
+                endpoint = self._connections[machine].endpoint
+                text = f"{endpoint} has been silent for {SILENCE_SECONDS:g} seconds: it hangs, or the network is gone"
+                self._report(Report(ReportKind.GONE, machine, text))
+        self._on_failure(error)
+
+    def _error(self, report: Report) -> TvmSplitError:
+        if report.kind is ReportKind.STAGE:
+            return StageError(report.message)
+        if report.kind is ReportKind.PROTOCOL:
+            return ProtocolError(report.message)
+        if report.kind is ReportKind.INTERNAL:
+            return WorkerError(report.message)
+        if report.kind is ReportKind.GONE:
+            stages = ", ".join(
+                f"{name!r} ({self._finished.get((report.machine, name), 0)} micro-batches done when last heard of)"
+                for name in self._stages.get(report.machine, ())
+            )
+            return WorkerUnavailableError(
+                f"{report.message}. It held the stages {stages}. If the worker's output or its system's log says that "
+                "it crashed, or was killed for its memory, the same stages would do it again: compile again for the "
+                "machine's right target, or move layers to another machine. Else start it again and deploy again"
+            )
+        here = self._connections.get(report.machine)
+        name = str(here.endpoint) if here else "the client"
+        return WorkerUnavailableError(
+            f"{name} lost its connection to machine {report.peer!r}, though every worker answers the client: "
+            f"{report.message}. Check the network between the two, and deploy again"
+        )

@@ -1,0 +1,285 @@
+"""A folder of files known by the SHA-256 of their content, shared safely by several processes.
+
+``blobs/ab/abcd…`` are the files, ``temporary/`` what is being written, ``pins/`` one file per open store with the
+digests it uses, kept alive by a lock on it; ``lock`` orders the changes of all processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from tvm_split.rpc_runtime.errors import BlobError
+from tvm_split.rpc_runtime.program.interface import Bytes
+from tvm_split.rpc_runtime.program.program import BlobSpec
+
+SHARE_OF_FREE_DISK = 0.8
+STALE_SECONDS = 86_400.0
+"""Nobody writes one blob for a day."""
+
+
+class BlobStore:
+    """Blobs in ``folder``, of at most ``limit_bytes`` together. Thread-safe.
+
+    Without a limit given, it is four fifths of what the disk has free, the blobs that are there counted as free. When a
+    new blob does not fit, those used least recently go first, but never one that an open store has pinned. A folder
+    that somebody removes is made again: its blobs are missing then, and are sent again.
+
+    Every method raises:
+        BlobError: the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
+        self.folder = folder
+        self._mutex = threading.Lock()
+        self._pins: dict[str, set[str]] = {}
+        self._pin_path = folder / "pins" / uuid.uuid4().hex
+        self._pin_file: IO[str] | None = None
+        self._arriving = 0
+        self._closed = False
+        with self._exclusively():
+            self._sweep()
+            held = sum(status.st_size for _, status in _statuses((folder / "blobs").glob("*/*")))
+            free = shutil.disk_usage(folder).free + held
+        self.limit_bytes = int(SHARE_OF_FREE_DISK * free) if limit_bytes is None else limit_bytes
+
+    @property
+    def scratch(self) -> Path:
+        """A folder on the same file system for short-lived files."""
+        folder = self.folder / "temporary"
+        with self._explained():
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def path(self, blob: BlobSpec) -> Path:
+        return self._path(blob.sha256)
+
+    def pin(self, owner: str, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
+        """Keeps blobs, present or to come, until ``unpin(owner)``. Returns those that are missing, each once."""
+        wanted = {blob.sha256: blob for blob in blobs}
+        with self._exclusively():
+            self._pins.setdefault(owner, set()).update(wanted)
+            self._write_pins()
+            return tuple(blob for blob in wanted.values() if not self._present(blob))
+
+    def unpin(self, owner: str) -> None:
+        with self._exclusively():
+            if self._pins.pop(owner, None) is not None and not self._closed:
+                self._write_pins()
+
+    def write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
+        """Takes a blob in; it appears only when it is complete and its digest is right.
+
+        Raises:
+            BlobError: the content has another size or digest, or there is no room for it.
+        """
+        with self._room_for(blob), self._explained():
+            self._write(blob, chunks)
+
+    def _write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
+        digest, size = hashlib.sha256(), 0
+        descriptor, name = tempfile.mkstemp(dir=self.scratch)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                for chunk in chunks:
+                    size += len(chunk)
+                    if size > blob.size_bytes:
+                        raise BlobError(f"blob {blob.sha256[:12]} is longer than the announced {blob.size_bytes} bytes")
+                    digest.update(chunk)
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            _check(blob, size, digest.hexdigest())
+            with self._exclusively():
+                self._evict(blob)
+                path = self._path(blob.sha256)
+                path.parent.mkdir(exist_ok=True)
+                Path(name).replace(path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+    def read(self, blob: BlobSpec) -> Bytes:
+        """The content.
+
+        Raises:
+            BlobError: the blob is missing, has another size, or its content has changed; only then it is removed, so it
+                will be sent anew.
+        """
+        path = self._path(blob.sha256)
+        try:
+            content = read_blob(path, blob)
+        except ChangedBlobError:
+            path.unlink(missing_ok=True)
+            raise
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return content
+
+    def close(self) -> None:
+        """Lets go of all pins; the blobs stay for the next time."""
+        with self._exclusively():
+            if not self._closed:
+                self._closed = True
+                self._pins.clear()
+                self._pin_path.unlink(missing_ok=True)
+                if self._pin_file is not None:
+                    self._pin_file.close()
+
+    def _path(self, sha256: str) -> Path:
+        return self.folder / "blobs" / sha256[:2] / sha256
+
+    def _present(self, blob: BlobSpec) -> bool:
+        """Whether the file is there, with this size. One of another size stays: who knows which of the two is wrong?"""
+        path = self._path(blob.sha256)
+        try:
+            if path.stat().st_size != blob.size_bytes:
+                return False
+            os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        with self._mutex, self._explained():
+            for name in ("blobs", "temporary", "pins"):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            with (self.folder / "lock").open("w", encoding="ascii") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if not self._closed and not self._pin_path.exists():
+                    self._begin_pins()
+                yield
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            what = ": ".join(filter(None, (error.strerror, error.filename)))
+            raise BlobError(
+                f"cannot keep blobs in {self.folder} ({what}): make room or repair its permissions, or give the worker "
+                "another --cache"
+            ) from error
+
+    def _begin_pins(self) -> None:
+        if self._pin_file is not None:
+            self._pin_file.close()
+        self._pin_file = self._pin_path.open("w", encoding="ascii")
+        fcntl.flock(self._pin_file, fcntl.LOCK_EX)
+        self._write_pins()
+
+    def _sweep(self) -> None:
+        """Removes what processes that were killed left half written."""
+        for path, status in _statuses(self.scratch.iterdir()):
+            if time.time() - status.st_mtime > STALE_SECONDS:
+                path.unlink(missing_ok=True)
+        self._all_pins()
+
+    def _write_pins(self) -> None:
+        if self._pin_file is None:
+            return
+        self._pin_file.seek(0)
+        self._pin_file.truncate()
+        self._pin_file.write("\n".join(sorted(set().union(*self._pins.values()))))
+        self._pin_file.flush()
+
+    @contextlib.contextmanager
+    def _room_for(self, blob: BlobSpec) -> Iterator[None]:
+        """While a blob arrives; what arrives at the same time counts, for it lies in the folder as well."""
+        with self._exclusively():
+            free, arriving = shutil.disk_usage(self.folder).free, self._arriving
+            where = f"blob {blob.sha256[:12]} has {blob.size_bytes} bytes, and the cache {self.folder}"
+            also = f", with {arriving} bytes that arrive at the moment" if arriving else ""
+            if arriving + blob.size_bytes > self.limit_bytes:
+                raise BlobError(f"{where} may hold {self.limit_bytes}{also}: raise its limit (--cache-limit-bytes)")
+            if blob.size_bytes > free:
+                raise BlobError(f"{where} has {free} free")
+            self._arriving += blob.size_bytes
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._arriving -= blob.size_bytes
+
+    def _evict(self, blob: BlobSpec) -> None:
+        """Makes room for a blob. Called with the lock of all processes held."""
+        entries = [each for each in _statuses((self.folder / "blobs").glob("*/*")) if each[0].name != blob.sha256]
+        total = sum(status.st_size for _, status in entries) + blob.size_bytes
+        if total <= self.limit_bytes:
+            return
+        pinned = self._all_pins()
+        for path, status in sorted(entries, key=lambda entry: entry[1].st_mtime_ns):
+            if path.name not in pinned:
+                path.unlink(missing_ok=True)
+                total -= status.st_size
+                if total <= self.limit_bytes:
+                    return
+        raise BlobError(
+            f"the cache {self.folder} may hold {self.limit_bytes} bytes, and what is in use needs {total}: "
+            "raise its limit (--cache-limit-bytes), or close deployments"
+        )
+
+    def _all_pins(self) -> set[str]:
+        """What any open store uses; the files of those that are gone are removed."""
+        pins = set().union(*self._pins.values())
+        for path in (self.folder / "pins").iterdir():
+            if path == self._pin_path:
+                continue
+            with path.open(encoding="ascii") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    pins.update(file.read().split())
+                else:
+                    path.unlink(missing_ok=True)  # its process is gone
+        return pins
+
+
+def _statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Of those files that are still there: others of the same folder may rename and remove theirs meanwhile."""
+    for path in paths:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        yield path, status
+
+
+class ChangedBlobError(BlobError):
+    """A file whose content is not what its name says."""
+
+
+def _check(blob: BlobSpec, size: int, sha256: str) -> None:
+    if sha256 != blob.sha256:
+        raise ChangedBlobError(
+            f"the content of blob {blob.sha256[:12]} has {size} bytes of {blob.size_bytes} and the digest "
+            f"{sha256[:12]}: it was changed"
+        )
+    if size != blob.size_bytes:
+        raise BlobError(f"blob {blob.sha256[:12]} has {size} bytes, and the caller says that it has {blob.size_bytes}")
+
+
+def read_blob(path: Path, blob: BlobSpec) -> Bytes:
+    """The content of a blob's file.
+
+    Raises:
+        BlobError: the file is missing, or its content is not the blob's.
+    """
+    try:
+        content: Bytes = np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise BlobError(f"blob {blob.sha256[:12]} cannot be read from {path}: {error.strerror}") from error
+    _check(blob, content.size, hashlib.sha256(content.data).hexdigest())
+    return content

@@ -1,0 +1,151 @@
+"""Runs a program's stages in turn in this process: no workers, no network. For debugging, and to time stages alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerError
+from tvm_split.rpc_runtime.execution.blob_store import read_blob
+from tvm_split.rpc_runtime.execution.stage_executable import (
+    CallTime,
+    StageExecutable,
+    WeightCache,
+    array_from_tensor,
+    tensor_from_array,
+)
+from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread
+from tvm_split.rpc_runtime.program.inputs import checked_inputs
+from tvm_split.rpc_runtime.program.interface import Array
+from tvm_split.rpc_runtime.program.measurements import COMPUTE, Recorder, StageStatistics, TraceEvent, now
+from tvm_split.rpc_runtime.program.program import Program
+from tvm_split.rpc_runtime.scratch import ScratchFolder
+
+Result = TypeVar("Result")
+
+
+class InProcessPipeline:
+    """The same stages as a ``Pipeline`` computes, with the same results, one after another. A context manager.
+
+    Stages run on a `ComputingThread`, so pipelines of different ``threads`` take turns where two threads run them.
+
+    Raises:
+        WorkerError: a stage cannot run on this machine.
+        BlobError: a library or weight is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        blob_path: Callable[[str], Path],
+        threads: int = 1,
+        *,
+        on_calling_thread: bool = True,
+    ) -> None:
+        self._program = program
+        self._thread = ComputingThread(threads, on_calling_thread=on_calling_thread)
+        self._busy = threading.Lock()
+        self._recorders = {
+            machine: Recorder(machine, [stage.name for stage in program.stages_on(machine)])
+            for machine in program.machines
+        }
+        cache = WeightCache()
+        self._stages: list[StageExecutable] = []
+        self._closed = False
+        with ScratchFolder("in-process") as scratch:
+            for stage in program.stages:
+                library = read_blob(blob_path(stage.library.sha256), stage.library)
+                weights = (read_blob(blob_path(weight.blob.sha256), weight.blob) for weight in stage.weights)
+                self._stages.append(StageExecutable(stage, library, weights, scratch.path, cache))
+        self._sequence = 0
+
+    @property
+    def program(self) -> Program:
+        return self._program
+
+    @property
+    def blob_bytes_sent(self) -> int:
+        return 0
+
+    def run(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        """The outputs for one micro-batch. Raises InputError, StageError."""
+        return self._alone(self._compute, checked_inputs(self._program, inputs))
+
+    def call_times(self, inputs: Sequence[Array]) -> dict[str, list[CallTime]]:
+        """By stage, how long each function that its library calls took for one micro-batch; of replicas the first."""
+        return self._alone(self._time_calls, checked_inputs(self._program, inputs))
+
+    def _alone(self, compute: Callable[[Sequence[Array]], Result], arrays: Sequence[Array]) -> Result:
+        if self._closed:
+            raise WorkerError("this pipeline is closed")
+        if not self._busy.acquire(blocking=False):
+            raise TvmSplitError("this pipeline is running already, in another thread: open a second one")
+        try:
+            return self._thread.run(compute, arrays)
+        finally:
+            self._busy.release()
+
+    def stream(self, batches: Iterable[Sequence[Array]]) -> Iterator[tuple[Array, ...]]:
+        """The outputs for each batch in turn."""
+        for batch in batches:
+            yield self.run(batch)
+
+    def _compute(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        given = {tensor.name: array for tensor, array in zip(self._program.inputs, arrays, strict=True)}
+        values: dict[str, Any] = {name: tensor_from_array(array) for name, array in given.items()}
+        for loaded in self._stages:
+            stage = loaded.stage
+            if sequence not in stage.own_turns:
+                continue
+            start = now()
+            outputs = loaded.run([values[tensor.name] for tensor in stage.inputs])
+            self._recorders[stage.machine].record(COMPUTE, stage.name, sequence, start, now())
+            values.update((tensor.name, value) for tensor, value in zip(stage.outputs, outputs, strict=True))
+        return tuple(
+            given[tensor.name].copy() if tensor.name in given else array_from_tensor(values[tensor.name], tensor)
+            for tensor in self._program.outputs
+        )
+
+    def _time_calls(self, arrays: Sequence[Array]) -> dict[str, list[CallTime]]:
+        values: dict[str, Any] = {
+            tensor.name: tensor_from_array(array) for tensor, array in zip(self._program.inputs, arrays, strict=True)
+        }
+        times = {}
+        for loaded in self._stages:
+            stage = loaded.stage
+            if stage.replica != 0:
+                continue
+            taken = [values[tensor.name] for tensor in stage.inputs]
+            times[stage.name] = loaded.call_times(taken)
+            values.update(zip((tensor.name for tensor in stage.outputs), loaded.run(taken), strict=True))
+        return times
+
+    def statistics(self) -> tuple[StageStatistics, ...]:
+        found = {
+            (stage.machine, stage.name): stage
+            for recorder in self._recorders.values()
+            for stage in recorder.statistics()
+        }
+        return tuple(found[stage.machine, stage.name] for stage in self._program.stages)
+
+    def trace(self) -> tuple[TraceEvent, ...]:
+        events = [event for recorder in self._recorders.values() for event in recorder.trace()]
+        return tuple(sorted(events, key=lambda event: event.start_nanoseconds))
+
+    def close(self) -> None:
+        """Frees libraries and weights."""
+        self._closed = True
+        self._thread.close()
+        self._stages.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

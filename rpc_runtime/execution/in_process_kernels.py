@@ -1,0 +1,53 @@
+"""Times kernels in this process: what `RemoteKernels` does on another machine, without a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tvm_split.rpc_runtime.errors import WorkerError
+from tvm_split.rpc_runtime.execution.blob_store import read_blob
+from tvm_split.rpc_runtime.execution.kernel_timer import KernelTimer
+from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
+from tvm_split.rpc_runtime.scratch import ScratchFolder
+
+
+class InProcessKernels:
+    """Kernels that are loaded here, run with ``threads`` threads, for as long as this lives. A context manager."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._timer: KernelTimer | None = None
+
+    def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
+        """Makes ready, in the place of what was loaded before; returns the bytes that the arguments take.
+
+        Raises:
+            WorkerError: this machine cannot run them, or lacks the memory.
+        """
+        self.close()
+        library = read_blob(blob_path(kernels.library.sha256), kernels.library)
+        with ScratchFolder("kernels") as scratch:
+            self._timer = KernelTimer(kernels, library, scratch.path, self._threads)
+        return self._timer.allocated_bytes
+
+    def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:
+        """The time of each kernel that was loaded, in that order."""
+        if self._timer is None:
+            raise WorkerError("no kernels are loaded that could be timed")
+        return self._timer.measure(effort)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

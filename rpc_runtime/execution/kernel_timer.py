@@ -1,0 +1,267 @@
+"""Times kernels one by one as they would run inside a network: same threads, same warmth of the caches.
+
+All kernels run in turns, in the order of the network. So what one kernel leaves in the caches is what the next finds:
+activations share a few buffers, as TVM's memory plan lets them; weights come from a ring of as many bytes as the whole
+model's, so that a kernel meets its weights again after as much other memory as in the model. Values are made up here,
+so that no weight has to be sent, and a machine that cannot hold a model can still say how fast it would be.
+"""
+
+from __future__ import annotations
+
+import mmap
+import statistics
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from tvm_split.rpc_runtime.errors import WorkerError
+from tvm_split.rpc_runtime.execution.stage_executable import Tensor, find_device, first_line, load_library
+from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread
+from tvm_split.rpc_runtime.hardware import available_memory_bytes
+from tvm_split.rpc_runtime.program.interface import Bytes
+from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
+from tvm_split.rpc_runtime.program.measurements import now
+from tvm_split.rpc_runtime.program.program import TensorSpec
+
+ALIGNMENT_BYTES = 256
+PATTERN_VALUES = 1 << 18
+WINDOW_SECONDS = 0.05
+"""Longer than the time slices in which a system shares a core."""
+SAMPLES = 1001
+"""Times kept per kernel for the median."""
+DEVICE_CACHE_BYTES = 64 << 20
+"""About what the largest GPUs cache."""
+LAUNCHES = 10
+"""Calls of a GPU's kernel for one time: launched one after the other, as in a network, and waited for once."""
+
+
+class KernelTimer:
+    """A library of kernels with memory for their arguments.
+
+    They run on a `ComputingThread` with ``threads`` threads.
+
+    Raises:
+        WorkerError: this machine lacks the device or the memory, or cannot load the library.
+    """
+
+    def __init__(
+        self, kernels: KernelSet, library: Bytes, scratch: Path, threads: int, *, on_calling_thread: bool = True
+    ) -> None:
+        where = f"timing {len(kernels.kernels)} kernels on machine {kernels.machine!r}"
+        self._device = find_device(kernels.device, where)
+        self._launches = LAUNCHES if kernels.device == "cuda" else 1
+        self._on_cpu = kernels.device == "cpu"
+        self._kernels = kernels.kernels
+        rings, inputs, outputs = _sizes(kernels)
+        self.allocated_bytes = sum(rings.values()) + sum(inputs.values()) + sum(outputs.values())
+        free = available_memory_bytes() if self._on_cpu else 0
+        if free and self.allocated_bytes > free:
+            raise WorkerError(
+                f"{where} takes {self.allocated_bytes / 1e9:.1f} GB for their arguments, and the machine has "
+                f"{free / 1e9:.1f} GB free"
+            )
+        self._thread = ComputingThread(threads, on_calling_thread=on_calling_thread)
+        self._closed = False
+        try:
+            self._library: Any = load_library(library, scratch, where)
+            self._rings: dict[str, _Ring | _DeviceCopies] = {
+                dtype: _Ring(size, dtype) if self._on_cpu else _DeviceCopies(size, dtype, self._device)
+                for dtype, size in rings.items()
+            }
+            self._inputs = {key: self._filled(size, key[0]) for key, size in inputs.items()}
+            self._outputs = {place: self._filled(size, "uint8") for place, size in outputs.items()}
+        except WorkerError:
+            raise
+        except Exception as error:
+            raise WorkerError(f"{where}: TVM cannot prepare them: {first_line(error)}") from error
+
+    def measure(self, effort: TimingEffort, is_wanted: Callable[[], bool] = lambda: True) -> tuple[KernelTime, ...]:
+        """Each kernel's time; stops between two kernels at the limit, or when nobody wants the result any more.
+
+        Kernels that raise, and those that the limit left without a time, say so in `KernelTime.error`.
+        """
+        if self._closed:
+            raise WorkerError("these kernels are unloaded")
+        return self._thread.run(self._measure, effort, is_wanted)
+
+    def close(self) -> None:
+        """Frees the library and all memory. Waits for the kernel that runs. May be called again."""
+        self._closed = True
+        self._thread.close()
+        self._rings, self._inputs, self._outputs = {}, {}, {}
+        self._library = None
+
+    def _measure(self, effort: TimingEffort, is_wanted: Callable[[], bool]) -> tuple[KernelTime, ...]:
+        begin = start = now()
+        samples: dict[str, deque[float]] = {kernel.function: deque(maxlen=SAMPLES) for kernel in self._kernels}
+        errors: dict[str, str] = {}
+        rounds = -1  # the first round warms up
+        while rounds < effort.minimum_rounds or (now() - start) * 1e-9 < effort.minimum_seconds:
+            if rounds == 0:
+                start = now()
+            for kernel in self._kernels:
+                if kernel.function in errors:
+                    continue
+                if (now() - begin) * 1e-9 > effort.limit_seconds or self._closed or not is_wanted():
+                    return self._times(samples, errors)
+                try:
+                    seconds = self._time(kernel)
+                except Exception as error:
+                    errors[kernel.function] = first_line(error)
+                    continue
+                if rounds >= 0:
+                    samples[kernel.function].append(seconds)
+            rounds += 1
+        return self._times(samples, errors)
+
+    def _times(self, samples: dict[str, deque[float]], errors: dict[str, str]) -> tuple[KernelTime, ...]:
+        found = {name: tuple(each) for name, each in samples.items() if each and name not in errors}
+        medians = {name: statistics.median(each) for name, each in found.items()}
+        rounds = [sum(each) for each in zip(*found.values(), strict=False)]  # the limit may have cut the last one
+        longer = max(1.0, _window_median(rounds) / sum(medians.values())) if rounds else 1.0
+        late = "the time limit came before it was timed"
+        return tuple(
+            KernelTime(name, medians[name] * longer, min(found[name]), len(found[name]))
+            if name in found
+            else KernelTime(name, 0.0, 0.0, 0, errors.get(name, late))
+            for name in samples
+        )
+
+    def _time(self, kernel: TimedKernel) -> float:
+        function = self._library[kernel.function]
+        calls = [self._arguments(kernel) for _ in range(self._launches)]
+        if not self._on_cpu:
+            self._device.sync()
+        start = now()
+        for arguments in calls:
+            function(*arguments)
+        if not self._on_cpu:
+            self._device.sync()
+        return (now() - start) * 1e-9 / len(calls)
+
+    def _arguments(self, kernel: TimedKernel) -> list[Tensor]:
+        return [
+            (self._rings[place].next(spec) if kind == "weight" else _view(self._buffer(kind, place), spec))
+            for kind, place, spec in _roles(kernel)
+        ]
+
+    def _buffer(self, kind: str, place: Any) -> Tensor:
+        return (self._inputs if kind == "input" else self._outputs)[place]
+
+    def _filled(self, size_bytes: int, dtype: str) -> Tensor:
+        tensor = tvm.runtime.from_dlpack(_harmless(size_bytes, dtype))
+        return tensor if self._on_cpu else tensor.copyto(self._device)
+
+
+def _window_median(rounds: Sequence[float]) -> float:
+    """Seconds of a round, the median over windows of so many rounds that all that shares the core had its turn."""
+    windows: list[float] = []
+    together, count = 0.0, 0
+    for seconds in rounds:
+        together, count = together + seconds, count + 1
+        if together >= WINDOW_SECONDS:
+            windows.append(together / count)
+            together, count = 0.0, 0
+    return statistics.median(windows) if windows else statistics.fmean(rounds)
+
+
+class _Ring:
+    """Memory from which every weight is taken behind the one before, and after the end from the start again."""
+
+    def __init__(self, size_bytes: int, dtype: str) -> None:
+        self._memory = _harmless(size_bytes, dtype)
+        self._position = 0
+
+    def next(self, spec: TensorSpec) -> Tensor:
+        if self._position + spec.size_bytes > self._memory.size:
+            self._position = 0
+        # A view of TVM's would have an offset, which kernels refuse; this has an address.
+        taken = self._memory[self._position : self._position + max(spec.size_bytes, 1)]
+        self._position += _aligned(spec.size_bytes)
+        return _view(tvm.runtime.from_dlpack(taken), spec)
+
+
+class _DeviceCopies:
+    """The same for a GPU, where memory has no part with an address of its own: some copies of each weight in turns."""
+
+    def __init__(self, size_bytes: int, dtype: str, device: Any) -> None:
+        self._size_bytes = min(size_bytes, DEVICE_CACHE_BYTES)
+        self._dtype = dtype
+        self._device = device
+        self._copies: dict[int, deque[Tensor]] = {}
+
+    def next(self, spec: TensorSpec) -> Tensor:
+        size = max(spec.size_bytes, 1)
+        if size not in self._copies:
+            count = min(LAUNCHES, -(-self._size_bytes // size))
+            values = tvm.runtime.from_dlpack(_harmless(size, self._dtype))
+            self._copies[size] = deque(values.copyto(self._device) for _ in range(count))
+        self._copies[size].rotate(1)
+        return _view(self._copies[size][0], spec)
+
+
+def _harmless(size_bytes: int, dtype: str) -> Bytes:
+    """Memory full of harmless values: floats from 0.1 to 1, so that none is denormal, and zeros for all else.
+
+    A zero is an index that fits every axis.
+    """
+    # Not numpy's own memory: it asks for huge pages, which TVM does not have.
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = np.frombuffer(mmap.mmap(-1, max(size_bytes, 1), flags=private), np.uint8)
+    if np.dtype(dtype).kind in "biu":
+        memory[:] = 0
+        return memory
+    values = np.random.default_rng(0).uniform(0.1, 1.0, PATTERN_VALUES).astype(np.float32).astype(dtype)
+    pattern = values.view(np.uint8)
+    for offset in range(0, memory.size, pattern.size):
+        memory[offset : offset + pattern.size] = pattern[: memory.size - offset]
+    return memory
+
+
+def _view(memory: Tensor, spec: TensorSpec) -> Tensor:
+    return memory._create_view(spec.shape, spec.dtype)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _roles(kernel: TimedKernel) -> Sequence[tuple[str, Any, TensorSpec]]:
+    """Of every argument what it is, where its memory comes from, and its shape.
+
+    Weights come from the ring of their dtype. The first input of any kernel is the same memory, if the dtype is the
+    same, and so on; results go to memory that is never an input, so that inputs keep their harmless values.
+    """
+    first_result = len(kernel.arguments) - kernel.results
+    counts: dict[str, int] = {}
+    roles: list[tuple[str, Any, TensorSpec]] = []
+    for position, spec in enumerate(kernel.arguments):
+        if position >= first_result:
+            roles.append(("result", position - first_result, spec))
+        elif position in kernel.weights:
+            roles.append(("weight", spec.dtype, spec))
+        else:
+            number = counts[spec.dtype] = counts.get(spec.dtype, -1) + 1
+            roles.append(("input", (spec.dtype, number), spec))
+    return roles
+
+
+def _sizes(kernels: KernelSet) -> tuple[dict[str, int], dict[tuple[str, int], int], dict[int, int]]:
+    """Bytes of each ring, of each input's memory and of each result's."""
+    largest: dict[str, dict[Any, int]] = {"weight": {}, "input": {}, "result": {}}
+    weights: dict[str, int] = {}
+    for kernel in kernels.kernels:
+        for kind, place, spec in _roles(kernel):
+            largest[kind][place] = max(largest[kind].get(place, 1), _aligned(spec.size_bytes))
+            if kind == "weight":
+                weights[place] = weights.get(place, 0) + _aligned(spec.size_bytes)
+    whole = sum(weights.values())
+    rings = {
+        dtype: max(largest["weight"][dtype], _aligned(kernels.weight_bytes * size // max(whole, 1)))
+        for dtype, size in weights.items()
+    }
+    return rings, largest["input"], largest["result"]

@@ -1,0 +1,237 @@
+"""Loads a stage's library and weights into TVM's runtime and runs it. The only module that computes; it imports tvm."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm.runtime.vm import VirtualMachine
+
+from tvm_split.rpc_runtime.errors import BlobError, StageError, WorkerError
+from tvm_split.rpc_runtime.execution.safetensors_file import single_tensor
+from tvm_split.rpc_runtime.execution.shared_object import check_shared_object
+from tvm_split.rpc_runtime.program.interface import Bytes
+from tvm_split.rpc_runtime.program.measurements import now
+from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
+
+ALIGNMENT_BYTES = 64
+
+Tensor = Any
+"""A ``tvm.runtime.Tensor``; TVM carries no types."""
+
+
+@dataclass(frozen=True)
+class TensorSlot:
+    """Aligned host memory for one tensor, seen as bytes and as a tensor of TVM."""
+
+    data: Bytes
+    value: Tensor
+
+
+def new_slot(spec: TensorSpec) -> TensorSlot:
+    """Fresh memory; TVM takes host memory of others without a copy only at addresses that are multiples of 64."""
+    block = np.empty(spec.size_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT_BYTES
+    aligned = block[start : start + max(spec.size_bytes, 1)]  # numpy may move the address of an empty array
+    tensor = tvm.runtime.from_dlpack(aligned)._create_view(spec.shape, spec.dtype)
+    return TensorSlot(aligned[: spec.size_bytes], tensor)
+
+
+def tensor_bytes(tensor: Tensor) -> Bytes:
+    """A tensor's content as a flat array of bytes; without a copy when it lies in host memory."""
+    if not _on_host(tensor):
+        tensor = tensor.copyto(tvm.cpu())
+    spec_bytes = int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(str(tensor.dtype)).itemsize
+    return np.from_dlpack(tensor._create_view((spec_bytes,), "uint8")).view(np.uint8)
+
+
+def tensor_from_array(array: np.ndarray[Any, Any]) -> Tensor:
+    """A copy of an array in TVM's memory, whatever its dtype."""
+    flat = np.asarray(array, order="C").reshape(-1).view(np.uint8)
+    return tvm.runtime.tensor(flat)._create_view(array.shape, array.dtype.name)
+
+
+def array_from_tensor(tensor: Tensor, spec: TensorSpec) -> np.ndarray[Any, Any]:
+    """A copy of a tensor as a numpy array of its own."""
+    return tensor_bytes(tensor).copy().view(np.dtype(spec.dtype)).reshape(spec.shape)
+
+
+@dataclass(frozen=True)
+class CallTime:
+    """How long one call of a library's function took."""
+
+    function: str
+    nanoseconds: int
+
+
+class WeightCache:
+    """Weights that several stages of one deployment share are loaded once."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[tuple[WeightSpec, str], Tensor] = {}
+
+
+class StageExecutable:
+    """A stage that is ready to run.
+
+    Raises:
+        WorkerError: this machine cannot run the stage: no such device, another architecture, too little memory.
+        BlobError: the library or a weight is damaged.
+    """
+
+    def __init__(
+        self, stage: StageSpec, library: Bytes, weights: Iterable[Bytes], scratch: Path, cache: WeightCache
+    ) -> None:
+        self.stage = stage
+        where = f"stage {stage.name!r} on machine {stage.machine!r}"
+        self._device = find_device(stage.device, where)
+        self._on_cpu = stage.device == "cpu"
+        try:
+            self._machine = VirtualMachine(load_library(library, scratch, where), self._device)
+            self._main = self._machine["main"]
+        except WorkerError:
+            raise
+        except Exception as error:
+            raise WorkerError(f"{where}: TVM cannot load the library: {first_line(error)}") from error
+        self._weights = [
+            _weight(spec, content, self._device, stage.device, cache, where)
+            for spec, content in zip(stage.weights, weights, strict=True)
+        ]
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs for one micro-batch, in memory that neither an input shares nor a later call changes.
+
+        Raises:
+            StageError: the library raised, or returned something other than what the stage announces.
+        """
+        stage = self.stage
+        if not self._on_cpu:
+            inputs = [tensor.copyto(self._device) if _on_host(tensor) else tensor for tensor in inputs]
+        else:
+            inputs = [tensor if _on_host(tensor) else tensor.copyto(self._device) for tensor in inputs]
+        try:
+            result = self._main(*inputs, *self._weights)
+            if not self._on_cpu:
+                self._device.sync()
+        except Exception as error:
+            raise StageError(
+                f"stage {stage.name!r} on machine {stage.machine!r} failed: {first_line(error)}"
+            ) from error
+        if not isinstance(result, tvm_ffi.Array) or len(result) != len(stage.outputs):
+            raise StageError(
+                f"stage {stage.name!r} on machine {stage.machine!r} should return a tuple of {len(stage.outputs)} "
+                f"tensors, and returned {type(result).__name__}"
+                + (f" of {len(result)}" if isinstance(result, tvm_ffi.Array) else "")
+            )
+        return [self._checked(tensor, spec, inputs) for tensor, spec in zip(result, stage.outputs, strict=True)]
+
+    def call_times(self, inputs: Sequence[Tensor]) -> list[CallTime]:
+        """Run one micro-batch and time every function that the library calls, in order; a GPU is waited for each time.
+
+        TVM calls back before and after each, which adds one or two microseconds.
+        """
+        found: list[CallTime] = []
+        start = 0
+
+        def instrument(_: Any, symbol: str, before: bool, *__: Any) -> None:
+            nonlocal start
+            if not self._on_cpu:
+                self._device.sync()
+            if before:
+                start = now()
+            else:
+                found.append(CallTime(symbol, now() - start))
+
+        self._machine.set_instrument(instrument)
+        try:
+            self.run(inputs)
+        finally:
+            self._machine.set_instrument(None)
+        return found
+
+    def _checked(self, tensor: Tensor, spec: TensorSpec, inputs: Sequence[Tensor]) -> Tensor:
+        shape = tuple(tensor.shape)
+        if shape != spec.shape or str(tensor.dtype) != spec.dtype:
+            raise StageError(
+                f"stage {self.stage.name!r} on machine {self.stage.machine!r} should return {spec}, "
+                f"and returned {tensor.dtype}[{', '.join(map(str, shape))}]"
+            )
+        if self._on_cpu and _shares_memory(tensor, spec, inputs, self.stage.inputs):
+            copy = new_slot(spec)
+            copy.data[:] = tensor_bytes(tensor)
+            return copy.value
+        return tensor
+
+
+def _shares_memory(
+    tensor: Tensor, spec: TensorSpec, inputs: Sequence[Tensor], input_specs: Sequence[TensorSpec]
+) -> bool:
+    """Whether an output is (a view of) an input, whose memory the next micro-batch will overwrite."""
+    begin = tensor.data_ptr()
+    for other, other_spec in zip(inputs, input_specs, strict=True):
+        start = other.data_ptr()
+        if begin < start + other_spec.size_bytes and start < begin + spec.size_bytes:
+            return True
+    return False
+
+
+def _on_host(tensor: Tensor) -> bool:
+    return bool(tensor.device.dlpack_device_type() == 1)
+
+
+def find_device(kind: str, where: str) -> Any:
+    """The device of a kind (``"cpu"`` or ``"cuda"``); a `WorkerError` about ``where`` if this machine has none."""
+    if kind == "cpu":
+        return tvm.cpu()
+    if kind != "cuda":
+        raise WorkerError(f"{where} wants the device {kind!r}; workers know 'cpu' and 'cuda'")
+    device = tvm.cuda(0)
+    try:
+        present = bool(device.exist)
+    except Exception:
+        present = False
+    if not present:
+        raise WorkerError(
+            f"{where} was compiled for the device 'cuda', and this machine has only 'cpu' (no CUDA device that TVM can "
+            "use). Place the stage on a machine with a GPU, or compile it for 'cpu'"
+        )
+    return device
+
+
+def load_library(content: Bytes, scratch: Path, where: str) -> Any:
+    """Loads a private copy: TVM keeps one context per loaded file, so two stages must never share one."""
+    check_shared_object(content, where)
+    descriptor, name = tempfile.mkstemp(suffix=".so", dir=scratch)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.data)
+        # Not kept alive: TVM would never unload it, though the file and its deployment are long gone.
+        return tvm_ffi.load_module(name, keep_module_alive=False)
+    finally:
+        Path(name).unlink()
+
+
+def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: WeightCache, where: str) -> Tensor:
+    found = cache.loaded.get((spec, kind))
+    if found is not None:
+        return found
+    try:
+        data = single_tensor(content, spec.tensor)
+    except BlobError as error:
+        raise BlobError(f"{where}: weight {spec.tensor.name!r} (blob {spec.blob.sha256[:12]}): {error}") from error
+    tensor = tvm.runtime.tensor(data, device)._create_view(spec.tensor.shape, spec.tensor.dtype)
+    cache.loaded[spec, kind] = tensor
+    return tensor
+
+
+def first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:1000]

@@ -1,0 +1,47 @@
+"""What every way of running a program can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
+from tvm_split.rpc_runtime.program.program import Program
+
+Array = np.ndarray[Any, Any]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class StagePipeline(Protocol):
+    """A program that is loaded and can be run. Inputs and outputs are in the program's order."""
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def blob_bytes_sent(self) -> int:
+        """Bytes of libraries and weights that had to be sent to open it."""
+        ...
+
+    def run(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        """The outputs for one micro-batch."""
+        ...
+
+    def stream(self, batches: Iterable[Sequence[Array]]) -> Iterator[tuple[Array, ...]]:
+        """The outputs for many micro-batches, in order, while later ones are under way."""
+        ...
+
+    def statistics(self) -> tuple[StageStatistics, ...]: ...
+
+    def trace(self) -> tuple[TraceEvent, ...]: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,245 @@
+"""What is deployed: tensors, stages and how tensors flow between them, without a word about how it was compiled.
+
+A *program* is a directed acyclic graph of stages. Tensors have names that are unique in the program; a stage lists
+the tensors it takes and the tensors it makes, and every route follows from these lists. A stage may have *replicas* on
+several machines, which take turns (`rpc_runtime.program.turns`): each has a specification of its own, with the name of
+the stage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
+import numpy as np
+
+from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, common, together, turns_of
+
+CLIENT = "client"
+"""The name that stands for the client wherever a machine's name could stand; no machine may take it."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape (elements per axis) and dtype (numpy's name) of a dense, row-major tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class BlobSpec:
+    """A file of ``size_bytes`` bytes, known by the SHA-256 of its content (lowercase hexadecimal)."""
+
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """One weight of a stage: a blob in safetensors format that holds exactly one tensor, named ``weight``."""
+
+    tensor: TensorSpec
+    blob: BlobSpec
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One stage as it is deployed, or one replica of it.
+
+    ``library`` is a shared library whose function ``main(*inputs, *weights)`` returns a tuple with one tensor per
+    entry of ``outputs``, in order, whatever their number. ``device`` is ``"cpu"`` or ``"cuda"``.
+
+    Micro-batch ``s`` is computed by the replica whose ``replica`` is ``turns[s % len(turns)]``. Replicas of a stage
+    agree in ``index``, ``name``, ``layers``, ``inputs``, ``outputs`` and ``turns``; each is on a machine of its own.
+    """
+
+    index: int
+    name: str
+    machine: str
+    layers: tuple[str, ...]
+    device: str
+    library: BlobSpec
+    weights: tuple[WeightSpec, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    replica: int = 0
+    turns: tuple[int, ...] = (0,)
+
+    @cached_property
+    def own_turns(self) -> Recurrence:
+        """The micro-batches that this replica computes: every one if the stage has no others."""
+        return turns_of(self.replica, self.turns)
+
+    @property
+    def blobs(self) -> tuple[BlobSpec, ...]:
+        """The library and every weight, each digest once."""
+        return tuple({blob.sha256: blob for blob in (self.library, *(w.blob for w in self.weights))}.values())
+
+
+@dataclass(frozen=True)
+class Route:
+    """A tensor that goes from one machine (or the client) to another (or the client), once per micro-batch of ``when``.
+
+    ``source == destination`` is a tensor that one stage hands to another stage of the same machine. ``window`` is how
+    many micro-batches a full pipeline holds between the two stages, see `Program.leads`; those inside them not counted.
+    """
+
+    tensor: TensorSpec
+    source: str
+    destination: str
+    when: Recurrence = EVERY
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class Program:
+    """Stages in topological order, replicas beside each other, and the model's own inputs and outputs.
+
+    ``outputs`` may name a model input (it never leaves the client) or any stage's output, also several times.
+
+    Raises:
+        ValueError: the replicas of a stage do not fit together.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    stages: tuple[StageSpec, ...]
+
+    def __post_init__(self) -> None:
+        for replicas in self.replicas.values():
+            _check_replicas(replicas)
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Machines that hold a stage, in the order of their first stage."""
+        return tuple(dict.fromkeys(stage.machine for stage in self.stages))
+
+    def stages_on(self, machine: str) -> tuple[StageSpec, ...]:
+        return tuple(stage for stage in self.stages if stage.machine == machine)
+
+    @cached_property
+    def replicas(self) -> dict[str, tuple[StageSpec, ...]]:
+        """Stage name to its replicas, mostly one, in topological order."""
+        found: dict[str, tuple[StageSpec, ...]] = {}
+        for stage in self.stages:
+            found[stage.name] = (*found.get(stage.name, ()), stage)
+        return found
+
+    @cached_property
+    def producers(self) -> dict[str, tuple[StageSpec, ...]]:
+        """Tensor name to the replicas of the stage that makes it; none for the model's inputs."""
+        made: dict[str, tuple[StageSpec, ...]] = {tensor.name: () for tensor in self.inputs}
+        for name, replicas in self.replicas.items():
+            for tensor in replicas[0].outputs:
+                if tensor.name in made:
+                    raise ValueError(f"tensor {tensor.name!r} is made twice; the second time by stage {name!r}")
+                made[tensor.name] = replicas
+        return made
+
+    @cached_property
+    def routes(self) -> tuple[Route, ...]:
+        """Every transfer: each tensor once per pair of machines, one of which makes it and the other needs it."""
+        return tuple(route for route in self.handovers if route.source != route.destination)
+
+    @cached_property
+    def handovers(self) -> tuple[Route, ...]:
+        """The routes, and what one stage hands to another on the same machine."""
+        found: dict[tuple[str, str, str], Route] = {}
+        for tensor, destination, needed, lead in self._uses():
+            if tensor.name not in self.producers:
+                raise ValueError(f"tensor {tensor.name!r} is used on {destination!r}, and no stage or input makes it")
+            for source, made, held in self._sources(tensor):
+                when = common(made, needed)
+                if when is None or source == destination == CLIENT:
+                    continue  # the two never meet, or a model input is an output: it never leaves the client
+                window = lead - held - 2
+                key = (tensor.name, source, destination)
+                if key in found:
+                    when, window = together(found[key].when, when), max(found[key].window, window)
+                found[key] = Route(tensor, source, destination, when, window)
+        return tuple(found.values())
+
+    def _uses(self) -> Iterator[tuple[TensorSpec, str, Recurrence, int]]:
+        """Who needs which tensor: tensor, machine, for which micro-batches, and the lead there."""
+        for stage in self.stages:
+            for tensor in stage.inputs:
+                yield tensor, stage.machine, stage.own_turns, self.leads[stage.name]
+        for tensor in self.outputs:
+            yield tensor, CLIENT, EVERY, self.results_lead
+
+    def _sources(self, tensor: TensorSpec) -> Iterator[tuple[str, Recurrence, int]]:
+        """Who makes a tensor: machine, for which micro-batches, and the lead there."""
+        producers = self.producers[tensor.name]
+        if not producers:
+            yield CLIENT, EVERY, 0
+        for stage in producers:
+            yield stage.machine, stage.own_turns, self.leads[stage.name]
+
+    @cached_property
+    def depths(self) -> dict[str, int]:
+        """Stage name to its depth: 1 if it needs only model inputs, else one more than its deepest producer."""
+        depths: dict[str, int] = {}
+        for name, (stage, *_) in self.replicas.items():
+            before = [self.producers[tensor.name] for tensor in stage.inputs]
+            depths[name] = 1 + max((depths[p[0].name] for p in before if p), default=0)
+        return depths
+
+    @cached_property
+    def leads(self) -> dict[str, int]:
+        """Stage name to how many micro-batches a full pipeline holds between the client and this stage's inputs.
+
+        From the client to a first stage that is 2, from one stage to the next w + 1: one in transfer, and w inside the
+        first, where w = 1 if it has no replicas, else the longest gap between two turns of one of its replicas: while
+        that computes a micro-batch, the others may be done with the w - 1 after it.
+        """
+        leads: dict[str, int] = {}
+        for name, (stage, *_) in self.replicas.items():
+            before = [self.producers.get(tensor.name) for tensor in stage.inputs]
+            leads[name] = max((self._lead_after(p[0].name, leads) for p in before if p), default=2)
+        return leads
+
+    @cached_property
+    def results_lead(self) -> int:
+        """The same for where the model's outputs arrive: what the whole pipeline holds when it is full."""
+        return max((self._lead_after(name, self.leads) for name in self.replicas), default=2)
+
+    def _lead_after(self, name: str, leads: dict[str, int]) -> int:
+        return leads[name] + max(stage.own_turns.longest_gap for stage in self.replicas[name]) + 1
+
+
+def _check_replicas(replicas: tuple[StageSpec, ...]) -> None:
+    """A `ValueError` that names the stage if its replicas do not fit together."""
+    first = replicas[0]
+    where = f"stage {first.name!r} on {', '.join(repr(stage.machine) for stage in replicas)}"
+    for stage in replicas[1:]:
+        for field in ("index", "layers", "inputs", "outputs", "turns"):
+            if getattr(stage, field) != getattr(first, field):
+                raise ValueError(
+                    f"{where}: replicas of a stage have the same {field}, but these are {getattr(first, field)} on "
+                    f"{first.machine!r} and {getattr(stage, field)} on {stage.machine!r}"
+                )
+    if len({stage.machine for stage in replicas}) < len(replicas):
+        raise ValueError(f"{where}: replicas of a stage are on different machines")
+    numbers = sorted(stage.replica for stage in replicas)
+    if numbers != list(range(len(replicas))) or set(first.turns) != set(numbers):
+        raise ValueError(
+            f"{where}: the replicas are numbered {numbers} and have the turns {list(first.turns)}; number them from 0 "
+            f"and give each a turn"
+        )
+    for stage in replicas:
+        try:
+            stage.own_turns  # noqa: B018  (refuses turns of a wrong length)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None

@@ -1,0 +1,70 @@
+"""What both ends of a link share: closing, and knowing whether the other end lives.
+
+A connection whose cable is cut, or whose other end stands still, stays open for minutes. gRPC's own pings would tell,
+but they wait behind the data in the socket's buffer, so that a slow link would seem dead. Here each end says something
+at least once in a beat, and whatever arrives counts as life.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
+from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame
+
+BEAT_SECONDS = 1.0
+SILENCE_SECONDS = 4.0
+"""So long takes the longest frame, 1 MiB, over the slowest link that is meant to work, 256 KiB/s."""
+HEARTBEAT = control_frame(FrameKind.HEARTBEAT)
+
+
+class LinkEnd:
+    """One end of a link. ``_wake`` is notified, with the lock held, when there may be something to say."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._wake = threading.Condition(lock)
+        self._closed = False
+        self._heard: float | None = None  # nobody is late before the first word
+
+    def _takes(self, frame: Frame, kind: FrameKind) -> bool:
+        """Notes that the other end lives; whether its frame is more than a heartbeat.
+
+        Raises:
+            ProtocolError: it is neither that nor of ``kind``.
+        """
+        self._heard = time.monotonic()
+        if frame.kind is FrameKind.HEARTBEAT:
+            return False
+        if frame.kind is not kind:
+            raise ProtocolError(f"expected a {kind.name}, got a frame of kind {frame.kind.name}")
+        return True
+
+    def _rest_locked(self) -> bool:
+        """Waits until there may be something to say; whether a beat has passed instead, so that a heartbeat is due.
+
+        Raises:
+            WorkerUnavailableError: nothing has arrived for ``SILENCE_SECONDS``.
+        """
+        begin = time.monotonic()
+        if self._wake.wait(BEAT_SECONDS):
+            return False
+        here = time.monotonic()
+        if self._heard is not None:
+            if here - begin > 2 * BEAT_SECONDS:  # this process itself stood still: be fair to the other one
+                self._heard = here
+            if here - self._heard > SILENCE_SECONDS:
+                raise WorkerUnavailableError(
+                    f"nothing has arrived for {SILENCE_SECONDS:g} seconds: the connection is dead, or its other end "
+                    "stands still"
+                )
+        return True
+
+    def close_locked(self) -> None:
+        self._closed = True
+        self._wake.notify_all()
+
+    def close(self) -> None:
+        with self._lock:
+            self.close_locked()

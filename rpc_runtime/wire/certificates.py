@@ -1,0 +1,197 @@
+"""What is wrong with TLS files, and why a TLS connection fails: gRPC says of either no more than that a socket closed.
+
+All by Python's own ``ssl``. It gives no dates of a certificate in a file, but of one that was shown and believed. So a
+certificate and its key shake hands with themselves, in memory, and what is wrong with either comes out as in use.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from pathlib import Path
+from typing import Any
+
+from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.wire.security import TlsFiles, pem_content, split_address
+
+WARNING_DAYS = 14
+PROBE_SECONDS = 2.0
+_NOT_YET_VALID, _EXPIRED = 9, 10  # of X509_V_ERR_… in openssl/x509_vfy.h
+_UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
+_ANOTHER_NAME = (62, 64)
+
+
+def check_worker_files(tls: TlsFiles) -> tuple[str, ...]:
+    """Whether a worker can serve with these files; what it should warn of.
+
+    Raises:
+        InputError: a file is missing or no PEM, key and certificate do not belong together, or a date has passed.
+    """
+    if tls.certificate is None or tls.key is None:
+        raise InputError("TLS of a worker needs both a certificate and its key")
+    ends: dict[Path, float | None] = {tls.certificate: _certificate_end(tls.certificate, tls.key)}
+    if tls.authority is not None:
+        ends[tls.authority] = _authority_end(_trusting(tls.authority), tls.authority)
+    return tuple(
+        f"{file} expires on {_date(end)}, in {(end - time.time()) / 86400:.0f} days: get a new one in time"
+        for file, end in ends.items()
+        if end is not None and end - time.time() < WARNING_DAYS * 86400
+    )
+
+
+def tls_refusal(address: str, tls: TlsFiles | None) -> str | None:
+    """Why nobody gets through to the worker at ``address`` with these files; None if that is not for TLS to say."""
+    host, port = split_address(address)
+    host = host.strip("[]")
+    try:
+        context = _speaking_only() if tls is None else _calling(tls)
+    except InputError as error:
+        return str(error)
+    met = False
+    try:
+        with (
+            socket.create_connection((host, port), PROBE_SECONDS) as connection,
+            context.wrap_socket(connection, server_hostname=host) as secured,
+        ):
+            if tls is None:
+                return "it speaks TLS, and this call does not: give its certificate authority (`tls`, or --tls-ca)"
+            met = True
+            if secured.recv(1):
+                return None
+    except ssl.SSLCertVerificationError as error:
+        return _about_its_certificate(error, host, tls)
+    except ssl.SSLError as error:
+        if tls is not None and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
+            return "it does not speak TLS, and this call does: start it with --tls-certificate, or leave `tls` out"
+        if not met:
+            return None
+    except TimeoutError:
+        return None
+    except OSError:
+        if not met:
+            return None
+    return _about_own_certificate(tls) if tls is not None else None
+
+
+def _about_its_certificate(error: ssl.SSLCertVerificationError, host: str, tls: TlsFiles | None) -> str:
+    if error.verify_code == _EXPIRED:
+        return "its certificate has expired: start it with a new one"
+    if error.verify_code == _NOT_YET_VALID:
+        return "its certificate is not valid yet: check the clocks of both machines"
+    if error.verify_code in _UNKNOWN_AUTHORITY and tls is not None:
+        return f"its certificate is not signed by the authority in {tls.authority}: give that which signed it"
+    if error.verify_code in _ANOTHER_NAME:
+        return f"its certificate is not for the host {host!r}: call it by the name that its certificate has"
+    return f"its certificate is not accepted: {error.verify_message}"
+
+
+def _about_own_certificate(tls: TlsFiles) -> str:
+    """Why a worker with a good certificate hangs up after the greetings: gRPC's servers keep that to themselves."""
+    if tls.certificate is None or tls.key is None:
+        return "it asks its callers for a certificate: give one and its key (`tls`, or --tls-certificate and --tls-key)"
+    return (
+        f"it does not accept the certificate {tls.certificate}: the authority that signed it is not the one that the "
+        "worker has as --tls-ca"
+    )
+
+
+def _calling(tls: TlsFiles) -> ssl.SSLContext:
+    """As a caller with these files, which are in order; else raises InputError."""
+    context = _trusting(tls.authority)
+    if tls.authority is not None:
+        _authority_end(context, tls.authority)
+    if tls.certificate is not None and tls.key is not None:
+        _certificate_end(tls.certificate, tls.key, as_server=False)
+        _load_pair(context, tls.certificate, tls.key)
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _speaking_only() -> ssl.SSLContext:
+    """Finds out whether the other side speaks TLS; nothing is said over it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _trusting(authority: Path | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")  # gRPC judges how strong keys have to be
+    if authority is None:
+        context.load_default_certs()
+        return context
+    pem_content(authority)
+    try:
+        context.load_verify_locations(authority)
+    except ssl.SSLError as error:
+        raise InputError(f"{authority} holds no certificate in PEM") from error
+    return context
+
+
+def _authority_end(context: ssl.SSLContext, file: Path) -> float | None:
+    """When the last of the authorities in a file ends, in seconds since 1970; None if the file does not say."""
+    ends = [ssl.cert_time_to_seconds(str(each["notAfter"])) for each in context.get_ca_certs() if "notAfter" in each]
+    if ends and max(ends) < time.time():
+        raise InputError(f"the authority in {file} expired on {_date(max(ends))}: no certificate of it is accepted")
+    return max(ends, default=None)
+
+
+def _certificate_end(certificate: Path, key: Path, *, as_server: bool = True) -> float:
+    """When a certificate ends, in seconds since 1970.
+
+    Raises:
+        InputError: it or its key cannot be used.
+    """
+    showing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load_pair(showing, certificate, key)
+    judging = _trusting(certificate)
+    judging.check_hostname = False
+    judging.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself
+    try:
+        shown = _shake_hands(showing, judging)
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code == _EXPIRED:
+            raise InputError(f"the certificate {certificate} has expired: get a new one") from error
+        if error.verify_code == _NOT_YET_VALID:
+            raise InputError(f"the certificate {certificate} is not valid yet: check this machine's clock") from error
+        if as_server:
+            raise InputError(f"the certificate {certificate} cannot be used: {error.verify_message}") from error
+        return float("inf")
+    return float(ssl.cert_time_to_seconds(shown["notAfter"]))
+
+
+def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    def no_password() -> str:
+        raise InputError(f"the key {key} is encrypted: gRPC cannot read it, give one without a pass phrase")
+
+    for file, what in ((certificate, "certificate"), (key, "private key")):
+        if f"{what.upper()}-----".encode() not in (pem_content(file) or b""):
+            raise InputError(f"{file} holds no {what} in PEM")
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    try:
+        context.load_cert_chain(certificate, key, no_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise InputError(f"the key {key} does not belong to the certificate {certificate}") from error
+        raise InputError(f"{certificate} and {key} cannot be read as PEM: {error.reason or error}") from error
+
+
+def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> Any:
+    """The certificate that the client has seen and believed."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
+    waiting = list(ends)
+    while waiting:
+        for end in list(waiting):
+            try:
+                end.do_handshake()
+                waiting.remove(end)
+            except ssl.SSLWantReadError:
+                pass
+    return ends[0].getpeercert()
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))

@@ -1,0 +1,108 @@
+"""How connections are made: gRPC's options, the same on both sides, and errors in the project's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from tvm_split.rpc_runtime.errors import (
+    BlobError,
+    DeadlineError,
+    ProtocolError,
+    StageError,
+    TvmSplitError,
+    WorkerError,
+    WorkerUnavailableError,
+)
+from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, cleaned
+from tvm_split.rpc_runtime.wire.security import TlsFiles
+
+MAXIMUM_MESSAGE_BYTES = 32 << 20
+"""Data frames have 1 MiB; a program with some thousand weights, or a full trace, a few."""
+KEEPALIVE_MILLISECONDS = 4_000
+PING_TIMEOUT_MILLISECONDS = 16_000
+"""An answer waits behind what is in a socket's buffer: 4 MiB, over the slowest link that is meant to work 256 KiB/s."""
+HANDSHAKE_MILLISECONDS = 10_000
+"""For TLS and the first frames of HTTP/2; a connection that says nothing is closed then."""
+
+_BOTH_SIDES = [
+    ("grpc.max_send_message_length", MAXIMUM_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAXIMUM_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MILLISECONDS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MILLISECONDS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MILLISECONDS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.lookahead_bytes", 8 << 20),  # lets a large tensor flow without waiting for window updates
+]
+SERVER_OPTIONS = [
+    *_BOTH_SIDES,
+    ("grpc.so_reuseport", 0),  # or two workers could share a port without noticing
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MILLISECONDS // 2),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
+]
+_CHANNEL_OPTIONS = [
+    *_BOTH_SIDES,
+    ("grpc.use_local_subchannel_pool", 1),  # else all channels to a worker share one TCP connection
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+
+def open_channel(address: str, tls: TlsFiles | None) -> Any:
+    """A connection of its own to a worker."""
+    if tls is None:
+        return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, tls.channel_credentials(), options=_CHANNEL_OPTIONS)
+
+
+_CODES: tuple[tuple[type[TvmSplitError], grpc.StatusCode], ...] = (
+    (StageError, grpc.StatusCode.ABORTED),
+    (WorkerUnavailableError, grpc.StatusCode.UNAVAILABLE),
+    (WorkerError, grpc.StatusCode.FAILED_PRECONDITION),
+    (BlobError, grpc.StatusCode.DATA_LOSS),
+    (ProtocolError, grpc.StatusCode.INVALID_ARGUMENT),
+    (DeadlineError, grpc.StatusCode.DEADLINE_EXCEEDED),
+)
+
+
+def status_of(error: TvmSplitError) -> tuple[grpc.StatusCode, str]:
+    """The status that carries an error to the caller."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code, str(error)[:MAXIMUM_LETTERS]
+    return grpc.StatusCode.FAILED_PRECONDITION, str(error)[:MAXIMUM_LETTERS]
+
+
+def details_of(status: Any) -> str:
+    """What an ``RpcError`` says, in words that may be a stranger's."""
+    return cleaned(str(status.details() or ""))
+
+
+def error_of(status: Any, where: str) -> TvmSplitError:
+    """The error that an ``RpcError`` carries. ``where`` names the worker: "machine 'a' at host:port"."""
+    code, details = status.code(), details_of(status)
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return WorkerError(f"{where} refused the call: {details}")
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return WorkerUnavailableError(f"{where} cannot be reached: {details}. Is its worker running?")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return ProtocolError(f"{where} is no worker of this version: {details}")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineError(f"{where} did not answer in time: {details}")
+    for kind, known in _CODES:
+        if code is known:
+            return kind(f"{where}: {details}")
+    return WorkerError(f"{where} failed ({code.name}): {details}")
+
+
+def explained(error: WorkerUnavailableError, where: str, address: str, tls: TlsFiles | None) -> WorkerUnavailableError:
+    """The error of a connection that never came about, with what TLS has to say to it; asks the worker once more."""
+    from tvm_split.rpc_runtime.wire.certificates import tls_refusal
+
+    reason = tls_refusal(address, tls)
+    return error if reason is None else WorkerUnavailableError(f"{where} cannot be reached: {reason}")

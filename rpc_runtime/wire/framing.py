@@ -1,0 +1,132 @@
+"""How tensors look on the wire: one gRPC message of raw bytes is one frame, a fixed little-endian header and a payload.
+
+=========  =========  ==============================================================================================
+field      bytes      meaning
+=========  =========  ==============================================================================================
+magic      4          ``b"TVMS"``
+version    1          ``PROTOCOL_VERSION``
+kind       1          :class:`FrameKind`
+flags      2          :class:`FrameFlag`, 0 but in frames of kind ``TENSOR``
+tensor     4          index of the tensor in the deployment's table of routes
+sequence   8          number of the micro-batch, from 0
+offset     8          where the payload begins inside the tensor, in bytes
+total      8          size of the whole tensor, in bytes
+=========  =========  ==============================================================================================
+
+A tensor larger than ``CHUNK_BYTES`` travels as several frames, in order and not interleaved with other tensors of the
+same stream. Nothing here trusts a peer: what does not fit raises :class:`ProtocolError`.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tvm_split.rpc_runtime.errors import ProtocolError
+from tvm_split.rpc_runtime.program.interface import Bytes
+from tvm_split.rpc_runtime.wire.foreign_text import cleaned
+
+PROTOCOL_VERSION = 4
+MAGIC = b"TVMS"
+HEADER = struct.Struct("<4sBBHIQQQ")
+DEPTH = struct.Struct("<I")
+CHUNK_BYTES = 1 << 20
+"""Below 256 KiB the cost of a gRPC message dominates; above some MiB the copies no longer overlap."""
+MAXIMUM_TEXT_BYTES = 4096
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame says. ``sequence`` of a credit counts the micro-batches consumed so far, so the last one counts; its
+    payload is how many may be under way, as `credit_frame` packs it."""
+
+    ACCEPT = 2
+    TENSOR = 3
+    CREDIT = 4
+    ERROR = 5
+    HEARTBEAT = 6
+
+
+class FrameFlag(enum.IntFlag):
+    """What else a frame with a tensor says. ``WAITED``: its sender had the tensor before it had the credit for it."""
+
+    NONE = 0
+    WAITED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: FrameKind
+    flags: FrameFlag
+    tensor: int
+    sequence: int
+    offset: int
+    total: int
+    payload: memoryview
+
+
+def control_frame(kind: FrameKind, payload: bytes = b"", *, tensor: int = 0, sequence: int = 0) -> bytes:
+    """One frame that carries no tensor."""
+    return HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, 0, tensor, sequence, 0, len(payload)) + payload
+
+
+def credit_frame(tensor: int, consumed: int, depth: int) -> bytes:
+    """So many micro-batches of a tensor were consumed; ``depth`` of them may be under way."""
+    return control_frame(FrameKind.CREDIT, DEPTH.pack(depth), tensor=tensor, sequence=consumed)
+
+
+def credit_depth(frame: Frame) -> int:
+    """The depth that a credit grants.
+
+    Raises:
+        ProtocolError: it has none.
+    """
+    if len(frame.payload) != DEPTH.size:
+        raise ProtocolError(f"a credit has {DEPTH.size} bytes for its depth, got {len(frame.payload)}")
+    return int(DEPTH.unpack(frame.payload)[0])
+
+
+def error_frame(message: str) -> bytes:
+    return control_frame(FrameKind.ERROR, message.encode()[:MAXIMUM_TEXT_BYTES])
+
+
+def error_text(frame: Frame) -> str:
+    return cleaned(bytes(frame.payload[:MAXIMUM_TEXT_BYTES]).decode(errors="replace"))
+
+
+def tensor_frames(tensor: int, sequence: int, data: Bytes, flags: FrameFlag = FrameFlag.NONE) -> Iterator[bytes]:
+    """The frames of one tensor; ``data`` is its content as a flat array of bytes. An empty tensor is one frame."""
+    total = data.size
+    for offset in range(0, max(total, 1), CHUNK_BYTES):
+        header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, flags, tensor, sequence, offset, total)
+        yield b"".join((header, data[offset : offset + CHUNK_BYTES].data))
+
+
+def decode(message: bytes) -> Frame:
+    """The frame in a message.
+
+    Raises:
+        ProtocolError: the message is no frame of this version of the protocol.
+    """
+    if len(message) < HEADER.size:
+        raise ProtocolError(f"a frame has at least {HEADER.size} bytes, got {len(message)}")
+    magic, version, kind, flags, tensor, sequence, offset, total = HEADER.unpack_from(message)
+    if magic != MAGIC:
+        raise ProtocolError(f"a frame begins with {MAGIC!r}, got {magic!r}")
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(f"this side speaks protocol version {PROTOCOL_VERSION}, the peer {version}: upgrade one")
+    try:
+        known = FrameKind(kind)
+    except ValueError:
+        raise ProtocolError(f"unknown kind of frame: {kind}") from None
+    if flags > FrameFlag.WAITED or (flags and known is not FrameKind.TENSOR):
+        raise ProtocolError(f"a {known.name} frame has the flags {flags:#x}, which it cannot have")
+    payload = memoryview(message)[HEADER.size :]
+    if offset + len(payload) > total:
+        raise ProtocolError(f"a frame's payload ends at byte {offset + len(payload)} of a tensor of {total} bytes")
+    if known is not FrameKind.TENSOR and (offset != 0 or len(payload) != total):
+        raise ProtocolError(f"a {known.name} frame announces {total} bytes and carries {len(payload)}")
+    if known is FrameKind.TENSOR and not payload and total:
+        raise ProtocolError("a TENSOR frame without a payload")
+    return Frame(known, FrameFlag(flags), tensor, sequence, offset, total, payload)

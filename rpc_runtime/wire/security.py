@@ -1,0 +1,149 @@
+"""Who may talk to a worker: shared token, TLS, and the rule that an open address needs one of them on purpose."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.wire.control_methods import LINK_PATH
+from tvm_split.rpc_runtime.wire.refusal import refusal
+
+TOKEN_VARIABLE = "TVM_SPLIT_TOKEN"  # noqa: S105 (a name, no secret)
+_METADATA_KEY = "authorization"
+
+Metadata = Iterable[tuple[str, str | bytes]]
+"""What comes with a call: keys and values."""
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files. ``authority`` says whose certificates to trust; ``certificate`` and ``key`` prove who one is oneself.
+
+    A client needs ``authority``, and the other two only if workers ask for them (mutual TLS).
+    """
+
+    authority: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def channel_credentials(self) -> Any:
+        files = (self.authority, self.key, self.certificate)
+        return grpc.ssl_channel_credentials(*map(pem_content, files))
+
+    def server_credentials(self) -> Any:
+        """With ``authority``, callers must prove who they are as well."""
+        if self.certificate is None or self.key is None:
+            raise InputError("TLS of a worker needs both a certificate and its key")
+        authority = pem_content(self.authority)
+        return grpc.ssl_server_credentials(
+            [(pem_content(self.key), pem_content(self.certificate))],
+            root_certificates=authority,
+            require_client_auth=authority is not None,
+        )
+
+    def as_caller(self) -> TlsFiles:
+        """How a worker with these files calls other workers: without an authority it trusts its own certificate."""
+        return TlsFiles(self.authority or self.certificate, self.certificate, self.key)
+
+
+def pem_content(path: Path | None) -> bytes | None:
+    """What is in a TLS file.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the TLS file {path}: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class Token:
+    """A shared secret, which its repr does not show, and the file it was read from, if from one."""
+
+    text: str = field(repr=False)
+    file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.text or not all(33 <= ord(letter) <= 126 for letter in self.text):
+            raise InputError("a token is one or more printable ASCII letters without blanks")
+
+    def shown_in(self, metadata: Metadata) -> bool:
+        """Whether a caller with this metadata knows the token; takes as long for a near miss as for a wild guess."""
+        expected = self.metadata[0][1].encode()
+        given = (value for key, value in metadata if key == _METADATA_KEY)
+        return any(hmac.compare_digest(_as_bytes(value), expected) for value in given)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((_METADATA_KEY, f"Bearer {self.text}"),)
+
+
+def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -> Token | None:
+    """The token in ``file``, else in the environment variable ``TVM_SPLIT_TOKEN``, else None."""
+    if file is not None:
+        try:
+            return Token(file.read_text(encoding="utf-8").strip(), file)
+        except OSError as error:
+            raise InputError(f"cannot read the token file {file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"the token file {file} is no text") from error
+    text = environment.get(TOKEN_VARIABLE, "").strip()
+    return Token(text) if text else None
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``; an IPv6 host stands in brackets."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise InputError(f"an address is HOST:PORT with a port from 0 to 65535, got {address!r}")
+    return host, int(port)
+
+
+class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Refuses every call that does not bring the token, nor, for a data stream, the secret of that very link."""
+
+    def __init__(self, token: Token, knows_link: Callable[[Metadata], bool]) -> None:
+        self._token = token
+        self._knows_link = knows_link
+        advice = f"give the worker's own one ({TOKEN_VARIABLE} or --token-file)"
+        self._refusal = _refusal_of_strangers(advice)
+        self._refusal_of_links = _refusal_of_strangers(
+            "no deployment here has a link with the secret that was shown; it may have ended"
+        )
+
+    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
+        metadata = handler_call_details.invocation_metadata
+        if self._token.shown_in(metadata):
+            return continuation(handler_call_details)
+        if handler_call_details.method != LINK_PATH:
+            return self._refusal
+        return continuation(handler_call_details) if self._knows_link(metadata) else self._refusal_of_links
+
+
+def _refusal_of_strangers(advice: str) -> Any:
+    return refusal(grpc.StatusCode.UNAUTHENTICATED, f"the token is wrong or missing: {advice}")
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value.encode(errors="replace") if isinstance(value, str) else bytes(value)

@@ -1,0 +1,297 @@
+"""The control side of a worker: answers Describe, takes blobs, loads stages, and is watched."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from tvm_split.rpc_runtime.execution.blob_store import BlobStore
+from tvm_split.rpc_runtime.wire import control_methods as methods
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.channels import status_of
+from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, Method
+from tvm_split.rpc_runtime.wire.foreign_text import print_exception
+from tvm_split.rpc_runtime.wire.messages import (
+    blob_spec,
+    kernel_set,
+    kernel_time_message,
+    link_secrets,
+    plan_from_request,
+    statistics_message,
+    timing_effort,
+    trace_message,
+)
+from tvm_split.rpc_runtime.wire.security import TlsFiles
+from tvm_split.rpc_runtime.worker.call_limits import GREETING_SECONDS, Places, next_message
+from tvm_split.rpc_runtime.worker.deployment import Deployment, PeerAddress
+from tvm_split.rpc_runtime.worker.description import describe
+from tvm_split.rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
+
+HEARTBEAT_SECONDS = 1.0
+MAXIMUM_DEPLOYMENTS = 64
+UPLOAD_SILENCE_SECONDS = 20.0
+MAXIMUM_CONNECT_SECONDS = 600.0
+
+
+class Deployments:
+    """The deployments of a worker by their random names. Thread-safe."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+        self._trials = LibraryTrials(blobs)
+        self._lock = threading.Lock()
+        self._held: dict[str, Deployment] = {}
+
+    def begin(self, identifier: str) -> Deployment:
+        if not 16 <= len(identifier) <= 64 or not identifier.isalnum():
+            raise ProtocolError("a deployment's name is 16 to 64 letters and digits")
+        with self._lock:
+            if identifier in self._held:
+                raise ProtocolError(f"deployment {identifier[:8]} is watched already")
+            deployment = self._held[identifier] = Deployment(identifier, self._blobs, self._trials)
+        return deployment
+
+    def get(self, identifier: str) -> Deployment:
+        with self._lock:
+            found = self._held.get(identifier)
+        if found is None:
+            raise ProtocolError(f"this worker has no deployment {identifier[:8]!r}: watch it first")
+        return found
+
+    def know_link(self, hello: pb.Hello) -> bool:
+        """Whether a caller has the secret of a link that it wants to open."""
+        with self._lock:
+            found = self._held.get(hello.deployment)
+        return found is not None and found.knows_link(hello.source, hello.destination, hello.secret)
+
+    def drop(self, identifier: str) -> None:
+        with self._lock:
+            found = self._held.pop(identifier, None)
+        if found is not None:
+            found.close()
+
+    def names(self) -> list[str]:
+        with self._lock:
+            return sorted(identifier[:8] for identifier in self._held)
+
+    def close(self) -> None:
+        with self._lock:
+            held, self._held = list(self._held.values()), {}
+        for deployment in held:
+            deployment.close()
+        self._trials.close()
+
+
+class ControlService:
+    """One method per row of ``control_methods``; errors of the project become statuses, others are reported as such.
+
+    Only a worker that was given its name (``named``) insists on it; one that goes by its host's takes any part.
+    """
+
+    def __init__(self, machine: str, named: bool, threads: int, deployments: Deployments, tls: TlsFiles | None) -> None:
+        self._machine = machine
+        self._named = named
+        self._threads = threads
+        self._deployments = deployments
+        self._tls = tls
+        self._timing = threading.Lock()
+        asking = Places("questions", 64)
+        working = Places("requests to prepare or to time something", 32)
+        self._table: list[tuple[Method, Callable[[Any, Any], Any], Places]] = [
+            (methods.DESCRIBE, self._describe, asking),
+            (methods.UNLOAD, self._unload, asking),
+            (methods.STATISTICS, self._statistics, asking),
+            (methods.TRACE, self._trace, asking),
+            (methods.MISSING_BLOBS, self._missing_blobs, working),
+            (methods.LOAD_STAGES, self._load_stages, working),
+            (methods.CONNECT, self._connect, working),
+            (methods.LOAD_KERNELS, self._load_kernels, working),
+            (methods.TIME_KERNELS, self._time_kernels, working),
+            (methods.PUT_BLOB, self._put_blob, Places("uploads", 32)),
+            (methods.WATCH, self._watch, Places("deployments", MAXIMUM_DEPLOYMENTS)),
+        ]
+
+    def handlers(self) -> Any:
+        return grpc.method_handlers_generic_handler(
+            CONTROL_SERVICE,
+            {method.name: _handler(method, behaviour, places) for method, behaviour, places in self._table},
+        )
+
+    def places(self) -> dict[str, Places]:
+        """Of every method, by its path."""
+        return {method.path: places for method, _, places in self._table}
+
+    def _describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
+        return describe(self._machine, self._threads, self._tls is not None, self._deployments.names())
+
+    def _watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:
+        deployment = self._deployments.begin(request.deployment)
+        try:
+            if not context.add_callback(deployment.stop_waiting):
+                return
+            yield pb.WatchEvent()
+            while context.is_active():
+                event = deployment.wait_event(HEARTBEAT_SECONDS)
+                if event is None:
+                    return
+                if not context.is_active():
+                    return
+                yield event
+                if event.HasField("failure"):
+                    break
+            # It can do nothing more, so its memory is freed at once, whether its client lives or not.
+            threading.Thread(target=deployment.free, name="free", daemon=True).start()
+            while context.is_active() and not deployment.closed:
+                deployment.wait_closed(HEARTBEAT_SECONDS)
+                yield pb.WatchEvent()
+        finally:
+            self._deployments.drop(request.deployment)
+
+    def _missing_blobs(self, request: pb.MissingBlobsRequest, context: Any) -> pb.MissingBlobsReply:
+        blobs = [blob_spec(blob) for blob in request.blobs]
+        missing = self._deployments.get(request.deployment).pin(blobs)
+        return pb.MissingBlobsReply(sha256=[blob.sha256 for blob in missing])
+
+    def _put_blob(self, requests: Iterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobReply:
+        first = next(requests, None)
+        if first is None or not first.HasField("blob"):
+            raise ProtocolError("the first message of PutBlob names the blob")
+
+        def chunks() -> Iterator[bytes]:
+            yield first.chunk
+            for request in requests:
+                yield request.chunk
+
+        self._deployments.get(first.deployment).put_blob(blob_spec(first.blob), chunks())
+        return pb.PutBlobReply()
+
+    def _load_stages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
+        deployment, plan = self._deployments.get(request.deployment), plan_from_request(request)
+        self._require_own("stages", plan.machine)
+        secrets = link_secrets(request, plan)
+        return pb.LoadStagesReply(weight_bytes=deployment.load(plan, secrets, _patience(context), context.is_active))
+
+    def _connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
+        if not 0 < request.timeout_seconds <= MAXIMUM_CONNECT_SECONDS:
+            raise ProtocolError(f"a timeout lies in (0, {MAXIMUM_CONNECT_SECONDS:g}] s, got {request.timeout_seconds}")
+        caller = self._tls.as_caller() if self._tls is not None else TlsFiles()
+        peers = {
+            peer.machine: PeerAddress(
+                peer.machine,
+                peer.address,
+                caller if peer.tls else None,
+            )
+            for peer in request.peers
+        }
+        self._deployments.get(request.deployment).connect(peers, request.timeout_seconds)
+        return pb.ConnectReply()
+
+    def _unload(self, request: pb.UnloadRequest, context: Any) -> pb.UnloadReply:
+        self._deployments.drop(request.deployment)
+        return pb.UnloadReply()
+
+    def _statistics(self, request: pb.StatisticsRequest, context: Any) -> pb.StatisticsReply:
+        recorder = self._deployments.get(request.deployment).recorder
+        return pb.StatisticsReply(
+            stages=[statistics_message(stage) for stage in recorder.statistics()], processor_seconds=time.process_time()
+        )
+
+    def _trace(self, request: pb.TraceRequest, context: Any) -> pb.TraceReply:
+        recorder = self._deployments.get(request.deployment).recorder
+        return pb.TraceReply(events=[trace_message(event) for event in recorder.trace()])
+
+    def _load_kernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
+        deployment, kernels = self._deployments.get(request.deployment), kernel_set(request)
+        self._require_own("kernels", kernels.machine)
+        timer = deployment.load_kernels(kernels, self._threads, _patience(context))
+        return pb.LoadKernelsReply(allocated_bytes=timer.allocated_bytes)
+
+    def _time_kernels(self, request: pb.TimeKernelsRequest, context: Any) -> pb.TimeKernelsReply:
+        timer, effort = self._deployments.get(request.deployment).timer, timing_effort(request)
+        # Two at a time would slow each other, and neither would know.
+        if not self._timing.acquire(blocking=False):
+            raise WorkerError(f"machine {self._machine!r} is timing other kernels at the moment: try again later")
+        try:
+            times = timer.measure(effort, is_wanted=context.is_active)
+        finally:
+            self._timing.release()
+        return pb.TimeKernelsReply(times=[kernel_time_message(time) for time in times])
+
+    def _require_own(self, what: str, machine: str) -> None:
+        if self._named and machine != self._machine:
+            raise WorkerError(
+                f"the {what} are for machine {machine!r}, and this worker is {self._machine!r}: "
+                "check the addresses in the cluster's description"
+            )
+
+
+def _patience(context: Any) -> float:
+    """How many seconds the caller of a method still waits."""
+    seconds = context.time_remaining()
+    return DEFAULT_SECONDS if seconds is None else float(seconds)
+
+
+def _handler(method: Method, behaviour: Callable[[Any, Any], Any], places: Places) -> Any:
+    """Requests are parsed here: in gRPC's own hands, one that cannot be parsed leaves 16 KiB behind for good."""
+
+    def call(requests: Iterator[bytes], context: Any) -> Any:
+        if method.streams_requests:
+            return behaviour(_parsed(method, requests, context), context)
+        return behaviour(_parse(method, next_message(requests, context, GREETING_SECONDS)), context)
+
+    def reply(requests: Iterator[bytes], context: Any) -> Any:
+        try:
+            with places.held(context):
+                return call(requests, context)
+        except Exception as error:
+            _abort(context, error)
+
+    def replies(requests: Iterator[bytes], context: Any) -> Iterator[Any]:
+        try:
+            with places.held(context):
+                yield from call(requests, context)
+        except Exception as error:
+            _abort(context, error)
+
+    if method.streams_replies:
+        return grpc.stream_stream_rpc_method_handler(replies, None, method.reply.SerializeToString)
+    return grpc.stream_unary_rpc_method_handler(reply, None, method.reply.SerializeToString)
+
+
+def _parsed(method: Method, requests: Iterator[bytes], context: Any) -> Iterator[Any]:
+    seconds = GREETING_SECONDS
+    while (message := next_message(requests, context, seconds)) is not None:
+        yield _parse(method, message)
+        seconds = UPLOAD_SILENCE_SECONDS
+
+
+def _parse(method: Method, message: bytes | None) -> Any:
+    if message is None:
+        raise ProtocolError(f"{method.name} takes a request, and the caller sent none")
+    if len(message) > method.maximum_request_bytes:
+        raise ProtocolError(
+            f"a request of {method.name} has at most {method.maximum_request_bytes} bytes, got {len(message)}"
+        )
+    try:
+        return method.request.FromString(message)
+    except DecodeError as error:
+        raise ProtocolError(f"a request of {method.name} that is none: {error}") from error
+
+
+def _abort(context: Any, error: Exception) -> None:
+    if isinstance(error, TvmSplitError):
+        context.abort(*status_of(error))
+    if not isinstance(error, grpc.RpcError):  # an RpcError says that the caller has gone in the middle of a stream
+        print_exception(error)
+    context.abort(grpc.StatusCode.INTERNAL, f"the worker failed unexpectedly: {error!r}"[:1000])
+
+
+def default_cache_folder() -> Path:
+    return Path.home() / ".cache" / "tvm-split" / "blobs"

@@ -1,0 +1,142 @@
+"""The answering end of data streams: a neighbour or the client brings tensors, or the client fetches them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.channels import status_of
+from tvm_split.rpc_runtime.wire.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH
+from tvm_split.rpc_runtime.wire.foreign_text import print_exception
+from tvm_split.rpc_runtime.wire.framing import (
+    PROTOCOL_VERSION,
+    Frame,
+    FrameKind,
+    control_frame,
+    decode,
+    error_frame,
+)
+from tvm_split.rpc_runtime.wire.security import Metadata
+from tvm_split.rpc_runtime.worker.call_limits import Places
+from tvm_split.rpc_runtime.worker.control_service import Deployments
+from tvm_split.rpc_runtime.worker.deployment import Deployment
+
+MAXIMUM_STREAMS = 128
+"""A deployment needs one or two per neighbour."""
+
+
+class DataService:
+    """Accepts data streams. Whatever a peer sends, the worker stays; at worst the peer's deployment fails."""
+
+    def __init__(self, deployments: Deployments) -> None:
+        self._deployments = deployments
+        self._places = Places("data streams", MAXIMUM_STREAMS)
+
+    def places(self) -> dict[str, Places]:
+        return {LINK_PATH: self._places}
+
+    def knows_link(self, metadata: Metadata) -> bool:
+        """Whether a caller shows the secret of the very link it wants to open."""
+        try:
+            return self._deployments.know_link(_hello(metadata))
+        except ProtocolError:
+            return False
+
+    def handlers(self) -> Any:
+        link = grpc.stream_stream_rpc_method_handler(self._link, None, None)
+        return grpc.method_handlers_generic_handler(DATA_SERVICE, {LINK_METHOD: link})
+
+    def _link(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        try:
+            with self._places.held(context):
+                yield from self._answer(requests, context)
+        except TvmSplitError as error:
+            context.abort(*status_of(error))
+
+    def _answer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        hello = _hello(context.invocation_metadata())
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"this worker speaks protocol version {PROTOCOL_VERSION}, the caller {hello.protocol_version}: "
+                "upgrade one"
+            )
+        deployment = self._deployments.get(hello.deployment)
+        machine = deployment.machine
+        if hello.destination == machine:
+            incoming = deployment.attach_incoming(hello.source)
+            stream = _Stream(deployment, hello.source, incoming.receive, incoming.close)
+            frames = incoming.credit_frames()
+        elif hello.source == machine:
+            outgoing = deployment.attach_outgoing(hello.destination)
+            stream = _Stream(deployment, hello.destination, outgoing.receive, outgoing.close)
+            frames = outgoing.frames()
+        else:
+            raise ProtocolError(f"a stream from {hello.source!r} to {hello.destination!r} does not touch {machine!r}")
+        yield control_frame(FrameKind.ACCEPT)
+        stream.start(requests)
+        try:
+            yield from frames
+        except WorkerUnavailableError as error:
+            stream.broken(f"from {stream.peer!r} {error}")
+            raise
+        except Exception as error:
+            print_exception(error)
+            deployment.internal_failed(error)
+            raise WorkerError(f"the worker failed unexpectedly: {error!r}") from error
+        finally:
+            stream.broken("the data stream was closed")
+        if stream.error is not None:
+            yield error_frame(str(stream.error))
+            raise stream.error
+
+
+class _Stream:
+    """Reads one stream in a thread of its own, so that both directions flow at once."""
+
+    def __init__(
+        self, deployment: Deployment, peer: str, receive: Callable[[Frame], None], close: Callable[[], None]
+    ) -> None:
+        self._deployment = deployment
+        self.peer = peer
+        self._receive = receive
+        self._close = close
+        self.error: ProtocolError | None = None
+
+    def start(self, requests: Iterator[bytes]) -> None:
+        threading.Thread(target=self._read, args=(requests,), name=f"read-{self.peer}", daemon=True).start()
+
+    def broken(self, message: str) -> None:
+        """Fails the deployment, unless it has ended anyway."""
+        self._deployment.link_failed(self.peer, message)
+
+    def _read(self, requests: Iterator[bytes]) -> None:
+        try:
+            for message in requests:
+                self._receive(decode(message))
+            self.broken(f"{self.peer!r} ended its data stream")
+        except ProtocolError as error:
+            self.error = error
+            self._deployment.protocol_failed(self.peer, str(error))
+        except grpc.RpcError:
+            self.broken(f"the connection to {self.peer!r} broke")
+        except Exception as error:
+            print_exception(error)
+            self._deployment.internal_failed(error)
+        finally:
+            self._close()
+
+
+def _hello(metadata: Metadata) -> pb.Hello:
+    for key, value in metadata:
+        if key == HELLO_KEY and isinstance(value, bytes):
+            try:
+                return pb.Hello.FromString(value)
+            except DecodeError as error:
+                raise ProtocolError("the greeting of a data stream is damaged") from error
+    raise ProtocolError("a data stream comes with a greeting")

@@ -1,0 +1,456 @@
+"""What a worker holds of one program: loaded stages, the links to its neighbours, and what went wrong."""
+
+from __future__ import annotations
+
+import hmac
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.execution.blob_store import BlobStore
+from tvm_split.rpc_runtime.execution.executor import StageExecutor
+from tvm_split.rpc_runtime.execution.kernel_timer import KernelTimer
+from tvm_split.rpc_runtime.execution.stage_executable import (
+    StageExecutable,
+    WeightCache,
+    new_slot,
+    tensor_bytes,
+)
+from tvm_split.rpc_runtime.hardware import available_memory_bytes
+from tvm_split.rpc_runtime.program.kernel_times import KernelSet
+from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
+from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, Recorder
+from tvm_split.rpc_runtime.program.program import CLIENT, BlobSpec, StageSpec
+from tvm_split.rpc_runtime.transports.link_call import LinkCall
+from tvm_split.rpc_runtime.transports.links import IncomingLink, Moved, OutgoingLink
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.security import TlsFiles
+from tvm_split.rpc_runtime.worker.library_trials import LibraryTrials
+
+JOIN_SECONDS = 10.0
+MAXIMUM_UPLOADS = 4
+"""Blobs that may arrive at a time; a client sends one."""
+MAXIMUM_BLOBS = 20_000
+
+
+@dataclass(frozen=True)
+class PeerAddress:
+    """Where another worker of the deployment listens."""
+
+    machine: str
+    address: str
+    tls: TlsFiles | None
+
+
+class Deployment:
+    """One program's part on this machine. Thread-safe. Life: made, ``load``, ``connect``, run, ``close``."""
+
+    def __init__(self, identifier: str, blobs: BlobStore, trials: LibraryTrials) -> None:
+        self.identifier = identifier
+        self._blobs = blobs
+        self._trials = trials
+        self._lock = threading.Lock()
+        # Of its own: whoever waits for events, or ends that, must not wait for somebody who holds the other one long.
+        self._events = threading.Condition()
+        self._plan: MachinePlan | None = None
+        self._executor: StageExecutor | None = None
+        self._recorder: Recorder | None = None
+        self._timer: KernelTimer | None = None
+        self._incoming: dict[str, IncomingLink] = {}
+        self._outgoing: dict[str, OutgoingLink] = {}
+        self._link_secrets: Mapping[tuple[str, str], bytes] = {}
+        self._attached: set[tuple[str, str]] = set()
+        self._blobs_wanted: set[str] = set()
+        self._uploads = 0
+        self._calls: list[LinkCall] = []
+        self._failure: pb.Failure | None = None
+        self._unwatched = False
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def machine(self) -> str:
+        return self._loaded().machine
+
+    def pin(self, blobs: list[BlobSpec]) -> tuple[BlobSpec, ...]:
+        """Keeps blobs for this deployment; the missing ones."""
+        with self._lock:
+            self._check_open_locked()
+            wanted = self._blobs_wanted.union(blob.sha256 for blob in blobs)
+            if len(wanted) > MAXIMUM_BLOBS:
+                raise ProtocolError(f"a deployment has at most {MAXIMUM_BLOBS} blobs on a machine, got {len(wanted)}")
+            self._blobs_wanted = wanted
+        missing = self._blobs.pin(self.identifier, blobs)
+        if self._closed:
+            self._blobs.unpin(self.identifier)
+        return missing
+
+    def put_blob(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
+        """Takes in a blob that was missing when it was pinned.
+
+        Raises:
+            ProtocolError: it is none that this deployment keeps.
+            WorkerError: too many of its blobs are arriving already.
+            BlobError: the content has another size or digest, or there is no room for it.
+        """
+        with self._lock:
+            self._check_open_locked()
+            if blob.sha256 not in self._blobs_wanted:
+                raise ProtocolError(f"blob {blob.sha256[:12]} is none that deployment {self.identifier[:8]} keeps")
+            if self._uploads >= MAXIMUM_UPLOADS:
+                raise WorkerError(
+                    f"deployment {self.identifier[:8]} sends {self._uploads} blobs to this worker already, "
+                    f"and {MAXIMUM_UPLOADS} at a time are allowed"
+                )
+            self._uploads += 1
+        try:
+            self._blobs.write(blob, self._while_open(chunks))
+        finally:
+            with self._lock:
+                self._uploads -= 1
+
+    def _while_open(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._check_open()
+            yield chunk
+
+    def load(
+        self,
+        plan: MachinePlan,
+        link_secrets: Mapping[tuple[str, str], bytes],
+        seconds: float,
+        is_wanted: Callable[[], bool],
+    ) -> int:
+        """Loads libraries and weights, makes the queues and starts to compute. Returns the weights' bytes.
+
+        ``link_secrets`` by (source, destination) are those of the links to and from other machines. ``seconds`` is how
+        long the caller waits; up to half of that, new libraries are tried out in another process.
+
+        Raises:
+            WorkerError: a stage cannot run on this machine, the deployment is loaded or closed already, or nobody
+                wants the result any more.
+            BlobError: a blob is missing or damaged.
+        """
+        with self._lock:
+            self._check_open_locked()
+            if self._plan is not None:
+                raise WorkerError(f"deployment {self.identifier[:8]} is loaded already")
+            self._plan = plan
+        deadline = time.monotonic() + seconds
+        self.pin([blob for stage in plan.stages for blob in stage.blobs])
+        needed = _check_memory(plan)
+        cache = WeightCache()
+        stages: list[StageExecutable] = []
+        for stage in plan.stages:
+            if not is_wanted():
+                raise WorkerError(
+                    f"machine {plan.machine!r} had loaded {len(stages)} of {len(plan.stages)} stages when the caller's "
+                    "time was over"
+                )
+            stages.append(self._load_stage(stage, cache, deadline))
+        cache.loaded.clear()
+        recorder = Recorder(plan.machine, [stage.name for stage in plan.stages])
+        with self._lock:
+            self._check_open_locked()
+            self._recorder = recorder
+            self._link_secrets = link_secrets
+            self._make_links_locked(plan, recorder)
+            self._executor = StageExecutor(
+                self._lock,
+                plan,
+                stages,
+                self._outgoing,
+                recorder,
+                self._stage_failed,
+            )
+            self._executor.start()
+        return needed
+
+    def _load_stage(self, stage: StageSpec, cache: WeightCache, deadline: float) -> StageExecutable:
+        self._check_open()
+        library = self._blobs.read(stage.library)
+        self._trials.stage(stage, deadline)
+        weights = (self._blobs.read(weight.blob) for weight in stage.weights)
+        return StageExecutable(stage, library, weights, self._blobs.scratch, cache)
+
+    def load_kernels(self, kernels: KernelSet, threads: int, seconds: float) -> KernelTimer:
+        """Makes ready to time kernels, in the place of others that were loaded before; ``seconds`` as for `load`.
+
+        Raises:
+            WorkerError: this machine cannot run them, or lacks the memory for their arguments.
+            BlobError: the library is missing or damaged.
+        """
+        self._check_open()
+        self._drop_timer(None)
+        library, scratch = self._blobs.read(kernels.library), self._blobs.scratch
+        self._trials.kernels(kernels, time.monotonic() + seconds)
+        # A call's thread would keep TVM's pool of workers long after the call.
+        timer = KernelTimer(kernels, library, scratch, threads, on_calling_thread=False)
+        self._drop_timer(timer)
+        if self._closed:
+            timer.close()
+        return timer
+
+    @property
+    def timer(self) -> KernelTimer:
+        with self._lock:
+            self._check_open_locked()
+            if self._timer is None:
+                raise ProtocolError(f"deployment {self.identifier[:8]} has no kernels loaded")
+            return self._timer
+
+    def _drop_timer(self, successor: KernelTimer | None) -> None:
+        with self._lock:
+            timer, self._timer = self._timer, successor
+        if timer is not None:
+            timer.close()
+
+    def _make_links_locked(self, plan: MachinePlan, recorder: Recorder) -> None:
+        makers = {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs}
+        takers = {tensor.name: stage.name for stage in reversed(plan.stages) for tensor in stage.inputs}
+
+        def moved(kind: str, stages: Mapping[str, str]) -> Moved:
+            def record(route: PlannedRoute, sequence: int, start: int, end: int) -> None:
+                name = route.tensor.name
+                recorder.record(kind, stages[name], sequence, start, end, route.tensor.size_bytes)
+
+            return record
+
+        def active() -> None:
+            recorder.activity += 1
+
+        def deliver(route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+            executor = self._executor
+            if executor is not None:
+                executor.deliver(route.tensor.name, sequence, value, release)
+
+        for destination in plan.destinations:
+            self._outgoing[destination] = OutgoingLink(
+                self._lock,
+                [route for route in plan.outgoing if route.destination == destination],
+                tensor_bytes,
+                on_room=self._wake_locked,
+                on_moved=moved(SEND, makers),
+                on_activity=active,
+            )
+        for source in plan.sources:
+            self._incoming[source] = IncomingLink(
+                self._lock,
+                [route for route in plan.incoming if route.source == source],
+                lambda route: new_slot(route.tensor),
+                deliver,
+                reuse=True,
+                on_moved=moved(RECEIVE, takers),
+                on_activity=active,
+            )
+
+    def _wake_locked(self) -> None:
+        if self._executor is not None:
+            self._executor.wake_locked()
+
+    def connect(self, peers: Mapping[str, PeerAddress], timeout_seconds: float) -> None:
+        """Opens a link to every machine that this one sends to (the client fetches its tensors itself)."""
+        plan = self._loaded()
+        wanted = [machine for machine in plan.destinations if machine != CLIENT]
+        calls = []
+        for machine in wanted:
+            if machine not in peers:
+                raise ProtocolError(f"machine {plan.machine!r} sends to {machine!r}, whose address is missing")
+            call = self._call(plan.machine, peers[machine])
+            calls.append(call)
+            with self._lock:
+                closed = self._closed
+                self._calls.append(call)
+            if closed:
+                call.close()
+        for call in calls:
+            try:
+                call.wait_accepted(timeout_seconds)
+            except WorkerUnavailableError as error:
+                raise WorkerError(
+                    f"machine {plan.machine!r} cannot send to its neighbour: {error} "
+                    f"{plan.machine!r} itself must be able to reach that address"
+                ) from error
+
+    def _call(self, machine: str, peer: PeerAddress) -> LinkCall:
+        self._attach((machine, peer.machine))
+        link = self._outgoing[peer.machine]
+        return LinkCall(
+            where=f"machine {peer.machine!r} at {peer.address}",
+            address=peer.address,
+            secret=self._link_secrets[machine, peer.machine],
+            tls=peer.tls,
+            deployment=self.identifier,
+            source=machine,
+            destination=peer.machine,
+            frames=link.frames(),
+            on_frame=link.receive,
+            on_broken=lambda error: self._link_broken(peer.machine, error),
+        )
+
+    def knows_link(self, source: str, destination: str, secret: bytes) -> bool:
+        """Whether this is the secret of that link."""
+        expected = self._link_secrets.get((source, destination))
+        return expected is not None and hmac.compare_digest(secret, expected)
+
+    def attach_incoming(self, source: str) -> IncomingLink:
+        """The link that ``source`` sends on, for the stream that it has opened."""
+        plan = self._loaded()
+        if source not in self._incoming:
+            raise ProtocolError(f"machine {plan.machine!r} expects no tensors from {source!r}")
+        self._attach((source, plan.machine))
+        return self._incoming[source]
+
+    def attach_outgoing(self, destination: str) -> OutgoingLink:
+        """The link whose tensors ``destination`` fetches."""
+        plan = self._loaded()
+        if destination != CLIENT or CLIENT not in self._outgoing:
+            raise ProtocolError(f"machine {plan.machine!r} has no tensors for {destination!r} to fetch")
+        self._attach((plan.machine, CLIENT))
+        return self._outgoing[CLIENT]
+
+    def _attach(self, ends: tuple[str, str]) -> None:
+        with self._lock:
+            self._check_open_locked()
+            if ends in self._attached:
+                raise ProtocolError(f"the link from {ends[0]!r} to {ends[1]!r} is open already")
+            self._attached.add(ends)
+
+    def _link_broken(self, peer: str, error: TvmSplitError) -> None:
+        fail = self.protocol_failed if isinstance(error, ProtocolError) else self.link_failed
+        fail(peer, str(error))
+
+    def link_failed(self, peer: str, message: str) -> None:
+        """A connection has gone; whether its other end is the cause, the client finds out."""
+        machine = self._plan.machine if self._plan else ""
+        self._fail(pb.Failure(kind=pb.Failure.LINK, machine=machine, peer=peer, message=message))
+
+    def protocol_failed(self, peer: str, message: str) -> None:
+        machine = self._plan.machine if self._plan else ""
+        text = f"machine {machine!r} got from {peer!r} what the protocol does not allow: {message}"
+        self._fail(pb.Failure(kind=pb.Failure.PROTOCOL, machine=machine, peer=peer, message=text))
+
+    def internal_failed(self, error: Exception) -> None:
+        """Something that should not happen; the worker's own output has the details."""
+        machine = self._plan.machine if self._plan else ""
+        text = f"machine {machine!r} failed unexpectedly: {error!r}"
+        self._fail(pb.Failure(kind=pb.Failure.INTERNAL, machine=machine, message=text))
+
+    def _stage_failed(self, stage: StageSpec, error: Exception) -> None:
+        text = str(error) if isinstance(error, TvmSplitError) else f"stage {stage.name!r}: {error!r}"
+        self._fail(pb.Failure(kind=pb.Failure.STAGE, machine=stage.machine, stage=stage.name, message=text))
+
+    def _fail(self, failure: pb.Failure) -> None:
+        failure.message = failure.message[:3000]
+        with self._lock:
+            if self._failure is not None or self._closed:
+                return
+            self._failure = failure
+            self._halt_locked()
+        self._notify()
+
+    def _halt_locked(self) -> None:
+        if self._executor is not None:
+            self._executor.stop_locked()
+        for outgoing in self._outgoing.values():
+            outgoing.close_locked()
+        for incoming in self._incoming.values():
+            incoming.close_locked()
+
+    def wait_event(self, timeout_seconds: float) -> pb.WatchEvent | None:
+        """The next thing to tell the client: at latest a heartbeat after the timeout; None when closed."""
+        with self._events:
+            if self._failure is None and not self._closed and not self._unwatched:
+                self._events.wait(timeout_seconds)
+        if self._closed:
+            return None
+        executor, recorder, failure = self._executor, self._recorder, self._failure
+        event = pb.WatchEvent(activity=recorder.activity if recorder else 0)
+        if failure is not None:
+            event.failure.CopyFrom(failure)
+        if executor is not None:
+            for name, finished in executor.progress().items():
+                event.stages.add(stage=name, finished=finished)
+        return event
+
+    def wait_closed(self, timeout_seconds: float) -> bool:
+        with self._events:
+            return self._closed or self._unwatched or self._events.wait(timeout_seconds)
+
+    def stop_waiting(self) -> None:
+        """Nobody watches any more: those who wait for events go on at once, now and later."""
+        with self._events:
+            self._unwatched = True
+            self._events.notify_all()
+
+    def _notify(self) -> None:
+        with self._events:
+            self._events.notify_all()
+
+    @property
+    def recorder(self) -> Recorder:
+        self._loaded()
+        if self._recorder is None:
+            raise WorkerError(f"deployment {self.identifier[:8]} is still loading")
+        return self._recorder
+
+    def close(self) -> None:
+        """Ends and frees everything. May be called again."""
+        with self._lock:
+            self._closed = True
+        self.free()
+
+    def free(self) -> None:
+        """Lets go of libraries, weights, links and pins; what went wrong is still told. May be called again."""
+        with self._lock:
+            self._halt_locked()
+            calls, self._calls = self._calls, []
+            executor, self._executor = self._executor, None
+        self._notify()
+        for call in calls:
+            call.close()
+        if executor is not None:
+            executor.join(JOIN_SECONDS)
+        self._drop_timer(None)
+        self._blobs.unpin(self.identifier)
+
+    def _loaded(self) -> MachinePlan:
+        with self._lock:
+            self._check_open_locked()
+            if self._plan is None or self._executor is None:
+                raise ProtocolError(f"deployment {self.identifier[:8]} has no stages loaded")
+            return self._plan
+
+    def _check_open(self) -> None:
+        with self._lock:
+            self._check_open_locked()
+
+    def _check_open_locked(self) -> None:
+        if self._closed:
+            raise WorkerError(f"deployment {self.identifier[:8]} is closed")
+        if self._failure is not None:
+            raise WorkerError(f"deployment {self.identifier[:8]} has failed: {self._failure.message}")
+
+
+def _check_memory(plan: MachinePlan) -> int:
+    """The bytes of all weights, each once.
+
+    Raises:
+        WorkerError: they do not fit into what this machine has free.
+    """
+    weights = {weight.blob.sha256: weight.tensor for stage in plan.stages for weight in stage.weights}
+    needed = sum(tensor.size_bytes for tensor in weights.values())
+    free = available_memory_bytes()
+    if free and needed > free:
+        raise WorkerError(
+            f"machine {plan.machine!r} needs {needed / 1e9:.1f} GB for the weights of {len(plan.stages)} stages "
+            f"({', '.join(stage.name for stage in plan.stages)}), and has {free / 1e9:.1f} GB free. Move layers to "
+            "another machine"
+        )
+    return needed

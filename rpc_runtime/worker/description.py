@@ -1,0 +1,68 @@
+"""What a worker says of itself and its machine: the reply to Describe."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from functools import cache
+from importlib import metadata
+
+from tvm_split.rpc_runtime.hardware import available_memory_bytes, boot_id, cpu_features, mcpu, total_memory_bytes
+from tvm_split.rpc_runtime.program.measurements import now
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
+
+_MAXIMUM_CUDA_DEVICES = 16
+
+
+@cache
+def _cuda_devices() -> tuple[pb.CudaDevice, ...]:
+    import tvm
+
+    found = []
+    for index in range(_MAXIMUM_CUDA_DEVICES):
+        device = tvm.cuda(index)
+        try:
+            if not device.exist:
+                break
+            arch = "sm_" + str(device.compute_version).replace(".", "")
+            memory = int(device.total_global_memory or 0)
+        except Exception:  # a runtime without CUDA, or a driver that does not answer
+            break
+        found.append(pb.CudaDevice(index=index, arch=arch, memory_bytes=memory))
+    return tuple(found)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def describe(machine: str, threads: int, secure: bool, deployments: list[str]) -> pb.DescribeReply:
+    """The reply to Describe; everything but memory, deployments and the clock is found out once."""
+    features = cpu_features()
+    architecture = platform.machine()
+    return pb.DescribeReply(
+        protocol_version=PROTOCOL_VERSION,
+        machine=machine,
+        hostname=socket.gethostname(),
+        architecture=architecture,
+        mcpu=mcpu(architecture, features),
+        cpu_features=sorted(features),
+        cores=len(os.sched_getaffinity(0)),
+        threads=threads,
+        memory_total_bytes=total_memory_bytes(),
+        memory_free_bytes=available_memory_bytes(),
+        tvm_version=_version("apache-tvm"),
+        tvm_ffi_version=_version("apache-tvm-ffi"),
+        numpy_version=_version("numpy"),
+        cuda_devices=_cuda_devices(),
+        secure=secure,
+        deployments=deployments,
+        process_id=os.getpid(),
+        clock_nanoseconds=now(),
+        boot_id=boot_id(),
+    )

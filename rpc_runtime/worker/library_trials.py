@@ -1,0 +1,175 @@
+"""Runs what a worker is sent for the first time in another process, so that a crash there takes nobody with it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_split.rpc_runtime import own_modules
+from tvm_split.rpc_runtime.errors import WorkerError
+from tvm_split.rpc_runtime.execution.blob_store import BlobStore
+from tvm_split.rpc_runtime.program.kernel_times import KernelSet
+from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
+
+DEFAULT_SECONDS = 60.0
+END_SECONDS = 2.0
+MOST_REMEMBERED = 10_000
+_HOW = "when it was tried out (loaded, and run once on zeros, in a process of its own)"
+_AGAIN = "Give the machine its right target in the cluster's description, or leave its target out, and compile again"
+
+
+class LibraryTrials:
+    """Tries out libraries before their worker loads them: each is loaded and, for a CPU, run once on zeros.
+
+    What passed is remembered by its digest and its arguments, and costs nothing again. Libraries for a GPU are only
+    loaded: the device's memory may be full of what runs there. Thread-safe; one trial at a time.
+    """
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+        self._lock = threading.Lock()
+        self._process: _TrialProcess | None = None
+        self._passed: set[str] = set()
+        self._closed = False
+
+    def stage(self, stage: StageSpec, deadline: float) -> None:
+        """Tries out a stage's library.
+
+        Args:
+            deadline: when its caller stops waiting, in seconds of `time.monotonic`; half of what is left may be used.
+
+        Raises:
+            WorkerError: the library crashed, or did not come to an end; names stage and machine.
+        """
+        arguments = [*stage.inputs, *(weight.tensor for weight in stage.weights)]
+        calls = [_call("main", arguments)] if stage.device == "cpu" else []
+        self._try(f"stage {stage.name!r} on machine {stage.machine!r}", stage.library, True, calls, deadline)
+
+    def kernels(self, kernels: KernelSet, deadline: float) -> None:
+        """The same for kernels that are to be timed."""
+        on_cpu = kernels.device == "cpu"
+        calls = [_call(each.function, each.arguments, each.results) for each in kernels.kernels if on_cpu]
+        what = f"timing {len(kernels.kernels)} kernels on machine {kernels.machine!r}"
+        self._try(what, kernels.library, False, calls, deadline)
+
+    def close(self) -> None:
+        """Ends the process that tries libraries out. May be called again."""
+        self._closed = True
+        if self._process is not None:
+            self._process.close()
+
+    def _try(
+        self, what: str, library: BlobSpec, is_stage: bool, calls: Sequence[dict[str, Any]], deadline: float
+    ) -> None:
+        tried = {"sha256": library.sha256, "is_stage": is_stage and bool(calls), "calls": calls}
+        digest = hashlib.sha256(json.dumps(tried).encode()).hexdigest()
+        if digest in self._passed:
+            return
+        if not self._lock.acquire(timeout=max(0.0, _half(deadline))):
+            raise WorkerError(f"{what}: the worker is still trying out other libraries: deploy again later")
+        try:
+            seconds = max(1.0, _half(deadline))
+            place = {"library": str(self._blobs.path(library)), "scratch": str(self._blobs.scratch)}
+            problem = _words(self._ask({**tried, **place, "seconds": seconds}), seconds)
+        finally:
+            self._lock.release()
+        if problem:
+            raise WorkerError(f"{what}: the library {problem}")
+        if len(self._passed) >= MOST_REMEMBERED:
+            self._passed.clear()
+        self._passed.add(digest)
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What became of a library. A process that had nothing to do has ended, perhaps at this very moment."""
+        line = json.dumps(request).encode() + b"\n"
+        for _ in range(2):
+            if self._closed:
+                raise WorkerError("this worker is ending")
+            if self._process is None:
+                self._process = _TrialProcess()
+            answer = self._process.ask(line)
+            if answer:
+                return dict(json.loads(answer))
+            self._process.close()
+            self._process = None
+        raise WorkerError("the process that tries out libraries ended; the worker's own output may say why")
+
+
+class _TrialProcess:
+    """A running `rpc_runtime.worker.trial_process`."""
+
+    def __init__(self) -> None:
+        # The end of this connection tells the process that this one has gone, however it went.
+        self._socket, other = socket.socketpair()
+        with other:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
+                    own_modules.command("worker.trial_process"),
+                    stdin=other.fileno(),
+                    stdout=other.fileno(),
+                    # A second thread, which numpy's library starts, could hold a lock that a forked child waits for.
+                    env=own_modules.environment(OPENBLAS_NUM_THREADS="1"),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._socket.close()
+                raise WorkerError(f"cannot start a process to try out libraries: {error}") from error
+        self._answers = self._socket.makefile("rb")
+
+    def ask(self, line: bytes) -> bytes:
+        """The answer to a request; nothing if the process has ended."""
+        try:
+            self._socket.sendall(line)
+            return self._answers.readline()
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """Ends the process; it first ends what it tries out, and removes its file."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._answers.close()
+        self._socket.close()
+
+
+def _half(deadline: float) -> float:
+    return (deadline - time.monotonic()) / 2
+
+
+def _call(function: str, arguments: Sequence[TensorSpec], results: int = 0) -> dict[str, Any]:
+    """A function, what it takes, and how many of the last arguments it writes."""
+    specs = [(list(each.shape), each.dtype, each.size_bytes) for each in arguments]
+    return {"function": function, "arguments": specs, "results": results}
+
+
+def _words(outcome: dict[str, Any], seconds: float) -> str:
+    """What became of a library, as the end of a sentence about it; empty if it passed."""
+    if outcome.get("late"):
+        return f"did not come to an end within {seconds:.0f} s {_HOW}. If it only is slow, deploy with a longer timeout"
+    if "exit" in outcome:
+        return f"ended its process with exit code {outcome['exit']} {_HOW}: it is damaged. Compile again"
+    if "signal" not in outcome:
+        return ""
+    number = int(outcome["signal"])
+    if number == signal.SIGILL:
+        return (
+            f"crashed with SIGILL {_HOW}: it was compiled for a processor that has more instructions than this one. "
+            f"{_AGAIN}"
+        )
+    if number == signal.SIGKILL:
+        return f"was killed {_HOW}, which is what systems do when memory runs out. Move layers to another machine"
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"crashed with {name} {_HOW}: it is damaged, or not for this machine. {_AGAIN}"

@@ -1,0 +1,316 @@
+"""The worker process of one machine: ``python -m tvm_split.rpc_runtime.worker --listen HOST:PORT --threads N``.
+
+It runs the machine code that a client sends, so whoever may call it controls it: callers have to prove who they are, by
+a token (one that the worker makes itself, on loopback) or a certificate, unless ``--insecure`` trusts all who reach it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
+from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
+from tvm_split.rpc_runtime.wire.loopback_token import new_token, published
+from tvm_split.rpc_runtime.wire.security import (
+    TOKEN_VARIABLE,
+    TlsFiles,
+    Token,
+    TokenInterceptor,
+    is_loopback,
+    split_address,
+    token_from,
+)
+
+if TYPE_CHECKING:
+    from tvm_split.rpc_runtime.execution.blob_store import BlobStore
+
+MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 64, 16_384
+OWN_FILES = 512
+"""Blobs, locks, gRPC's own; a worker without a file to open can do nothing."""
+STOP_SECONDS = 2.0
+FORCED_EXIT_SECONDS = 8.0
+"""After this long a kernel that does not end is left behind."""
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """How a worker runs.
+
+    ``listen`` is HOST:PORT (port 0: any free one); ``threads`` per kernel; ``cores`` pins the whole process to these
+    CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes`` (by default four fifths of what its disk
+    has free at the start, the blobs that are there counted as free); ``insecure`` allows what is missing of ``token``
+    and ``tls``; ``ready_json`` prints one line of JSON when the worker listens; with ``exit_with_parent`` it ends when
+    its standard input does.
+    """
+
+    listen: str = "127.0.0.1:0"
+    threads: int = 1
+    name: str = ""
+    cores: tuple[int, ...] = ()
+    cache: Path | None = None
+    cache_limit_bytes: int | None = None
+    token: Token | None = None
+    tls: TlsFiles | None = None
+    insecure: bool = False
+    ready_json: bool = False
+    exit_with_parent: bool = False
+
+
+def serve(config: WorkerConfig) -> None:
+    """Runs a worker until SIGTERM, SIGINT, or the end of its parent. Call it from the main thread.
+
+    Raises:
+        InputError: the configuration is contradictory or unsafe.
+        WorkerError: the address cannot be used.
+        BlobError: the cache cannot.
+    """
+    if config.threads < 1:
+        raise InputError(f"a worker needs at least one thread, got {config.threads}")
+    _check_callers(config)
+    if config.tls is not None:
+        from tvm_split.rpc_runtime.wire.certificates import check_worker_files
+
+        for text in check_worker_files(config.tls):
+            _warn(text)
+    _prepare_process(config)
+    # Handlers run inside whatever the main thread is doing, where taking a lock could deadlock: they write to a pipe.
+    signalled, signal_end = os.pipe()
+    os.set_blocking(signal_end, False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os.write(signal_end, b"."))
+    _serve_until(config, lambda: _wait_for_end(signalled, config.exit_with_parent))
+
+
+def _knows_callers(config: WorkerConfig) -> bool:
+    """Whether callers prove who they are. The worker's own certificate proves nothing about them."""
+    return config.token is not None or (config.tls is not None and config.tls.authority is not None)
+
+
+def _check_callers(config: WorkerConfig) -> None:
+    """Refuses to serve strangers, or to do it on an open network, unless that is meant; then it warns.
+
+    Raises:
+        InputError: says what to give.
+    """
+    loopback, known = is_loopback(split_address(config.listen)[0]), _knows_callers(config)
+    if not config.insecure and not loopback:
+        reached = f"{config.listen} can be reached from other machines, and a worker runs the code it is sent"
+        if config.tls is None:
+            raise InputError(
+                f"{reached}: give --tls-certificate and --tls-key, and --tls-ca or a token, or --insecure on a network "
+                "that you trust"
+            )
+        if not known:
+            raise InputError(
+                f"{reached}. --tls-certificate proves this worker to its callers, not them to it: give --tls-ca or "
+                "--token-file, or --insecure on a network that you trust"
+            )
+    if config.insecure and not known:
+        who = "every user of this host" if loopback else "anybody who reaches this port"
+        lacking = "TLS" if config.tls is None and not loopback else "--tls-ca or a token"
+        _warn(f"listening on {config.listen} without {lacking}: {who} controls this machine")
+    elif not loopback and config.tls is None:
+        _warn(f"listening on {config.listen} without TLS: only the token protects this machine")
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def _prepare_process(config: WorkerConfig) -> None:
+    """Settings that TVM reads once, when it is imported."""
+    if "tvm" in sys.modules and os.environ.get("TVM_USE_RUNTIME_LIB") != "1":
+        _warn("TVM is loaded already; threads and cores may not be as asked for")
+    if config.cores:
+        try:
+            os.sched_setaffinity(0, config.cores)
+        except OSError as error:
+            raise InputError(
+                f"cannot run on the cores {config.cores} ({error.strerror}); "
+                f"this process may use {sorted(os.sched_getaffinity(0))}"
+            ) from error
+    os.environ.update(
+        TVM_USE_RUNTIME_LIB="1",
+        TVM_FFI_DISABLE_TORCH_C_DLPACK="1",
+        TVM_NUM_THREADS=str(config.threads),
+        TVM_BIND_THREADS="0",
+    )
+    # TVM's FFI imports torch where it is installed, which takes seconds and hundreds of megabytes; a worker needs none.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+
+
+def _maximum_connections() -> int:
+    """As many as this process may have files open, but for those it needs itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # the soft limit is low for the sake of programs that know no better call than select()
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return max(MINIMUM_CONNECTIONS, min(soft - OWN_FILES, MAXIMUM_CONNECTIONS))
+
+
+def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None:
+    import grpc
+
+    from tvm_split.rpc_runtime.execution.blob_store import BlobStore
+    from tvm_split.rpc_runtime.wire.channels import SERVER_OPTIONS
+    from tvm_split.rpc_runtime.worker.call_limits import CallLimits
+    from tvm_split.rpc_runtime.worker.control_service import ControlService, Deployments, default_cache_folder
+    from tvm_split.rpc_runtime.worker.data_service import DataService
+
+    name = config.name or socket.gethostname()
+    folder = config.cache or default_cache_folder()
+    blobs = BlobStore(folder, config.cache_limit_bytes)
+    deployments = Deployments(blobs)
+    makes_token = not config.insecure and not _knows_callers(config)
+    token = new_token() if makes_token else config.token
+    control = ControlService(name, bool(config.name), config.threads, deployments, config.tls)
+    data = DataService(deployments)
+    limits = CallLimits({**control.places(), **data.places()})
+    server = grpc.server(
+        ThreadPoolExecutor(limits.threads, thread_name_prefix="call"),
+        handlers=(control.handlers(), data.handlers()),
+        interceptors=(*([TokenInterceptor(token, data.knows_link)] if token is not None else []), limits),
+        options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", _maximum_connections())],
+    )
+    try:
+        address = f"{split_address(config.listen)[0]}:{_bind(server, config)}"
+        with contextlib.ExitStack() as until_end:
+            if token is not None and makes_token:
+                token = Token(token.text, until_end.enter_context(published(token, address)))
+            server.start()
+            _announce(config, name, address, token, blobs)
+            wait_for_end()
+    finally:
+        threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
+        stopped = server.stop(STOP_SECONDS)
+        deployments.close()
+        stopped.wait(STOP_SECONDS + 1)
+        blobs.close()
+
+
+def _bind(server: Any, config: WorkerConfig) -> int:
+    host, wanted = split_address(config.listen)
+    try:  # gRPC would only say that it failed, and write the reason into its own log
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host.strip("[]"), wanted), family=family).close()
+    except OSError as error:
+        raise WorkerError(f"cannot listen on {config.listen}: {os.strerror(error.errno or 0)}") from error
+    try:
+        if config.tls is None:
+            port = server.add_insecure_port(config.listen)
+        else:
+            port = server.add_secure_port(config.listen, config.tls.server_credentials())
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise WorkerError(f"cannot listen on {config.listen}")
+    return int(port)
+
+
+def _announce(config: WorkerConfig, name: str, address: str, token: Token | None, blobs: BlobStore) -> None:
+    file = token.file.absolute() if token is not None and token.file is not None else None
+    if config.ready_json or config.exit_with_parent:
+        ready = {"address": address, "name": name, "pid": os.getpid(), "protocol": PROTOCOL_VERSION}
+        line = json.dumps({**ready, "token_file": None if file is None else str(file)})
+    else:
+        secret = "no token" if token is None else f"token in {file}" if file else f"token from ${TOKEN_VARIABLE}"
+        protection = f"{'TLS' if config.tls else 'no TLS'}, {secret}"
+        cache = f"cache of {blobs.limit_bytes / 1e9:.1f} GB at most in {blobs.folder}"
+        line = f"worker {name!r} listens on {address} ({protection}, {config.threads} threads, {cache}); Ctrl-C ends it"
+    print(line, flush=True)
+
+
+def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
+    """Returns after a signal, or when standard input ends."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(signalled, selectors.EVENT_READ)
+        if exit_with_parent:
+            selector.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd == signalled or not os.read(0, 4096):
+                    return
+
+
+def _force_exit() -> None:
+    threading.Event().wait(FORCED_EXIT_SECONDS)
+    os._exit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tvm_split.rpc_runtime.worker", description="Runs stages on this machine."
+    )
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default %(default)s, 0: any port")
+    parser.add_argument("--threads", type=int, default=1, help="threads of a kernel (default %(default)s)")
+    parser.add_argument("--cores", default="", metavar="0,1", help="run on these CPUs only")
+    parser.add_argument("--name", default="", help="the machine's name in the cluster (default: the host's)")
+    parser.add_argument("--cache", type=Path, help="folder for libraries and weights")
+    parser.add_argument("--cache-limit-bytes", type=int, help="the cache's size (default: 4/5 of the free disk)")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        help=f"file with the token that callers must know (else ${TOKEN_VARIABLE}; else, on loopback, one is made)",
+    )
+    parser.add_argument("--tls-certificate", type=Path, metavar="PEM")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM")
+    parser.add_argument("--tls-ca", type=Path, metavar="PEM", help="callers need a certificate from this authority")
+    parser.add_argument("--insecure", action="store_true", help="trust all who reach the address")
+    parser.add_argument("--ready-json", action="store_true", help="print one line of JSON when ready")
+    parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
+    return parser
+
+
+def config_from_arguments(arguments: Sequence[str] | None = None) -> WorkerConfig:
+    """The configuration that a command line asks for."""
+    given = _parser().parse_args(arguments)
+    if bool(given.tls_certificate) != bool(given.tls_key):
+        raise InputError("--tls-certificate and --tls-key belong together")
+    if given.tls_ca and not given.tls_certificate:
+        raise InputError("--tls-ca needs --tls-certificate and --tls-key as well")
+    try:
+        cores = tuple(int(core) for core in given.cores.split(",") if core)
+    except ValueError:
+        raise InputError(f"--cores takes numbers with commas between them, got {given.cores!r}") from None
+    tls = TlsFiles(given.tls_ca, given.tls_certificate, given.tls_key) if given.tls_certificate else None
+    return WorkerConfig(
+        listen=given.listen,
+        threads=given.threads,
+        name=given.name,
+        cores=cores,
+        cache=given.cache,
+        cache_limit_bytes=given.cache_limit_bytes,
+        token=token_from(given.token_file),
+        tls=tls,
+        insecure=given.insecure,
+        ready_json=given.ready_json,
+        exit_with_parent=given.exit_with_parent,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 after a clean end, 1 when the worker cannot run, 2 for a wrong command line."""
+    try:
+        serve(config_from_arguments(arguments))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except TvmSplitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,178 @@
+"""Loads and runs libraries where a crash hurts nobody, as a worker's child: ``python -m``.
+
+It imports TVM's runtime once and has one thread only, so that it can fork: every trial is a child of its own. Requests
+come as lines of JSON on standard input, one at a time, and each is answered by a line on standard output (see
+`library_trials`). The process ends with its input, and when nothing has been asked of it for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import mmap
+import os
+import resource
+import selectors
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+IDLE_SECONDS = 60.0
+"""After this long its memory is worth more than the second that the next one takes to start."""
+PASSED = b"."
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # as in a worker
+    import_module("tvm.runtime.vm")  # once: every trial's child has it then
+    with selectors.DefaultSelector() as selector:
+        selector.register(0, selectors.EVENT_READ)
+        while (line := _read_line(selector)) is not None:
+            outcome = _trial(json.loads(line), selector)
+            os.write(1, json.dumps(outcome).encode() + b"\n")
+
+
+def _read_line(selector: selectors.BaseSelector) -> bytes | None:
+    """The next request; None at the end of the input, or when none comes."""
+    parts: list[bytes] = []
+    while not parts or not parts[-1].endswith(b"\n"):
+        if not selector.select(IDLE_SECONDS):
+            return None
+        parts.append(os.read(0, 1 << 16))
+        if not parts[-1]:
+            return None
+    return b"".join(parts)
+
+
+def _trial(request: dict[str, Any], selector: selectors.BaseSelector) -> dict[str, Any]:
+    """What became of a library: nothing if all went well, else a signal, an exit code, or that it did not end."""
+    descriptor, name = tempfile.mkstemp(suffix=".so", dir=request["scratch"])
+    os.close(descriptor)
+    try:
+        shutil.copyfile(request["library"], name)
+        for fill in (0, 1):
+            outcome = _in_child(request, name, fill, selector)
+            # Zeros fit every index, but no divisor.
+            if outcome.get("signal") != signal.SIGFPE:
+                break
+        return outcome
+    finally:
+        Path(name).unlink(missing_ok=True)  # here, where nothing crashes
+
+
+def _in_child(request: dict[str, Any], library: str, fill: int, selector: selectors.BaseSelector) -> dict[str, Any]:
+    parent = os.getpid()
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(receive)
+        _try_out(request, library, fill, send, parent)
+    os.close(send)
+    passed, late = _wait(receive, request["seconds"], selector, child)
+    os.close(receive)
+    _end(child)
+    _, status = os.waitpid(child, 0)
+    if passed:
+        return {}
+    if late:
+        return {"late": True}
+    code = os.waitstatus_to_exitcode(status)
+    return {"signal": -code} if code < 0 else {"exit": code}
+
+
+def _wait(receive: int, seconds: float, selector: selectors.BaseSelector, child: int) -> tuple[bool, bool]:
+    """Whether the child said that it passed, and whether the time was over before that."""
+    deadline = time.monotonic() + seconds
+    selector.register(receive, selectors.EVENT_READ)
+    try:
+        while True:
+            ready = {key.fd for key, _ in selector.select(max(0.0, deadline - time.monotonic()))}
+            if 0 in ready and not os.read(0, 1 << 16):  # the worker has gone
+                _end(child)
+                sys.exit()
+            if receive in ready:
+                return os.read(receive, 1) == PASSED, False
+            if not ready:
+                return False, True
+    finally:
+        selector.unregister(receive)
+
+
+def _end(child: int) -> None:
+    """Ends the child and what it may have started; the exit status of one that has crashed stays what it is."""
+    with contextlib.suppress(OSError):
+        os.kill(child, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        os.killpg(child, signal.SIGKILL)
+
+
+def _try_out(request: dict[str, Any], library: str, fill: int, send: int, parent: int) -> NoReturn:
+    """The child's whole life."""
+    try:
+        _keep_small(parent)
+        # What the library raises is no crash: the worker will meet it too, and has the words for it.
+        with contextlib.suppress(Exception):
+            _load_and_run(request, library, fill)
+        gc.collect()  # unloads the library, which runs its code as well
+        os.write(send, PASSED)
+    finally:
+        os._exit(0)
+
+
+def _keep_small(parent: int) -> None:
+    """The child ends with its parent, leaves no core file, and is what the system ends first when memory is short."""
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+
+
+def _load_and_run(request: dict[str, Any], library: str, fill: int) -> None:
+    import tvm
+    import tvm_ffi
+    from tvm.runtime.vm import VirtualMachine
+
+    module = tvm_ffi.load_module(library, keep_module_alive=False)
+    functions = VirtualMachine(module, tvm.cpu()) if request["is_stage"] else module
+    given: dict[tuple[int, str], Any] = {}
+    for call in request["calls"]:
+        arguments = []
+        for position, (shape, dtype, size_bytes) in enumerate(call["arguments"]):
+            is_written = position >= len(call["arguments"]) - call["results"]
+            # All that is only read may be one and the same memory.
+            memory = _memory(size_bytes, dtype, 0) if is_written else given.get((size_bytes, dtype))
+            if memory is None:
+                memory = given[size_bytes, dtype] = _memory(size_bytes, dtype, fill)
+            arguments.append(memory._create_view(shape, dtype))
+        functions[call["function"]](*arguments)
+
+
+def _memory(size_bytes: int, dtype: str, fill: int) -> Any:
+    """Zeros, which take no memory until they are written to; integers may be others, only they cannot be divided by."""
+    import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
+    import numpy as np
+    import tvm
+
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = np.frombuffer(mmap.mmap(-1, max(size_bytes, 1), flags=private), np.uint8)
+    if fill and size_bytes and np.dtype(dtype).kind in "iu":
+        memory.view(dtype)[:] = fill
+    return tvm.runtime.from_dlpack(memory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,389 @@
+"""What a user sees when machines die, hang, or misbehave: soon, and with the cause named."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.relay import Relay
+from tests.rpc_runtime.client.test_pipeline import A, B, C, batches_for, chain, double, open_on, same
+from tests.rpc_runtime.hostile_worker import HostileWorker
+from tests.rpc_runtime.mappings import removed_libraries
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.waiting import wait_for
+from tvm_split.rpc_runtime.client import client, pipeline
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.errors import (
+    BlobError,
+    DeadlineError,
+    ProtocolError,
+    StageError,
+    WorkerError,
+    WorkerUnavailableError,
+)
+from tvm_split.rpc_runtime.program.program import CLIENT, Program, TensorSpec
+from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.channels import open_channel
+from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH, MISSING_BLOBS
+from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION, FrameKind, control_frame, tensor_frames
+from tvm_split.rpc_runtime.wire.security import Token
+
+
+@pytest.fixture
+def own_workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers([A, B, C]) as started:
+        yield started
+
+
+def deployments_left(endpoint: WorkerEndpoint) -> tuple[str, ...]:
+    """What a worker still holds when it has had time to notice that nobody wants it."""
+    wait_for(lambda: not describe(endpoint, 10).deployments)
+    return describe(endpoint, 10).deployments
+
+
+def endless(program: Program) -> Iterator[list[np.ndarray]]:
+    return itertools.cycle(batches_for(program, 2))
+
+
+def test_a_killed_worker_is_named_and_not_its_neighbour(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    pipe = open_on(own_workers, program, maker)
+    results = pipe.stream(endless(program))
+    next(results)
+    os.kill(own_workers.process_ids[B], signal.SIGKILL)
+    with pytest.raises(WorkerUnavailableError) as caught:
+        list(results)
+    for word in (B, own_workers.endpoints[B].address, "'two'"):
+        assert word in str(caught.value)
+    with pytest.raises(WorkerUnavailableError, match=B):
+        pipe.run(batches_for(program, 1)[0])
+    pipe.close()
+    x = TensorSpec("x", (2, 8), "float32")
+    rest = ProgramMaker(maker.folder)
+    assert rest.input("x") == x
+    survivor = rest.program([rest.stage("one", C, [x], double)])
+    with open_on(own_workers, survivor, rest) as again:  # the others live on
+        again.run(batches_for(survivor, 1)[0])
+    assert deployments_left(own_workers.endpoints[C]) == ()
+
+
+def test_a_hanging_worker_is_named(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    with open_on(own_workers, program, maker) as pipe:
+        results = pipe.stream(endless(program))
+        next(results)
+        os.kill(own_workers.process_ids[B], signal.SIGSTOP)
+        with pytest.raises(WorkerUnavailableError, match=f"{B}.*silent") as caught:
+            list(results)
+        assert "'two'" in str(caught.value)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_frozen_link_is_named_with_both_ends(workers: LocalWorkers, maker: ProgramMaker, streaming: bool) -> None:
+    program = chain(maker)
+    with (
+        Relay(workers.endpoints[C].address) as relay,
+        open_on(workers, program, maker, peer_addresses={(B, C): relay.address}) as pipe,
+    ):
+        results = pipe.stream(endless(program)) if streaming else pipe.stream(batches_for(program, 1))
+        next(results)
+        if not streaming:
+            assert list(results) == []
+        relay.freeze()
+        # Long before the deadline for a result, and long before gRPC itself gives a connection up.
+        with pytest.raises(WorkerUnavailableError, match="nothing has arrived for 4 seconds") as caught:
+            list(results if streaming else pipe.stream(batches_for(program, 1)))
+        assert B in str(caught.value)
+        assert C in str(caught.value)
+    assert deployments_left(workers.endpoints[B]) == deployments_left(workers.endpoints[C]) == ()
+
+
+def test_a_slow_link_is_not_taken_for_dead(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """A micro-batch under way for longer than the silence after which a link is."""
+    x = maker.input("x", (1024, 1024))
+    program = maker.program([maker.stage("two", B, [maker.stage("one", A, [x], double)], double)])
+    seconds = SILENCE_SECONDS + 1.0
+    with (
+        Relay(workers.endpoints[B].address, bytes_per_second=x.size_bytes / seconds) as relay,
+        open_on(workers, program, maker, peer_addresses={(A, B): relay.address}) as pipe,
+    ):
+        batch = batches_for(program, 1)[0]
+        (result,) = pipe.run(batch)
+        np.testing.assert_array_equal(result, 4 * batch[0])
+
+
+def test_a_link_is_not_silent_where_a_stage_is_slow(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """Nobody has anything to say for longer than a link may be silent."""
+    program = chain(maker)
+    with open_on(workers, program, maker) as pipe:
+        pipe.run(batches_for(program, 1)[0])
+        time.sleep(SILENCE_SECONDS + 2 * BEAT_SECONDS)
+        pipe.run(batches_for(program, 1)[0])
+
+
+_CLIENT = """
+import sys
+from pathlib import Path
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tests.relay import Relay
+from tests.rpc_runtime.mappings import removed_libraries
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.rpc_runtime.client.test_pipeline import batches_for, chain
+
+maker = ProgramMaker(Path(sys.argv[1]))
+program = chain(maker)
+endpoints = {name: WorkerEndpoint(name, address, token) for name, address, token in map(str.split, sys.argv[2:])}
+pipeline = Pipeline.open(program, endpoints, maker.blob_path)
+pipeline.run(batches_for(program, 1)[0])
+print("running", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_client_that_stands_still_is_given_up(own_workers: LocalWorkers, tmp_path: Path) -> None:
+    endpoints = [f"{each.machine} {each.address} {each.token}" for each in own_workers.endpoints.values()]
+    client_process = subprocess.Popen(
+        [sys.executable, "-c", _CLIENT, str(tmp_path / "blobs"), *endpoints],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert client_process.stdout is not None
+        assert client_process.stdout.readline() == "running\n"
+        assert all(removed_libraries(each) for each in own_workers.process_ids.values())
+        client_process.send_signal(signal.SIGSTOP)
+        for process_id in own_workers.process_ids.values():
+            assert wait_for(lambda each=process_id: not removed_libraries(each), seconds=12.0)
+    finally:
+        client_process.kill()
+        client_process.communicate()
+
+
+def test_no_progress_names_the_stage(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    with open_on(own_workers, program, maker, timeout_seconds=2.0) as pipe:
+        pipe.run(batches_for(program, 1)[0])
+        os.kill(own_workers.process_ids[C], signal.SIGSTOP)
+        with pytest.raises(DeadlineError, match=rf"stage '(two|three)' on machine '({B}|{C})'"):
+            pipe.run(batches_for(program, 1)[0])
+        os.kill(own_workers.process_ids[C], signal.SIGCONT)
+        pipe.run(batches_for(program, 1)[0])
+
+
+def test_a_stage_that_raises_is_named(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    wrong = TensorSpec("wrong", (2, 9), "float32")
+    broken = ProgramMaker(maker.folder)
+    broken.stage("two", B, [wrong], double)  # compiled for another shape
+    stages = (program.stages[0], replace(program.stages[1], library=broken.stages[0].library), program.stages[2])
+    program = replace(program, stages=stages)
+    with open_on(workers, program, maker) as pipe, pytest.raises(StageError, match=f"stage 'two' on machine '{B}'"):
+        pipe.run(batches_for(program, 1)[0])
+    assert deployments_left(workers.endpoints[B]) == ()
+
+
+def test_a_stage_that_returns_the_wrong_number_is_named(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    broken = ProgramMaker(maker.folder)
+    broken.stage("two", B, [TensorSpec("x", (2, 8), "float32")], lambda x: [*double(x), *double(x)])
+    stages = (program.stages[0], replace(program.stages[1], library=broken.stages[0].library), program.stages[2])
+    program = replace(program, stages=stages)
+    with open_on(workers, program, maker) as pipe, pytest.raises(StageError, match=r"tuple of 1 tensors.* of 2"):
+        pipe.run(batches_for(program, 1)[0])
+
+
+def test_a_gpu_stage_on_a_machine_without_gpu(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    if describe(workers.endpoints[A], 30).cuda_devices:
+        pytest.skip("this machine has a GPU")
+    x = maker.input("x")
+    program = maker.program([maker.stage("one", A, [x], double, device="cuda")])
+    with pytest.raises(WorkerError, match=f"stage 'one' on machine '{A}'.*only 'cpu'"):
+        open_on(workers, program, maker)
+
+
+def test_a_library_for_another_architecture(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    content = bytearray(maker.blob_path(program.stages[0].library.sha256).read_bytes())
+    content[18:20] = (183 if content[18] != 183 else 62).to_bytes(2, "little")
+    other = replace(program.stages[0], library=maker.blob(bytes(content)))
+    with pytest.raises(WorkerError, match=r"stage 'one'.*compiled for"):
+        open_on(workers, replace(program, stages=(other, *program.stages[1:])), maker)
+
+
+def test_a_changed_blob_is_refused(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    x = maker.input("x")
+    weight = np.random.default_rng().random((2, 8)).astype(np.float32)
+    stage = maker.stage("one", A, [x], lambda a, b: double(a), weights={"w": weight})
+    program = maker.program([stage])
+    path = maker.blob_path(program.stages[0].weights[0].blob.sha256)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BlobError, match=f"{A}.*changed"):
+        open_on(workers, program, maker)
+    path.unlink()
+    with pytest.raises(BlobError, match="cannot read blob"):
+        open_on(workers, program, maker)
+
+
+def test_a_weight_of_another_shape_is_refused(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    stage = program.stages[0]
+    weight = replace(stage.weights[0], blob=maker.weight_blob(np.ones((8, 2), np.float32)))
+    with pytest.raises(BlobError, match=r"weight 'one.w'.*holds float32\[8, 2\]"):
+        open_on(workers, replace(program, stages=(replace(stage, weights=(weight,)), *program.stages[1:])), maker)
+
+
+def test_a_wrong_token(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    for token in ("wrong", None):
+        endpoints = {name: replace(endpoint, token=token) for name, endpoint in workers.endpoints.items()}
+        with pytest.raises(WorkerError, match=f"{A}.*token"):
+            Pipeline.open(program, endpoints, maker.blob_path)
+    assert "secret" not in repr(WorkerEndpoint("a", "b:1", "secret"))
+
+
+def test_addresses_that_were_mixed_up(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    ends = workers.endpoints
+    swapped = {A: replace(ends[B], machine=A), B: replace(ends[A], machine=B), C: ends[C]}
+    with pytest.raises(WorkerError, match=f"the stages are for machine '{A}', and this worker is '{B}'"):
+        Pipeline.open(program, swapped, maker.blob_path)
+
+
+def test_nobody_listens(maker: ProgramMaker) -> None:
+    program = chain(maker)
+    endpoints = {name: WorkerEndpoint(name, "127.0.0.1:9") for name in program.machines}
+    with pytest.raises(WorkerUnavailableError, match=rf"machine '{A}' at 127.0.0.1:9"):
+        Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=5)
+
+
+def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """Machine B's address, as it is told to A, leads nowhere."""
+    program = chain(maker)
+    opened = Pipeline(program, workers.endpoints, 10.0)
+    opened._workers.endpoints[B] = WorkerEndpoint(B, "127.0.0.1:9", workers.endpoints[B].token)
+    with pytest.raises(WorkerError, match=rf"'{A}' cannot send to its neighbour: machine '{B}' at 127.0.0.1:9"):
+        opened._open(maker.blob_path, lambda machine, sent, total: None)
+    opened.close()
+
+
+def speak(endpoint: WorkerEndpoint, greeting: bytes | None, messages: Iterable[bytes] = ()) -> grpc.StatusCode:
+    """What a worker ends a data stream with after this greeting and these messages."""
+    channel = open_channel(endpoint.address, None)
+    metadata = [] if greeting is None else [(HELLO_KEY, greeting)]
+    if endpoint.token is not None:
+        metadata += Token(endpoint.token).metadata
+    try:
+        call = channel.stream_stream(LINK_PATH)(iter(messages), metadata=metadata, timeout=10)
+        list(call)
+        return grpc.StatusCode.OK
+    except grpc.RpcError as status:
+        code = status.code()  # type: ignore[attr-defined]
+        assert isinstance(code, grpc.StatusCode)
+        return code
+    finally:
+        channel.close()
+
+
+def hello(
+    deployment: str, source: str, destination: str, version: int = PROTOCOL_VERSION, secret: bytes = b""
+) -> bytes:
+    message = pb.Hello(
+        protocol_version=version, deployment=deployment, source=source, destination=destination, secret=secret
+    )
+    return message.SerializeToString()
+
+
+def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    random = np.random.default_rng(7)
+    program = chain(maker)
+    batch = batches_for(program, 1)[0]
+    with open_on(workers, program, maker) as pipe:
+        expected = pipe.run(batch)
+        deployment = pipe._workers.deployment
+        refused = [
+            None,
+            b"",
+            *(random.bytes(int(size)) for size in random.integers(1, 300, 20)),
+            b"x" * 5000,
+            control_frame(FrameKind.CREDIT),
+            hello("0" * 32, CLIENT, A),
+            hello(deployment, CLIENT, A, version=99),
+            hello(deployment, CLIENT, B),
+            hello(deployment, "nobody", A),
+            hello(deployment, A, "nobody"),
+            hello(deployment, CLIENT, A),  # which is open already
+        ]
+        for greeting in refused:
+            assert speak(workers.endpoints[A], greeting, [b"more"]) is grpc.StatusCode.INVALID_ARGUMENT
+        assert same(pipe.run(batch), expected)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"garbage"],
+        list(tensor_frames(99, 0, np.zeros(64, np.uint8))),
+        list(tensor_frames(0, 5, np.zeros(64, np.uint8))),
+        list(tensor_frames(0, 0, np.zeros(65, np.uint8))),
+        [frame for n in range(50) for frame in tensor_frames(0, n, np.zeros(64, np.uint8))],
+    ],
+    ids=["garbage", "unknown tensor", "wrong sequence", "wrong size", "without credit"],
+)
+def test_a_peer_that_breaks_the_protocol_fails_only_its_deployment(
+    workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch, frames: list[bytes]
+) -> None:
+    """The client itself plays the bad peer: its link to the first machine says what it must not."""
+    program = chain(maker)
+    batch = batches_for(program, 1)[0]
+    with open_on(workers, program, maker) as good:
+        expected = good.run(batch)
+        monkeypatch.setattr(pipeline.OutgoingLink, "frames", lambda self: iter(frames))
+        with pytest.raises(ProtocolError, match=A), open_on(workers, program, maker) as bad:
+            list(bad.stream(endless(program)))
+        monkeypatch.undo()
+        assert same(good.run(batch), expected)
+
+
+def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    for endpoint in workers.endpoints.values():
+        assert deployments_left(endpoint) == ()
+    pipe = open_on(workers, program, maker)
+    assert len(describe(workers.endpoints[A], 10).deployments) == 1
+    pipe._watch.close()  # what the end of the client's process does to it
+    for endpoint in workers.endpoints.values():
+        assert deployments_left(endpoint) == ()
+    pipe.close()
+
+
+def test_blobs_that_are_missing_or_too_long(workers: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
+    connection = client.WorkerConnection(workers.endpoints[A])
+    with pytest.raises(ProtocolError, match="watch it first"):
+        connection.send_blobs("0" * 32, [], maker.blob_path, 5, lambda sent, total: None)
+    connection.close()
+
+
+def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:
+    program = chain(maker)
+    with HostileWorker(A, {MISSING_BLOBS.path: lambda requests, context: iter(())}) as worker:
+        endpoints = {name: replace(worker.endpoint, machine=name) for name in program.machines}
+        with pytest.raises(ProtocolError, match=f"machine '{A}'.*MissingBlobs without a reply"):
+            Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=5)

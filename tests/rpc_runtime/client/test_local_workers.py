@@ -1,0 +1,72 @@
+"""Local workers start, are found, and are gone at the end, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_for
+from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers, _cores
+from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_they_end_even_when_stopped() -> None:
+    with LocalWorkers(["left", "right"]) as workers:
+        ids = workers.process_ids
+        assert describe(workers.endpoints["right"], 30).machine == "right"
+        os.kill(ids["left"], signal.SIGSTOP)
+    assert not any(alive(process) for process in ids.values())
+    workers.close()
+
+
+def test_they_end_when_their_parent_is_killed() -> None:
+    code = (
+        "import time\nfrom tvm_split.rpc_runtime.client.local_workers import LocalWorkers\n"
+        "workers = LocalWorkers(['a'])\nprint(workers.process_ids['a'], flush=True)\ntime.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert parent.stdout is not None
+    worker = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    assert wait_for(lambda: not alive(worker), seconds=30)
+
+
+def test_a_worker_that_dies_at_the_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(WorkerUnavailableError, match=r"worker 'a' ended with exit code 1.*cannot keep blobs"):
+        LocalWorkers(["a"], cache=tmp_path / "file")
+
+
+def test_a_worker_that_is_not_ready_in_time() -> None:
+    with pytest.raises(DeadlineError, match=r"worker 'a' was not ready within 0.01 seconds"):
+        LocalWorkers(["a"], start_timeout_seconds=0.01)
+
+
+@pytest.mark.parametrize("names", [[], ["a", "a"], ["client"], [""]])
+def test_names_are_checked(names: list[str]) -> None:
+    with pytest.raises(InputError, match="names"):
+        LocalWorkers(names)
+
+
+def test_cores_are_shared_out_only_when_there_are_enough() -> None:
+    available = sorted(os.sched_getaffinity(0))
+    assert _cores(len(available), 1, True) == [(core,) for core in available]
+    assert _cores(len(available) + 1, 1, True) == [()] * (len(available) + 1)
+    assert _cores(1, 1, False) == [()]

@@ -1,0 +1,365 @@
+"""Programs of many shapes on real worker processes: right results, in order, in bounded memory."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tvm.relax import op
+
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
+from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+from tvm_split.rpc_runtime.program.interface import StagePipeline
+from tvm_split.rpc_runtime.program.measurements import StageStatistics
+from tvm_split.rpc_runtime.program.program import Program
+
+A, B, C = "machine-a", "machine-b", "machine-c"
+
+
+def double(x: Any) -> list[Any]:
+    return [op.add(x, x)]
+
+
+def add(x: Any, y: Any) -> list[Any]:
+    return [op.add(x, y)]
+
+
+def subtract(x: Any, y: Any) -> list[Any]:
+    return [op.subtract(x, y)]
+
+
+def chain(maker: ProgramMaker) -> Program:
+    value = maker.input("x")
+    weights = {"w": np.full((2, 8), 3, np.float32)}
+    value = maker.stage("one", A, [value], add, weights=weights)
+    value = maker.stage("two", B, [value], double)
+    value = maker.stage("three", C, [value], add, weights=weights)
+    return maker.program([value])
+
+
+def skips(maker: ProgramMaker) -> Program:
+    """A skip over two machines, two consumers on different machines, an output from the middle."""
+    x = maker.input("x")
+    one = maker.stage("one", A, [x], double)
+    two = maker.stage("two", B, [one], double)
+    three = maker.stage("three", C, [two, one], subtract)
+    four = maker.stage("four", A, [three, two, one], lambda a, b, c: [op.add(op.add(a, b), c)])
+    return maker.program([four, two, x, two])
+
+
+def diamond_on_two_machines(maker: ProgramMaker) -> Program:
+    """Both machines hold two stages; tensors go back and forth, and one is used twice on one machine."""
+    x = maker.input("x")
+    one = maker.stage("one", A, [x], double)
+    left = maker.stage("left", B, [one], double)
+    right = maker.stage("right", A, [one], lambda v: [op.negative(v)])
+    both = maker.stage("both", B, [one, left, right], lambda a, b, c: [op.add(a, op.subtract(b, c))])
+    return maker.program([both])
+
+
+def inputs_at_different_stages(maker: ProgramMaker) -> Program:
+    x, y, z = maker.input("x"), maker.input("y"), maker.input("z")
+    one = maker.stage("one", A, [x], double)
+    two = maker.stage("two", B, [one, y], subtract)
+    three = maker.stage("three", C, [two, z, x], lambda a, b, c: [op.add(op.subtract(a, b), c), op.negative(a)])
+    return maker.program([three[1], one, three[0], y])
+
+
+def one_machine(maker: ProgramMaker) -> Program:
+    value = maker.input("x")
+    for name in ("one", "two", "three"):
+        value = maker.stage(name, A, [value], double)
+    return maker.program([value])
+
+
+def an_output_that_is_a_view_of_an_input(maker: ProgramMaker) -> Program:
+    x = maker.input("x")
+    one = maker.stage("one", A, [x], lambda v: [op.reshape(v, (16,)), op.add(v, v)])
+    two = maker.stage("two", B, [one[0]], lambda v: [op.reshape(v, (4, 4))])
+    return maker.program([two, one[0], one[1]])
+
+
+def a_stage_without_inputs_and_one_without_takers(maker: ProgramMaker) -> Program:
+    x = maker.input("x")
+    constant = maker.stage("constant", B, [], lambda w: [op.add(w, w)], weights={"w": np.ones((2, 8), np.float32)})
+    one = maker.stage("one", A, [x, constant], add)
+    maker.stage("unused", B, [one], double)
+    return maker.program([one])
+
+
+SHAPES = [
+    chain,
+    skips,
+    diamond_on_two_machines,
+    inputs_at_different_stages,
+    one_machine,
+    an_output_that_is_a_view_of_an_input,
+    a_stage_without_inputs_and_one_without_takers,
+]
+
+
+def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Pipeline:
+    return Pipeline.open(program, workers.endpoints, maker.blob_path, **options)
+
+
+def statistics_of_all_sent(pipeline: Pipeline) -> tuple[StageStatistics, ...]:
+    """What was sent counts when the next is asked for, which may be after the client has all results."""
+    deadline = time.monotonic() + 10
+    while True:
+        found = pipeline.statistics()
+        if all(each.bytes_sent == each.bytes_received for each in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.01)
+
+
+def batches_for(program: Program, count: int) -> list[list[np.ndarray]]:
+    random = np.random.default_rng(count)
+    return [
+        [random.integers(-9, 9, tensor.shape).astype(tensor.dtype) for tensor in program.inputs] for _ in range(count)
+    ]
+
+
+def same(left: tuple[np.ndarray, ...], right: tuple[np.ndarray, ...]) -> bool:
+    return len(left) == len(right) and all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("make", SHAPES)
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_pipeline_gives_what_its_stages_give_in_turn(
+    workers: LocalWorkers, maker: ProgramMaker, make: Any, count: int
+) -> None:
+    program = make(maker)
+    batches = batches_for(program, count)
+    with InProcessPipeline(program, maker.blob_path) as reference:
+        expected = list(reference.stream(batches))
+    with open_on(workers, program, maker) as pipeline:
+        results = list(pipeline.stream(batches))
+        assert len(results) == count
+        assert all(same(a, b) for a, b in zip(results, expected, strict=True))
+        assert same(pipeline.run(batches[0]), expected[0])
+
+
+@pytest.mark.slow
+def test_ten_thousand_micro_batches_in_bounded_memory(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    taken = 0
+
+    def source() -> Iterator[list[np.ndarray]]:
+        nonlocal taken
+        array = np.empty((2, 8), np.float32)
+        for number in range(10_000):
+            taken += 1
+            array[:] = number  # the same array every time
+            yield [array]
+
+    with open_on(workers, one_machine(maker), maker) as pipeline:
+        furthest = 0
+        for number, (result,) in enumerate(pipeline.stream(source())):
+            assert result[1, 7] == 8 * number
+            furthest = max(furthest, taken - number)
+        assert number == 9_999
+        assert furthest < 128
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_no_more_are_in_flight_than_allowed(workers: LocalWorkers, maker: ProgramMaker, in_flight: int) -> None:
+    program = skips(maker)
+    batches = batches_for(program, 40)
+    with InProcessPipeline(program, maker.blob_path) as reference:
+        expected = list(reference.stream(batches))
+    fed = 0
+
+    def source() -> Iterator[Sequence[np.ndarray]]:
+        nonlocal fed
+        for batch in batches:
+            fed += 1
+            yield batch
+
+    with open_on(workers, program, maker, in_flight=in_flight) as pipeline:
+        for taken, result in enumerate(pipeline.stream(source())):
+            assert same(result, expected[taken])
+            assert fed <= taken + 1 + in_flight + 1  # the one that was just taken, and one that waits to be fed
+    assert fed == 40
+
+
+def test_nothing_in_flight_would_be_no_stream(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    with pytest.raises(InputError, match="at least one micro-batch"):
+        open_on(workers, chain(maker), maker, in_flight=0)
+
+
+def test_large_tensors_of_every_kind(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    kinds = ["float32", "float16", "bfloat16", "int8", "int64", "bool", "uint8"]
+    names = [maker.input(kind, (3, 700_001), kind) for kind in kinds]
+    scalar, empty = maker.input("scalar", (), "float32"), maker.input("empty", (0, 4), "int32")
+    made = maker.stage("one", A, [*names, scalar, empty], lambda *v: [op.reshape(x, x.ty.shape) for x in v])
+    again = maker.stage("two", B, made, lambda *v: [op.reshape(x, x.ty.shape) for x in v])
+    program = maker.program(again)
+    inputs = [(np.arange(3 * 700_001).reshape(3, -1) % 2).astype(np.dtype(kind)) for kind in kinds]
+    inputs += [np.float32(4).reshape(()), np.empty((0, 4), np.int32)]
+    with open_on(workers, program, maker) as pipeline:
+        for results in pipeline.stream([inputs] * 3):
+            assert same(results, tuple(inputs))
+            assert [r.dtype for r in results] == [i.dtype for i in inputs]
+
+
+def test_weights_in_bfloat16(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    x = maker.input("x", (4,), "bfloat16")
+    weight = np.arange(4).astype(ml_dtypes.bfloat16)
+    program = maker.program([maker.stage("one", A, [x], add, weights={"w": weight})])
+    with open_on(workers, program, maker) as pipeline:
+        assert np.array_equal(pipeline.run([weight])[0], weight + weight)
+
+
+def test_only_missing_blobs_are_sent(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    x = maker.input("x")
+    weight = np.random.default_rng().random((2, 8)).astype(np.float32)
+    program = maker.program([maker.stage("one", A, [x], add, weights={"w": weight})])
+    seen: list[tuple[str, int, int]] = []
+    with open_on(workers, program, maker, on_progress=lambda *step: seen.append(step)) as pipeline:
+        first = pipeline.blob_bytes_sent
+        assert first >= program.stages[0].weights[0].blob.size_bytes
+        assert seen[-1] == (A, first, first)
+    with open_on(workers, program, maker) as pipeline:
+        assert pipeline.blob_bytes_sent == 0
+
+
+def test_a_slow_source_holds_no_result_back(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    batch = batches_for(program, 1)[0]
+    go_on = threading.Event()
+
+    def source() -> Iterator[list[np.ndarray]]:
+        yield batch
+        assert go_on.wait(60)
+        yield batch
+
+    with open_on(workers, program, maker, timeout_seconds=1.0) as pipeline:
+        results = pipeline.stream(source())
+        next(results)
+        time.sleep(1.5)  # longer than the timeout: nothing is due while the source is silent
+        go_on.set()
+        assert len(list(results)) == 1
+
+
+def test_what_the_iterable_raises_comes_out_after_the_results_before_it(
+    workers: LocalWorkers, maker: ProgramMaker
+) -> None:
+    program = chain(maker)
+    batches = batches_for(program, 5)
+
+    def source() -> Iterator[list[np.ndarray]]:
+        yield from batches
+        raise KeyError("the camera fell off")
+
+    with open_on(workers, program, maker) as pipeline:
+        got: list[tuple[np.ndarray, ...]] = []
+        with pytest.raises(KeyError, match="camera"):
+            got.extend(pipeline.stream(source()))
+        assert len(got) == 5
+        assert same(pipeline.run(batches[0]), got[0])
+
+
+@pytest.mark.parametrize("make", [chain, skips])
+def test_an_abandoned_stream_leaves_the_pipeline_usable(workers: LocalWorkers, maker: ProgramMaker, make: Any) -> None:
+    program = make(maker)
+    batches = batches_for(program, 4)
+    with open_on(workers, program, maker) as pipeline:
+        expected = [pipeline.run(batch) for batch in batches]
+        for _ in range(5):
+            results = pipeline.stream(itertools.cycle(batches[:3]))
+            assert same(next(results), expected[0])
+            results.close()
+            assert same(pipeline.run(batches[3]), expected[3])
+
+
+def test_one_stream_at_a_time(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    batches = batches_for(program, 3)
+    with open_on(workers, program, maker) as pipeline:
+        first = pipeline.stream(batches)
+        next(first)
+        with pytest.raises(TvmSplitError, match="stream already"):
+            next(pipeline.stream(batches))
+        with pytest.raises(TvmSplitError, match="stream already"):
+            pipeline.run(batches[0])
+        assert len(list(first)) == 2
+        assert len(list(pipeline.stream([]))) == 0
+
+
+def test_wrong_inputs_are_refused_and_do_no_harm(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    good = batches_for(program, 1)[0]
+    with open_on(workers, program, maker) as pipeline:
+        for bad in ([], [np.zeros((2, 9), np.float32)], [good[0].astype(np.float64)], good[0]):
+            with pytest.raises(InputError):
+                pipeline.run(bad)
+        with pytest.raises(InputError):
+            list(pipeline.stream([good, []]))
+        assert same(pipeline.run([np.asfortranarray(good[0])]), pipeline.run(good))
+
+
+def test_statistics_and_trace(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    begin = time.monotonic_ns()
+    with open_on(workers, program, maker) as pipeline:
+        list(pipeline.stream(batches_for(program, 20)))
+        statistics, trace = statistics_of_all_sent(pipeline), pipeline.trace()
+    end = time.monotonic_ns()
+    assert [(s.name, s.machine, s.micro_batches) for s in statistics] == [
+        ("one", A, 20),
+        ("two", B, 20),
+        ("three", C, 20),
+    ]
+    assert all(s.bytes_received == s.bytes_sent == 20 * 64 for s in statistics)
+    assert all(
+        isinstance(s, StageStatistics) and s.compute_seconds > 0 and s.median_compute_seconds > 0 for s in statistics
+    )
+    assert sum(event.kind == "compute" for event in trace) == 60
+    assert {event.kind for event in trace} == {"receive", "compute", "wait", "send"}
+    slack = 50_000_000
+    assert all(begin - slack < e.start_nanoseconds <= e.end_nanoseconds < end + slack for e in trace)
+    assert list(trace) == sorted(trace, key=lambda e: e.start_nanoseconds)
+
+
+def test_two_pipelines_on_the_same_workers(workers: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
+    other = ProgramMaker(tmp_path / "other")
+    first, second = chain(maker), skips(other)
+    one, two = batches_for(first, 3), batches_for(second, 3)
+    with open_on(workers, first, maker) as left, open_on(workers, second, other) as right:
+        results = [(left.run(a), right.run(b)) for a, b in zip(one, two, strict=True)]
+        assert len(results) == 3
+    with InProcessPipeline(first, maker.blob_path) as reference:
+        assert same(reference.run(one[2]), results[2][0])
+
+
+def test_a_program_without_stages_gives_its_inputs_back(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    x = maker.input("x")
+    program = maker.program([x])
+    with open_on(workers, program, maker) as pipeline:
+        batches = batches_for(program, 300)
+        assert all(same(r, tuple(b)) for r, b in zip(pipeline.stream(batches), batches, strict=True))
+
+
+def test_a_closed_pipeline_says_so(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    pipeline: StagePipeline = open_on(workers, program, maker)
+    pipeline.close()
+    pipeline.close()
+    with pytest.raises(WorkerError, match="closed"):
+        pipeline.run(batches_for(program, 1)[0])
+
+
+def test_a_machine_without_an_address(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    x = maker.input("x")
+    program = maker.program([maker.stage("one", "machine-z", [x], double)])
+    with pytest.raises(InputError, match="machine-z"):
+        open_on(workers, program, maker)

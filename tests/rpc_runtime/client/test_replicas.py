@@ -1,0 +1,223 @@
+"""Replicated stages on real worker processes: the same results in the same order, whoever computes them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm.relax import op
+
+from tests.rpc_runtime.client.test_pipeline import (
+    add,
+    batches_for,
+    double,
+    open_on,
+    same,
+    statistics_of_all_sent,
+    subtract,
+)
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.errors import DeadlineError, WorkerUnavailableError
+from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+from tvm_split.rpc_runtime.program.measurements import COMPUTE
+from tvm_split.rpc_runtime.program.program import Program
+
+A, B, C, D = MACHINES = ("machine-a", "machine-b", "machine-c", "machine-d")
+
+
+@pytest.fixture(scope="module")
+def four_workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers(MACHINES) as started:
+        yield started
+
+
+def alone(maker: ProgramMaker) -> Program:
+    """Nothing but one stage on two machines."""
+    value = maker.stage("one", A, [maker.input("x")], double)
+    maker.replicate([A, B], [0, 1])
+    return maker.program([value])
+
+
+def middle_of_a_chain(maker: ProgramMaker) -> Program:
+    """Unequal shares, with weights."""
+    weights = {"w": np.full((2, 8), 3, np.float32)}
+    value = maker.stage("one", A, [maker.input("x")], double)
+    value = maker.stage("two", B, [value], add, weights=weights)
+    maker.replicate([B, C], [0, 1, 0])
+    value = maker.stage("three", D, [value], double)
+    return maker.program([value])
+
+
+def skip_over_replicas(maker: ProgramMaker) -> Program:
+    """One in eight for the second replica, a skip over both, and an output and an input that jump too."""
+    x, y = maker.input("x"), maker.input("y")
+    one = maker.stage("one", A, [x], double)
+    two = maker.stage("two", B, [one], lambda v: [op.negative(v)])
+    maker.replicate([B, C], [0, 0, 0, 1, 0, 0, 0, 0])
+    three = maker.stage("three", D, [two, one, y], lambda a, b, c: [op.add(op.subtract(a, b), c)])
+    return maker.program([three, one, two, x])
+
+
+def replicas_after_replicas(maker: ProgramMaker) -> Program:
+    """Turns of different lengths, so that each meets each."""
+    value = maker.stage("one", A, [maker.input("x")], double)
+    maker.replicate([A, B], [0, 1, 1])
+    value = maker.stage("two", C, [value], lambda v: [op.add(v, v), op.negative(v)])
+    maker.replicate([C, D], [1, 0, 0, 1])
+    return maker.program(value)
+
+
+def several_stages_on_a_machine(maker: ProgramMaker) -> Program:
+    """Machines that hold replicas of different stages, and a tensor that some of them need in some turns."""
+    x = maker.input("x")
+    one = maker.stage("one", A, [x], double)
+    maker.replicate([A, B, C], [0, 1, 2, 1])
+    two = maker.stage("two", B, [one, x], subtract)
+    maker.replicate([B, C], [0, 1])
+    three = maker.stage("three", A, [one, two], add)
+    maker.replicate([C, A, B], [2, 1, 0, 0, 1])
+    four = maker.stage("four", A, [three, one], subtract)
+    return maker.program([four, two])
+
+
+SHAPES = [
+    alone,
+    middle_of_a_chain,
+    skip_over_replicas,
+    replicas_after_replicas,
+    several_stages_on_a_machine,
+]
+
+
+def without_replicas(program: Program) -> Program:
+    first = [replace(stage, turns=(0,)) for stage in program.stages if stage.replica == 0]
+    return replace(program, stages=tuple(first))
+
+
+@pytest.mark.parametrize("make", SHAPES)
+def test_replicas_give_what_one_stage_gives(four_workers: LocalWorkers, maker: ProgramMaker, make: Any) -> None:
+    program = make(maker)
+    batches = batches_for(program, 250)
+    with InProcessPipeline(without_replicas(program), maker.blob_path) as reference:
+        expected = list(reference.stream(batches))
+    with InProcessPipeline(program, maker.blob_path) as in_turn:
+        assert all(same(a, b) for a, b in zip(in_turn.stream(batches), expected, strict=True))
+    with open_on(four_workers, program, maker) as pipeline:
+        assert list(pipeline.stream([])) == []
+        assert same(pipeline.run(batches[0]), expected[0])
+        assert all(same(a, b) for a, b in zip(pipeline.stream(batches), expected, strict=True))
+        assert same(pipeline.run(batches[7]), expected[7])
+
+
+@pytest.mark.parametrize("make", SHAPES)
+def test_an_endless_stream_is_read_as_far_as_there_is_room(
+    four_workers: LocalWorkers, maker: ProgramMaker, make: Any
+) -> None:
+    program = make(maker)
+    batches = batches_for(program, 5)
+    taken = 0
+
+    def endless() -> Iterator[list[np.ndarray]]:
+        nonlocal taken
+        for batch in itertools.cycle(batches):
+            taken += 1
+            yield batch
+
+    with open_on(four_workers, program, maker) as pipeline:
+        results = pipeline.stream(endless())
+        first = [next(results) for _ in range(100)]
+        results.close()
+        assert taken < 100 + 150
+        assert all(same(a, b) for a, b in zip(first[:5], first[5:10], strict=True))
+        assert same(pipeline.run(batches[2]), first[2])  # what was abandoned does not turn up
+
+
+def test_each_replica_is_measured_by_itself(four_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = middle_of_a_chain(maker)
+    batches = batches_for(program, 31)
+    with open_on(four_workers, program, maker) as pipeline, InProcessPipeline(program, maker.blob_path) as in_turn:
+        for _ in zip(pipeline.stream(batches), in_turn.stream(batches), strict=True):
+            pass
+        for measured in (pipeline, in_turn):
+            found = [(each.name, each.machine, each.micro_batches) for each in measured.statistics()]
+            assert found == [("one", A, 31), ("two", B, 21), ("two", C, 10), ("three", D, 31)]
+            computed = [e.sequence for e in measured.trace() if (e.machine, e.kind) == (C, COMPUTE)]
+            assert computed == list(range(1, 31, 3))
+        sent = [(each.bytes_received, each.bytes_sent) for each in statistics_of_all_sent(pipeline)]
+        assert sent == [(count * 64, count * 64) for count in (31, 21, 10, 31)]
+
+
+def test_weights_travel_to_each_replica_once(maker: ProgramMaker, tmp_path: Path) -> None:
+    x = maker.input("x")
+    maker.stage("one", A, [x], add, weights={"w": np.ones((2, 8), np.float32)})
+    maker.replicate([A, B], [0, 1])
+    program = maker.program(maker.stages[0].outputs)
+    one_copy = sum(blob.size_bytes for blob in program.stages[0].blobs)
+    with ExitStack() as stack:
+        # Two workers with a cache each, as on two hosts: from a common one the second takes what the first was sent.
+        apart = [stack.enter_context(LocalWorkers([name], cache=tmp_path / name)) for name in (A, B)]
+        endpoints = {name: endpoint for workers in apart for name, endpoint in workers.endpoints.items()}
+        with Pipeline.open(program, endpoints, maker.blob_path) as pipeline:
+            assert pipeline.blob_bytes_sent == 2 * one_copy
+        with Pipeline.open(program, endpoints, maker.blob_path) as pipeline:
+            assert pipeline.blob_bytes_sent == 0
+
+
+@pytest.mark.parametrize("stopped", [B, C])
+def test_a_replica_that_stands_still_for_a_moment_loses_no_order(
+    four_workers: LocalWorkers, maker: ProgramMaker, stopped: str
+) -> None:
+    program = skip_over_replicas(maker)
+    batches = batches_for(program, 400)
+    with InProcessPipeline(program, maker.blob_path) as reference:
+        expected = list(reference.stream(batches))
+    process = four_workers.process_ids[stopped]
+    with open_on(four_workers, program, maker) as pipeline:
+        results = pipeline.stream(batches)
+        got = [next(results) for _ in range(10)]
+        os.kill(process, signal.SIGSTOP)
+        goes_on = threading.Timer(1.5, os.kill, (process, signal.SIGCONT))
+        goes_on.start()
+        try:
+            got += results
+        finally:
+            goes_on.join()
+    assert all(same(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_no_progress_names_the_replica_whose_turn_it_is(maker: ProgramMaker) -> None:
+    program = middle_of_a_chain(maker)
+    batch = batches_for(program, 1)[0]
+    with (
+        LocalWorkers(MACHINES) as own_workers,
+        open_on(own_workers, program, maker, timeout_seconds=2.0) as pipeline,
+    ):
+        pipeline.run(batch)
+        os.kill(own_workers.process_ids[C], signal.SIGSTOP)
+        # Micro-batch 1 is the turn of machine C; what it sends, B and D do not miss.
+        with pytest.raises(DeadlineError, match=f"stage '(one|two)' on machine '({A}|{C})'.* to compute micro-batch 1"):
+            pipeline.run(batch)
+        os.kill(own_workers.process_ids[C], signal.SIGCONT)
+
+
+def test_a_killed_replica_is_named(maker: ProgramMaker) -> None:
+    program = middle_of_a_chain(maker)
+    with LocalWorkers(MACHINES) as own_workers, open_on(own_workers, program, maker) as pipeline:
+        results = pipeline.stream(itertools.cycle(batches_for(program, 2)))
+        next(results)
+        os.kill(own_workers.process_ids[C], signal.SIGKILL)
+        with pytest.raises(WorkerUnavailableError) as caught:
+            list(results)
+        for word in (f"'{C}'", own_workers.endpoints[C].address, "'two'"):
+            assert word in str(caught.value)

@@ -1,0 +1,79 @@
+"""Which of several reports is the root cause, and how far a worker is believed that says that it moves."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.rpc_runtime.client.test_pipeline import SHAPES, A, batches_for, double, open_on
+from tests.rpc_runtime.hostile_worker import HostileWorker
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.client.watch import Report, ReportKind, root_cause
+from tvm_split.rpc_runtime.errors import DeadlineError
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.control_methods import WATCH
+
+LINK = Report(ReportKind.LINK, "a", "broken", "b")
+GONE = Report(ReportKind.GONE, "b", "gone")
+STAGE = Report(ReportKind.STAGE, "c", "raised")
+
+
+def test_a_broken_link_waits_for_a_better_reason() -> None:
+    assert root_cause([], all_alive=True) is None
+    assert root_cause([LINK], all_alive=False) is None
+    assert root_cause([LINK, GONE], all_alive=False) is GONE
+    assert root_cause([LINK, GONE, STAGE], all_alive=False) is STAGE
+    assert root_cause([LINK], all_alive=True) is LINK
+
+
+def link(machine: str, peer: str) -> Report:
+    return Report(ReportKind.LINK, machine, "broken", peer)
+
+
+def test_the_link_that_broke_the_others_is_blamed() -> None:
+    # The one between b and c broke; both closed their other links, which the client and a noticed first.
+    reports = [link("client", "c"), link("a", "b"), link("c", "b"), link("b", "c")]
+    for order in itertools.permutations(reports):
+        cause = root_cause(order, all_alive=True)
+        assert cause is not None
+        assert {cause.machine, cause.peer} == {"b", "c"}
+
+
+def test_links_in_a_circle_have_some_cause() -> None:
+    assert root_cause([link("a", "b"), link("b", "c"), link("c", "a")], all_alive=True) is not None
+
+
+@pytest.mark.parametrize(
+    "activity", [lambda n: n, lambda n: 1000 - n, lambda n: n % 2], ids=["rises", "falls", "rises and falls"]
+)
+def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity: Callable[[int], int]) -> None:
+    """One micro-batch moves four tensors and parts of them, and computes: what goes beyond that is a lie."""
+
+    def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for number in itertools.count():
+            yield pb.WatchEvent(activity=activity(number)).SerializeToString()
+            time.sleep(0.1)
+
+    program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
+    with (
+        HostileWorker(A, {WATCH.path: watch}) as worker,
+        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=1.0) as pipeline,
+        pytest.raises(DeadlineError, match="stage 'one'"),
+    ):
+        pipeline.run(batches_for(program, 1)[0])
+
+
+@pytest.mark.parametrize("make", SHAPES)
+def test_honest_workers_are_believed(workers: LocalWorkers, maker: ProgramMaker, make: Any) -> None:
+    program = make(maker)
+    with open_on(workers, program, maker) as pipeline:
+        list(pipeline.stream(batches_for(program, 30)))
+        time.sleep(1.1)  # a heartbeat
+        for machine, activity in pipeline._watch._activity.items():
+            assert 0 < activity <= (30 + pipeline._ahead) * pipeline._most_activity[machine]

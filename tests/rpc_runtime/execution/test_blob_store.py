@@ -1,0 +1,181 @@
+"""Blobs: verified, shared between processes, and never thrown away while somebody uses them."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tvm_split.rpc_runtime.errors import BlobError
+from tvm_split.rpc_runtime.execution.blob_store import BlobStore
+from tvm_split.rpc_runtime.program.program import BlobSpec
+
+
+def spec(content: bytes) -> BlobSpec:
+    return BlobSpec(hashlib.sha256(content).hexdigest(), len(content))
+
+
+def put(store: BlobStore, content: bytes) -> BlobSpec:
+    blob = spec(content)
+    store.write(blob, [content[:3], content[3:]])
+    return blob
+
+
+def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    blob = spec(b"hello")
+    assert store.pin("d", [blob, blob]) == (blob,)
+    put(store, b"hello")
+    assert store.pin("d", [blob]) == ()
+    assert store.read(blob).tobytes() == b"hello"
+    store.close()
+
+
+@pytest.mark.parametrize("content", [b"hellO", b"hell", b"hello!"])
+def test_other_content_is_refused_and_leaves_nothing(tmp_path: Path, content: bytes) -> None:
+    store = BlobStore(tmp_path)
+    with pytest.raises(BlobError):
+        store.write(spec(b"hello"), [content])
+    assert store.pin("d", [spec(b"hello")])
+    assert not list(store.scratch.iterdir())
+
+
+def test_a_changed_blob_is_noticed_removed_and_asked_for_again(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    blob = put(store, b"hello")
+    store.path(blob).write_bytes(b"jello")
+    with pytest.raises(BlobError, match="changed"):
+        store.read(blob)
+    assert store.pin("d", [blob]) == (blob,)
+
+
+def test_a_wrong_size_costs_nobody_his_blob(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    blob = put(store, b"hello")
+    store.pin("owner", [blob])
+    wrong = BlobSpec(blob.sha256, 6)
+    assert store.pin("other", [wrong]) == (wrong,)
+    with pytest.raises(BlobError, match="has 5 bytes, and the caller says that it has 6"):
+        store.read(wrong)
+    with pytest.raises(BlobError, match="5 bytes"):
+        store.write(wrong, [b"hello"])
+    assert store.pin("owner", [blob]) == ()
+    assert store.read(blob).tobytes() == b"hello"
+
+
+def test_a_blob_that_was_cut_short_is_asked_for_again(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    blob = put(store, b"hello")
+    store.path(blob).write_bytes(b"hel")
+    assert store.pin("d", [blob]) == (blob,)
+    put(store, b"hello")
+    assert store.pin("d", [blob]) == ()
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    store, other = BlobStore(folder, 10), BlobStore(folder, 10)
+    blob = put(store, b"aaaa")
+    store.pin("d", [blob])
+    shutil.rmtree(folder)
+    with pytest.raises(BlobError, match=f"cannot be read from {folder}"):
+        store.read(blob)
+    assert store.pin("d", [blob]) == (blob,)
+    put(store, b"aaaa")
+    with pytest.raises(BlobError, match="raise its limit"):  # the pins are there again for other processes, too
+        put(other, b"bbbbbbb")
+    store.close()
+    put(other, b"bbbbbbb")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    store = BlobStore(folder)
+    shutil.rmtree(folder)
+    folder.write_text("in the way")
+    for call in (lambda: put(store, b"hello"), lambda: store.pin("d", [spec(b"hello")]), lambda: store.unpin("d")):
+        with pytest.raises(BlobError, match=rf"cannot keep blobs in {folder} \(.*another --cache"):
+            call()
+
+
+def test_what_arrives_counts_before_it_is_there(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, 10)
+
+    def slowly(content: bytes) -> Iterator[bytes]:
+        yield content[:1]
+        with pytest.raises(BlobError, match="with 6 bytes that arrive at the moment: raise its limit"):
+            put(store, b"bbbbbb")
+        yield content[1:]
+
+    store.write(spec(b"aaaaaa"), slowly(b"aaaaaa"))
+    put(store, b"bbbbbb")
+
+
+def test_the_cache_has_a_limit_by_itself(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    store = BlobStore(tmp_path)
+    assert 0.7 * free < store.limit_bytes < 0.9 * free
+    with pytest.raises(BlobError, match="--cache-limit-bytes"):
+        store.write(BlobSpec("0" * 64, int(0.95 * free)), [])
+
+
+def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, limit_bytes=10)
+    old, new = put(store, b"aaaa"), put(store, b"bbbb")
+    os.utime(store.path(old), (1, 1))
+    third = put(store, b"cccc")
+    assert store.pin("d", [old, new, third]) == (old,)
+
+
+def test_what_is_in_use_stays_also_for_another_store(tmp_path: Path) -> None:
+    first, second = BlobStore(tmp_path, 10), BlobStore(tmp_path, 10)
+    used = put(first, b"aaaa")
+    first.pin("d", [used])
+    os.utime(first.path(used), (1, 1))
+    other = put(second, b"bbbb")
+    put(second, b"cccc")
+    assert first.read(used).tobytes() == b"aaaa"
+    assert second.pin("e", [other]) == (other,)
+    with pytest.raises(BlobError, match="raise its limit"):
+        put(second, b"ddddddd")
+    with pytest.raises(BlobError, match="may hold 10"):
+        put(second, b"d" * 11)
+    first.close()
+    put(second, b"ddddddd")
+    assert second.pin("e", [used]) == (used,)
+
+
+def test_pins_of_a_process_that_has_gone_count_no_more(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, 10)
+    old = put(store, b"aaaa")
+    (tmp_path / "pins" / "dead").write_text(old.sha256)
+    put(store, b"bbbbbbbb")
+    assert store.pin("d", [old]) == (old,)
+
+
+def _write_many(folder: Path) -> None:
+    store = BlobStore(folder, 4000)
+    for number in range(30):
+        content = bytes([number]) * 400
+        blob = spec(content)
+        store.pin("d", [blob])
+        store.write(blob, [content])
+        assert store.read(blob).tobytes() == content
+        store.unpin("d")
+    store.close()
+
+
+def test_two_processes_share_a_folder(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_write_many, args=(tmp_path,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert sum(path.stat().st_size for path in (tmp_path / "blobs").glob("*/*")) <= 4000

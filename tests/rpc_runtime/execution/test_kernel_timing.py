@@ -1,0 +1,260 @@
+"""Kernels are timed on a worker, and in this process, in the same way; what makes no sense is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx
+
+from tests.rpc_runtime.client.test_pipeline import A, B
+from tests.rpc_runtime.mappings import removed_libraries
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.waiting import wait_for
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
+from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
+from tvm_split.rpc_runtime.execution.kernel_timer import _window_median
+from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
+from tvm_split.rpc_runtime.program.program import TensorSpec
+
+QUICK = TimingEffort(minimum_rounds=3, minimum_seconds=0.0, limit_seconds=30.0)
+Session = RemoteKernels | InProcessKernels
+
+
+def product(rows: int, inner: int, columns: int) -> tirx.PrimFunc:
+    x = te.placeholder((rows, inner), name="x")
+    w = te.placeholder((inner, columns), name="w")
+    k = te.reduce_axis((0, inner), name="k")
+    return te.create_prim_func([x, w, te.compute((rows, columns), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k))])
+
+
+def lookup(rows: int, width: int, words: int) -> tirx.PrimFunc:
+    table = te.placeholder((rows, width), name="table")
+    index = te.placeholder((words,), "int64", name="index")
+    return te.create_prim_func([table, index, te.compute((words, width), lambda i, j: table[index[i], j])])
+
+
+def f32(*shape: int) -> TensorSpec:
+    return TensorSpec("", shape, "float32")
+
+
+KERNELS = (
+    TimedKernel("product", (f32(4, 16), f32(16, 8), f32(4, 8)), frozenset({1}), 1),
+    TimedKernel("lookup", (f32(5, 8), TensorSpec("", (3,), "int64"), f32(3, 8)), frozenset({0}), 1),
+)
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> tuple[KernelSet, Callable[[str], Path]]:
+    """Two kernels for machine A, and where their library lies."""
+    maker = ProgramMaker(tmp_path_factory.mktemp("kernels"))
+    functions = {"product": product(4, 16, 8), "lookup": lookup(5, 8, 3), "long": product(700, 700, 700)}
+    module = tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in functions.items()})
+    path = maker.folder / "library.so"
+    tvm.tirx.build(module, tvm.target.Target("llvm")).export_library(str(path))
+    return KernelSet(A, "cpu", maker.blob(path.read_bytes()), KERNELS, 4096), maker.blob_path
+
+
+@contextmanager
+def session_of(kind: str, workers: LocalWorkers) -> Iterator[Session]:
+    with InProcessKernels(1) if kind == "in process" else RemoteKernels(workers.endpoints[A], 30) as session:
+        yield session
+
+
+def require_times(times: tuple[KernelTime, ...], rounds: int) -> None:
+    for found in times:
+        assert not found.error
+        assert math.isfinite(found.seconds)
+        assert 0 < found.best_seconds <= found.seconds
+        assert found.rounds >= rounds
+
+
+@pytest.mark.parametrize("kind", ["worker", "in process"])
+def test_every_kernel_gets_a_time(kind: str, workers: LocalWorkers, kernels) -> None:
+    wanted, blob_path = kernels
+    with session_of(kind, workers) as session:
+        # The ring of weights is as large as was said, and at least as the largest weight.
+        assert session.load(wanted, blob_path) >= 4096
+        times = session.measure(QUICK)
+        assert [found.function for found in times] == ["product", "lookup"]
+        require_times(times, 3)
+        require_times(session.measure(dataclasses.replace(QUICK, minimum_rounds=5)), 5)
+        other = dataclasses.replace(wanted, kernels=KERNELS[:1])
+        session.load(other, blob_path)
+        assert len(session.measure(QUICK)) == 1
+
+
+def test_libraries_are_unloaded(workers: LocalWorkers, kernels) -> None:
+    wanted, blob_path = kernels
+    process_id = workers.process_ids[A]
+    with RemoteKernels(workers.endpoints[A], 30) as session:
+        for _ in range(3):
+            session.load(wanted, blob_path)
+            session.measure(QUICK)
+            assert removed_libraries(process_id)
+    assert wait_for(lambda: not removed_libraries(process_id)), removed_libraries(process_id)
+
+
+@pytest.mark.parametrize("kind", ["worker", "in process"])
+def test_the_limit_ends_the_work(kind: str, workers: LocalWorkers, kernels) -> None:
+    wanted, blob_path = kernels
+    long = TimedKernel("long", (f32(700, 700), f32(700, 700), f32(700, 700)), frozenset({1}), 1)
+    with session_of(kind, workers) as session:
+        session.load(dataclasses.replace(wanted, kernels=(long, *KERNELS)), blob_path)
+        times = session.measure(TimingEffort(1000, 0.0, limit_seconds=0.05))
+        # The first one runs to its end; whoever comes after the limit says so.
+        assert [found.rounds for found in times] == [0, 0, 0]
+        assert all("limit" in found.error for found in times)
+
+
+@pytest.mark.parametrize("kind", ["worker", "in process"])
+def test_a_kernel_that_fails_leaves_the_others(kind: str, workers: LocalWorkers, kernels) -> None:
+    wanted, blob_path = kernels
+    wrong = TimedKernel("lookup", (f32(5, 8), f32(3), f32(3, 8)), frozenset(), 1)
+    missing = TimedKernel("nothing", (f32(1),), frozenset(), 1)
+    with session_of(kind, workers) as session:
+        session.load(dataclasses.replace(wanted, kernels=(KERNELS[0], wrong, missing)), blob_path)
+        first, *others = session.measure(QUICK)
+        require_times((first,), 3)
+        assert all(found.error and not found.rounds for found in others)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kernels": ()}, "1 to 10000 kernels"),
+        ({"kernels": (KERNELS[0], KERNELS[0])}, "each is timed once"),
+        ({"kernels": (dataclasses.replace(KERNELS[0], results=0),)}, "writes 0 of 3"),
+        ({"kernels": (dataclasses.replace(KERNELS[0], results=4),)}, "writes 4 of 3"),
+        ({"kernels": (dataclasses.replace(KERNELS[0], weights=frozenset({2})),)}, "weights at"),
+        ({"kernels": (dataclasses.replace(KERNELS[0], function=""),)}, "needs a name"),
+        ({"kernels": (TimedKernel("x", (TensorSpec("", (2,), "float31"),), frozenset(), 1),)}, "unknown dtype"),
+        ({"kernels": (TimedKernel("x", (f32(1 << 40),), frozenset(), 1),)}, "at most"),
+        ({"weight_bytes": 1 << 40}, "at most"),
+    ],
+)
+def test_nonsense_is_refused(workers: LocalWorkers, kernels, change: dict[str, object], words: str) -> None:
+    wanted, blob_path = kernels
+    with RemoteKernels(workers.endpoints[A], 30) as session, pytest.raises(ProtocolError, match=words):
+        session.load(dataclasses.replace(wanted, **change), blob_path)
+
+
+@pytest.mark.parametrize(
+    "effort",
+    [
+        TimingEffort(0),
+        TimingEffort(5000),
+        TimingEffort(1, 0.0, 0.0),
+        TimingEffort(1, 0.0, 1e9),
+        TimingEffort(1, 2.0, 1.0),
+        TimingEffort(1, -1.0, 1.0),
+        TimingEffort(1, math.nan, 1.0),
+    ],
+)
+def test_an_impossible_effort_is_refused(workers: LocalWorkers, kernels, effort: TimingEffort) -> None:
+    wanted, blob_path = kernels
+    with RemoteKernels(workers.endpoints[A], 30) as session:
+        session.load(wanted, blob_path)
+        with pytest.raises(TvmSplitError, match=r"round|limit|most"):
+            session.measure(effort)
+
+
+def test_more_than_the_memory_is_refused(workers: LocalWorkers, kernels) -> None:
+    wanted, blob_path = kernels
+    huge = TimedKernel("x", tuple(f32(1 << 32) for _ in range(400)), frozenset(), 400)
+    with RemoteKernels(workers.endpoints[A], 30) as session, pytest.raises(WorkerError, match="GB free"):
+        session.load(dataclasses.replace(wanted, kernels=(huge,)), blob_path)
+
+
+def test_a_worker_refuses_kernels_of_another_machine_and_device(workers: LocalWorkers, kernels) -> None:
+    wanted, blob_path = kernels
+    with RemoteKernels(workers.endpoints[A], 30) as session:
+        with pytest.raises(WorkerError, match="this worker is 'machine-a'"):
+            session.load(dataclasses.replace(wanted, machine=B), blob_path)
+        with pytest.raises(WorkerError, match="'abacus'"):
+            session.load(dataclasses.replace(wanted, device="abacus"), blob_path)
+        with pytest.raises(ProtocolError, match="no kernels loaded"):
+            session.measure(QUICK)
+
+
+BUSY = "timing other kernels"
+
+
+def measure_until_accepted(session: RemoteKernels, effort: TimingEffort) -> tuple[KernelTime, ...]:
+    while True:
+        try:
+            return session.measure(effort)
+        except WorkerError as error:
+            if BUSY not in str(error):
+                raise
+
+
+def measure_until_refused(session: RemoteKernels, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        session.measure(TimingEffort(1, 0.0, 1.0))
+
+
+def test_one_timing_at_a_time(workers: LocalWorkers, kernels) -> None:
+    wanted, blob_path = kernels
+    with RemoteKernels(workers.endpoints[A], 30) as first, RemoteKernels(workers.endpoints[A], 30) as second:
+        first.load(wanted, blob_path)
+        second.load(wanted, blob_path)
+        found: list[tuple[KernelTime, ...]] = []
+        effort = TimingEffort(1, 3.0, 30.0)
+        long = threading.Thread(target=lambda: found.append(measure_until_accepted(first, effort)))
+        long.start()
+        try:
+            with pytest.raises(WorkerError, match=BUSY):
+                measure_until_refused(second, 30.0)
+        finally:
+            long.join(30)
+        require_times(found[0], 1)
+
+
+def test_a_worker_that_is_not_there_is_named() -> None:
+    with pytest.raises(WorkerUnavailableError, match="'machine-x'"):
+        RemoteKernels(WorkerEndpoint("machine-x", "127.0.0.1:1"), 5)
+
+
+def test_a_worker_that_dies_is_named(kernels) -> None:
+    wanted, blob_path = kernels
+    with LocalWorkers([A]) as own, RemoteKernels(own.endpoints[A], 10) as session:
+        session.load(wanted, blob_path)
+        end = threading.Timer(0.5, os.kill, (own.process_ids[A], signal.SIGKILL))
+        end.start()
+        try:
+            with pytest.raises(WorkerUnavailableError, match="'machine-a'"):
+                session.measure(TimingEffort(1, 20.0, 30.0))
+        finally:
+            end.join(30)
+
+
+def test_values_are_harmless() -> None:
+    from tvm_split.rpc_runtime.execution.kernel_timer import _harmless
+
+    floats = _harmless(4096, "float16").view(np.float16)
+    assert floats.min() >= 0.09
+    assert floats.max() < 1.01
+    assert not _harmless(64, "int64").any()
+    assert not _harmless(3, "bool").any()
+
+
+def test_a_shared_core_takes_its_share_of_a_round() -> None:
+    interrupted = ([1e-3] * 20 + [21e-3]) * 10  # another process has the core every other 20 ms
+    assert _window_median(interrupted) == pytest.approx(sum(interrupted) / len(interrupted), rel=0.25)
+    assert _window_median([0.1, 0.2, 0.9]) == pytest.approx(0.2)  # rounds as long as windows are not summed
+    assert _window_median([1e-3, 3e-3]) == pytest.approx(2e-3)  # too few for a window

@@ -1,0 +1,59 @@
+"""Who computes with how many threads, where several threads compute at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread
+
+VARIABLE = "TVM_NUM_THREADS"
+WAIT_SECONDS = 30.0
+
+
+@pytest.fixture(params=[None, "5"])
+def before(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str | None]:
+    if request.param is None:
+        monkeypatch.delenv(VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(VARIABLE, request.param)
+    yield request.param
+    assert os.environ.get(VARIABLE) == request.param
+
+
+@pytest.mark.usefixtures("before")
+def test_those_of_as_many_threads_compute_together() -> None:
+    both = threading.Barrier(2, timeout=WAIT_SECONDS)
+
+    def compute() -> str:
+        both.wait()
+        return os.environ[VARIABLE]
+
+    with ThreadPoolExecutor(2) as callers, closing(ComputingThread(2)) as one, closing(ComputingThread(2)) as two:
+        found = [callers.submit(each.run, compute) for each in (one, two)]
+        assert [each.result(WAIT_SECONDS) for each in found] == ["2", "2"]
+
+
+@pytest.mark.usefixtures("before")
+def test_others_wait_for_their_turn() -> None:
+    def compute() -> set[str]:
+        return {os.environ[VARIABLE] for _ in range(2000)}
+
+    with ThreadPoolExecutor(2) as callers, closing(ComputingThread(1)) as one, closing(ComputingThread(2)) as two:
+        for _ in range(20):
+            found = [callers.submit(each.run, compute) for each in (one, two)]
+            assert [each.result(WAIT_SECONDS) for each in found] == [{"1"}, {"2"}]
+
+
+@pytest.mark.usefixtures("before")
+def test_what_fails_leaves_the_environment_as_it_was() -> None:
+    def compute() -> None:
+        raise ValueError("no such thing")
+
+    with closing(ComputingThread(3)) as thread, pytest.raises(ValueError, match="no such thing"):
+        thread.run(compute)

@@ -1,0 +1,109 @@
+"""Turns: dealt in proportion, evenly, the same every time; and recurring micro-batches as the sets they stand for."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_split.rpc_runtime.program.turns import CYCLE, LONGEST, Recurrence, common, deal, together, turns_of
+
+shares = st.lists(st.floats(0.2, 1.0), min_size=1, max_size=6)
+divisors = [length for length in range(1, 25) if CYCLE % length == 0]
+recurrences = st.sampled_from(divisors).flatmap(
+    lambda period: st.builds(
+        lambda members: Recurrence(period, tuple(sorted(members))),
+        st.sets(st.integers(0, period - 1), min_size=1),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("shares", "turns"),
+    [
+        ([1.0], "0"),
+        ([0.5, 0.5], "01"),
+        ([2 / 3, 1 / 3], "010"),
+        ([0.67, 0.33], "010"),
+        ([1, 1, 1], "012"),
+        ([5, 3], "01010010"),
+        ([1, 3], "1011"),
+        ([4, 2, 2], "0120"),
+    ],
+)
+def test_turns_that_can_be_checked_by_eye(shares: list[float], turns: str) -> None:
+    assert "".join(map(str, deal(shares))) == turns
+
+
+@given(shares)
+def test_each_replica_has_its_share_within_one_micro_batch(shares: list[float]) -> None:
+    turns = deal(shares)
+    assert turns == deal(shares)
+    assert len(turns) <= LONGEST
+    assert CYCLE % len(turns) == 0
+    for replica, share in enumerate(shares):
+        count = turns.count(replica)
+        assert count >= 1
+        assert abs(count - len(turns) * share / sum(shares)) < 1
+        given_so_far = 0
+        for place, turn in enumerate(turns * 2, 1):
+            given_so_far += turn == replica
+            assert abs(given_so_far - place * count / len(turns)) < 1
+
+
+@given(shares, st.integers(30, LONGEST))
+def test_turns_are_no_longer_than_asked_for(shares: list[float], maximum_length: int) -> None:
+    assert len(deal(shares, maximum_length)) <= maximum_length
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ([], "positive numbers"),
+        ([1.0, 0.0], "positive numbers"),
+        ([1.0, -1.0], "positive numbers"),
+        ([1.0, float("nan")], "positive numbers"),
+        ([1.0, float("inf")], "positive numbers"),
+        ([1.0, 0.001], "share 0.000999 of replica 1 is less than one turn of 60"),
+    ],
+)
+def test_shares_that_cannot_be_dealt(shares: list[float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        deal(shares)
+
+
+def test_a_share_of_exactly_one_turn_is_dealt() -> None:
+    assert deal([59, 1]).count(1) == 1
+
+
+@given(recurrences, st.integers(0, 200), st.integers(0, 100))
+def test_a_recurrence_is_the_set_it_stands_for(when: Recurrence, sequence: int, window: int) -> None:
+    members = [number for number in range(1000) if number % when.period in when.remainders]
+    assert [when.nth(number) for number in range(20)] == members[:20]
+    assert when.count_before(sequence) == sum(member < sequence for member in members)
+    assert (sequence in when) == (sequence in members)
+    assert when.longest_gap == max(b - a for a, b in itertools.pairwise(members))
+    counts = [sum(start <= member < start + window for member in members) for start in range(when.period)]
+    assert when.most_in(window) == max(counts)
+
+
+@given(recurrences, recurrences)
+def test_common_and_together(left: Recurrence, right: Recurrence) -> None:
+    both, any_of = common(left, right), together(left, right)
+    for sequence in range(2 * CYCLE):
+        assert (both is not None and sequence in both) == (sequence in left and sequence in right)
+        assert (sequence in any_of) == (sequence in left or sequence in right)
+
+
+@pytest.mark.parametrize(("period", "remainders"), [(0, (0,)), (11, (0,)), (2, ()), (2, (2,)), (2, (-1,)), (3, (1, 0))])
+def test_what_is_no_recurrence(period: int, remainders: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="recur with"):
+        Recurrence(period, remainders)
+
+
+def test_a_replica_without_a_turn() -> None:
+    assert turns_of(1, (0, 1, 0)) == Recurrence(3, (1,))
+    with pytest.raises(ValueError, match="not \\(\\)"):
+        turns_of(2, (0, 1, 0))

@@ -1,0 +1,158 @@
+"""Both ends of a link joined without a network: order, credits, and peers that break the rules."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_split.rpc_runtime.client.result_queue import array_slot
+from tvm_split.rpc_runtime.errors import ProtocolError
+from tvm_split.rpc_runtime.program.inputs import flat_bytes
+from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
+from tvm_split.rpc_runtime.program.program import TensorSpec
+from tvm_split.rpc_runtime.transports.credit_window import MOST_MORE
+from tvm_split.rpc_runtime.transports.links import OUTBOX, IncomingLink, OutgoingLink
+from tvm_split.rpc_runtime.wire.framing import (
+    CHUNK_BYTES,
+    FrameFlag,
+    FrameKind,
+    control_frame,
+    credit_frame,
+    decode,
+    tensor_frames,
+)
+
+
+def route(index: int, name: str, elements: int = 4, depth: int = 2) -> PlannedRoute:
+    return PlannedRoute(index, TensorSpec(name, (elements,), "uint8"), "a", "b", depth)
+
+
+class Receiver:
+    """An incoming link that notes what arrives."""
+
+    def __init__(self, *routes: PlannedRoute) -> None:
+        self.got: list[tuple[str, int, Any]] = []
+        self.releases: list[Callable[[], None]] = []
+        self.lock = threading.Lock()
+        self.link = IncomingLink(self.lock, routes, array_slot, self._deliver, reuse=False)
+
+    def _deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+        self.got.append((route.tensor.name, sequence, value))
+        self.releases.append(release)
+
+    def take(self, *messages: bytes) -> None:
+        for message in messages:
+            self.link.receive(decode(message))
+
+
+def bytes_of(value: int, elements: int = 4) -> np.ndarray:
+    return np.full(elements, value, np.uint8)
+
+
+def test_the_sender_stops_without_credit_and_the_other_tensor_goes_on() -> None:
+    lock = threading.Lock()
+    link = OutgoingLink(lock, [route(0, "slow", depth=1), route(1, "fast", depth=3)], flat_bytes)
+    frames = link.frames()
+    with lock:
+        link.put_locked("slow", 0, bytes_of(0))
+        link.put_locked("slow", 1, bytes_of(1))
+        assert link.room_locked("slow") == 0
+        link.put_locked("fast", 1, bytes_of(2))
+    sent = [decode(next(frames)) for _ in range(2)]
+    assert [(f.tensor, f.sequence, f.flags) for f in sent] == [(0, 0, FrameFlag.NONE), (1, 1, FrameFlag.NONE)]
+    link.receive(decode(credit_frame(0, 1, 1)))
+    last = decode(next(frames))
+    assert (last.tensor, last.flags, link.room_locked("fast")) == (0, FrameFlag.WAITED, OUTBOX)
+    link.close()
+    assert list(frames) == []
+
+
+@pytest.mark.parametrize(
+    ("tensor", "consumed", "depth"),
+    [(9, 0, 2), (0, 1, 2), (0, 2**63, 2), (0, 0, 1), (0, 0, 2 + MOST_MORE + 1)],
+    ids=["unknown tensor", "never sent", "huge", "narrower", "too wide"],
+)
+def test_credits_that_nobody_could_grant_are_refused(tensor: int, consumed: int, depth: int) -> None:
+    link = OutgoingLink(threading.Lock(), [route(0, "t")], flat_bytes)
+    with pytest.raises(ProtocolError):
+        link.receive(decode(credit_frame(tensor, consumed, depth)))
+
+
+def test_a_credit_without_a_depth_is_refused() -> None:
+    link = OutgoingLink(threading.Lock(), [route(0, "t")], flat_bytes)
+    with pytest.raises(ProtocolError, match="4 bytes"):
+        link.receive(decode(control_frame(FrameKind.CREDIT)))
+
+
+def test_chunks_come_together() -> None:
+    size = 2 * CHUNK_BYTES + 5
+    data = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    receiver = Receiver(route(3, "t", size))
+    receiver.take(*tensor_frames(3, 0, data), *tensor_frames(3, 1, data[::-1].copy()))
+    assert np.array_equal(receiver.got[0][2], data)
+    assert np.array_equal(receiver.got[1][2], data[::-1])
+
+
+def test_a_credit_follows_each_release() -> None:
+    receiver = Receiver(route(0, "t"))
+    credits = receiver.link.credit_frames()
+    receiver.take(*tensor_frames(0, 0, bytes_of(0)), *tensor_frames(0, 1, bytes_of(1)))
+    with receiver.lock:
+        receiver.releases[0]()
+        receiver.releases[1]()
+    assert next(credits) == credit_frame(0, consumed=2, depth=2)
+    receiver.link.close()
+    assert list(credits) == []
+
+
+def test_a_window_grows_when_both_sides_had_to_wait() -> None:
+    receiver = Receiver(route(0, "t"))
+    credits = receiver.link.credit_frames()
+    receiver.take(*tensor_frames(0, 0, bytes_of(0)), *tensor_frames(0, 1, bytes_of(1)))
+    with receiver.lock:
+        receiver.releases[0]()
+    assert next(credits) == credit_frame(0, consumed=1, depth=2)
+    receiver.take(*tensor_frames(0, 2, bytes_of(2), FrameFlag.WAITED))  # while the second one is computed
+    with receiver.lock:
+        receiver.releases[1]()
+        receiver.releases[2]()
+    assert next(credits) == credit_frame(0, consumed=3, depth=2)
+    receiver.take(*tensor_frames(0, 3, bytes_of(3), FrameFlag.WAITED))  # now there was nothing to compute
+    assert next(credits) == credit_frame(0, consumed=3, depth=3)
+
+
+def test_a_peer_without_credit_is_refused() -> None:
+    receiver = Receiver(route(0, "t", depth=2))
+    with pytest.raises(ProtocolError, match="without a credit"):
+        receiver.take(*(frame for n in range(3) for frame in tensor_frames(0, n, bytes_of(n))))
+    assert len(receiver.got) == 2
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        list(tensor_frames(5, 0, bytes_of(0))),
+        list(tensor_frames(0, 1, bytes_of(0))),
+        list(tensor_frames(0, 0, bytes_of(0, 5))),
+        [control_frame(FrameKind.CREDIT)],
+    ],
+    ids=["unknown tensor", "wrong sequence", "wrong size", "wrong kind"],
+)
+def test_what_does_not_fit_is_refused(messages: list[bytes]) -> None:
+    with pytest.raises(ProtocolError):
+        Receiver(route(0, "t")).take(*messages)
+
+
+@given(st.lists(st.binary(max_size=80), max_size=5), st.booleans())
+def test_no_bytes_do_more_than_raise(messages: list[bytes], header: bool) -> None:
+    receiver = Receiver(route(0, "t"))
+    prefix = control_frame(FrameKind.TENSOR)[:6] if header else b""
+    with contextlib.suppress(ProtocolError):
+        receiver.take(*(prefix + message for message in messages))

@@ -1,0 +1,164 @@
+"""What is wrong with certificates is said: by the worker when it starts, and by its callers when they do not get in."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.rpc_runtime.certificates import Authority, make_authority, worker_arguments
+from tests.rpc_runtime.client.test_pipeline import A, B, C, chain
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.rpc_runtime.worker_process import Start, ready
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.wire.certificates import WARNING_DAYS, check_worker_files, tls_refusal
+from tvm_split.rpc_runtime.wire.security import TlsFiles
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return make_authority(tmp_path_factory.mktemp("lab"))
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return make_authority(tmp_path_factory.mktemp("foreign"), "foreign")
+
+
+def refuses(address: str, tls: TlsFiles | None, words: str) -> None:
+    """What a client is told, soon."""
+    start = time.monotonic()
+    with pytest.raises(WorkerUnavailableError, match=f"machine 'box' at {address} cannot be reached: .*{words}"):
+        describe(WorkerEndpoint("box", address, "abc", tls), 10)
+    assert time.monotonic() - start < 5
+
+
+def test_a_client_is_told_what_is_wrong_with_its_own_certificate(
+    start: Start, lab: Authority, foreign: Authority
+) -> None:
+    address = ready(start(*worker_arguments(lab.files("box"), mutual=True)))
+    own = lab.files("me")
+    assert describe(WorkerEndpoint("box", address, None, own), 30).secure
+    assert tls_refusal(address, own) is None
+    for files, words in (
+        (TlsFiles(lab.certificate), "it asks its callers for a certificate"),
+        (
+            replace(foreign.files("stranger"), authority=lab.certificate),
+            "does not accept the certificate .*stranger.pem",
+        ),
+        (lab.files("old", days=-1), "the certificate .*old.pem has expired"),
+        (replace(own, key=lab.files("other").key), "the key .*other.key does not belong to the certificate .*me.pem"),
+        (replace(own, certificate=own.key), "me.key holds no certificate in PEM"),
+        (None, "it speaks TLS, and this call does not"),
+    ):
+        refuses(address, files, words)
+
+
+def test_a_client_is_told_what_is_wrong_with_the_worker_s_certificate(
+    start: Start, lab: Authority, foreign: Authority
+) -> None:
+    address = ready(start(*worker_arguments(lab.files("box"), mutual=False)))
+    refuses(address, TlsFiles(foreign.certificate), "not signed by the authority in .*foreign.pem")
+    elsewhere = ready(start(*worker_arguments(lab.files("far", names="DNS:far.lab.example"), mutual=False)))
+    for name in ("127.0.0.1", "localhost"):
+        refuses(f"{name}:{elsewhere.rpartition(':')[2]}", TlsFiles(lab.certificate), f"not for the host '{name}'")
+    plain = ready(start("--ready-json", TVM_SPLIT_TOKEN="abc"))
+    refuses(plain, TlsFiles(lab.certificate), "it does not speak TLS, and this call does")
+
+
+def test_a_certificate_that_expires_while_the_worker_runs(start: Start, lab: Authority) -> None:
+    """As one that expired does to its callers."""
+    old = lab.files("aging", days=-1)
+    server = subprocess.Popen(
+        ["openssl", "s_server", "-accept", "127.0.0.1:0", "-cert", str(old.certificate), "-key", str(old.key)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        line = next(line for line in server.stdout if line.startswith("ACCEPT"))
+        refuses(line.split()[1], TlsFiles(lab.certificate), "its certificate has expired")
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_nobody_there_is_not_about_certificates(lab: Authority) -> None:
+    assert tls_refusal("127.0.0.1:9", lab.files("me")) is None
+    assert tls_refusal("127.0.0.1:9", None) is None
+    refuses("127.0.0.1:9", lab.files("me"), "Is its worker running?")
+
+
+def test_a_worker_is_told_what_is_wrong_with_its_neighbour(
+    start: Start, lab: Authority, foreign: Authority, maker: ProgramMaker
+) -> None:
+    """Machine B knows the client's authority, and not A's."""
+    both = lab.folder / "both.pem"
+    both.write_text(lab.certificate.read_text() + foreign.certificate.read_text())
+    client, endpoints = replace(lab.files("client"), authority=both), {}
+    for name, files in (
+        (A, replace(foreign.files(A), authority=both)),
+        (B, lab.files(B)),
+        (C, lab.files(C)),
+    ):
+        endpoints[name] = WorkerEndpoint(
+            name, ready(start(*worker_arguments(files, mutual=True), "--name", name)), None, client
+        )
+    with pytest.raises(
+        WorkerError, match=f"'{A}' cannot send to its neighbour: .*{B}.*does not accept the certificate"
+    ):
+        Pipeline.open(chain(maker), endpoints, maker.blob_path)
+
+
+def test_a_worker_does_not_start_with_what_nobody_would_accept(
+    start: Start, lab: Authority, foreign: Authority, tmp_path: Path
+) -> None:
+    good, other = lab.files("good"), lab.files("another")
+    encrypted, text = tmp_path / "encrypted.key", tmp_path / "text.pem"
+    subprocess.run(
+        ["openssl", "ec", "-in", str(good.key), "-aes256", "-passout", "pass:secret", "-out", str(encrypted)],
+        check=True,
+        capture_output=True,
+    )
+    text.write_text("no certificate")
+    damaged = tmp_path / "damaged.pem"
+    assert good.certificate is not None
+    damaged.write_text(good.certificate.read_text().replace("M", "N"))
+    ended = make_authority(tmp_path, "ended", days=-1)
+    for files, words in (
+        (lab.files("old", days=-1), "old.pem has expired"),
+        (replace(good, key=other.key), "another.key does not belong to the certificate"),
+        (replace(good, certificate=text), "text.pem holds no certificate in PEM"),
+        (replace(good, key=text), "text.pem holds no private key in PEM"),
+        (replace(good, key=encrypted), "encrypted.key is encrypted"),
+        (replace(good, certificate=damaged), "cannot be read as PEM"),
+        (replace(good, authority=text), "text.pem holds no certificate in PEM"),
+        (replace(good, authority=ended.certificate), "ended.pem expired on 20"),
+        (lab.files("caller", usage="clientAuth"), "cannot be used: unsuitable certificate purpose"),
+    ):
+        process = start(*worker_arguments(files, mutual=True))
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 2, words
+        assert words in errors
+        assert errors.startswith("error: ")
+        assert errors.count("\n") == 1
+
+
+def test_a_worker_warns_of_what_expires_soon(start: Start, lab: Authority) -> None:
+    process = start(*worker_arguments(lab.files("soon", days=3), mutual=True))
+    ready(process)
+    process.terminate()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "warning: " in errors
+    assert "soon.pem expires on 20" in errors
+    assert "in 3 days" in errors
+    assert check_worker_files(lab.files("later", days=WARNING_DAYS + 2)) == ()
+    with pytest.raises(InputError, match="both a certificate and its key"):
+        check_worker_files(TlsFiles(lab.certificate))

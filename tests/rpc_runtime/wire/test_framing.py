@@ -1,0 +1,68 @@
+"""Frames come back as they were; anything else is refused, never misread."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_split.rpc_runtime.errors import ProtocolError
+from tvm_split.rpc_runtime.wire.framing import (
+    CHUNK_BYTES,
+    HEADER,
+    MAGIC,
+    PROTOCOL_VERSION,
+    FrameKind,
+    control_frame,
+    decode,
+    tensor_frames,
+)
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
+def test_a_tensor_survives(size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    frames = [decode(message) for message in tensor_frames(7, 2**40, data)]
+    assert len(frames) == max(1, -(-size // CHUNK_BYTES))
+    assert all((f.kind, f.tensor, f.sequence, f.total) == (FrameKind.TENSOR, 7, 2**40, size) for f in frames)
+    assert [f.offset for f in frames] == [i * CHUNK_BYTES for i in range(len(frames))]
+    assert b"".join(bytes(f.payload) for f in frames) == data.tobytes()
+
+
+def test_a_control_frame_survives() -> None:
+    frame = decode(control_frame(FrameKind.ACCEPT, b"hi", tensor=3, sequence=4))
+    assert (frame.kind, bytes(frame.payload), frame.tensor, frame.sequence) == (FrameKind.ACCEPT, b"hi", 3, 4)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_raise_protocol_error(message: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(message)
+
+
+@given(st.binary(min_size=HEADER.size - 4, max_size=120))
+def test_random_bytes_behind_the_magic_are_refused_or_consistent(rest: bytes) -> None:
+    try:
+        frame = decode(MAGIC + rest)
+    except ProtocolError:
+        return
+    assert frame.offset + len(frame.payload) <= frame.total
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ((b"NOPE", 1, 3, 0, 0, 0, 0, 0), "begins with"),
+        ((MAGIC, 9, 3, 0, 0, 0, 0, 0), f"version {PROTOCOL_VERSION}, the peer 9"),
+        ((MAGIC, PROTOCOL_VERSION, 77, 0, 0, 0, 0, 0), "unknown kind"),
+        ((MAGIC, PROTOCOL_VERSION, 3, 2, 0, 0, 0, 0), "TENSOR frame has the flags 0x2"),
+        ((MAGIC, PROTOCOL_VERSION, 4, 1, 0, 0, 0, 0), "CREDIT frame has the flags 0x1"),
+        ((MAGIC, PROTOCOL_VERSION, 4, 0, 0, 0, 0, 9), "announces 9 bytes and carries 0"),
+        ((MAGIC, PROTOCOL_VERSION, 3, 0, 0, 0, 0, 9), "without a payload"),
+        ((MAGIC, PROTOCOL_VERSION, 3, 0, 0, 0, 2**64 - 1, 9), "of a tensor of 9 bytes"),
+    ],
+)
+def test_each_field_is_checked(fields: tuple[object, ...], words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        decode(HEADER.pack(*fields))

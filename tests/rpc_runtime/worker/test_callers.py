@@ -1,0 +1,187 @@
+"""Whom a worker lets in: with what it starts, what it makes itself, and what it warns of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.rpc_runtime.certificates import make_authority, worker_arguments
+from tests.rpc_runtime.client.test_pipeline import A, B, C, batches_for, skips
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.rpc_runtime.worker_process import ROOT, Start, announced, ready
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.wire.loopback_token import STATE_VARIABLE, find_token, new_token, published
+from tvm_split.rpc_runtime.wire.security import TlsFiles
+
+
+def test_a_pipeline_over_tls(start: Start, tmp_path: Path, maker: ProgramMaker) -> None:
+    """Client and workers, and the workers among themselves, prove who they are; each worker has its own token."""
+    lab = make_authority(tmp_path)
+    mine, endpoints = lab.files("me"), {}
+    for name in (A, B, C):
+        arguments = worker_arguments(lab.files(name), mutual=True)
+        process = start(*arguments, "--name", name, TVM_SPLIT_TOKEN=f"token-{name}")
+        endpoints[name] = WorkerEndpoint(name, ready(process), f"token-{name}", mine)
+    program = skips(maker)
+    with Pipeline.open(program, endpoints, maker.blob_path) as pipeline:
+        assert len(list(pipeline.stream(batches_for(program, 10)))) == 10
+
+
+def test_tls(start: Start, tmp_path: Path) -> None:
+    lab = make_authority(tmp_path)
+    files = lab.files("box")
+    address = ready(start(*worker_arguments(files, mutual=False), TVM_SPLIT_TOKEN="abc"))
+    trusted = TlsFiles(authority=lab.certificate)
+    assert describe(WorkerEndpoint("x", address, "abc", trusted), 30).secure
+    with pytest.raises(WorkerUnavailableError):
+        describe(WorkerEndpoint("x", address, "abc"), 5)
+    mutual = ready(start(*worker_arguments(files, mutual=True)))
+    with pytest.raises(WorkerUnavailableError):
+        describe(WorkerEndpoint("x", mutual, None, trusted), 5)
+    assert describe(WorkerEndpoint("x", mutual, None, lab.files("me")), 30).secure
+
+
+def ended_with(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, errors = process.communicate(timeout=30)
+    return process.returncode, errors
+
+
+def test_an_open_address_needs_a_word_and_gives_a_warning(start: Start) -> None:
+    process = start("--listen", "0.0.0.0:0", "--insecure", "--ready-json")
+    port = ready(process).rpartition(":")[2]
+    assert describe(WorkerEndpoint("x", f"127.0.0.1:{port}"), 30).process_id == process.pid
+    process.terminate()
+    assert "warning: listening on 0.0.0.0:0 without TLS: anybody who" in ended_with(process)[1]
+
+
+def test_a_certificate_of_its_own_does_not_open_a_worker_to_the_network(start: Start, tmp_path: Path) -> None:
+    """It proves the worker to its callers, and says nothing about who they are."""
+    files = make_authority(tmp_path).files("box")
+    alone = ["--listen", "0.0.0.0:0", *worker_arguments(files, mutual=False)]
+    code, errors = ended_with(start(*alone))
+    assert code == 2
+    assert "give --tls-ca or --token-file, or --insecure" in errors
+    assert errors.count("\n") == 1
+    process = start(*alone, "--insecure")
+    ready(process)
+    process.terminate()
+    assert "warning: listening on 0.0.0.0:0 without --tls-ca or a token: anybody who" in ended_with(process)[1]
+    for known in (["--tls-ca", str(files.authority)], ["--token-file", str(tmp_path / "token")]):
+        (tmp_path / "token").write_text("open-sesame")
+        process = start(*alone, *known)
+        ready(process)
+        process.terminate()
+        assert ended_with(process) == (0, "")
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", "[::1]:0"])
+def test_a_worker_on_loopback_serves_its_own_user_only(start: Start, tmp_path: Path, listen: str) -> None:
+    process = start("--listen", listen, "--ready-json", XDG_STATE_HOME=os.environ[STATE_VARIABLE])
+    ready = announced(process)
+    address, file = str(ready["address"]), Path(str(ready["token_file"]))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert describe(WorkerEndpoint("x", address), 30).process_id == process.pid  # nothing had to be given
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STATE_VARIABLE, str(tmp_path / "another user's"))
+        with pytest.raises(WorkerError, match="the token is wrong or missing"):
+            describe(WorkerEndpoint("x", address), 30)
+    with pytest.raises(WorkerError, match="the token is wrong or missing"):
+        describe(WorkerEndpoint("x", address, "guessed"), 30)
+    process.terminate()
+    assert ended_with(process) == (0, "")
+    assert not file.exists()
+
+
+def test_the_announcement_says_where_the_token_is_and_not_what_it_is(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("open-sesame\n")
+    for arguments, variables, words in (
+        ([], {}, f"token in {os.environ[STATE_VARIABLE]}"),
+        (["--token-file", str(tmp_path / "token")], {}, f"token in {tmp_path / 'token'},"),
+        ([], {"TVM_SPLIT_TOKEN": "open-sesame"}, "token from $TVM_SPLIT_TOKEN,"),
+        (["--insecure"], {}, "no token,"),
+    ):
+        process = start(*arguments, **variables)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert words in line
+        secret = find_token(line.split(" listens on ")[1].split()[0])
+        process.send_signal(signal.SIGINT)
+        _, errors = ended_with(process)
+        for text in (line, errors):
+            assert "open-sesame" not in text
+            assert secret is None or secret.text not in text
+        assert ("every user of this host controls this machine" in errors) == ("--insecure" in arguments)
+
+
+def test_a_worker_that_cannot_keep_its_token_does_not_start(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("no folder")
+    code, errors = ended_with(start(XDG_STATE_HOME=str(tmp_path / "state")))
+    assert code == 2
+    assert "cannot keep a token" in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_token_is_of_one_worker_and_replaces_that_of_one_that_was_killed(start: Start) -> None:
+    process = start("--ready-json")
+    address = ready(process)
+    first = find_token(address)
+    assert first is not None
+    process.kill()
+    process.wait()
+    assert find_token(address) == first  # which opens nothing any more:
+    again = start("--listen", address, "--ready-json")
+    ready(again)
+    assert describe(WorkerEndpoint("x", address), 30).process_id == again.pid
+    with pytest.raises(WorkerError, match="the token is wrong"):
+        describe(WorkerEndpoint("x", address, first.text), 30)
+
+
+def test_the_token_of_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
+    token = new_token()
+    assert new_token() != token
+    with published(token, "127.0.0.1:7001") as file:
+        expected = replace(token, file=file)
+        assert find_token("127.0.0.1:7001") == find_token("localhost:7001") == find_token("[::1]:7001") == expected
+        for other in ("127.0.0.1:7002", "127.0.0.2:7001", "box.lab.example:7001", "192.0.2.1:7001"):
+            assert find_token(other) is None
+        assert [path.name for path in file.parent.iterdir()] == [file.name]
+        assert token.text not in repr(expected)
+    assert find_token("127.0.0.1:7001") is None
+
+
+def test_a_token_of_somebody_else_is_no_token_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
+    with published(new_token(), "127.0.0.1:7001") as file:
+        monkeypatch.setenv(STATE_VARIABLE, str(file))  # no folder
+        assert find_token("127.0.0.1:7001") is None
+        monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
+        file.unlink()
+        file.mkdir()  # what cannot be read, whoever runs this
+        with pytest.raises(InputError, match="cannot read the token file"):
+            find_token("127.0.0.1:7001")
+        file.rmdir()
+
+
+def test_a_user_without_a_home_gets_one_line() -> None:
+    code = (
+        "import os; from tvm_split.rpc_runtime.wire.loopback_token import find_token, published, new_token\n"
+        "os.setuid(54321)\n"
+        "print(find_token('127.0.0.1:7001'))\n"
+        "with published(new_token(), '127.0.0.1:7001'): pass"
+    )
+    variables = {name: value for name, value in os.environ.items() if name not in (STATE_VARIABLE, "HOME")}
+    result = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, cwd=ROOT)
+    if "PermissionError: [Errno 1]" in result.stderr:
+        pytest.skip("only root may become a user without a home")
+    assert result.stdout == "None\n"
+    assert "cannot keep a token in the home of this user (it has none)" in result.stderr

@@ -1,0 +1,251 @@
+"""Libraries that crash, hang or are garbage: their sender is told, the worker and the deployments beside live on."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+from tvm.relax import op
+
+from tests.rpc_runtime.client.test_pipeline import A, batches_for, double, open_on
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.waiting import wait_for
+from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
+from tvm_split.rpc_runtime.errors import WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.execution.blob_store import BlobStore
+from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimedKernel
+from tvm_split.rpc_runtime.program.program import BlobSpec, Program, TensorSpec
+
+MUTATIONS = 40
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[LocalWorkers]:
+    with LocalWorkers([A]) as started:
+        yield started
+
+
+def compiled(maker: ProgramMaker, code: str) -> BlobSpec:
+    """A library that does as C says when it is loaded."""
+    source, library = maker.folder / "crash.c", maker.folder / "crash.so"
+    source.write_text(f"#include <stdio.h>\n__attribute__((constructor)) static void begin(void) {{ {code} }}\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return maker.blob(library.read_bytes())
+
+
+def one_stage(maker: ProgramMaker, name: str = "one") -> Program:
+    return maker.program([maker.stage(name, A, [maker.input("x")], double)])
+
+
+def with_library(program: Program, library: BlobSpec) -> Program:
+    return replace(program, stages=(replace(program.stages[0], library=library), *program.stages[1:]))
+
+
+def children_of(process_id: int) -> list[int]:
+    tasks = Path(f"/proc/{process_id}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text(encoding="ascii").split()]
+
+
+ILLEGAL = {"x86_64": "__builtin_trap();", "aarch64": '__asm__ volatile(".inst 0");'}[os.uname().machine]
+CRASHES = [
+    (ILLEGAL, "crashed with SIGILL .*more instructions than this one"),
+    ("*(volatile int *)0 = 0;", "crashed with SIGSEGV"),
+    ("__builtin_abort();", "crashed with SIGABRT"),
+    ("extern void _exit(int); _exit(3);", "exit code 3"),
+]
+HANG = 'for (;;) __asm__ volatile("");'
+needs_a_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+@needs_a_compiler
+@pytest.mark.parametrize(("code", "words"), CRASHES)
+def test_a_library_that_crashes(worker: LocalWorkers, maker: ProgramMaker, code: str, words: str) -> None:
+    program = one_stage(maker)
+    with open_on(worker, program, maker) as beside:
+        batch = batches_for(program, 1)[0]
+        with pytest.raises(WorkerError, match=f"stage 'one' on machine '{A}': .*{words}"):
+            open_on(worker, with_library(program, compiled(maker, code)), maker)
+        np.testing.assert_array_equal(beside.run(batch)[0], 2 * batch[0])
+
+
+@needs_a_compiler
+def test_a_library_that_hangs(worker: LocalWorkers, maker: ProgramMaker) -> None:
+    program = with_library(one_stage(maker), compiled(maker, HANG))
+    with pytest.raises(WorkerError, match=r"stage 'one'.*did not come to an end within [56] s"):
+        open_on(worker, program, maker, timeout_seconds=1.0)
+    (trials,) = children_of(worker.process_ids[A])
+    assert wait_for(lambda: not children_of(trials))
+
+
+@needs_a_compiler
+def test_a_process_that_dies_leaves_nothing(maker: ProgramMaker) -> None:
+    """The worker is killed in the middle of a trial."""
+    program = with_library(one_stage(maker), compiled(maker, HANG))
+    with LocalWorkers([A]) as own, ThreadPoolExecutor(1) as thread:
+        (cache,) = own._folder.path.glob("blobs")
+        opening = thread.submit(open_on, own, program, maker)
+        trials = wait_for(lambda: children_of(own.process_ids[A]))[0]
+        child = wait_for(lambda: children_of(trials))[0]
+        assert list((cache / "temporary").iterdir())
+        os.kill(own.process_ids[A], signal.SIGKILL)
+        with pytest.raises(WorkerError):
+            opening.result()
+        assert wait_for(lambda: not Path(f"/proc/{trials}").exists() and not Path(f"/proc/{child}").exists())
+        assert not list((cache / "temporary").iterdir())
+
+
+@needs_a_compiler
+def test_what_passed_is_not_tried_again(worker: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
+    loads = tmp_path / "loads"
+    code = f'FILE *file = fopen("{loads}", "a"); fputc(46, file); fclose(file);'
+    program = with_library(one_stage(maker), compiled(maker, code))
+    for expected in (2, 3):  # loaded by the trial and the worker, then by the worker alone
+        with pytest.raises(WorkerError, match="cannot load the library"):  # it has no function
+            open_on(worker, program, maker)
+        assert len(loads.read_text()) == expected
+    wider = ProgramMaker(maker.folder)
+    other = wider.program([wider.stage("one", A, [wider.input("x", (2, 9))], double)])
+    with pytest.raises(WorkerError, match="cannot load the library"):
+        open_on(worker, with_library(other, program.stages[0].library), wider)
+    assert len(loads.read_text()) == 5
+
+
+def test_trials_go_on_after_their_process_has_ended(maker: ProgramMaker) -> None:
+    with LocalWorkers([A]) as own:
+        for count in range(2):
+            program = one_stage(maker, f"stage-{count}")
+            program = replace(program, stages=program.stages[-1:], inputs=program.inputs[-1:])
+            with open_on(own, program, maker) as pipe:
+                pipe.run(batches_for(program, 1)[0])
+            (trials,) = children_of(own.process_ids[A])
+            os.kill(trials, signal.SIGKILL)
+
+
+def test_an_idle_process_ends() -> None:
+    code = "from rpc_runtime import trial_process as process; process.IDLE_SECONDS = 0.1; process.main()"
+    idle = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert idle.wait(30) == 0
+    idle.communicate()
+
+
+def test_zeros_are_no_divisors(worker: LocalWorkers, maker: ProgramMaker) -> None:
+    """Which is no fault of the library: a processor traps where an integer is divided by zero."""
+    left, right = maker.input("left", (64,), "int32"), maker.input("right", (64,), "int32")
+    program = maker.program([maker.stage("one", A, [left, right], lambda a, b: [op.floor_divide(a, b)])])
+    values = np.arange(64, dtype=np.int32)
+    with open_on(worker, program, maker) as pipe:
+        (result,) = pipe.run([values, values + 1])
+    np.testing.assert_array_equal(result, values // (values + 1))
+
+
+def test_a_kernel_that_crashes(worker: LocalWorkers, maker: ProgramMaker) -> None:
+    """It looks far beyond the table that it is given."""
+    table, index = te.placeholder((5, 8), name="table"), te.placeholder((3,), "int64", name="index")
+    kernel = te.create_prim_func([table, index, te.compute((3, 8), lambda i, j: table[index[i] + (1 << 40), j])])
+    path = maker.folder / "kernels.so"
+    module = tvm.IRModule({"far": kernel.with_attr("global_symbol", "far")})
+    tvm.tirx.build(module, tvm.target.Target("llvm")).export_library(str(path))
+    arguments = [TensorSpec("", (5, 8), "float32"), TensorSpec("", (3,), "int64"), TensorSpec("", (3, 8), "float32")]
+    timed = TimedKernel("far", tuple(arguments), frozenset({0}), 1)
+    wanted = KernelSet(A, "cpu", maker.blob(path.read_bytes()), (timed,), 4096)
+    with (
+        RemoteKernels(worker.endpoints[A], 30) as session,
+        pytest.raises(WorkerError, match=f"timing 1 kernels on machine '{A}': .*crashed with SIGSEGV"),
+    ):
+        session.load(wanted, maker.blob_path)
+    assert describe(worker.endpoints[A], 10)
+
+
+def test_a_crash_at_a_later_micro_batch(maker: ProgramMaker, tmp_path: Path) -> None:
+    """What no trial can find: the stage is named, the advice is not only to start again, and nothing stays behind."""
+    table, index = maker.input("table", (5, 8)), maker.input("index", (3,), "int64")
+    program = maker.program([maker.stage("one", A, [table, index], lambda a, b: [op.take(a, b, axis=0, mode="fast")])])
+    rows, far = np.ones((5, 8), np.float32), np.full(3, 1 << 40)
+    with LocalWorkers([A], cache=tmp_path / "cache") as own, open_on(own, program, maker) as pipe:
+        pipe.run([rows, np.zeros(3, np.int64)])
+        with pytest.raises(WorkerUnavailableError) as caught:
+            pipe.run([rows, far])
+        for words in (A, "'one' (", "says that it crashed", "compile again for the machine's right target"):
+            assert words in str(caught.value)
+
+        def no_pins() -> bool:
+            BlobStore(tmp_path / "cache").close()  # as the next worker opens it
+            return not list((tmp_path / "cache" / "pins").iterdir())
+
+        assert wait_for(no_pins)  # a process that crashes may still be going
+        assert not list((tmp_path / "cache" / "temporary").iterdir())
+
+
+def mutations(library: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
+    """Damaged copies of a library, by turns of every kind."""
+    random = np.random.default_rng(seed)
+    kinds = (_truncated, _flipped, _zeroed, _garbage_behind_the_head, _flipped_head)
+    for number in range(count):
+        yield kinds[number % len(kinds)](bytearray(library), random)
+
+
+def _truncated(library: bytearray, random: np.random.Generator) -> bytes:
+    return bytes(library[: random.integers(1, len(library))])
+
+
+def _flipped(library: bytearray, random: np.random.Generator) -> bytes:
+    for place in random.integers(0, len(library), 1 << random.integers(0, 9)):
+        library[place] ^= random.integers(1, 256)
+    return bytes(library)
+
+
+def _zeroed(library: bytearray, random: np.random.Generator) -> bytes:
+    start = int(random.integers(64, len(library)))
+    end = min(len(library), start + int(random.integers(1, 4096)))
+    library[start:end] = bytes(end - start)
+    return bytes(library)
+
+
+def _garbage_behind_the_head(library: bytearray, random: np.random.Generator) -> bytes:
+    return bytes(library[: random.integers(64, 1024)]) + random.bytes(len(library))
+
+
+def _flipped_head(library: bytearray, random: np.random.Generator) -> bytes:
+    for place in random.integers(0, 1024, 1 << random.integers(0, 5)):
+        library[place] ^= random.integers(1, 256)
+    return bytes(library)
+
+
+def send_mutations(worker: LocalWorkers, maker: ProgramMaker, count: int, seed: int = 0) -> int:
+    """Deploys so many damaged libraries beside an honest stream, whose results stay right; how many were refused."""
+    program = one_stage(maker)
+    batch = batches_for(program, 1)[0]
+    process = describe(worker.endpoints[A], 10).process_id
+    library = maker.blob_path(program.stages[0].library.sha256).read_bytes()
+    refused = 0
+    with open_on(worker, program, maker) as beside:
+        results = beside.stream(itertools.repeat(batch))
+        for number, content in enumerate(mutations(library, count, seed)):
+            try:
+                with open_on(worker, with_library(program, maker.blob(content)), maker) as mutated:
+                    mutated.run(batch)
+            except WorkerUnavailableError as error:
+                raise AssertionError(f"mutation {number} of seed {seed} ended the worker") from error
+            except WorkerError:
+                refused += 1
+            np.testing.assert_array_equal(next(results)[0], 2 * batch[0])
+    assert describe(worker.endpoints[A], 10).process_id == process
+    return refused
+
+
+def test_damaged_libraries_beside_an_honest_one(worker: LocalWorkers, maker: ProgramMaker) -> None:
+    assert send_mutations(worker, maker, MUTATIONS) > MUTATIONS // 2

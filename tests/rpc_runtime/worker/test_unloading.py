@@ -1,0 +1,45 @@
+"""What is closed is unloaded: no mapping of a library, and so none of its disk space, stays behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.rpc_runtime.client.test_pipeline import A, B, batches_for, double, open_on
+from tests.rpc_runtime.mappings import removed_libraries
+from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.waiting import wait_for
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+
+
+@pytest.fixture
+def two_workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers([A, B]) as started:
+        yield started
+
+
+def test_stages_of_closed_deployments(two_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    x = maker.input("x")
+    first = maker.stage("one", A, [x], double)
+    program = maker.program([maker.stage("two", B, [first], double)])
+    for _ in range(5):
+        with open_on(two_workers, program, maker) as pipe:
+            pipe.run(batches_for(program, 1)[0])
+            assert all(removed_libraries(process_id) for process_id in two_workers.process_ids.values())
+    for process_id in two_workers.process_ids.values():
+        assert wait_for(lambda pid=process_id: not removed_libraries(pid)), removed_libraries(process_id)
+
+
+def test_stages_in_this_process(maker: ProgramMaker) -> None:
+    program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
+    before = len(removed_libraries(os.getpid()))
+    with InProcessPipeline(program, maker.blob_path) as pipe:
+        pipe.run(batches_for(program, 1)[0])
+        assert len(removed_libraries(os.getpid())) > before
+    del pipe
+    gc.collect()
+    assert len(removed_libraries(os.getpid())) <= before

@@ -1,0 +1,93 @@
+"""The worker as a process: how it starts, refuses to start, and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.rpc_runtime.client.test_pipeline import A
+from tests.rpc_runtime.worker_process import ROOT, Start, ready
+from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+
+
+def test_the_compiler_is_never_loaded(workers: LocalWorkers) -> None:
+    maps = Path(f"/proc/{workers.process_ids[A]}/maps").read_text()
+    assert "libtvm_runtime.so" in maps
+    assert "libtvm_compiler" not in maps
+    assert "libtorch" not in maps
+
+
+def test_a_client_needs_no_tvm() -> None:
+    names = ("client.pipeline", "client.local_workers", "worker.process")
+    modules = ", ".join(f"tvm_split.rpc_runtime.{name}" for name in names)
+    code = f"import sys, {modules}; print('tvm' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout == "False\n"
+
+
+def test_a_worker_describes_its_machine(workers: LocalWorkers) -> None:
+    found = describe(workers.endpoints[A], 30)
+    assert (found.machine, found.process_id, found.threads) == (A, workers.process_ids[A], 1)
+    assert found.architecture == os.uname().machine
+    assert found.hostname == socket.gethostname()
+    assert 0 < found.memory_free_bytes <= found.memory_total_bytes
+    assert found.tvm_version.startswith("0.27")
+    assert found.cores >= 1
+    assert not found.secure
+    assert abs(found.clock_offset_nanoseconds) <= found.round_trip_seconds * 1e9
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(start: Start, number: int) -> None:
+    process = start("--ready-json")
+    ready(process)
+    process.send_signal(number)
+    assert process.wait(20) == 0
+
+
+def test_it_ends_with_its_parent(start: Start) -> None:
+    process = start("--exit-with-parent")
+    ready(process)
+    assert process.stdin is not None
+    process.stdin.close()
+    process.stdin = None
+    assert process.wait(20) == 0
+
+
+def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
+    address = ready(start("--ready-json"))
+    second = start("--listen", address)
+    assert second.wait(30) == 1
+    assert second.stderr is not None
+    assert second.stderr.read().splitlines() == [f"error: cannot listen on {address}: Address already in use"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--listen", "0.0.0.0:0"], "--insecure"),
+        (["--listen", "nonsense"], "HOST:PORT"),
+        (["--threads", "0"], "at least one thread"),
+        (["--cores", "a"], "--cores takes numbers"),
+        (["--cores", "4000"], "cannot run on the cores"),
+        (["--tls-key", "x"], "belong together"),
+        (["--tls-certificate", "nothing.pem", "--tls-key", "nothing.pem"], "cannot read the TLS file"),
+        (["--token-file", "nothing"], "cannot read the token file"),
+        (["--token-file", sys.executable], "is no text"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(start: Start, arguments: list[str], words: str) -> None:
+    process = start(*arguments)
+    assert process.wait(30) == 2
+    assert process.stderr is not None
+    message = process.stderr.read()
+    assert message.startswith("error: ")
+    assert words in message
+    assert message.count("\n") == 1

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Link, Machine
+from tvm_split.errors import ClusterError
+
+
+def test_local_machines_are_lettered() -> None:
+    cluster = Cluster.local(workers=3, threads=2)
+    assert cluster.machine_names == ("machine-a", "machine-b", "machine-c")
+    assert {machine.threads for machine in cluster.machines} == {2}
+
+
+THREE = (Machine("a"), Machine("b"), Machine("c"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Cluster.local(workers=0), "1 to 26 machines, not 0"),
+        (lambda: Cluster.local(threads=0), "'machine-a' has 0 threads"),
+        (lambda: Cluster("remote", ()), "at least one machine"),
+        (lambda: Cluster("remote", (Machine("a"), Machine("a"))), "2 machines are named 'a'"),
+        (lambda: Cluster("remote", (Machine("client"),)), "cannot be named 'client'"),
+        (lambda: Cluster("remote", (Machine("a"),), (Link("a", "b", 1.0),)), "a link names machine 'b'"),
+        (lambda: Machine("a", memory_bytes=0), "memory_bytes=0; give more than 0"),
+        (lambda: Link("a", "a"), "joins a machine to itself"),
+        (lambda: Link("a", "b", -1.0), "'a' to 'b' has bytes_per_second=-1.0; give more than 0, 0 for no traffic"),
+        (lambda: Link("a", "b", float("nan")), "bytes_per_second=nan"),
+        (lambda: Link("a", "b", 1.0, -0.5), "latency_seconds=-0.5; give 0 or more"),
+        (lambda: Link("a", "b", latency_seconds=0.5), "a latency and no bytes_per_second"),
+        (lambda: Link("a", "client", address="b:1"), "the address of the machine itself"),
+        (lambda: Cluster("remote", THREE, (Link("a", "b"),)), "no link between 'a' and 'c'; give the pair a link"),
+        (lambda: Cluster("remote", THREE, (Link("a", "b"), Link("a", "b", 1.0))), "two links from 'a' to 'b'"),
+        (lambda: Cluster("remote", (Machine("a"),)).endpoints(), "'a' has no address"),
+        (lambda: Cluster.in_process().endpoints(), "no workers"),
+        (lambda: Cluster.local().machine("desk"), "no machine is named 'desk'; the cluster has machine-a, machine-b"),
+    ],
+)
+def test_wrong_clusters(make, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        make()

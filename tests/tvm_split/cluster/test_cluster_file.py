@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Link
+from tvm_split.errors import ClusterError
+
+GOOD = """\
+machines:
+  - name: desk
+    address: 192.0.2.10:7001
+    threads: 8
+    memory_bytes: 16e9
+  - name: box
+    address: "[2001:db8::1]:7001"
+    target: {kind: cuda, arch: sm_87}
+    token_file: secret
+links:
+  - {from: desk, to: box, bytes_per_second: 1.25e8, latency_seconds: 0.001}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "cluster.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_becomes_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("open sesame\n")
+    cluster = Cluster.from_yaml(write(tmp_path, GOOD))
+    assert cluster.machine_names == ("desk", "box")
+    assert cluster.machine("desk").memory_bytes == 16_000_000_000
+    assert cluster.machine("box").endpoint.token == "open sesame"
+    assert cluster.machine("box").endpoint.address == "[2001:db8::1]:7001"
+    assert cluster.links == (Link("desk", "box", 1.25e8, 0.001), Link("box", "desk", 1.25e8, 0.001))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "message"),
+    [
+        ("    threads: 8", "    treads: 8", 4, "machines[0].treads: unknown key 'treads'; did you mean 'threads'?"),
+        ("    threads: 8", "    colour: red", 4, "unknown key 'colour'; Known here: name, address, threads, target"),
+        ("threads: 8", "threads: -1", 4, "machines[0].threads is -1; expected is a whole number from 1 up"),
+        ("threads: 8", "threads: 2.5", 4, "is 2.5; expected is a whole number"),
+        ("threads: 8", "threads: yes", 4, "is True; expected is a whole number"),
+        ("16e9", "16GB", 5, "machines[0].memory_bytes is '16GB'; expected is a number of bytes above 0, like 16e9"),
+        ("16e9", "-1", 5, "is -1; expected is a number of bytes above 0"),
+        ("16e9", ".inf", 5, "is inf; expected is a number of bytes above 0"),
+        ("16e9", "true", 5, "is True; expected is a number of bytes"),
+        ("192.0.2.10:7001", "192.0.2.10", 3, "address is '192.0.2.10'; expected is HOST:PORT"),
+        ("192.0.2.10:7001", "192.0.2.10:70010", 3, "expected is HOST:PORT"),
+        ("name: box", "name: desk", 6, "two machines are named 'desk', the first in line 2"),
+        ("name: box", "name: client", 6, "name is 'client'; expected is a text other than 'client'"),
+        ("name: box", "name: 5", 6, "name is 5; expected is a text"),
+        ("  - name: desk", "  - nam: desk", 2, "machines[0].name is missing; expected is a text other than 'client'"),
+        ("{kind: cuda, arch: sm_87}", "{5: cuda}", 8, "machines[1].target is 5; expected is a TVM target"),
+        ("token_file: secret", "tls: {cat: ca.pem}", 9, "unknown key 'cat'; did you mean 'ca'?"),
+        ("    threads: 8", "    name: lamp", 4, "the key 'name' stands in line 2 already"),
+        ("to: box", "to: boy", 11, "no machine is named 'boy'; there are desk, box"),
+        ("to: box", "to: desk", 11, "from 'desk' to 'desk' joins a machine to itself"),
+        ("1.25e8", "-5", 11, "links[0].bytes_per_second is -5; expected is a number of bytes a second"),
+        ("0.001", "-0.001", 11, "links[0].latency_seconds is -0.001; expected is a number of seconds from 0 up"),
+        ("bytes_per_second: 1.25e8, ", "", 11, "has a latency and no bytes_per_second; give both, or neither"),
+        ("{from: desk, to: box", "{source: desk, to: box", 11, "unknown key 'source'; Known here: from, to"),
+        (
+            "{from: desk, to: box",
+            "{from: client, to: box",
+            10,
+            "no link between 'desk' and 'box'; give the pair a link",
+        ),
+        (
+            "0.001}",
+            "0.001}\n  - {from: desk, to: box}",
+            12,
+            "a second link from 'desk' to 'box', the first is in line 11",
+        ),
+        ("latency_seconds: 0.001", "address: box", 11, "links[0].address is 'box'; expected is HOST:PORT where"),
+        ("0.001}", "0.001}\n  - {from: client, to: box, address: 'x:1'}", 12, "the address of the machine itself"),
+        ("machines:", "machine:", 1, "unknown key 'machine'; did you mean 'machines'?"),
+        ("machines:", "machine:", 1, "machines is missing; expected is a list of at least one machine"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, right: str, wrong: str, line: int, message: str) -> None:
+    (tmp_path / "secret").write_text("open sesame\n")
+    assert right in GOOD
+    path = write(tmp_path, GOOD.replace(right, wrong))
+    with pytest.raises(ClusterError, match=r"cluster\.yaml") as caught:
+        Cluster.from_yaml(path)
+    assert any(each.startswith(f"{path}:{line}: ") and message in each for each in str(caught.value).splitlines())
+
+
+THREE = """\
+machines:
+  - {name: desk, address: "desk:1"}
+  - {name: box, address: "box:1"}
+  - {name: edge, address: "edge:1"}
+"""
+
+
+def test_without_links_all_are_measured(tmp_path: Path) -> None:
+    cluster = Cluster.from_yaml(write(tmp_path, THREE))
+    assert cluster.links == ()
+    assert cluster.link("desk", "box") is None
+
+
+def test_every_pair_needs_a_link_if_any_is_given(tmp_path: Path) -> None:
+    path = write(tmp_path, THREE + "links:\n  - {from: desk, to: edge}\n")
+    with pytest.raises(ClusterError) as caught:
+        Cluster.from_yaml(path)
+    assert f"{path}:5: no link between 'desk' and 'box', 'box' and 'edge'; " in str(caught.value)
+    assert "bytes_per_second: 0 if nothing may pass" in str(caught.value)
+    with pytest.raises(ClusterError, match=":5: no link between 'desk' and 'box'"):
+        Cluster.from_yaml(write(tmp_path, THREE + "links: []\n"))
+
+
+def test_links_that_are_unequal_closed_or_measured(tmp_path: Path) -> None:
+    links = """\
+links:
+  - {from: desk, to: box, bytes_per_second: 2e6, latency_seconds: 0.1}
+  - {from: box, to: desk, bytes_per_second: 1e6}
+  - {from: edge, to: box, bytes_per_second: 0}
+  - {from: desk, to: edge, address: "10.0.0.7:7001"}
+  - {from: client, to: desk, bytes_per_second: 3e6}
+"""
+    cluster = Cluster.from_yaml(write(tmp_path, THREE + links))
+    assert cluster.link("desk", "box") == Link("desk", "box", 2e6, 0.1)
+    assert cluster.link("box", "desk") == Link("box", "desk", 1e6)
+    for ends in (("box", "edge"), ("edge", "box")):
+        link = cluster.link(*ends)
+        assert link is not None
+        assert link.is_closed
+    assert cluster.link("desk", "edge") == Link("desk", "edge", None, 0.0, "10.0.0.7:7001")
+    assert cluster.link("edge", "desk") == Link("edge", "desk")
+    assert cluster.link("desk", "client") == Link("desk", "client", 3e6)
+    assert cluster.link("client", "box") is None
+    assert cluster.peer_addresses == {("desk", "edge"): "10.0.0.7:7001"}
+
+
+@pytest.mark.parametrize("text", ["machines: [", "machines: []", "[]", "", "a: &a [*a]", "machines: [5]", "? [a]\n: b"])
+def test_what_is_no_cluster_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ClusterError, match=r"cluster\.yaml"):
+        Cluster.from_yaml(write(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"cannot read the cluster file .*nowhere\.yaml"):
+        Cluster.from_yaml(tmp_path / "nowhere.yaml")

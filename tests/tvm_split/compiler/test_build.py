@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tvm_split.compiler.build import build_module
+from tvm_split.compiler.targets import host_target
+from tvm_split.errors import CompileError
+
+
+def test_what_tvm_cannot_compile_is_named_in_one_line(tmp_path: Path) -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([3, 4], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            scale = relax.const(np.ones((3, 4), np.float32), "float32")
+            # TVM has no root mean square over all axes.
+            norm = builder.emit(relax.op.nn.rms_norm(x, scale, [0, 1]))
+            result = builder.emit_output(relax.Tuple([norm]))
+        builder.emit_func_output(result)
+    module: tvm.IRModule = builder.get()
+    with pytest.raises(CompileError, match=r"^part_7 cannot be compiled for \{.*\}: .*dimension mismatch.*$") as raised:
+        build_module(module, host_target(1), tmp_path / "part.so", "part_7")
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,122 @@
+"""What a target's code executes, beside what a processor has: a bundle for another CPU is refused before it is sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from typing import Any
+
+import pytest
+import torch
+
+import tvm_split
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Machine
+from tvm_split.compiler.instruction_sets import cannot_execute, own_features
+from tvm_split.compiler.targets import host_target, runs_here
+from tvm_split.measuring.model_profiling import profile_model
+from tvm_split.rpc_runtime.hardware import cpu_features
+
+X = torch.ones(1, 8)
+V2 = frozenset(["cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3", "pni", "cmov", "mmx", "sse", "sse2"])
+V3 = V2 | frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"])
+V4 = V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
+PI_4 = frozenset(["fp", "asimd", "evtstrm", "crc32", "cpuid"])
+ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
+X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
+
+
+@pytest.mark.parametrize(
+    ("target", "architecture", "features", "expected"),
+    [
+        ({**X86}, "x86_64", V2, ""),
+        ({**X86, "mcpu": "x86-64-v2"}, "x86_64", V2, ""),
+        ({**X86, "mcpu": "x86-64-v3"}, "x86_64", V3, ""),
+        ({**X86, "mcpu": "x86-64-v4"}, "x86_64", V4, ""),
+        ({**X86, "mcpu": "x86-64-v3"}, "x86_64", V2, "has no abm, avx, avx2, bmi1, bmi2, f16c, fma, movbe"),
+        ({**X86, "mcpu": "x86-64-v4", "mattr": ["-avx512cd"]}, "x86_64", V4 - {"avx512cd"}, ""),
+        ({**X86, "mcpu": "x86-64-v4", "mattr": ["+avx512vnni"]}, "x86_64", V4, "has no avx512_vnni"),
+        ({**X86, "mcpu": "x86-64-v4"}, "x86_64", frozenset(), ""),
+        ({**ARM, "mcpu": "cortex-a72"}, "aarch64", PI_4, ""),
+        ({**ARM, "mcpu": "neoverse-n1"}, "aarch64", PI_4, "has no asimddp, asimdhp, asimdrdm, atomics"),
+        ({**ARM, "mcpu": "cortex-a72"}, "x86_64", V4, "is x86_64, not aarch64"),
+        ({**X86, "mtriple": "amd64-linux-gnu", "mcpu": "x86-64-v2"}, "x86_64", V2, ""),
+        ({"kind": "cuda", "arch": "sm_90", "host": {**X86, "mcpu": "x86-64-v4"}}, "x86_64", V3, "has no avx512bw"),
+        ({"kind": "cuda", "arch": "sm_90"}, platform.machine(), own_features(), ""),
+    ],
+)
+def test_what_is_lacking(target: dict[str, Any], architecture: str, features: frozenset[str], expected: str) -> None:
+    found = cannot_execute(target, architecture, features)
+    assert found.startswith(expected)
+    assert bool(found) == bool(expected)
+
+
+def test_this_host_runs_code_for_itself() -> None:
+    assert runs_here(host_target(1))
+    assert cpu_features() <= own_features()
+
+
+MISSING = "avx512_fp16" if platform.machine() == "x86_64" else "sve2"
+BEYOND = {"kind": "llvm", "mattr": ["+avx512fp16" if platform.machine() == "x86_64" else "+sve2"]}
+"""A target with instructions that few hosts have, and Linux's name of them."""
+lacks_it = pytest.mark.skipif(MISSING in own_features(), reason=f"this host has {MISSING}")
+
+
+@pytest.fixture(scope="module")
+def model() -> tvm_split.Model:
+    return tvm_split.load_model(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).eval(), (X,))
+
+
+SPLIT = {"machine-a": ["0"], "machine-b": ["1"]}
+
+
+def beyond(kind: str) -> Cluster:
+    return Cluster(kind, (Machine("machine-a"), Machine("machine-b", target=BEYOND)))  # type: ignore[arg-type]
+
+
+@lacks_it
+@pytest.mark.parametrize("kind", ["local", "in_process"])
+def test_a_stage_for_another_cpu_is_refused_before_it_is_sent(model: tvm_split.Model, kind: str) -> None:
+    cluster = beyond(kind)
+    bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=SPLIT), verify=False)
+    sent: list[str] = []
+    with pytest.raises(tvm_split.ClusterError) as caught:
+        tvm_split.deploy(bundle, cluster, on_transfer=lambda machine, *_: sent.append(machine))
+    for words in ("stage_1 on 'machine-b'", f"has no {MISSING}", "leave its target out, and compile again"):
+        assert words in str(caught.value)
+    assert sent == []
+    own = dataclasses.replace(
+        bundle.plan, machines=tuple(dataclasses.replace(each, target=host_target(1)) for each in bundle.plan.machines)
+    )
+    with tvm_split.deploy(tvm_split.compile(model, own), cluster) as deployment:
+        deployment.run(X)
+
+
+@lacks_it
+@pytest.mark.parametrize("kind", ["local", "in_process"])
+def test_kernels_for_another_cpu_are_not_timed(model: tvm_split.Model, kind: str) -> None:
+    with pytest.raises(tvm_split.ClusterError, match=f"on 'machine-b' .* has no {MISSING}"):
+        profile_model(model, beyond(kind))
+
+
+@pytest.mark.parametrize("target", [{**X86, "mcpu": "znver99"}, {**ARM, "mcpu": "x86-64-v3"}])
+def test_a_cpu_that_llvm_does_not_know(
+    model: tvm_split.Model, target: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster("local", (Machine("machine-a"), Machine("machine-b", target=target)))
+    with pytest.raises(tvm_split.ClusterError) as caught:
+        tvm_split.plan(model, cluster, split=SPLIT)
+    assert f"machine 'machine-b': LLVM knows no CPU '{target['mcpu']}' for {target['mtriple']}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_plan_for_a_cpu_that_llvm_does_not_know(model: tvm_split.Model, capfd: pytest.CaptureFixture[str]) -> None:
+    planned = tvm_split.plan(model, Cluster.local(2), split=SPLIT)
+    first, second = planned.machines
+    planned = dataclasses.replace(
+        planned, machines=(first, dataclasses.replace(second, target={**X86, "mcpu": "znver99"}))
+    )
+    with pytest.raises(tvm_split.PlanError, match="LLVM knows no CPU 'znver99'"):
+        tvm_split.compile(model, planned)
+    assert capfd.readouterr().err == ""

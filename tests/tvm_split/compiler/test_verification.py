@@ -1,0 +1,60 @@
+"""The proof before deployment catches what it is there for, and names the layer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import tvm_split
+from tvm_split.compiler.verification import difference
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
+
+
+def test_a_wrong_import_is_named_by_its_layer() -> None:
+    model = tvm_split.load_model(network(), (torch.randn(2, 4),))
+    text = model.module.script(show_meta=True)
+    assert "R.tanh(" in text
+    wrong = dataclasses.replace(model, module=tvm.script.from_source(text.replace("R.tanh(", "R.sigmoid(")))
+    planned = tvm_split.plan(wrong, tvm_split.Cluster.local(2))
+    with pytest.raises(tvm_split.VerificationError, match=r"disagree on output .* first layer .* is '3' \(sigmoid\)"):
+        tvm_split.compile(wrong, planned)
+    tvm_split.compile(wrong, planned, verify=False)
+
+
+def test_equal_values_differ_by_nothing() -> None:
+    values = np.array([1.0, np.nan, np.inf, -0.0], np.float32)
+    assert difference(values, values.copy()).is_within
+
+
+@pytest.mark.parametrize(
+    ("mine", "right"),
+    [
+        (np.zeros(3, np.float32), np.zeros(4, np.float32)),
+        (np.zeros(3, np.float32), np.zeros(3, np.float16)),
+        (np.array([1, 2], np.int64), np.array([1, 3], np.int64)),
+        (np.array([np.nan], np.float32), np.array([1.0], np.float32)),
+        (np.array([1.0], np.float32), np.array([np.nan], np.float32)),
+        (np.array([1.0, 1.001], np.float32), np.array([1.0, 1.0], np.float32)),
+        (np.array([True]), np.array([False])),
+    ],
+)
+def test_what_differs_is_found(mine: np.ndarray, right: np.ndarray) -> None:
+    assert not difference(mine, right).is_within
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1), st.floats(-0.9, 0.9))
+def test_a_difference_within_the_tolerance_of_the_range_passes(values: list[float], part: float) -> None:
+    right = np.array(values, np.float32)
+    span = float(np.abs(right).max())
+    assert difference((right + np.float32(part * 1e-4 * span)).astype(np.float32), right).is_within or span < 1e-30

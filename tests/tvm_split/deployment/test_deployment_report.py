@@ -1,0 +1,254 @@
+"""Prediction beside measurement, from traces written by hand."""
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.tvm_split.predictions import machine_prediction, prediction
+from tvm_split.deployment.deployment_report import report_of
+from tvm_split.deployment.run_times import MeasuredRuns, Window
+from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
+from tvm_split.planner.prediction import LinkPrediction
+from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
+from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+
+MILLISECOND = 1_000_000
+A, B, C = "machine-a", "machine-b", "machine-c"
+
+
+def tensor(name: str, elements: int = 250) -> TensorSpec:
+    return TensorSpec(name, (elements,), "float32")
+
+
+def stage(index: int, machine: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> StageSpec:
+    library = BlobSpec("0" * 64, 1)
+    return StageSpec(
+        index,
+        f"stage_{index}",
+        machine,
+        (),
+        "cpu",
+        library,
+        (),
+        tuple(map(tensor, inputs)),
+        tuple(map(tensor, outputs)),
+    )
+
+
+CHAIN = Program((tensor("x"),), (tensor("z"),), (stage(0, A, ("x",), ("y",)), stage(1, B, ("y",), ("z",))))
+LINKS = (LinkPrediction(A, B, 1000.0, 0.003, 0.002),)
+
+
+def plan_for(program: Program, predicted=None) -> Plan:
+    machines = tuple(PlannedMachine(name, {"kind": "llvm"}, 1) for name in program.machines)
+    stages = tuple(PlannedStage(name, replicas[0].machine, ()) for name, replicas in program.replicas.items())
+    return Plan("net", "throughput", "dynamic programming", machines, stages, predicted)
+
+
+def events_of(program: Program, compute=(10, 6), wire: float = 2, count: int = 20) -> list[TraceEvent]:
+    """A micro-batch every 10 ms: each stage receives and sends ``wire`` ms, and computes as given."""
+    events = []
+    for sequence in range(count):
+        for each, milliseconds in zip(program.stages, compute, strict=True):
+            start = sequence * 10 * MILLISECOND
+            for kind, length in ((RECEIVE, wire), (COMPUTE, milliseconds), (SEND, wire)):
+                end = start + int(length * MILLISECOND)
+                events.append(TraceEvent(each.machine, each.name, sequence, kind, start, end))
+    return events
+
+
+def streamed(count: int = 20) -> MeasuredRuns:
+    window = Window(0, count * 10 * MILLISECOND, count)
+    return MeasuredRuns((Window(0, 16 * MILLISECOND, 1),), (window,), count)
+
+
+def test_every_number_has_its_place():
+    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)), LINKS)
+    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN), streamed())
+    first, second = report.machines
+    assert (first.machine, first.stages, first.micro_batches) == (A, ("stage_0",), 20)
+    assert first.compute.ratio == pytest.approx(1.0)
+    assert first.receive.ratio == pytest.approx(2.0)
+    assert first.send.ratio == pytest.approx(1.0)
+    assert second.compute.measured == pytest.approx(0.006)
+    assert report.period.ratio == pytest.approx(1.0)
+    assert report.latency.measured == pytest.approx(0.016)
+    assert [(each.source, each.destination) for each in report.links] == [("client", A), (A, B), (B, "client")]
+    between = report.links[1]
+    assert between.bytes.ratio == pytest.approx(1.0)
+    assert between.seconds.ratio == pytest.approx(1.0)
+    assert report.links[0].seconds.predicted is None
+    json.dumps(report.to_dict())
+
+
+def test_single_runs_are_compared_with_computing_alone():
+    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)))
+    alone = dataclasses.replace(streamed(), runs=streamed().streams, streams=(), streamed=0)
+    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN), alone)
+    assert report.machines[0].compute.predicted == pytest.approx(0.009)
+    assert report.period.measured is None
+
+
+def test_without_a_prediction():
+    report = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), streamed())
+    assert report.advice == ()
+    assert report.machines[0].compute.predicted is None
+    assert report.machines[0].compute.measured == pytest.approx(0.010)
+    assert report.machines[0].compute.ratio is None
+
+
+def test_only_what_began_in_a_window_counts():
+    windows = tuple(Window(start * MILLISECOND, (start + 5) * MILLISECOND, 1) for start in (50, 20, 170))
+    report = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), MeasuredRuns((), windows, 3))
+    assert [each.micro_batches for each in report.machines] == [3, 3]
+    before = MeasuredRuns((), (Window(-5, -1, 1),), 1)
+    assert report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), before).machines[0].compute.measured is None
+
+
+def test_nothing_was_run():
+    expected = prediction((machine_prediction(A), machine_prediction(B)), LINKS)
+    report = report_of(plan_for(CHAIN, expected), CHAIN, [], MeasuredRuns((), (), 0))
+    assert report.advice == ()
+    assert [each.micro_batches for each in report.machines] == [0, 0]
+    assert report.links[1].bytes.measured is None
+
+
+@pytest.mark.parametrize(
+    ("compute", "wire", "words"),
+    [
+        ((10, 6), 2, ()),
+        ((11, 6), 2, ()),
+        ((13, 6), 2, ("machine-a computes 13 ms and not 10 ms (1.30 times as long)", "Profile machine-a again")),
+        ((10, 3), 2, ("machine-b computes 3 ms", "more layers")),
+        ((10, 6), 4, ("machine-a → machine-b takes 4 ms", "Probe it again", "--refresh")),
+        ((10, 6), 1, ("machine-a → machine-b takes 1 ms", "can carry more")),
+    ],
+)
+def test_advice(compute, wire, words):
+    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)), LINKS)
+    expected = dataclasses.replace(expected, latency_seconds=0.016)
+    text = "\n".join(report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, compute, wire), streamed()).advice)
+    assert all(word in text for word in words), text
+    assert bool(text) == bool(words)
+
+
+def test_a_difference_that_nobody_notices_needs_no_advice():
+    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.0001)))
+    expected = dataclasses.replace(expected, latency_seconds=0.016)
+    assert report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (10, 0.2)), streamed()).advice == ()
+
+
+def test_estimates_are_named():
+    expected = prediction((machine_prediction(A, 0.005, estimated_share=0.4), machine_prediction(B, 0.006)))
+    text = "\n".join(report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN), streamed()).advice)
+    assert "40% of its prediction was estimated" in text
+
+
+def test_when_only_the_whole_is_slower():
+    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)))
+    expected = dataclasses.replace(expected, latency_seconds=0.008)
+    slow = dataclasses.replace(streamed(), streams=(Window(0, 400 * MILLISECOND, 20),))
+    (first, second) = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN), slow).advice
+    assert "a result came every 20 ms" in first
+    assert "the inputs" in first
+    assert "a single run takes 16 ms" in second
+
+
+def test_a_machine_with_two_stages_is_their_sum():
+    stages = (*CHAIN.stages, stage(2, A, ("z",), ("w",)))
+    program = Program((tensor("x"),), (tensor("w"),), stages)
+    report = report_of(plan_for(program), program, events_of(program, (3, 6, 4)), streamed())
+    assert report.machines[0].stages == ("stage_0", "stage_2")
+    assert report.machines[0].compute.measured == pytest.approx(0.007)
+    links = {(each.source, each.destination): each for each in report.links}
+    assert links[A, B].seconds.measured == pytest.approx(0.002)
+    assert links[B, A].seconds.measured == pytest.approx(0.002)
+
+
+def test_several_links_that_cannot_be_told_apart_are_probed_together():
+    stages = (stage(0, A, ("x",), ("y", "v")), stage(1, B, ("y", "x"), ("z",)), stage(2, C, ("v", "z", "x"), ("w",)))
+    program = Program((tensor("x"),), (tensor("w"), tensor("z"), tensor("y")), stages)
+    machines = tuple(machine_prediction(name, 0.010) for name in (A, B, C))
+    expected = dataclasses.replace(prediction(machines), latency_seconds=0.016)
+    advice = report_of(plan_for(program, expected), program, events_of(program, (10, 10, 10), 2), streamed()).advice
+    assert any(text.startswith("machine-c receives 2 ms and not 1 ms") for text in advice)
+    assert any("Probe these links again" in text and "machine-b → machine-c" in text for text in advice)
+
+
+def test_time_that_may_be_of_two_links_is_of_none():
+    stages = (
+        stage(0, A, ("x",), ("y", "v")),
+        stage(1, B, ("y",), ("z",)),
+        stage(2, C, ("v", "z"), ("w",)),
+    )
+    program = Program((tensor("x"),), (tensor("w"),), stages)
+    report = report_of(plan_for(program), program, events_of(program, (3, 6, 4)), streamed())
+    seconds = {(each.source, each.destination): each.seconds.measured for each in report.links}
+    assert seconds[A, C] is None  # A sends to B and C, C receives from A and B
+    assert seconds[A, B] == pytest.approx(0.002)  # what B received
+    assert seconds[B, C] == pytest.approx(0.002)  # what B sent
+
+
+def taking_turns(first: StageSpec, *turns: int) -> Program:
+    """A chain whose second stage is on B and C, which take turns."""
+    second = stage(1, B, ("y",), ("z",))
+    replicas = tuple(
+        dataclasses.replace(second, machine=machine, replica=replica, turns=turns)
+        for replica, machine in enumerate((B, C))
+    )
+    return Program((tensor("x"),), (tensor("z"),), (first, *replicas))
+
+
+def turned(program: Program, compute, wire: float = 2) -> list[TraceEvent]:
+    """The events of `events_of` that happen: each replica has its own turns only."""
+    own = {(each.machine, each.name): each.own_turns for each in program.stages}
+    events = events_of(program, compute, wire, count=21)
+    return [each for each in events if each.sequence in own[each.machine, each.stage]]
+
+
+def test_replicas_are_measured_by_their_share_of_the_stream():
+    program = taking_turns(stage(0, A, ("x",), ("y",)), 0, 1, 0)
+    links = (LinkPrediction(A, B, 1000 * 2 / 3, 0.003, 0.002 * 2 / 3), LinkPrediction(A, C, 1000 / 3, 0.003, 0.002 / 3))
+    machines = (machine_prediction(A, 0.003), machine_prediction(B, 0.004), machine_prediction(C, 0.004))
+    report = report_of(
+        plan_for(program, prediction(machines, links)), program, turned(program, (3, 6, 12)), streamed(21)
+    )
+    first, second, third = report.machines
+    assert (first.shares, second.stages) == ((1.0,), ("stage_1",))
+    assert (second.shares, third.shares) == ((pytest.approx(2 / 3),), (pytest.approx(1 / 3),))
+    assert (second.micro_batches, third.micro_batches) == (14, 7)
+    for each in report.machines:
+        assert each.compute.ratio == pytest.approx(1.0)
+    assert third.receive.measured == pytest.approx(0.002 / 3)
+    between = {(each.source, each.destination): each for each in report.links}
+    assert list(between) == [("client", A), (A, B), (A, C), (B, "client"), (C, "client")]
+    for end in (B, C):
+        assert between[A, end].bytes.ratio == pytest.approx(1.0)
+        assert between[A, end].seconds.ratio == pytest.approx(1.0)  # A sends each micro-batch to one of them
+    assert report.to_dict()["machines"][2]["shares"] == [pytest.approx(1 / 3)]
+
+
+def test_a_slow_replica_is_the_one_to_profile_again():
+    program = taking_turns(stage(0, A, ("x",), ("y",)), 0, 1)
+    machines = (machine_prediction(A, 0.010), machine_prediction(B, 0.003), machine_prediction(C, 0.003))
+    expected = dataclasses.replace(prediction(machines), latency_seconds=0.016)
+    advice = report_of(plan_for(program, expected), program, turned(program, (10, 6, 12), 1), streamed(21)).advice
+    assert any(text.startswith("machine-c computes 6 ms and not 3 ms") for text in advice)
+    assert not any(text.startswith("machine-b computes") for text in advice)
+
+
+def test_a_machine_with_a_stage_of_its_own_and_a_replica():
+    replicated = taking_turns(stage(0, B, ("x",), ("y",)), 0, 1)
+    report = report_of(plan_for(replicated), replicated, turned(replicated, (3, 6, 12)), streamed(21))
+    assert report.machines[0].stages == ("stage_0", "stage_1")
+    assert report.machines[0].shares == (1.0, 0.5)
+    assert report.machines[0].compute.measured == pytest.approx(0.003 + 0.006 / 2)
+
+
+@pytest.mark.parametrize(("milliseconds", "ratio"), [(4, 0.8), (5, 1.0), (8, 1.0), (10, 1.0), (12, 1.2)])
+def test_serialising_may_fall_into_computing_or_not(milliseconds, ratio):
+    first = machine_prediction(A, 0.010, transfer_seconds=0.005)
+    expected = prediction((first, machine_prediction(B, 0.006)))
+    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (milliseconds, 6)), streamed())
+    assert report.machines[0].compute.ratio == pytest.approx(ratio)

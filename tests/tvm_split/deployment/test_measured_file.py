@@ -1,0 +1,70 @@
+"""What `tvm-split bench --json` wrote, read for planning anew."""
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.tvm_split.deployment.test_deployment_report import CHAIN, LINKS, A, B, events_of, plan_for, streamed
+from tests.tvm_split.predictions import machine_prediction, prediction
+from tvm_split.deployment.deployment_report import report_of
+from tvm_split.deployment.measured_file import read_measured
+from tvm_split.errors import PlanError
+from tvm_split.planner.prediction import Corrections
+
+CORRECTIONS = Corrections(((A, 1.5), ("machine-z", 3.0)), (("machine-z", A, 1e6),))
+
+
+@pytest.fixture
+def content():
+    expected = prediction((machine_prediction(A, 0.005), machine_prediction(B, 0.006)), LINKS)
+    expected = dataclasses.replace(expected, corrections=CORRECTIONS)
+    return report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN), streamed()).to_dict()
+
+
+@pytest.fixture
+def path(content, tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({**content, "rounds": 5}))
+    return path
+
+
+def test_a_report(path):
+    found = read_measured(path, "net")
+    assert found.period_seconds == pytest.approx(0.010)
+    assert found.compute_ratios == {A: pytest.approx(2.0), B: pytest.approx(1.0)}
+    assert found.transfers[A, B] == (1000.0, pytest.approx(0.002))
+    assert found.earlier == CORRECTIONS
+    assert found.profiled_at == 1_000_000.0
+
+
+def test_an_older_report_has_no_corrections(path, content):
+    del content["corrections"], content["profiled_at"]
+    path.write_text(json.dumps(content))
+    found = read_measured(path, "net")
+    assert found.earlier == Corrections()
+    assert found.profiled_at is None
+
+
+def test_what_was_not_measured_is_left_out(path, content):
+    content["machines"][0]["compute_seconds"]["measured"] = None
+    content["links"][1]["seconds"]["measured"] = None
+    path.write_text(json.dumps(content))
+    found = read_measured(path, "net")
+    assert list(found.compute_ratios) == [B]
+    assert (A, B) not in found.transfers
+
+
+def test_files_that_say_nothing(path, content, tmp_path):
+    with pytest.raises(PlanError, match=r"absent\.json: No such file"):
+        read_measured(tmp_path / "absent.json", "net")
+    with pytest.raises(PlanError, match="is of model 'net', the model is 'other'"):
+        read_measured(path, "other")
+    for text in ("{", "[]", '{"model": "net"}', json.dumps({**content, "machines": 3})):
+        path.write_text(text)
+        with pytest.raises(PlanError, match="no report of `tvm-split bench --json`"):
+            read_measured(path, "net")
+    unpredicted = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), streamed()).to_dict()
+    path.write_text(json.dumps(unpredicted))
+    with pytest.raises(PlanError, match="nothing to compare"):
+        read_measured(path, "net")

@@ -1,0 +1,144 @@
+"""Profiles of a small model, measured through real workers and in this process."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tvm_split
+from tests.models import torch_models
+from tvm_split import Cluster, Machine
+from tvm_split.errors import ProfileError
+from tvm_split.measuring.cluster_profiling import MeasuredCluster, ModelProfiler, model_digest
+from tvm_split.planner.layer_graph import layer_graph
+
+
+@pytest.fixture(scope="module")
+def model() -> tvm_split.Model:
+    return tvm_split.load_model(torch_models.resnet(), (torch.zeros(1, 3, 32, 32),))
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Cluster]:
+    with Cluster.local(2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def measured(model: tvm_split.Model, workers: Cluster, cache: Path) -> MeasuredCluster:
+    return ModelProfiler(model).measure(workers, cache_folder=cache)
+
+
+def test_every_piece_on_every_machine(model: tvm_split.Model, measured: MeasuredCluster) -> None:
+    profile = measured.profile
+    graph = layer_graph(model)
+    assert {layer for piece in profile.pieces for layer in piece.layers} == set(graph.layers) - graph.independent
+    assert [machine.machine for machine in profile.machines] == ["machine-a", "machine-b"]
+    assert profile.links == ()
+    for machine in profile.machines:
+        assert list(machine.pieces) == [piece.name for piece in profile.pieces]
+        for found in machine.pieces.values():
+            assert found.origin == "measured"
+            assert math.isfinite(found.contended_seconds)
+            assert 0 < found.seconds <= found.contended_seconds
+        assert machine.operations_per_second > 1e9
+        assert machine.bytes_per_second > 1e8
+        assert machine.memory_free_bytes > 0
+        assert machine.measured_at <= time.time()
+    assert sum(piece.weight_bytes for piece in profile.pieces) > 0
+    assert all(piece.activation_bytes > 0 for piece in profile.pieces)
+
+
+def test_what_is_known_is_not_measured_again(
+    model: tvm_split.Model, workers: Cluster, cache: Path, measured: MeasuredCluster
+) -> None:
+    again = ModelProfiler(model).measure(workers, cache_folder=cache)
+    assert [report.measured for report in again.reports] == [0, 0]
+    assert [report.cached for report in again.reports] == [report.measured for report in measured.reports]
+    for machine, before in zip(again.profile.machines, measured.profile.machines, strict=True):
+        assert (machine.pieces, machine.measured_at) == (before.pieces, before.measured_at)
+    assert again.profile.model_digest == measured.profile.model_digest
+
+
+def test_refreshing_measures_again(model: tvm_split.Model, workers: Cluster, cache: Path) -> None:
+    begun = time.time()
+    again = ModelProfiler(model).measure(workers, cache_folder=cache, refresh=True)
+    assert all(report.cached == 0 and report.measured > 0 for report in again.reports)
+    assert all(machine.measured_at >= begun for machine in again.profile.machines)
+
+
+def test_machines_of_a_host_are_timed_alone_and_together_in_turns(
+    model: tvm_split.Model, workers: Cluster, tmp_path: Path
+) -> None:
+    steps: list[tuple[str, int, int]] = []
+    found = ModelProfiler(model).measure(
+        workers, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append((what, done, total))
+    )
+    kernels = found.reports[0].measured
+    first, second = (f"timing {kernels} kernels on {name}" for name in ("machine-a", "machine-b"))
+    together = "timing machine-a and machine-b at the same time"
+    assert [what for what, _, _ in steps if what.startswith("timing")] == [
+        *(first, second, together),
+        *(second, first, together),
+        *(first, second, together),
+    ]
+    assert [done for _, done, _ in steps] == list(range(len(steps)))
+    assert steps[-1][1:] == (steps[-1][2],) * 2
+
+
+def test_equal_kernels_of_another_model_are_known(workers: Cluster, cache: Path, measured: MeasuredCluster) -> None:
+    wider = tvm_split.load_model(torch_models.resnet(classes=11), (torch.zeros(1, 3, 32, 32),))
+    found = ModelProfiler(wider).measure(workers, cache_folder=cache)
+    assert all(report.measured == 1 and report.cached > 3 for report in found.reports)
+
+
+def test_one_machine_alone_has_no_company(model: tvm_split.Model, tmp_path: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    cluster = Cluster.in_process(1, threads=1)
+    found = ModelProfiler(model).measure(
+        cluster, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append((what, done, total))
+    )
+    (machine,) = found.profile.machines
+    assert all(found.seconds == found.contended_seconds for found in machine.pieces.values())
+    assert [done for _, done, _ in steps] == sorted(done for _, done, _ in steps)
+    assert steps[-1][0] == "done"
+    assert all(done <= total for _, done, total in steps)
+
+
+def test_what_cannot_be_timed_is_estimated(tmp_path: Path) -> None:
+    class Divides(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.relu((x // y).float()).sum(1)
+
+    numbers = torch.ones(4, 6, dtype=torch.int64)
+    model = tvm_split.load_model(Divides().eval(), (numbers, numbers))
+    found = ModelProfiler(model).measure(Cluster.in_process(1, threads=1), cache_folder=tmp_path)
+    (machine,) = found.profile.machines
+    assert "estimated" in {piece.origin for piece in machine.pieces.values()}
+    assert all(piece.seconds > 0 for piece in machine.pieces.values())
+    assert found.reports[0].estimated > 0
+
+
+def test_a_digest_is_of_the_graph_and_its_shapes() -> None:
+    def digest(network: nn.Module, batch: int) -> str:
+        return model_digest(tvm_split.load_model(network.eval(), (torch.zeros(batch, 4),)))
+
+    assert digest(nn.Linear(4, 4), 1) == digest(nn.Linear(4, 4), 1)
+    assert len({digest(nn.Linear(4, 4), 1), digest(nn.Linear(4, 4), 2), digest(nn.Linear(4, 5), 1)}) == 3
+
+
+def test_a_gpu_cannot_be_timed_in_this_process(model: tvm_split.Model, tmp_path: Path) -> None:
+    cluster = Cluster("in_process", (Machine("machine-a", target={"kind": "cuda", "arch": "sm_90"}),))
+    with pytest.raises(ProfileError, match="only the CPU can be timed"):
+        ModelProfiler(model).measure(cluster, cache_folder=tmp_path)

@@ -1,0 +1,140 @@
+"""Links between real workers, fast and through a slow relay; what is given, closed, broken or known is not measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.relay import Relay
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Link, Machine
+from tvm_split.errors import ProfileError
+from tvm_split.measuring.link_probing import NO_COST, LinkProbe, _rounds, has_spare_cores, probe_links
+from tvm_split.planner.profile import LinkProfile
+from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.program.program import CLIENT
+
+A, B = "left", "right"
+SIZES = [12_288, 602_112]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers([A, B]) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where what these tests measure is kept: streams through the same workers need not be measured by each."""
+    return tmp_path_factory.mktemp("links")
+
+
+def cluster(workers: LocalWorkers, *links: Link) -> Cluster:
+    return Cluster("remote", tuple(Machine(name, endpoint=end) for name, end in workers.endpoints.items()), links)
+
+
+def probe(wanted: Cluster, **options: Any) -> LinkProbe:
+    return probe_links(wanted, SIZES, timeout_seconds=60.0, **options)
+
+
+def by_ends(found: LinkProbe) -> dict[tuple[str, str], LinkProfile]:
+    return {(link.source, link.destination): link for link in found.links}
+
+
+def test_every_link_of_a_local_cluster_is_measured() -> None:
+    seen: list[tuple[str, int, int]] = []
+    local = Cluster.local(workers=2)
+    found = probe(local, on_progress=lambda what, done, steps: seen.append((what, done, steps)))
+    assert local._workers is None  # as after a deployment
+    links = by_ends(found)
+    assert set(links) == set(permutations([CLIENT, "machine-a", "machine-b"], 2))
+    for link in links.values():
+        assert link.origin == "measured"
+        assert 0 < link.bytes_per_second < math.inf
+        assert 0 <= link.latency_seconds < 1
+    assert set(found.transfer_costs) == {"machine-a", "machine-b"}
+    for cost in found.transfer_costs.values():
+        assert cost.seconds_per_byte >= 0
+        for stream in (cost.alone, cost.together):
+            assert 0 <= stream.seconds < 1
+            assert 1 <= stream.ratio < math.inf
+    assert [done for _, done, _ in seen] == [0, 1, 2, 3, 4, 5]
+    assert seen[2] == ("links machine-a to machine-b", 2, 5)
+    assert seen[4] == ("streams through machine-a, machine-b", 4, 5)
+
+
+def test_a_slow_link_is_measured_in_its_direction(workers: LocalWorkers, known: Path) -> None:
+    right = workers.endpoints[B].address
+    with Relay(right, bytes_per_second=50e6 / 8, latency_seconds=0.01) as relay:
+        links = by_ends(probe(cluster(workers, Link(A, B, address=relay.address)), cache_folder=known))
+    slow = links[A, B]
+    assert slow.bytes_per_second == pytest.approx(50e6 / 8, rel=0.25)
+    assert 0.009 < slow.latency_seconds < 0.03  # the runtime's own share is in it
+    for ends in ((B, A), (CLIENT, A), (CLIENT, B), (A, CLIENT), (B, CLIENT)):
+        assert links[ends].bytes_per_second > 2 * slow.bytes_per_second
+
+
+def test_what_is_given_is_believed_and_what_is_closed_left_out(workers: LocalWorkers, known: Path) -> None:
+    believed = Link(A, B, 1e6, 0.5)
+    found = probe(cluster(workers, believed, Link(B, A, 0), Link(A, CLIENT, 2e6)), cache_folder=known)
+    links = by_ends(found)
+    assert (links[A, B].bytes_per_second, links[A, B].latency_seconds, links[A, B].origin) == (1e6, 0.5, "given")
+    assert (links[CLIENT, A].bytes_per_second, links[CLIENT, A].origin) == (2e6, "given")
+    assert links[CLIENT, B].origin == "measured"
+    assert (B, A) not in links
+    assert set(found.transfer_costs) == {A, B}
+
+
+def test_a_pair_that_cannot_reach_each_other_is_named(workers: LocalWorkers) -> None:
+    relay = Relay(workers.endpoints[B].address)
+    relay.close()  # nobody listens there any more
+    with pytest.raises(ProfileError) as caught:
+        probe(cluster(workers, Link(A, B, address=relay.address)))
+    for part in (f"the link from {A!r} to {B!r} cannot be measured", relay.address, "bytes_per_second: 0"):
+        assert part in str(caught.value)
+
+
+def test_what_was_measured_is_found_again(workers: LocalWorkers, known: Path) -> None:
+    first = probe(cluster(workers), cache_folder=known)
+    assert probe(cluster(workers), cache_folder=known) == first
+    with_another_address = cluster(workers, Link(A, B, address=workers.endpoints[B].address))
+    changed = by_ends(probe(with_another_address, cache_folder=known))
+    assert changed[A, B] != by_ends(first)[A, B]
+    assert changed[B, A] == by_ends(first)[B, A]
+
+
+def test_transfers_cost_nothing_where_a_core_is_left() -> None:
+    with LocalWorkers([A], pin=False) as workers:
+        worker = describe(workers.endpoints[A], 30.0)
+    assert has_spare_cores(A, {A: worker}) == (worker.cores > 1)
+    assert has_spare_cores(A, {A: replace(worker, cores=3), B: worker})
+    assert not has_spare_cores(A, {A: replace(worker, cores=2), B: worker})
+    assert has_spare_cores(A, {A: replace(worker, cores=2), B: replace(worker, hostname="another")})
+
+
+def test_stages_in_one_process_hand_their_tensors_over() -> None:
+    found = probe(Cluster.in_process(machines=2))
+    assert set(by_ends(found)) == set(permutations([CLIENT, "machine-a", "machine-b"], 2))
+    assert {link.bytes_per_second for link in found.links} == {1e12}
+    assert set(found.transfer_costs.values()) == {NO_COST}
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=8))
+def test_pairs_are_measured_together_that_share_no_host(hosts_of: list[int]) -> None:
+    hosts = {f"machine-{index}": f"host-{host}" for index, host in enumerate(hosts_of)}
+    pairs = list(permutations(hosts, 2))
+    rounds = list(_rounds(pairs, hosts))
+    assert sorted(pair for together in rounds for pair in together) == sorted(pairs)
+    for together in rounds:
+        busy = [host for pair in together for host in {hosts[name] for name in pair}]
+        assert len(busy) == len(set(busy))

@@ -1,0 +1,52 @@
+"""What several turns of timing say together of a kernel."""
+
+from __future__ import annotations
+
+import statistics
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_split.measuring.machine_timing import combined
+from tvm_split.rpc_runtime.program.kernel_times import KernelTime
+
+SECONDS = st.floats(1e-7, 10.0)
+
+
+def timed(function: str, seconds: float, best_seconds: float, rounds: int = 2) -> KernelTime:
+    return KernelTime(function, seconds, best_seconds, rounds)
+
+
+def failed(function: str, error: str) -> KernelTime:
+    return KernelTime(function, 0.0, 0.0, 0, error)
+
+
+def test_the_median_of_the_turns_and_the_best_of_all() -> None:
+    turns = [
+        [timed("convolution", 3.0, 2.5), timed("relu", 0.3, 0.3)],
+        [timed("convolution", 9.0, 2.0), timed("relu", 0.1, 0.1)],
+        [timed("convolution", 4.0, 3.5, rounds=5), timed("relu", 0.2, 0.2)],
+    ]
+    assert combined(turns) == (timed("convolution", 4.0, 2.0, rounds=9), timed("relu", 0.2, 0.1, rounds=6))
+
+
+def test_a_kernel_that_failed_in_one_turn_has_no_time() -> None:
+    turns = [
+        [timed("convolution", 3.0, 2.5), timed("relu", 0.3, 0.3)],
+        [timed("convolution", 9.0, 2.0), failed("relu", "out of memory")],
+        [timed("convolution", 4.0, 3.5), failed("relu", "still out of memory")],
+    ]
+    convolution, relu = combined(turns)
+    assert convolution.seconds == 4.0
+    assert relu == failed("relu", "out of memory")
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_the_order_of_turns_does_not_count_and_one_turn_stands_for_itself(pairs, random) -> None:
+    turns = [[timed("convolution", seconds, best)] for seconds, best in pairs]
+    shuffled = random.sample(turns, len(turns))
+    assert combined(turns) == combined(shuffled)
+    assert combined(turns[:1]) == tuple(turns[0])
+    (found,) = combined(turns)
+    assert found.seconds == statistics.median(seconds for seconds, _ in pairs)
+    assert found.best_seconds == min(best for _, best in pairs)

@@ -1,0 +1,60 @@
+"""Streams through stages that compute, alone and at the same time; a worker that dies is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tvm_split.measuring.probe_programs import ProbePrograms
+from tvm_split.measuring.stream_probing import PRODUCTS, probe_streams
+from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.errors import WorkerError
+
+A, B = "left", "right"
+Opened = Callable[[str, int], Pipeline]
+
+
+@pytest.fixture
+def workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers([A, B]) as started:
+        yield started
+
+
+@pytest.fixture
+def opened(workers: LocalWorkers) -> Opened:
+    architecture = describe(workers.endpoints[A], 30.0).architecture
+    programs = ProbePrograms({A: architecture, B: architecture})
+    return lambda name, products: Pipeline.open(
+        programs.busy(name, products), workers.endpoints, programs.blob_path, timeout_seconds=60.0
+    )
+
+
+def test_each_machine_has_a_sample_of_every_duration(opened: Opened) -> None:
+    found = probe_streams([A, B], opened, 60.0)
+    assert set(found.samples) == {A, B}
+    for samples in found.samples.values():
+        short, long = samples
+        assert len(samples) == len(PRODUCTS)
+        assert 0 < short.compute_seconds < long.compute_seconds
+        assert short.single_seconds > short.compute_seconds
+        assert long.period_seconds > short.period_seconds > 0
+
+
+def test_a_worker_that_dies_is_named(workers: LocalWorkers, opened: Opened) -> None:
+    opened_so_far = 0
+
+    def then_killed(name: str, products: int) -> Pipeline:
+        nonlocal opened_so_far
+        pipeline = opened(name, products)
+        opened_so_far += 1
+        if opened_so_far == 2 * len(PRODUCTS):
+            os.kill(workers.process_ids[B], signal.SIGKILL)
+        return pipeline
+
+    with pytest.raises(WorkerError, match=B):
+        probe_streams([A, B], then_killed, 60.0)

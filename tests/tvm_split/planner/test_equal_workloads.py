@@ -1,0 +1,65 @@
+"""Layers with the same shapes share one kernel, however many there are."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import torch
+import tvm_ffi
+from torch import nn
+from tvm import tirx
+
+import tvm_split
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.build import build_stage
+from tvm_split.compiler.targets import host_target
+from tvm_split.compiling import cut_model
+
+LAYERS = 4
+
+
+class Repeated(nn.Module):
+    """Equal blocks of every family: dense, narrow groups, depthwise, a norm; then equal blocks over one axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images = nn.Sequential(
+            *(
+                nn.Sequential(
+                    nn.Conv2d(32, 32, 3, padding=1),
+                    nn.ReLU(),
+                    nn.Conv2d(32, 32, 3, padding=1, groups=8),
+                    nn.Conv2d(32, 32, 3, padding=1, groups=32),
+                    nn.GroupNorm(4, 32),
+                )
+                for _ in range(LAYERS)
+            )
+        )
+        self.lines = nn.Sequential(*(nn.Sequential(nn.Conv1d(32, 32, 3, padding=1), nn.GELU()) for _ in range(LAYERS)))
+        self.vectors = nn.Sequential(*(nn.Sequential(nn.Linear(48, 48), nn.LayerNorm(48)) for _ in range(LAYERS)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.vectors(self.lines(self.images(x).flatten(2)))
+
+
+def test_every_workload_is_compiled_once(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = tvm_split.load_model(Repeated().eval(), (torch.randn(1, 32, 6, 8),))
+    plan = tvm_split.plan(model, Cluster.in_process(1, threads=1))
+    phases = {}
+    (part,) = cut_model(model, plan).computations
+    built = build_stage(part, host_target(1), tmp_path / "stage.so", model.layers, observe=phases.__setitem__)
+    scheduled = phases["schedule"]
+    kernels = [
+        function.without_attr("global_symbol")
+        for _, function in scheduled.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+    ]
+    assert not any(tvm_ffi.structural_equal(*pair) for pair in itertools.combinations(kernels, 2))
+    # Of every convolution and product there are as many calls as layers, and one function.
+    calls = [kernel.function for kernel in built.kernels]
+    for word, families in {"conv2d": 4, "matmul": 1, "group_norm": 1, "layer_norm": 1}.items():
+        named = [function for function in calls if word in function]
+        assert len(named) == families * LAYERS, named
+        assert len(set(named)) == families, named

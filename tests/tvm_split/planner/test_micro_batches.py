@@ -1,0 +1,63 @@
+"""Which size of micro-batch serves best."""
+
+import dataclasses
+import math
+
+import pytest
+
+from tests.tvm_split.predictions import machine_prediction, prediction
+from tvm_split.errors import PlanError
+from tvm_split.planner.micro_batches import plan_sizes
+from tvm_split.planner.plan import Plan
+
+PERIODS = {1: 0.010, 2: 0.016, 4: 0.036}
+"""100, 125 and 111 samples a second."""
+
+
+def load(size):
+    return size  # what a size is loaded as is only handed on
+
+
+def planned(size, objective="throughput"):
+    expected = prediction((machine_prediction("machine-a", PERIODS[size]),))
+    return Plan("net", objective, "measured", (), (), dataclasses.replace(expected, latency_seconds=0.02 * size))
+
+
+def test_most_samples_a_second_first():
+    found = plan_sizes([1, 2, 4], load, planned)
+    assert [each.size for each in found] == [2, 4, 1]
+    assert [each.model for each in found] == [2, 4, 1]
+    assert found[0].samples_per_second == pytest.approx(125)
+
+
+def test_least_latency_first():
+    found = plan_sizes([4, 2, 1], load, lambda size: planned(size, "latency"))
+    assert [each.size for each in found] == [1, 2, 4]
+
+
+def test_a_limit_of_the_latency():
+    assert [each.size for each in plan_sizes([1, 2, 4], load, planned, 0.05)] == [2, 1]
+    with pytest.raises(PlanError, match=r"the nearest is 1 with 20\.00 ms"):
+        plan_sizes([1, 2, 4], load, planned, 0.001)
+
+
+def test_sizes_without_a_plan_are_left_out():
+    def some(size):
+        if size == 2:
+            raise PlanError("needs 12 GB")
+        return planned(size)
+
+    assert [each.size for each in plan_sizes([1, 2, 4], load, some, math.inf)] == [4, 1]
+    with pytest.raises(PlanError, match="of size 2: needs 12 GB"):
+        plan_sizes([2], load, some)
+
+
+@pytest.mark.parametrize("sizes", [[], [0, 1], [-1], [1, 2, 1]])
+def test_sizes_that_are_none(sizes):
+    with pytest.raises(PlanError, match="different whole numbers"):
+        plan_sizes(sizes, load, planned)
+
+
+def test_a_plan_without_prediction():
+    with pytest.raises(PlanError, match="by hand has no prediction"):
+        plan_sizes([1], load, lambda size: dataclasses.replace(planned(size), prediction=None))

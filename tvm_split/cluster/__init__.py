@@ -1,0 +1,1 @@
+"""Machines and the links between them, from code or from a file."""

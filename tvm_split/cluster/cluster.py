@@ -1,0 +1,172 @@
+"""Machines and the links between them: what a model is split over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from tvm_split.cluster.cluster_file import read_cluster_file
+from tvm_split.cluster.machine import HOW_TO_LINK, Link, Machine, both_directions, unlinked_pairs
+from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.scratch import ScratchFolder
+
+ClusterKind = Literal["local", "remote", "in_process"]
+
+
+@dataclass
+class Cluster:
+    """The machines that a model may be split over.
+
+    Make one with `local`, `in_process` or `from_yaml`. A local cluster starts its worker processes when they are first
+    needed; used as a context manager it keeps them between deployments, otherwise the deployment that started them
+    ends them.
+
+    ``links`` is empty where all are to be measured. Else each counts in both directions unless its reverse is given as
+    well, and every pair of machines needs one.
+    """
+
+    kind: ClusterKind
+    machines: tuple[Machine, ...]
+    links: tuple[Link, ...] = ()
+    _workers: LocalWorkers | None = field(default=None, repr=False)
+    # The workers' blobs outlive the workers: a later deployment on the same cluster sends only what is new.
+    _cache: ScratchFolder | None = field(default=None, repr=False)
+    _keep_workers: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.machines:
+            raise ClusterError("a cluster needs at least one machine")
+        names = [machine.name for machine in self.machines]
+        for name in names:
+            if names.count(name) > 1:
+                raise ClusterError(f"{names.count(name)} machines are named {name!r}; names must differ")
+        for link in self.links:
+            for end in (link.source, link.destination):
+                if end not in names and end != CLIENT:
+                    raise ClusterError(f"a link names machine {end!r}; the cluster has {', '.join(names)}")
+        self.links = both_directions(self.links)
+        missing = unlinked_pairs(names, self.links) if self.links else []
+        if missing:
+            raise ClusterError(f"no link between {missing[0][0]!r} and {missing[0][1]!r}; {HOW_TO_LINK}")
+
+    @classmethod
+    def local(cls, workers: int = 2, threads: int = 1) -> Cluster:
+        """Worker processes on this host: ``machine-a``, ``machine-b``, …, each with ``threads`` cores of its own."""
+        return cls("local", _lettered_machines(workers, threads))
+
+    @classmethod
+    def in_process(cls, machines: int = 1, threads: int | None = None) -> Cluster:
+        """No processes and no RPC: the stages are called in turn, in this process.
+
+        ``threads`` is what each kernel may use; all usable cores by default.
+        """
+        return cls("in_process", _lettered_machines(machines, threads or usable_cores()))
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Cluster:
+        """Machines with workers that run already, described in a file; see `tvm_split.cluster.cluster_file`."""
+        return cls("remote", *read_cluster_file(Path(path)))
+
+    @property
+    def machine_names(self) -> tuple[str, ...]:
+        return tuple(machine.name for machine in self.machines)
+
+    def machine(self, name: str) -> Machine:
+        for machine in self.machines:
+            if machine.name == name:
+                return machine
+        raise ClusterError(f"no machine is named {name!r}; the cluster has {', '.join(self.machine_names)}")
+
+    def link(self, source: str, destination: str) -> Link | None:
+        """What is given of a link; None for one of which nothing is."""
+        for link in self.links:
+            if (link.source, link.destination) == (source, destination):
+                return link
+        return None
+
+    @property
+    def peer_addresses(self) -> dict[tuple[str, str], str]:
+        """(source, destination) to where ``source`` reaches ``destination``, if that is not where the client does."""
+        return {(link.source, link.destination): link.address for link in self.links if link.address is not None}
+
+    def endpoints(self) -> dict[str, WorkerEndpoint]:
+        """Where the workers listen; starts those of a local cluster."""
+        if self.kind == "in_process":
+            raise ClusterError("an in-process cluster has no workers")
+        if self.kind == "local":
+            if self._cache is None:
+                self._cache = ScratchFolder("cache")
+            if self._workers is None:
+                self._workers = LocalWorkers(
+                    self.machine_names, threads=self.machines[0].threads, cache=self._cache.path / "blobs"
+                )
+            return dict(self._workers.endpoints)
+        return {machine.name: _require_endpoint(machine) for machine in self.machines}
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Inside, `release` leaves local workers alone, so that one step after the other can use them.
+
+        They stay afterwards, for the next one to release; if something is raised, they end.
+        """
+        before = self._keep_workers
+        self._keep_workers = True
+        try:
+            yield
+        except BaseException:
+            self._keep_workers = before
+            self.release()
+            raise
+        self._keep_workers = before
+
+    def release(self) -> None:
+        """A deployment has ended: end the workers that were started for it, unless they are kept."""
+        if not self._keep_workers:
+            self._end_workers()
+
+    def close(self) -> None:
+        """End this cluster's own worker processes and remove what they cached; workers started elsewhere stay."""
+        self._end_workers()
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
+
+    def _end_workers(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def __enter__(self) -> Cluster:
+        self._keep_workers = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._keep_workers = False
+        self.close()
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def _lettered_machines(count: int, threads: int) -> tuple[Machine, ...]:
+    if not 1 <= count <= 26:
+        raise ClusterError(f"a cluster on this host can have 1 to 26 machines, not {count}")
+    return tuple(Machine(f"machine-{chr(ord('a') + index)}", threads) for index in range(count))
+
+
+def _require_endpoint(machine: Machine) -> WorkerEndpoint:
+    if machine.endpoint is None:
+        raise ClusterError(f"machine {machine.name!r} has no address; give the HOST:PORT on which its worker listens")
+    return machine.endpoint

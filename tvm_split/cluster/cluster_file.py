@@ -1,0 +1,257 @@
+"""A cluster as a file: YAML, checked before anything is contacted.
+
+    machines:
+      - name: desk
+        address: 192.0.2.10:7001
+        threads: 8
+        target: {kind: llvm, mcpu: znver4}      # optional: what the worker says it is
+        memory_bytes: 16e9                      # optional: no limit
+        token_file: token                       # optional: the secret the worker was started with; found on loopback
+        tls: {ca: ca.pem, certificate: client.pem, key: client.key}   # optional; certificate and key for mutual TLS
+    links:                                      # optional: without it, every link is measured
+      - {from: desk, to: box, bytes_per_second: 1.25e8, latency_seconds: 0.001}   # believed, not measured
+      - {from: desk, to: edge, address: 10.0.0.7:7001}   # measured; desk reaches edge at this address
+      - {from: box, to: edge, bytes_per_second: 0}       # nothing may pass between the two
+      - {from: client, to: edge, bytes_per_second: 2e6}  # the machine that deploys; optional
+
+A link counts in both directions unless the reverse is listed as well; its ``address`` only in its own. With ``links``,
+every pair of machines has one, so that none is forgotten. Paths are relative to the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from tvm_split.cluster.machine import HOW_TO_LINK, Link, Machine, unlinked_pairs
+from tvm_split.cluster.yaml_lines import line_of
+from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.wire.security import TlsFiles
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a truth value is no number")
+    return value
+
+
+# YAML takes 16e9 for a text, for want of a sign in the exponent.
+_Number = Annotated[float, BeforeValidator(_no_truth_value)]
+
+
+def _machine_name(name: str) -> str:
+    if name == CLIENT:
+        raise ValueError("reserved")
+    return name
+
+
+def _host_and_port(address: str) -> str:
+    host, separator, port = address.rpartition(":")
+    if not (host and separator and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError("no HOST:PORT")
+    return address
+
+
+class _Tls(_Strict):
+    ca: Path = Field(description="the path of a PEM file")
+    certificate: Path | None = Field(default=None, description="the path of a PEM file")
+    key: Path | None = Field(default=None, description="the path of a PEM file")
+
+
+class _Machine(_Strict):
+    name: str = Field(min_length=1, description=f"a text other than {CLIENT!r}")
+    address: str = Field(description="HOST:PORT of its worker, like 192.0.2.10:7001")
+    threads: int = Field(default=1, ge=1, strict=True, description="a whole number from 1 up")
+    target: dict[str, Any] | None = Field(default=None, description="a TVM target, like {kind: llvm, mcpu: znver4}")
+    memory_bytes: _Number | None = Field(default=None, gt=0, description="a number of bytes above 0, like 16e9")
+    token_file: Path | None = Field(default=None, description="the path of a file")
+    tls: _Tls | None = Field(default=None, description="a mapping of ca, certificate and key to paths")
+
+    check_name = field_validator("name")(_machine_name)
+    check_address = field_validator("address")(_host_and_port)
+
+
+class _Link(_Strict):
+    source: str = Field(alias="from", description=f"the name of a machine, or {CLIENT!r}")
+    destination: str = Field(alias="to", description=f"the name of a machine, or {CLIENT!r}")
+    bytes_per_second: _Number | None = Field(
+        default=None, ge=0, description="a number of bytes a second, like 1.25e8; 0 if nothing may pass"
+    )
+    latency_seconds: _Number = Field(default=0.0, ge=0, description="a number of seconds from 0 up, like 0.001")
+    address: str | None = Field(default=None, description="HOST:PORT where `from` reaches the worker of `to`")
+
+    check_address = field_validator("address")(_host_and_port)
+
+
+class _ClusterFile(_Strict):
+    machines: list[_Machine] = Field(min_length=1, description="a list of at least one machine")
+    links: list[_Link] | None = Field(default=None, description="a list of links")
+
+
+_SECTIONS: dict[str, type[BaseModel]] = {"machines": _Machine, "links": _Link}
+
+
+def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]]:
+    """The machines and links in a file, as they are listed.
+
+    Raises:
+        ClusterError: gives the file, the line and what is expected there.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ClusterError(f"cannot read the cluster file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ClusterError(f"the cluster file {path} is no text: {error}") from error
+    try:
+        content = yaml.safe_load(text)
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ClusterError(f"{path} is no YAML: {error}") from error
+    _require_single_keys(path, tree)
+    try:
+        parsed = _ClusterFile.model_validate(content)
+    except ValidationError as error:
+        problems = {f"{path}:{line_of(tree, each['loc'])}: {_problem(each)}" for each in error.errors()}
+        raise ClusterError("\n".join(sorted(problems))) from error
+    machine_lines = _require_distinct_machines(path, tree, parsed)
+    links = tuple(_links(path, tree, parsed, machine_lines))
+    return tuple(_machine(entry, path.parent) for entry in parsed.machines), links
+
+
+def _problem(error: Any) -> str:
+    """What is wrong, and what is expected there."""
+    location = tuple(error["loc"])
+    if "target" in location:  # what is in a target is TVM's business, except that its keys are texts
+        location = location[: location.index("target") + 1]
+    where = _dotted(location)
+    if error["type"] == "extra_forbidden":
+        known = [field.alias or name for name, field in _model_at(location[:-1]).model_fields.items()]
+        close = difflib.get_close_matches(str(location[-1]), known, n=1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        return f"{where}: unknown key {location[-1]!r}; {meant}Known here: {', '.join(known)}"
+    if error["type"] == "missing":
+        return f"{where} is missing; expected is {_expected(location)}"
+    return f"{where or 'the file'} is {error['input']!r}; expected is {_expected(location)}"
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).lstrip(".")
+
+
+def _model_at(location: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model that a place of the file is checked with."""
+    if not location:
+        return _ClusterFile
+    return _Tls if location[-1] == "tls" else _SECTIONS[str(location[0])]
+
+
+def _expected(location: tuple[int | str, ...]) -> str:
+    if location and isinstance(location[-1], str):
+        for name, field in _model_at(location[:-1]).model_fields.items():
+            if location[-1] in (name, field.alias):
+                return str(field.description)
+    model = _model_at(location)
+    return f"a mapping with the keys {', '.join(field.alias or name for name, field in model.model_fields.items())}"
+
+
+def _machine(entry: _Machine, folder: Path) -> Machine:
+    token = None
+    if entry.token_file is not None:
+        try:
+            token = (folder / entry.token_file).read_text().strip()
+        except OSError as error:
+            raise ClusterError(f"machine {entry.name!r}: cannot read its token file: {error}") from error
+    tls = None
+    if entry.tls is not None:
+        certificate, key = entry.tls.certificate, entry.tls.key
+        tls = TlsFiles(
+            authority=folder / entry.tls.ca,
+            certificate=folder / certificate if certificate else None,
+            key=folder / key if key else None,
+        )
+    return Machine(
+        name=entry.name,
+        threads=entry.threads,
+        target=entry.target,
+        memory_bytes=None if entry.memory_bytes is None else int(entry.memory_bytes),
+        endpoint=WorkerEndpoint(entry.name, entry.address, token, tls),
+    )
+
+
+def _require_distinct_machines(path: Path, tree: yaml.Node | None, parsed: _ClusterFile) -> dict[str, int]:
+    """Machine name to its line."""
+    seen: dict[str, int] = {}
+    for index, machine in enumerate(parsed.machines):
+        line = line_of(tree, ("machines", index, "name"))
+        if machine.name in seen:
+            raise ClusterError(
+                f"{path}:{line}: two machines are named {machine.name!r}, the first in line {seen[machine.name]}; "
+                "give each a name of its own"
+            )
+        seen[machine.name] = line
+    return seen
+
+
+def _links(path: Path, tree: yaml.Node | None, parsed: _ClusterFile, machines: dict[str, int]) -> Iterator[Link]:
+    """The links, if each is possible, none is listed twice and none is missing."""
+    if parsed.links is None:
+        return
+    seen: dict[tuple[str, str], int] = {}
+    found: list[Link] = []
+    for index, entry in enumerate(parsed.links):
+        for key, end in (("from", entry.source), ("to", entry.destination)):
+            if end not in machines and end != CLIENT:
+                line = line_of(tree, ("links", index, key))
+                raise ClusterError(f"{path}:{line}: no machine is named {end!r}; there are {', '.join(machines)}")
+        line = line_of(tree, ("links", index))
+        ends = (entry.source, entry.destination)
+        if ends in seen:
+            raise ClusterError(
+                f"{path}:{line}: a second link from {ends[0]!r} to {ends[1]!r}, the first is in line {seen[ends]}; "
+                "leave one, or turn one round for the way back"
+            )
+        seen[ends] = line
+        try:
+            found.append(Link(*ends, entry.bytes_per_second, entry.latency_seconds, entry.address))
+        except ClusterError as error:
+            raise ClusterError(f"{path}:{line}: {error}") from error
+    missing = unlinked_pairs(tuple(machines), found)
+    if missing:
+        line = line_of(tree, ("links",))
+        pairs = ", ".join(f"{first!r} and {second!r}" for first, second in missing)
+        raise ClusterError(f"{path}:{line}: no link between {pairs}; {HOW_TO_LINK}")
+    yield from found
+
+
+def _require_single_keys(path: Path, tree: yaml.Node | None) -> None:
+    """YAML lets a key stand twice, and the last wins without a word."""
+    waiting, seen = [tree], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:  # an alias may lead back
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting.extend(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, value in node.value:
+                line, name = key.start_mark.line + 1, str(key.value)
+                if name in lines:
+                    raise ClusterError(
+                        f"{path}:{line}: the key {name!r} stands in line {lines[name]} already; leave one"
+                    )
+                lines[name] = line
+                waiting.append(value)

@@ -1,0 +1,107 @@
+"""One machine, and the links between machines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.program.program import CLIENT
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine.
+
+    ``target`` is a TVM target as a dictionary (``{"kind": "llvm", "mcpu": "znver4"}``), or None for the machine's own:
+    what the worker on it says it is. ``memory_bytes`` limits what weights may take; None is no limit.
+    ``endpoint`` is where its worker listens, None as long as no worker runs.
+    """
+
+    name: str
+    threads: int = 1
+    target: Mapping[str, Any] | None = None
+    memory_bytes: int | None = None
+    endpoint: WorkerEndpoint | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name == CLIENT:
+            raise ClusterError(f"a machine cannot be named {self.name!r}")
+        if self.threads < 1:
+            raise ClusterError(f"machine {self.name!r} has {self.threads} threads; give at least 1")
+        if self.memory_bytes is not None and self.memory_bytes <= 0:
+            raise ClusterError(
+                f"machine {self.name!r} has memory_bytes={self.memory_bytes}; give more than 0, or None for no limit"
+            )
+
+
+@dataclass(frozen=True)
+class Link:
+    """A one-way link: tensors of ``b`` bytes take ``latency_seconds + b / bytes_per_second``.
+
+    ``source`` or ``destination`` may be ``"client"``, the process that deploys. ``bytes_per_second`` is None for a link
+    whose speed is to be measured, and 0 for two machines between which nothing may pass. ``address`` (HOST:PORT) is
+    where ``source`` reaches the worker of ``destination``, if that is another address than the client's.
+    """
+
+    source: str
+    destination: str
+    bytes_per_second: float | None = None
+    latency_seconds: float = 0.0
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        here = f"the link from {self.source!r} to {self.destination!r}"
+        if self.source == self.destination:
+            raise ClusterError(f"{here} joins a machine to itself; tensors inside a machine need no link")
+        if self.bytes_per_second is not None and not 0 <= self.bytes_per_second < math.inf:
+            raise ClusterError(
+                f"{here} has bytes_per_second={self.bytes_per_second}; give more than 0, 0 for no traffic, or None to "
+                "have it measured"
+            )
+        if not 0 <= self.latency_seconds < math.inf:
+            raise ClusterError(f"{here} has latency_seconds={self.latency_seconds}; give 0 or more")
+        if self.latency_seconds and not self.bytes_per_second:
+            raise ClusterError(f"{here} has a latency and no bytes_per_second; give both, or neither to measure them")
+        if self.address is not None and CLIENT in (self.source, self.destination):
+            raise ClusterError(f"{here} has an address; what the client calls is the address of the machine itself")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing may pass."""
+        return self.bytes_per_second == 0
+
+
+def both_directions(links: Iterable[Link]) -> tuple[Link, ...]:
+    """The links, and for each without a reverse the same speed backwards. An address holds in its own direction only.
+
+    Raises:
+        ClusterError: two links are the same direction.
+    """
+    listed: dict[tuple[str, str], Link] = {}
+    for link in links:
+        if (link.source, link.destination) in listed:
+            raise ClusterError(f"there are two links from {link.source!r} to {link.destination!r}; leave one")
+        listed[link.source, link.destination] = link
+    reverses = [
+        replace(link, source=link.destination, destination=link.source, address=None)
+        for link in listed.values()
+        if (link.destination, link.source) not in listed
+    ]
+    return (*listed.values(), *reverses)
+
+
+def unlinked_pairs(machines: Sequence[str], links: Iterable[Link]) -> list[tuple[str, str]]:
+    """The pairs of machines that no link joins, in the machines' order."""
+    joined = {frozenset((link.source, link.destination)) for link in links}
+    return [pair for pair in combinations(machines, 2) if frozenset(pair) not in joined]
+
+
+HOW_TO_LINK = (
+    "give the pair a link: with bytes_per_second, without it to have the speed measured, or with bytes_per_second: 0 "
+    "if nothing may pass between the two"
+)

@@ -1,0 +1,63 @@
+"""Blobs on the compiling side: files known by the SHA-256 of their content."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
+import numpy as np
+import tvm
+from safetensors import TensorSpec as SafeTensor
+from safetensors import serialize
+
+from tvm_split.rpc_runtime.program.program import BlobSpec, TensorSpec, WeightSpec
+from tvm_split.rpc_runtime.scratch import ScratchFolder
+
+WEIGHT_NAME = "weight"
+
+
+class BlobFolder:
+    """A folder of blobs, each in a file named by its digest. Adding what is there already costs nothing."""
+
+    def __init__(self, folder: Path, owner: object = None) -> None:
+        self.folder = folder
+        # Keeps a temporary folder alive as long as somebody uses its blobs.
+        self._owner = owner
+
+    @classmethod
+    def temporary(cls) -> BlobFolder:
+        """A folder that is removed with the last object that uses it."""
+        owner = ScratchFolder("bundle")
+        return cls(owner.path, owner)
+
+    def path(self, sha256: str) -> Path:
+        return self.folder / sha256
+
+    def add(self, content: bytes) -> BlobSpec:
+        digest = hashlib.sha256(content).hexdigest()
+        if not self.path(digest).exists():
+            self.path(digest).write_bytes(content)
+        return BlobSpec(digest, len(content))
+
+    def add_file(self, source: Path) -> BlobSpec:
+        return self.add(source.read_bytes())
+
+    def add_weight(self, name: str, weight: tvm.runtime.Tensor) -> WeightSpec:
+        """Store a tensor as safetensors under the fixed name `WEIGHT_NAME`, so that equal weights are one blob."""
+        values = np.asarray(weight.numpy(), order="C")
+        spec = TensorSpec(name, tuple(values.shape), str(weight.dtype))
+        # By address, since safetensors' own functions for numpy do not know bfloat16.
+        entry = SafeTensor(dtype=spec.dtype, shape=spec.shape, data_ptr=values.ctypes.data, data_len=values.nbytes)
+        return WeightSpec(spec, self.add(serialize({WEIGHT_NAME: entry})))
+
+    def copy_to(self, folder: Path, blob: BlobSpec) -> None:
+        target = folder / blob.sha256
+        if not target.exists():
+            shutil.copyfile(self.path(blob.sha256), target)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

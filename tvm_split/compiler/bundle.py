@@ -1,0 +1,224 @@
+"""A bundle: everything that compiling made, as one object and as a folder.
+
+manifest.json       what is in the bundle and how it fits together; names every other file by its SHA-256
+manifest.sha256     the digest of manifest.json, so that a change in it is noticed too
+blobs/<sha256>      libraries, and weights in safetensors format
+ir/<name>.py        the readable IR: the annotated whole, and what each machine does
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import TypeAdapter
+
+from tvm_split.compiler.blobs import BlobFolder, sha256_of
+from tvm_split.compiler.kernels import Kernel
+from tvm_split.errors import BundleError
+from tvm_split.model import Model
+from tvm_split.planner.plan import Plan
+from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec
+from tvm_split.rpc_runtime.wire.messages import stage_message, stage_spec, tensor_message, tensor_spec
+
+FORMAT = "tvm-split bundle"
+VERSION = 4
+_PROGRAM = TypeAdapter(Program)
+_KERNELS = TypeAdapter(dict[str, tuple[Kernel, ...]])
+
+
+class Verified(enum.StrEnum):
+    """What was compared with the source framework before a bundle was made."""
+
+    NO = "no"
+    AS_COMPILED = "yes"
+    COMPILED_AGAIN = "with stages compiled again for this host"
+    """The code of some stages is for another kind of machine, where nobody has run it: their import and passes were."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A compiled program, the plan it follows, its blobs and its readable IR.
+
+    ``outputs`` are the names of the model's outputs, in its order; the program knows them by the names of its tensors.
+    ``verified`` says what of the compiled stages was compared with the source framework before this was made.
+
+    ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives every stage's kernels in the order of their
+    calls, under the stage's name, and those of its further replicas under their `kernels_key`. ``versions`` are those
+    of TVM and its FFI, which a worker must have too.
+    """
+
+    model: str
+    plan: Plan
+    program: Program
+    ir: Mapping[str, str]
+    kernels: Mapping[str, tuple[Kernel, ...]]
+    versions: Mapping[str, str]
+    outputs: tuple[str, ...]
+    verified: Verified
+    blobs: BlobFolder = field(compare=False)
+
+    @classmethod
+    def create(
+        cls,
+        model: Model,
+        plan: Plan,
+        program: Program,
+        blobs: BlobFolder,
+        ir: Mapping[str, str],
+        kernels: Mapping[str, tuple[Kernel, ...]],
+    ) -> Bundle:
+        versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
+        outputs = tuple(tensor.name for tensor in model.outputs)
+        return cls(model.name, plan, program, dict(ir), dict(kernels), versions, outputs, Verified.NO, blobs)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the manifest, which names the content of everything else."""
+        return hashlib.sha256(self._manifest()).hexdigest()
+
+    def blob_path(self, sha256: str) -> Path:
+        return self.blobs.path(sha256)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the bundle to a folder, which may hold an older bundle but nothing else."""
+        folder = Path(folder)
+        if folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
+            raise BundleError(f"{folder} holds other files; give a new folder, or one with a bundle")
+        (folder / "blobs").mkdir(parents=True, exist_ok=True)
+        (folder / "ir").mkdir(exist_ok=True)
+        kept = {blob.sha256 for blob in self._blob_specs()}
+        for path in (folder / "blobs").iterdir():
+            if path.name not in kept:
+                path.unlink()
+        for path in (folder / "ir").iterdir():
+            path.unlink()
+        for blob in self._blob_specs():
+            self.blobs.copy_to(folder / "blobs", blob)
+        for name, text in self.ir.items():
+            _ir_path(folder, name).write_text(text)
+        (folder / "manifest.json").write_bytes(self._manifest())
+        (folder / "manifest.sha256").write_text(self.digest + "\n")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Bundle:
+        """Read a bundle, checking version, structure and every file's digest.
+
+        Raises:
+            BundleError: names the file, and for a changed one both digests.
+        """
+        folder = Path(folder)
+        manifest = _read_manifest(folder)
+        try:
+            program = _PROGRAM.validate_python(manifest["program"])
+            plan = Plan.from_dict(manifest["plan"], source=f"{folder}/manifest.json: plan")
+            kernels = _KERNELS.validate_python(manifest["kernels"])
+            ir_digests = dict(manifest["ir"])
+            model, versions = str(manifest["model"]), dict(manifest["versions"])
+            outputs, verified = tuple(map(str, manifest["outputs"])), Verified(manifest["verified"])
+            _check_program(program, plan)
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError, TvmSplitError) as error:
+            raise BundleError(
+                f"{folder}/manifest.json does not describe a bundle: {type(error).__name__}: {error}"
+            ) from error
+        ir = {name: _checked_text(_ir_path(folder, name), digest) for name, digest in ir_digests.items()}
+        bundle = cls(model, plan, program, ir, kernels, versions, outputs, verified, BlobFolder(folder / "blobs"))
+        for blob in bundle._blob_specs():
+            _check_blob(bundle.blob_path(blob.sha256), blob)
+        return bundle
+
+    def _blob_specs(self) -> tuple[BlobSpec, ...]:
+        return tuple({blob.sha256: blob for stage in self.program.stages for blob in stage.blobs}.values())
+
+    def _manifest(self) -> bytes:
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "versions": dict(self.versions),
+            "model": self.model,
+            "outputs": list(self.outputs),
+            "verified": self.verified.value,
+            "plan": self.plan.to_dict(),
+            "program": dataclasses.asdict(self.program),
+            "kernels": {
+                stage: [dataclasses.asdict(kernel) for kernel in kernels] for stage, kernels in self.kernels.items()
+            },
+            "ir": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.ir.items()},
+        }
+        return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+
+def kernels_key(stage: StageSpec) -> str:
+    """Under which name a bundle keeps a stage's kernels; replicas for other targets have other ones."""
+    return stage.name if stage.replica == 0 else f"{stage.name} on {stage.machine}"
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    try:
+        content = path.read_bytes()
+        recorded = (folder / "manifest.sha256").read_text().strip()
+    except OSError as error:
+        raise BundleError(f"{folder} is no bundle: cannot read {error.filename}: {error.strerror}") from error
+    actual = hashlib.sha256(content).hexdigest()
+    if actual != recorded:
+        raise BundleError(f"{path} was changed: its SHA-256 is {actual}, manifest.sha256 says {recorded}")
+    try:
+        manifest = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is not JSON: {error}") from error
+    found = (manifest.get("format"), manifest.get("version")) if isinstance(manifest, dict) else (None, None)
+    if found != (FORMAT, VERSION):
+        raise BundleError(
+            f"{path} is a {found[0]!r} of version {found[1]}; this version of tvm-split reads {FORMAT!r} of version "
+            f"{VERSION}. Compile the model again"
+        )
+    return dict(manifest)
+
+
+def _check_program(program: Program, plan: Plan) -> None:
+    """Raises what workers would say of a program that does not hold together, or what its own properties do."""
+    for tensor in (*program.inputs, *program.outputs):
+        tensor_spec(tensor_message(tensor))
+    for stage in program.stages:
+        stage_spec(stage_message(stage))
+        plan.machine(stage.machine)
+    program.handovers  # noqa: B018  (refuses tensors that nobody makes, and stages that wait for each other)
+
+
+def _ir_path(folder: Path, name: str) -> Path:
+    """Where the IR of a machine lies, whose name may be any text: never outside of the folder."""
+    return folder / "ir" / f"{quote(name, safe=' ', errors='surrogatepass')}.py"
+
+
+def _checked_text(path: Path, digest: str) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"the bundle lacks {path}: {error.strerror}") from error
+    actual = hashlib.sha256(content).hexdigest()
+    if actual != digest:
+        raise BundleError(f"{path} was changed: its SHA-256 is {actual}, the manifest says {digest}")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise BundleError(f"{path} is no text: {error}") from error
+
+
+def _check_blob(path: Path, blob: BlobSpec) -> None:
+    if not path.is_file():
+        raise BundleError(f"the bundle lacks the blob {path}")
+    if path.stat().st_size != blob.size_bytes:
+        raise BundleError(f"{path} has {path.stat().st_size} bytes, the manifest says {blob.size_bytes}")
+    actual = sha256_of(path)
+    if actual != blob.sha256:
+        raise BundleError(f"{path} was changed: its SHA-256 is {actual}, its name and the manifest say {blob.sha256}")

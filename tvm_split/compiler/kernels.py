@@ -1,0 +1,91 @@
+"""What a compiled stage consists of: its kernels in the order of their calls, and where each came from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+from tvm_split import schedules
+from tvm_split.planner.cost import operations
+from tvm_split.planner.tensor_types import shape_of, size_bytes, tensors_in
+from tvm_split.relay_passes.contract import bindings_of, main_function
+from tvm_split.relay_passes.kernel_sources import kernel_sources
+from tvm_split.relay_passes.rewrite import operator_name
+
+SLOW_RULES = ("fallback", "none")
+"""Rules that leave a kernel on plain loops: right, and slow."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One call of a compiled function.
+
+    ``function`` is its symbol in the library; equal kernels share it. ``layers`` are the source's own names for what it
+    computes, empty for a change of layout. ``rule`` scheduled it, by the ``choices`` that a template leaves open
+    (``tile=14x2 unroll=4``), which tuning may have measured. ``operations`` are those of the layers as they are defined
+    (a multiplication and an addition are two), whatever algorithm computes them; ``moved_bytes`` is every operand and
+    result once.
+    """
+
+    function: str
+    layers: tuple[str, ...]
+    rule: str
+    choices: str
+    operations: float
+    moved_bytes: int
+
+    @property
+    def is_slow(self) -> bool:
+        return self.rule in SLOW_RULES
+
+
+def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) -> tuple[Kernel, ...]:
+    """The kernels of a stage from its module after each phase; ``layers`` gives a variable's layer in the source."""
+    counted = _operations_by_variable(phases["simplify"])
+    sources = kernel_sources(phases["lower"], phases["group"])
+    scheduled = phases["schedule"]
+    rules = schedules.chosen_rules(scheduled)
+    found = []
+    for binding in bindings_of(main_function(scheduled)):
+        call = binding.value
+        if operator_name(call) != "relax.call_tir":
+            continue
+        function = str(call.args[0].name_hint)
+        behind = sources.get(binding.var.name, ())
+        operands = [tensor for argument in call.args[1].fields for tensor in tensors_in(argument.ty)]
+        found.append(
+            Kernel(
+                function=function,
+                layers=_layers_of(behind, layers),
+                rule=rules.get(function, "none"),
+                choices=str(scheduled[function].attrs.get(schedules.CHOICES_ATTRIBUTE, "")),
+                # What is padded or changed in layout has the operations of the layer it stands for, once.
+                operations=sum(counted.pop(_original(name), 0.0) for name in behind),
+                moved_bytes=sum(size_bytes(tensor) for tensor in [*operands, *tensors_in(call.ty)]),
+            )
+        )
+    return tuple(found)
+
+
+def _layers_of(variables: Sequence[str], layers: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(layers[name] for name in map(_original, variables) if name in layers))
+
+
+def _original(variable: str) -> str:
+    """The model's variable that a layout change was made for: ``avgpool`` for ``avgpool_plain``."""
+    return re.sub(r"_(plain|blocked|padded|raised|sent)$", "", variable)
+
+
+def _operations_by_variable(module: tvm.IRModule) -> dict[str, float]:
+    counted = {}
+    for binding in bindings_of(main_function(module)):
+        call = binding.value
+        results = tensors_in(call.ty) if isinstance(call, relax.Call) else []
+        if results:
+            operands = [shape_of(tensor) for argument in call.args for tensor in tensors_in(argument.ty)]
+            counted[binding.var.name] = operations(operator_name(call), operands, shape_of(results[0]))
+    return counted

@@ -1,0 +1,86 @@
+"""What a plan means for each operation of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+
+from tvm_split.compiler.instruction_sets import cpu_part
+from tvm_split.errors import PlanError
+from tvm_split.model import Model
+from tvm_split.planner.layer_graph import LayerGraph, layer_graph
+from tvm_split.planner.plan import Plan, PlannedStage
+from tvm_split.relay_passes.placement import PlacedStage, Placement
+
+
+def placement_of(model: Model, plan: Plan) -> Placement:
+    """What a plan means for each operation of a model.
+
+    Raises:
+        PlanError: the plan leaves out a layer, names one twice or one that the model does not have, or has a stage that
+            would wait on itself.
+    """
+    stage_of_layer: dict[str, int] = {}
+    for index, stage in enumerate(plan.stages):
+        for layer in stage.layers:
+            if layer in stage_of_layer:
+                raise PlanError(
+                    f"layer {layer!r} is in both {plan.stages[stage_of_layer[layer]].name} and {stage.name}"
+                )
+            stage_of_layer[layer] = index
+    unknown = [layer for layer in stage_of_layer if layer not in set(model.layer_names)]
+    if unknown:
+        raise PlanError(f"the plan places layer {unknown[0]!r}, which model {model.name!r} does not have")
+    missing = [layer for layer in model.layer_names if layer not in stage_of_layer]
+    if missing:
+        raise PlanError(f"the plan places no layer {missing[0]!r}, which model {model.name!r} has")
+    _require_no_waiting(layer_graph(model), stage_of_layer, plan)
+    return Placement(
+        stages=tuple(_placed(stage) for stage in plan.stages),
+        targets={machine.name: tvm_target(machine.target) for machine in plan.machines},
+        stage_of={name: stage_of_layer[layer] for name, layer in model.layers.items()},
+    )
+
+
+def _placed(stage: PlannedStage) -> PlacedStage:
+    if not stage.replicas:
+        return PlacedStage(stage.name, stage.machine)
+    return PlacedStage(stage.name, stage.machine, stage.machines, stage.turns)
+
+
+def tvm_target(target: Mapping[str, Any]) -> tvm.target.Target:
+    """A target of TVM, or a `PlanError` for one that TVM does not accept or whose CPU LLVM does not know."""
+    _require_known_cpu(cpu_part(target))
+    try:
+        return tvm.target.Target(dict(target))
+    except Exception as error:
+        raise PlanError(f"TVM does not accept the target {dict(target)}: {error}") from error
+
+
+def _require_known_cpu(cpu: Mapping[str, Any]) -> None:
+    """LLVM itself writes a page about a CPU that it does not know, and then compiles for any."""
+    if "mcpu" not in cpu:
+        return
+    triple = str(cpu.get("mtriple") or tvm.target.codegen.llvm_get_system_triple())
+    if not tvm.target.codegen.llvm_is_valid_cpu(str(cpu["mcpu"]), triple):
+        raise PlanError(
+            f"LLVM knows no CPU {cpu['mcpu']!r} for {triple}; give the target an mcpu and mtriple that it knows, or "
+            "leave out the machine's target: then it is what the machine's worker says"
+        )
+
+
+def _require_no_waiting(graph: LayerGraph, stage_of: Mapping[str, int], plan: Plan) -> None:
+    for layer in graph.layers:
+        for before in graph.predecessors[layer]:
+            if stage_of[before] > stage_of[layer]:
+                first, later = plan.stages[stage_of[layer]], plan.stages[stage_of[before]]
+                raise PlanError(
+                    f"{first.name} on {first.machine} would wait on itself or on a later stage: its layer {layer!r} "
+                    f"needs {before!r} of {later.name} on {later.machine}; stages must stand in the order in which "
+                    "values flow, so move one of the two layers or split the stage"
+                )
+    for index, stage in enumerate(plan.stages):
+        if all(layer in graph.independent for layer in stage.layers):
+            raise PlanError(f"{plan.stages[index].name} on {stage.machine} has no layer that depends on an input")

@@ -1,0 +1,183 @@
+"""Proof before deployment: the compiled stages against the source framework, on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_split.compiler.build import build_stage
+from tvm_split.compiler.bundle import Bundle, Verified
+from tvm_split.compiler.targets import host_target, runs_here
+from tvm_split.errors import VerificationError
+from tvm_split.model import Model, Reference
+from tvm_split.planner.plan import Plan
+from tvm_split.relay_passes.communication import Computation
+from tvm_split.relay_passes.contract import bindings_of, main_function
+from tvm_split.relay_passes.rewrite import operator_name
+from tvm_split.relay_passes.substitute import substitute
+from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+from tvm_split.rpc_runtime.program.program import Program
+from tvm_split.rpc_runtime.scratch import ScratchFolder
+
+TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+"""The largest difference allowed, as a share of the largest magnitude of the reference.
+
+They leave room for another order of summation through a deep network: hundreds of layers of float32 (24 bits) lose
+about 1e-6 a layer at worst, float16 (11 bits) and bfloat16 (8 bits) correspondingly more.
+"""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest absolute difference of two arrays, and the largest that is allowed."""
+
+    largest: float
+    allowed: float
+
+    @property
+    def is_within(self) -> bool:
+        return self.largest <= self.allowed
+
+
+def difference(actual: np.ndarray, expected: np.ndarray) -> Difference:
+    """Compare floating-point values by their dtype's tolerance of the reference's range, others exactly."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return Difference(float("inf"), 0.0)
+    tolerance = TOLERANCES.get(str(expected.dtype), 0.0)
+    left, right = actual.astype(np.float64), expected.astype(np.float64)
+    equal = (left == right) | (np.isnan(left) & np.isnan(right))
+    if equal.all():
+        return Difference(0.0, 0.0)
+    gap = np.abs(left - right)[~equal]
+    largest = float("inf") if np.isnan(gap).any() else float(gap.max())
+    finite = right[np.isfinite(right)]
+    return Difference(largest, tolerance * float(np.abs(finite).max(initial=0.0)))
+
+
+def verify_bundle(model: Model, plan: Plan, bundle: Bundle, computations: Sequence[Computation]) -> Verified:
+    """Run the compiled stages in this process and compare them with the source.
+
+    Stages for targets that this host cannot run (a GPU, another CPU) are compiled once more for this host, so that at
+    least the import and the passes are checked; the answer says so.
+
+    Raises:
+        VerificationError: names the output, by how much it differs, and the first layer whose values part.
+    """
+    inputs = verification_inputs(model)
+    if model.reference is None or inputs is None:
+        return Verified.NO
+    expected = model.reference.outputs(inputs)
+    for program in one_by_one(bundle.program):
+        with ScratchFolder("verify") as folder:
+            runnable = _runnable_here(plan, replace(bundle, program=program), computations, folder.path)
+            with InProcessPipeline(runnable.program, runnable.blob_path, on_calling_thread=False) as pipeline:
+                actual = pipeline.run(inputs)
+        for tensor, mine, right in zip(model.outputs, actual, expected, strict=True):
+            found = difference(mine, right)
+            if not found.is_within:
+                raise VerificationError(
+                    f"the compiled model{_which_replicas(bundle.program, program)} and {model.framework} disagree on "
+                    f"output {tensor.name!r} by {found.largest:.3g} (allowed for {tensor.dtype}: {found.allowed:.3g}). "
+                    + _where_values_part(model, model.reference, inputs)
+                )
+    foreign = any(not runs_here(plan.machine(stage.machine).target) for stage in bundle.program.stages)
+    return Verified.COMPILED_AGAIN if foreign else Verified.AS_COMPILED
+
+
+def one_by_one(program: Program) -> tuple[Program, ...]:
+    """Programs without replicas, as few as it takes for each library of each stage to be in one of them.
+
+    Replicas for one target share a library, so that mostly one program is enough.
+    """
+    libraries = [
+        tuple({replica.library.sha256: replica for replica in replicas}.values())
+        for replicas in program.replicas.values()
+    ]
+    return tuple(
+        replace(
+            program, stages=tuple(replace(each[min(turn, len(each) - 1)], replica=0, turns=(0,)) for each in libraries)
+        )
+        for turn in range(max(map(len, libraries)))
+    )
+
+
+def _which_replicas(whole: Program, part: Program) -> str:
+    """Words for the machines whose replicas a part of a program has; none where there is no choice."""
+    chosen = [f"{stage.name} of {stage.machine}" for stage in part.stages if len(whole.replicas[stage.name]) > 1]
+    return f" (with {', '.join(chosen)})" if chosen else ""
+
+
+def verification_inputs(model: Model) -> tuple[np.ndarray, ...] | None:
+    """The example inputs; for floating-point inputs without examples seeded random ones; else None."""
+    if model.example_inputs is not None:
+        return model.example_inputs
+    if any(tensor.dtype not in TOLERANCES for tensor in model.inputs):
+        return None
+    generator = np.random.default_rng(0)
+    return tuple(generator.standard_normal(tensor.shape).astype(np.dtype(tensor.dtype)) for tensor in model.inputs)
+
+
+def _runnable_here(plan: Plan, bundle: Bundle, computations: Sequence[Computation], folder: Path) -> Bundle:
+    stages = []
+    for stage, part in zip(bundle.program.stages, computations, strict=True):
+        machine = plan.machine(stage.machine)
+        if not runs_here(machine.target):
+            built = build_stage(part, host_target(machine.threads), folder / f"{stage.name}.so")
+            weights = tuple(bundle.blobs.add_weight(f"{stage.name}.{i}", each) for i, each in enumerate(built.weights))
+            stage = replace(stage, device="cpu", library=bundle.blobs.add_file(built.library), weights=weights)
+        stages.append(stage)
+    return replace(bundle, program=replace(bundle.program, stages=tuple(stages)))
+
+
+def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.ndarray]) -> str:
+    """A sentence that names the first layer whose imported operations give other values than the source."""
+    part = first_parting_layer(model, reference, inputs)
+    if part is None:
+        return (
+            "Each imported layer by itself agrees with the source, so the fault is in an optimisation or a schedule: "
+            "compile with dump_folder= and report the stage"
+        )
+    layer, operator, found = part
+    return (
+        f"The first layer whose values part is {layer!r} ({operator}): by {found.largest:.3g}, allowed "
+        f"{found.allowed:.3g}. The importer translates it wrongly for these inputs"
+    )
+
+
+def first_parting_layer(
+    model: Model, reference: Reference, inputs: Sequence[np.ndarray]
+) -> tuple[str, str, Difference] | None:
+    """The first layer whose values, without any optimisation, differ from the source's: name, operator, difference."""
+    names, module = _every_value_returned(model)
+    operators = {binding.var.name: binding.value for binding in bindings_of(main_function(model.module))}
+    executable = relax.build(module, tvm.target.Target({"kind": "llvm"}))
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    values = machine["main"](*[tvm.runtime.tensor(array) for array in inputs])
+    mine = {name: value.numpy() for name, value in zip(names, values, strict=True)}
+    for name, expected in reference.values(inputs):
+        if name in mine:
+            found = difference(mine[name], expected)
+            if not found.is_within:
+                return model.layers[name], operator_name(operators[name]).removeprefix("relax.") or "value", found
+    return None
+
+
+def _every_value_returned(model: Model) -> tuple[list[str], tvm.IRModule]:
+    """The model's function as it was imported, but returning every tensor that it binds, and their names."""
+    function = main_function(model.module)
+    builder = relax.BlockBuilder()
+    values: dict[str, relax.Expr] = {}
+    with builder.function("main", list(function.params)):
+        with builder.dataflow():
+            for binding in bindings_of(function):
+                values[binding.var.name] = builder.emit(substitute(binding.value, values), name_hint=binding.var.name)
+            tensors = {name: value for name, value in values.items() if isinstance(value.ty, relax.TensorType)}
+            result = builder.emit_output(relax.Tuple(list(tensors.values())))
+        builder.emit_func_output(result)
+    return list(tensors), builder.get()

@@ -1,0 +1,81 @@
+"""Measure a deployment: single runs for its latency, streams for its throughput, in turn."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_split.deployment.deployment import Deployment
+from tvm_split.deployment.deployment_report import DeploymentReport
+from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.program.measurements import now
+from tvm_split.steps import StepProgress
+
+RUNS_PER_ROUND = 5
+WARM_UP_RUNS = 3
+
+
+def bench(
+    deployment: Deployment,
+    inputs: Sequence[Any],
+    *,
+    rounds: int = 5,
+    micro_batches: int = 100,
+    on_progress: StepProgress | None = None,
+) -> DeploymentReport:
+    """Run a deployment and compare what is measured with what its plan predicts.
+
+    First some runs and one stream that do not count: caches, connections and clocks settle. Then ``rounds`` rounds of
+    `RUNS_PER_ROUND` single runs and one stream each, in turn, so that a disturbance falls on both. The report has the
+    medians: of all single runs, of the streams' steady parts, and of every stage within these parts.
+
+    Args:
+        inputs: micro-batches, each a tuple of arrays (or a bare array for a model of one input); used in turn.
+        rounds: at least 1.
+        micro_batches: of each stream, at least 3: the first results, up to a tenth, are the pipeline filling up.
+
+    Raises:
+        InputError: no inputs, too few rounds or micro-batches, or inputs that do not fit the model.
+        WorkerUnavailableError, StageError, DeadlineError: as `Deployment.run`.
+    """
+    if not inputs:
+        raise InputError("nothing to measure with: give at least one micro-batch")
+    if rounds < 1 or micro_batches < 3:
+        raise InputError(
+            f"{rounds} rounds of streams of {micro_batches} micro-batches cannot be measured; give at least 1 of 3"
+        )
+    batches = [each if isinstance(each, tuple | list) else (each,) for each in inputs]
+    fed = itertools.cycle(batches)
+    warm_up = _warm_up_length(deployment, micro_batches)
+    whole = WARM_UP_RUNS + warm_up + rounds * (RUNS_PER_ROUND + micro_batches)
+    done = 0
+
+    def advance(doing: str) -> None:
+        nonlocal done
+        done += 1
+        if on_progress is not None:
+            on_progress(doing, done, whole)
+
+    def run(doing: str) -> None:
+        deployment.run(*next(fed))
+        advance(doing)
+
+    def stream(count: int, doing: str) -> None:
+        for _ in deployment.stream(itertools.islice(fed, count)):
+            advance(doing)
+
+    for _ in range(WARM_UP_RUNS):
+        run("warming up")
+    stream(warm_up, "warming up")
+    since = now()
+    for number in range(1, rounds + 1):
+        for _ in range(RUNS_PER_ROUND):
+            run(f"round {number} of {rounds}: latency")
+        stream(micro_batches, f"round {number} of {rounds}: throughput")
+    return deployment.report(since)
+
+
+def _warm_up_length(deployment: Deployment, micro_batches: int) -> int:
+    """Enough to fill every queue of the pipeline once, and not more than what is measured."""
+    return min(micro_batches, 8 * (1 + len(deployment.stages)))

@@ -1,0 +1,261 @@
+"""A bundle that runs: inputs in, outputs out, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, cast
+
+import numpy as np
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.bundle import Bundle
+from tvm_split.compiler.instruction_sets import own_features, require_executable
+from tvm_split.deployment.deployment_report import DeploymentReport, report_of
+from tvm_split.deployment.run_times import RunTimes
+from tvm_split.errors import BundleError, ClusterError
+from tvm_split.planner.plan import Plan
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.deployed_workers import TransferProgress
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+from tvm_split.rpc_runtime.program.interface import StagePipeline
+from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
+from tvm_split.rpc_runtime.program.program import Program, StageSpec, TensorSpec
+
+DEFAULT_TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class DeploymentStatistics:
+    """What a deployment has done since it was opened, per stage; ``blob_bytes_sent`` is what opening it sent."""
+
+    stages: tuple[StageStatistics, ...]
+    blob_bytes_sent: int
+
+
+class Deployment:
+    """A model that is loaded on its machines and waits for inputs. Made by `deploy`."""
+
+    def __init__(self, bundle: Bundle, cluster: Cluster, pipeline: StagePipeline) -> None:
+        self.bundle = bundle
+        self._cluster = cluster
+        self._pipeline = pipeline
+        self._times = RunTimes()
+        self._closed = False
+
+    @property
+    def stages(self) -> tuple[StageSpec, ...]:
+        """The stages in topological order: ``.name``, ``.machine``, ``.layers``, ``.inputs``, ``.outputs`` …
+
+        One with replicas has an entry for each, with the same name.
+        """
+        return self.bundle.program.stages
+
+    @property
+    def program(self) -> Program:
+        return self.bundle.program
+
+    def run(self, *inputs: Any) -> tuple[np.ndarray, ...]:
+        """One micro-batch through the pipeline.
+
+        Args:
+            inputs: one array (numpy, torch, or whatever numpy can take without a change of dtype) per model input.
+
+        Returns:
+            The model's outputs, in its order.
+
+        Raises:
+            InputError: wrong number, shape or dtype of inputs.
+            WorkerUnavailableError, StageError, DeadlineError: something failed on the way; names machine and stage.
+        """
+        arrays = checked_inputs(self.program.inputs, inputs)
+        with self._times.run():
+            return self._pipeline.run(arrays)
+
+    def stream(self, batches: Iterable[Any]) -> Iterator[tuple[np.ndarray, ...]]:
+        """Many micro-batches, pipelined; results in the order of the inputs.
+
+        Args:
+            batches: any iterable of tuples of inputs (or bare arrays for a model of one input). It is read lazily, on a
+                thread of its own, only as far ahead as the pipeline has room, so it may be endless.
+
+        Raises: as `run`, at the result that failed; what ``batches`` raises comes out here too.
+        """
+        results = self._pipeline.stream(self._checked(batches))
+        return self._times.stream(cast(Generator[tuple[np.ndarray, ...], None, None], results))
+
+    def stats(self) -> DeploymentStatistics:
+        """Counts and seconds per stage, and per replica of a stage, since the deployment was opened."""
+        return DeploymentStatistics(self._pipeline.statistics(), self._pipeline.blob_bytes_sent)
+
+    def trace(self) -> tuple[TraceEvent, ...]:
+        """When each stage received, computed and sent its latest micro-batches, on this process's monotonic clock."""
+        return self._pipeline.trace()
+
+    def report(self, since: int = 0) -> DeploymentReport:
+        """What the plan predicts beside what was measured, for every machine, link and the whole, and what to do.
+
+        Throughput is measured by `stream` and latency by `run`, as far as they were used. ``since`` leaves out what
+        began before it, a moment in nanoseconds of `time.monotonic_ns`.
+        """
+        return report_of(self.bundle.plan, self.program, self.trace(), self._times.measured(since))
+
+    def close(self) -> None:
+        """Unload the stages; end the worker processes that were started for this deployment."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._pipeline.close()
+            finally:
+                self._cluster.release()
+
+    def __enter__(self) -> Deployment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _checked(self, batches: Iterable[Any]) -> Iterator[tuple[np.ndarray, ...]]:
+        for batch in batches:
+            yield checked_inputs(self.program.inputs, batch if isinstance(batch, tuple | list) else (batch,))
+
+
+def deploy(
+    bundle: Bundle,
+    cluster: Cluster,
+    *,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    on_transfer: TransferProgress | None = None,
+    in_flight: int | None = None,
+) -> Deployment:
+    """Bring a bundle's stages to the machines of a cluster and connect them.
+
+    Args:
+        timeout_seconds: limits every wait: for a worker to answer, and for the next result to come.
+        on_transfer: called while libraries and weights are sent, with machine, bytes sent, of bytes.
+        in_flight: so many micro-batches of a stream are under way at most: the fewer, the earlier each result comes
+            after its input, until machines have to wait. By default as many as the queues between stages hold; for a
+            plan for latency that rests on measurements, what it says (``prediction.in_flight``). In one process there
+            is never more than one.
+
+    Raises:
+        ClusterError: the bundle needs a machine that the cluster does not have, or one that cannot run its stages.
+        WorkerUnavailableError: a worker cannot be reached; names machine, address and stages.
+    """
+    for machine in bundle.program.machines:
+        if machine not in cluster.machine_names:
+            raise ClusterError(
+                f"the bundle has stages for machine {machine!r}; the cluster has {', '.join(cluster.machine_names)}"
+            )
+    if cluster.kind == "in_process":
+        _require_runnable_here(bundle)
+        threads = max(machine.threads for machine in cluster.machines)
+        return Deployment(bundle, cluster, InProcessPipeline(bundle.program, bundle.blob_path, threads))
+    with contextlib.ExitStack() as undo:
+        undo.callback(cluster.release)
+        endpoints = {name: cluster.endpoints()[name] for name in bundle.program.machines}
+        _check_workers(bundle, cluster, endpoints, timeout_seconds)
+        pipeline = Pipeline.open(
+            bundle.program,
+            endpoints,
+            bundle.blob_path,
+            timeout_seconds=timeout_seconds,
+            on_progress=on_transfer,
+            peer_addresses=cluster.peer_addresses,
+            in_flight=_planned_in_flight(bundle.plan) if in_flight is None else in_flight,
+        )
+        undo.pop_all()
+    return Deployment(bundle, cluster, pipeline)
+
+
+def _planned_in_flight(planned: Plan) -> int | None:
+    prediction = planned.prediction
+    if planned.objective == "throughput" or prediction is None or prediction.profiled_at == 0:
+        return None
+    return prediction.in_flight
+
+
+def checked_inputs(expected: Sequence[TensorSpec], given: Sequence[Any]) -> tuple[np.ndarray, ...]:
+    """The given inputs as C-contiguous arrays, or an `InputError` with both sides of what does not fit."""
+    if len(given) != len(expected):
+        wanted = ", ".join(map(str, expected))
+        raise InputError(f"the model takes {len(expected)} inputs ({wanted}), {len(given)} were given")
+    return tuple(
+        _checked(position, spec, value) for position, (spec, value) in enumerate(zip(expected, given, strict=True))
+    )
+
+
+def _checked(position: int, spec: TensorSpec, value: Any) -> np.ndarray:
+    try:
+        array = _as_array(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"input {position} ({spec}) cannot be read as an array: {error}") from error
+    if array.dtype != np.dtype(spec.dtype):
+        raise InputError(
+            f"input {position} must be {spec}, but its dtype is {array.dtype}; convert it: array.astype({spec.dtype!r})"
+        )
+    if array.shape != spec.shape:
+        raise InputError(f"input {position} must be {spec}, but its shape is {list(array.shape)}")
+    return np.asarray(array, order="C")  # numpy.ascontiguousarray would give a scalar one dimension
+
+
+def _as_array(value: Any) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        import ml_dtypes
+        import torch
+
+        return cast(np.ndarray, value.detach().cpu().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+    if hasattr(value, "detach"):
+        return cast(np.ndarray, value.detach().cpu().numpy())
+    return np.asarray(value)
+
+
+def _require_runnable_here(bundle: Bundle) -> None:
+    for stage in bundle.program.stages:
+        target = bundle.plan.machine(stage.machine).target
+        if target["kind"] != "llvm":
+            raise ClusterError(
+                f"{stage.name} is compiled for {dict(target)}; an in-process cluster runs CPU stages only"
+            )
+        require_executable(stage.name, stage.machine, target, platform.machine(), own_features())
+
+
+def _check_workers(
+    bundle: Bundle, cluster: Cluster, endpoints: Mapping[str, WorkerEndpoint], timeout_seconds: float
+) -> None:
+    """Compare what each worker says of itself with what the bundle needs, before anything is sent."""
+    for name, endpoint in endpoints.items():
+        worker = describe(endpoint, timeout_seconds=timeout_seconds)
+        stages = bundle.program.stages_on(name)
+        named = ", ".join(stage.name for stage in stages)
+        versions = {"apache-tvm": worker.tvm_version, "apache-tvm-ffi": worker.tvm_ffi_version}
+        for package, wanted in bundle.versions.items():
+            found = versions.get(package, "unknown")
+            if found != wanted:
+                raise BundleError(
+                    f"the bundle was compiled with {package} {wanted}, the worker of {name!r} at {endpoint.address} "
+                    f"has {found}; install the same version on both, or compile again"
+                )
+        target = bundle.plan.machine(name).target
+        require_executable(named, name, target, worker.architecture, worker.cpu_features)
+        if any(stage.device == "cuda" for stage in stages) and not worker.cuda_devices:
+            raise ClusterError(
+                f"{named} on {name!r} is compiled for CUDA, but the worker at {endpoint.address} has no CUDA device; "
+                "plan the stage for another machine, or give this one an llvm target"
+            )
+        limit = cluster.machine(name).memory_bytes
+        needed = sum({w.blob.sha256: w.blob.size_bytes for stage in stages for w in stage.weights}.values())
+        if limit is not None and needed > limit:
+            raise ClusterError(
+                f"{name!r} needs {needed / 1e9:.3f} GB for the weights of {named}, but has {limit / 1e9:.3f} GB; "
+                "move layers to another machine"
+            )

@@ -1,0 +1,97 @@
+"""What to do where a prediction and a measurement part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
+
+PARTED = 0.15
+"""Predictions are good to 10 % for throughput and 15 % for latency; beyond this, something has changed."""
+NEGLIGIBLE = 0.02
+"""A difference below this share of the period changes nothing that a user would notice, whatever its ratio."""
+PLAN_ANEW = "plan with new measurements: `tvm-split plan MODEL --cluster FILE --refresh`"
+IMPROVE = "or by what was measured here: `tvm-split plan MODEL --cluster FILE --replan PLAN --measured REPORT`"
+
+
+def advice_for(
+    period: Comparison,
+    latency: Comparison,
+    machines: Sequence[MachineReport],
+    links: Sequence[LinkReport],
+    estimated_shares: Mapping[str, float],
+) -> tuple[str, ...]:
+    """Sentences for a person, the most telling first; empty where everything came as predicted.
+
+    ``estimated_shares`` says by machine which share of its predicted time was never measured.
+    """
+    scale = max(period.measured or 0.0, period.predicted or 0.0) or latency.measured or 0.0
+    parts = [
+        *(text for each in machines for text in _of_machine(each, scale, estimated_shares.get(each.machine, 0.0))),
+        *(text for each in links for text in _of_link(each, scale)),
+        *(text for each in machines for text in _of_unknown_links(each, links, scale)),
+    ]
+    if parts:
+        return (*parts, f"{PLAN_ANEW}, {IMPROVE}")
+    return tuple(_of_the_whole(period, latency))
+
+
+def parted(comparison: Comparison, scale_seconds: float) -> bool:
+    """Whether measurement and prediction differ by more than 15 %, and by enough to matter."""
+    ratio = comparison.ratio
+    if ratio is None or 1 - PARTED <= ratio <= 1 + PARTED:
+        return False
+    return abs(comparison.difference) > NEGLIGIBLE * scale_seconds
+
+
+def _of_machine(report: MachineReport, scale: float, estimated_share: float) -> Iterator[str]:
+    if not parted(report.compute, scale):
+        return
+    text = f"{report.machine} computes {_both(report.compute)}: "
+    if report.compute.difference < 0:
+        text += "it can take more layers than the plan gives it"
+    else:
+        text += "something else may run there, or the machine has changed"
+    if estimated_share > 0:
+        text += f"; {estimated_share:.0%} of its prediction was estimated, not measured"
+    yield f"{text}. Profile {report.machine} again"
+
+
+def _of_link(report: LinkReport, scale: float) -> Iterator[str]:
+    if not parted(report.seconds, scale):
+        return
+    slower = report.seconds.difference > 0
+    why = "others may use it, or it has changed" if slower else "it can carry more than the plan gives it"
+    yield (f"the link {report.source} → {report.destination} takes {_both(report.seconds)}: {why}. Probe it again")
+
+
+def _of_unknown_links(report: MachineReport, links: Sequence[LinkReport], scale: float) -> Iterator[str]:
+    """For a machine whose time on the wire parts, but is that of several links which cannot be told apart."""
+    for doing, compared, own in (
+        ("receives", report.receive, [link for link in links if link.destination == report.machine]),
+        ("sends", report.send, [link for link in links if link.source == report.machine]),
+    ):
+        if parted(compared, scale) and all(link.seconds.measured is None for link in own):
+            named = ", ".join(f"{link.source} → {link.destination}" for link in own)
+            yield f"{report.machine} {doing} {_both(compared)}, over {named}. Probe these links again"
+
+
+def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:
+    if parted(period, 0.0):
+        if period.difference > 0:
+            yield (
+                f"a result came every {_both(period)}, though no machine and no link is slower: the inputs, or what "
+                "takes the results, may be slower than the pipeline, or the machines share cores with other programs"
+            )
+        else:
+            yield f"a result came every {_both(period)}: its numbers are old; {PLAN_ANEW}"
+    if parted(latency, 0.0):
+        yield (
+            f"a single run takes {_both(latency)}, though no machine and no link parts from its prediction: the "
+            f"links' latency may have changed; {PLAN_ANEW}"
+        )
+
+
+def _both(comparison: Comparison) -> str:
+    measured, predicted = comparison.measured or 0.0, comparison.predicted or 0.0
+    return f"{measured * 1e3:.3g} ms and not {predicted * 1e3:.3g} ms ({measured / predicted:.2f} times as long)"

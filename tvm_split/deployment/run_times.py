@@ -1,0 +1,126 @@
+"""When a deployment's results came: enough to know latency and throughput, and cheap enough to take down always."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tvm_split.rpc_runtime.program.measurements import now
+
+Result = TypeVar("Result")
+
+FILL_SHARE = 0.1
+"""The share of a stream's results that the pipeline may take to fill up; they do not count."""
+RUNS_KEPT = 1001
+STREAMS_KEPT = 101
+MOST_MARKS = 2048
+"""Moments kept per stream. A longer one keeps every second, then every fourth, …, so an endless one stays small."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """From ``start`` to ``end``, in nanoseconds of this process's monotonic clock, and the results in between."""
+
+    start: int
+    end: int
+    results: int
+
+    @property
+    def seconds_per_result(self) -> float:
+        return (self.end - self.start) * 1e-9 / self.results
+
+
+class StreamMarks:
+    """The moments at which a stream's results came. Thread-safe."""
+
+    def __init__(self, began: int) -> None:
+        self.began = began
+        self._lock = threading.Lock()
+        self._stride = 1
+        self._count = 0
+        self._marks: list[int] = []
+        self._last = began
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def note(self, moment: int) -> None:
+        """One more result came at ``moment``."""
+        with self._lock:
+            if self._count % self._stride == 0:
+                self._marks.append(moment)
+                if len(self._marks) == MOST_MARKS:
+                    self._marks = self._marks[::2]
+                    self._stride *= 2
+            self._count += 1
+            self._last = moment
+
+    def steady(self) -> Window | None:
+        """From the first result after the fill to the last one; None of fewer than three results."""
+        with self._lock:
+            # Not the first result even of a short stream: it comes when the pipeline has only just been filled.
+            first = max(1, -(-int(self._count * FILL_SHARE) // self._stride))
+            results = self._count - 1 - first * self._stride
+            return Window(self._marks[first], self._last, results) if results > 0 else None
+
+
+class RunTimes:
+    """What a deployment takes down of its single runs and streams. Thread-safe; memory is bounded."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: deque[Window] = deque(maxlen=RUNS_KEPT)
+        self._streams: deque[StreamMarks] = deque(maxlen=STREAMS_KEPT)
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Around a single run; one that raises is not taken down."""
+        start = now()
+        yield
+        with self._lock:
+            self._runs.append(Window(start, now(), 1))
+
+    def stream(self, results: Generator[Result, None, None]) -> Generator[Result, None, None]:
+        """The same results, taken down as they come; closing this closes ``results``."""
+        marks = StreamMarks(now())
+        with self._lock:
+            self._streams.append(marks)
+        try:
+            for result in results:
+                marks.note(now())
+                yield result
+        finally:
+            results.close()
+
+    def measured(self, since: int = 0) -> MeasuredRuns:
+        """What began at ``since`` (nanoseconds of the monotonic clock) or later."""
+        with self._lock:
+            runs = tuple(run for run in self._runs if run.start >= since)
+            streams = [stream for stream in self._streams if stream.began >= since]
+        windows = tuple(window for stream in streams if (window := stream.steady()) is not None)
+        return MeasuredRuns(runs, windows, sum(stream.count for stream in streams))
+
+
+@dataclass(frozen=True)
+class MeasuredRuns:
+    """Single runs, the steady parts of streams, and the number of all results of streams."""
+
+    runs: tuple[Window, ...]
+    streams: tuple[Window, ...]
+    streamed: int
+
+    @property
+    def latency_seconds(self) -> float | None:
+        """The median of the single runs."""
+        return statistics.median(run.seconds_per_result for run in self.runs) if self.runs else None
+
+    @property
+    def period_seconds(self) -> float | None:
+        """Between two results of a stream once the pipeline is full; the median over the streams."""
+        return statistics.median(each.seconds_per_result for each in self.streams) if self.streams else None

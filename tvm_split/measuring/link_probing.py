@@ -1,0 +1,348 @@
+"""Measures the links of a cluster over the runtime that models run on: real workers, streams, credits and copies.
+
+A program of pass-through stages sends a small tensor from the client to A, one of the size in question from A to B, and
+a small one back. What a run takes beyond computing and half a round trip to either machine is the link's. Clocks of
+different machines are never compared, and what is added up for a prediction is what was taken apart here.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.errors import CompileError, ProfileError
+from tvm_split.measuring.link_cache import LinkCache, MachineProbe, PairProbe, StreamProbe, link_cache
+from tvm_split.measuring.link_samples import (
+    SMALLEST_BYTES,
+    LinkSample,
+    StreamCost,
+    fitted_line,
+    probe_sizes,
+    stream_cost,
+    waking_seconds,
+    worthwhile_size,
+)
+from tvm_split.measuring.probe_programs import ProbePrograms
+from tvm_split.measuring.stream_probing import probe_streams
+from tvm_split.planner.profile import LinkProfile
+from tvm_split.rpc_runtime.client.client import WorkerDescription, WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.program.program import CLIENT, Program
+from tvm_split.steps import StepProgress
+
+SERIES_SECONDS = 0.04
+"""How long single runs, and as long a stream, of one size on a fast link; every machine's own round trip thrice."""
+FEWEST, MOST = 3, 60
+HOPELESS_SECONDS = 0.5
+"""A run that takes longer is not repeated."""
+PARALLEL_PAIRS = 4
+HANDED_OVER_BYTES_PER_SECOND = 1e12
+"""Of the links in an in-process cluster, where tensors are handed over by reference."""
+
+
+@dataclass(frozen=True)
+class TransferCost:
+    """What receiving and sending take from computing on a machine.
+
+    ``alone`` and ``together`` are what a stream costs a machine with one small tensor in and one out, where it is the
+    only one of the plan, and where all machines of its host (and the client, if it is there) compute too.
+    """
+
+    seconds_per_byte: float
+    alone: StreamCost
+    together: StreamCost
+
+
+NO_COST = TransferCost(0.0, StreamCost(0.0, 1.0), StreamCost(0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class LinkProbe:
+    """The links of a cluster, and what transfers cost its machines.
+
+    A pair without a link in ``links`` may exchange nothing. A link's time includes serialising at both ends;
+    ``transfer_costs`` is what of it keeps a machine from computing at the same time, nothing where cores are left over.
+    """
+
+    links: tuple[LinkProfile, ...]
+    transfer_costs: Mapping[str, TransferCost]
+
+
+def probe_links(
+    cluster: Cluster,
+    sizes_bytes: Sequence[int],
+    *,
+    timeout_seconds: float = 60.0,
+    on_progress: StepProgress | None = None,
+    cache_folder: Path | None = None,
+    refresh: bool = False,
+) -> LinkProbe:
+    """Measure every link between two machines, or a machine and the client, and what transfers cost each machine.
+
+    Links whose speed the cluster gives are believed. Fast links take some tenths of a second, slow ones a few seconds;
+    pairs that share no machine and no host are measured at the same time.
+
+    Args:
+        sizes_bytes: of the tensors that may cross.
+        timeout_seconds: for each wait, as of a deployment.
+        cache_folder: where measurements are kept and found again, say `link_cache.default_folder()`;
+            None keeps nothing. Ages are in ``measured_at``.
+        refresh: measure what the cache has as well.
+
+    Raises:
+        ProfileError: a link cannot be used; names both ends.
+        WorkerUnavailableError: a worker does not answer; names its machine and address.
+        CompileError: nothing can be compiled here for a machine's architecture.
+    """
+    if cluster.kind == "in_process":
+        return _in_process(cluster)
+    try:
+        return _Probing(cluster, sizes_bytes, timeout_seconds, on_progress, cache_folder, refresh).run()
+    finally:
+        cluster.release()
+
+
+@dataclass(frozen=True)
+class _Passage:
+    """A program of pass-through stages: medians of a run without its computing, and means per micro-batch."""
+
+    single_seconds: float
+    stream_seconds: float | None
+    processor_seconds: Mapping[str, float]
+
+
+class _Probing:
+    """One measurement of one cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        sizes_bytes: Sequence[int],
+        timeout_seconds: float,
+        on_progress: StepProgress | None,
+        cache_folder: Path | None,
+        refresh: bool,
+    ) -> None:
+        self._cluster = cluster
+        self._sizes = probe_sizes(sizes_bytes)
+        self._timeout_seconds = timeout_seconds
+        self._on_progress = on_progress or (lambda what, done, steps: None)
+        self._endpoints: dict[str, WorkerEndpoint] = cluster.endpoints()
+        self._workers = {name: describe(endpoint, timeout_seconds) for name, endpoint in self._endpoints.items()}
+        self._programs = ProbePrograms({name: worker.architecture for name, worker in self._workers.items()})
+        self._cache: LinkCache = link_cache(cache_folder, cluster, self._workers, self._sizes, refresh)
+
+    def run(self) -> LinkProbe:
+        names = self._cluster.machine_names
+        pairs = [(a, b) for a in names for b in names if a != b and self._is_measured(a, b)]
+        hosts = self._busy_hosts()
+        steps = len(names) + len(pairs) + len(hosts)
+        machines: dict[str, MachineProbe] = {}
+        for name in names:
+            self._on_progress(f"link between {name} and the client", len(machines), steps)
+            machines[name] = self._cache.machine(name, self._probe_machine)
+        measured: dict[tuple[str, str], PairProbe] = {}
+
+        def probe(pair: tuple[str, str]) -> PairProbe:
+            return self._cache.pair(*pair, lambda source, destination: self._probe_pair(source, destination, machines))
+
+        for together in _rounds(pairs, {name: worker.hostname for name, worker in self._workers.items()}):
+            what = "links " + ", ".join(f"{a} to {b}" for a, b in together)
+            self._on_progress(what, len(machines) + len(measured), steps)
+            with ThreadPoolExecutor(len(together), thread_name_prefix="probe") as threads:
+                measured.update(zip(together, threads.map(probe, together), strict=True))
+        costs = dict.fromkeys(names, NO_COST)
+        waking = dict.fromkeys(names, 0.0)
+        for place, host in enumerate(hosts):
+            self._on_progress(f"streams through {', '.join(host)}", len(machines) + len(measured) + place, steps)
+            alone = {name: self._cache.stream((name,), self._probe_stream).samples[name] for name in host}
+            company = self._cache.stream(host, self._probe_stream).samples if len(host) > 1 else alone
+            for name in host:
+                per_byte = machines[name].seconds_per_byte
+                costs[name] = TransferCost(per_byte, stream_cost(alone[name]), stream_cost(company[name]))
+                waking[name] = waking_seconds(alone[name], machines[name].round_trip_seconds)
+        self._on_progress("done", steps, steps)
+        return LinkProbe(tuple(self._links(machines, measured, waking)), costs)
+
+    def _busy_hosts(self) -> list[tuple[str, ...]]:
+        """The machines of every host on which transfers find no core that computes nothing."""
+        found: dict[str, list[str]] = {}
+        for name, worker in self._workers.items():
+            if not has_spare_cores(name, self._workers):
+                found.setdefault(worker.hostname, []).append(name)
+        return [tuple(names) for names in found.values()]
+
+    def _probe_stream(self, names: Sequence[str]) -> StreamProbe:
+        def opened(name: str, products: int) -> Pipeline:
+            return self._opened(self._programs.busy(name, products))
+
+        return probe_streams(names, opened, self._timeout_seconds)
+
+    def _is_measured(self, source: str, destination: str) -> bool:
+        given = self._cluster.link(source, destination)
+        return given is None or given.bytes_per_second is None
+
+    def _probe_machine(self, name: str) -> MachineProbe:
+        base = self._pass([name], [SMALLEST_BYTES] * 2, 3 * SERIES_SECONDS)
+        half = base.single_seconds / 2
+        first = LinkSample(SMALLEST_BYTES, half, None)
+        passages: dict[str, list[_Passage]] = {"to": [], "from": []}
+        samples: dict[str, list[LinkSample]] = {"to": [first], "from": [first]}
+        for direction, found in samples.items():
+            for size in self._sizes[1:]:
+                worthwhile = worthwhile_size(size, found)
+                if worthwhile is None:
+                    break
+                ends = [worthwhile, SMALLEST_BYTES] if direction == "to" else [SMALLEST_BYTES, worthwhile]
+                passage = self._pass([name], ends, SERIES_SECONDS)
+                passages[direction].append(passage)
+                single = max(passage.single_seconds - half, 0.0)
+                found.append(LinkSample(worthwhile, single, passage.stream_seconds))
+        per_byte = [
+            (passages[direction][-1].processor_seconds[name] - base.processor_seconds[name])
+            / (samples[direction][-1].size_bytes - SMALLEST_BYTES)
+            for direction in passages
+        ]
+        return MachineProbe(
+            measured_at=time.time(),
+            round_trip_seconds=base.single_seconds,
+            to_machine=tuple(samples["to"]),
+            from_machine=tuple(samples["from"]),
+            seconds_per_byte=max(statistics.fmean(per_byte), 0.0),
+        )
+
+    def _probe_pair(self, source: str, destination: str, machines: Mapping[str, MachineProbe]) -> PairProbe:
+        elsewhere = (machines[source].round_trip_seconds + machines[destination].round_trip_seconds) / 2
+        samples: list[LinkSample] = []
+        for size in self._sizes:
+            worthwhile = worthwhile_size(size, samples)
+            if worthwhile is None:
+                break
+            passage = self._pass([source, destination], [SMALLEST_BYTES, worthwhile, SMALLEST_BYTES], SERIES_SECONDS)
+            single = max(passage.single_seconds - elsewhere, 0.0)
+            samples.append(LinkSample(worthwhile, single, passage.stream_seconds))
+        return PairProbe(time.time(), tuple(samples))
+
+    def _pass(self, machines: Sequence[str], sizes: Sequence[int], series_seconds: float) -> _Passage:
+        """Run a chain for about twice ``series_seconds``, or a few times if that takes longer."""
+        program = self._programs.chain(machines, sizes)
+        try:
+            with self._opened(program) as pipeline:
+                return _measure(pipeline, [np.zeros(sizes[0], np.uint8)], series_seconds)
+        except CompileError:
+            raise
+        except TvmSplitError as error:
+            ends = (CLIENT, *machines) if len(machines) == 1 else machines
+            raise ProfileError(
+                f"the link from {ends[0]!r} to {ends[1]!r} cannot be measured: {error}. If nothing may pass between "
+                "the two, say so in the cluster file: bytes_per_second: 0"
+            ) from error
+
+    def _opened(self, program: Program) -> Pipeline:
+        return Pipeline.open(
+            program,
+            self._endpoints,
+            self._programs.blob_path,
+            timeout_seconds=self._timeout_seconds,
+            peer_addresses=self._cluster.peer_addresses,
+        )
+
+    def _links(
+        self,
+        machines: Mapping[str, MachineProbe],
+        pairs: Mapping[tuple[str, str], PairProbe],
+        waking: Mapping[str, float],
+    ) -> Iterator[LinkProfile]:
+        ends = (CLIENT, *self._cluster.machine_names)
+        for source, destination in ((a, b) for a in ends for b in ends if a != b):
+            given = self._cluster.link(source, destination)
+            if given is not None and given.is_closed:
+                continue
+            if given is not None and given.bytes_per_second is not None:
+                speed = (given.bytes_per_second, given.latency_seconds)
+                yield LinkProfile(source, destination, *speed, "given", time.time())
+                continue
+            if source == CLIENT:
+                samples, measured_at = machines[destination].to_machine, machines[destination].measured_at
+            elif destination == CLIENT:
+                samples, measured_at = machines[source].from_machine, machines[source].measured_at
+            else:
+                samples, measured_at = pairs[source, destination].samples, pairs[source, destination].measured_at
+            line = fitted_line(samples)
+            latency = line.latency_seconds + statistics.fmean(
+                waking[end] for end in (source, destination) if end in waking
+            )
+            yield LinkProfile(source, destination, line.bytes_per_second, latency, "measured", measured_at)
+
+
+def _measure(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: float) -> _Passage:
+    """Single runs, then a stream, after one run that makes connections and memory warm."""
+    machines = pipeline.program.machines
+    pipeline.run(inputs)
+    start = time.perf_counter()
+    pipeline.run(inputs)
+    first = time.perf_counter() - start
+    before = pipeline.processor_seconds()
+    singles = [first]
+    count = _times(series_seconds, first)
+    for _ in range(count):
+        start = time.perf_counter()
+        pipeline.run(inputs)
+        singles.append(time.perf_counter() - start)
+    arrivals: list[float] = []
+    if first < HOPELESS_SECONDS:
+        for _ in pipeline.stream([inputs] * (1 + _times(series_seconds, first / 2))):
+            arrivals.append(time.perf_counter())
+    after = pipeline.processor_seconds()
+    computing = dict.fromkeys(machines, 0.0)
+    for stage in pipeline.statistics():
+        computing[stage.machine] += stage.median_compute_seconds
+    passed = count + len(arrivals)
+    return _Passage(
+        max(statistics.median(singles) - sum(computing.values()), 0.0),
+        (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) if len(arrivals) > 1 else None,
+        {who: max((after[who] - before[who]) / passed - computing[who], 0.0) for who in computing},
+    )
+
+
+def _times(series_seconds: float, seconds: float) -> int:
+    return 1 if seconds > HOPELESS_SECONDS else min(max(int(series_seconds / max(seconds, 1e-6)), FEWEST), MOST)
+
+
+def has_spare_cores(machine: str, workers: Mapping[str, WorkerDescription]) -> bool:
+    """Whether transfers find a core that computes nothing: none of those may, on which workers of the host compute."""
+    worker = workers[machine]
+    threads = sum(other.threads for other in workers.values() if other.hostname == worker.hostname)
+    return worker.cores > threads
+
+
+def _rounds(pairs: Sequence[tuple[str, str]], hosts: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
+    """The pairs in groups to measure at the same time, in which no machine or host occurs twice."""
+    waiting = list(pairs)
+    while waiting:
+        together: list[tuple[str, str]] = []
+        busy: set[str] = set()
+        for pair in waiting:
+            ends = {hosts[name] for name in pair}
+            if len(together) < PARALLEL_PAIRS and not ends & busy:
+                together.append(pair)
+                busy |= ends
+        yield together
+        waiting = [pair for pair in waiting if pair not in together]
+
+
+def _in_process(cluster: Cluster) -> LinkProbe:
+    """Stages hand tensors over, at no cost."""
+    ends = (CLIENT, *cluster.machine_names)
+    links = tuple(
+        LinkProfile(a, b, HANDED_OVER_BYTES_PER_SECOND, 0.0, "given", time.time()) for a in ends for b in ends if a != b
+    )
+    return LinkProbe(links, dict.fromkeys(cluster.machine_names, NO_COST))

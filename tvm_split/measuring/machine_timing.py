@@ -1,0 +1,283 @@
+"""Times kernels on the machines of one host: in turns each machine alone, and all at the same time.
+
+Machines of one host share its memory, its caches and the power that its cores may take, so each is slower while the
+others compute. By how much is often less than what a machine drifts within seconds, so the two are timed in short turns
+and not one long after the other. Times that are known from the cache are not taken again; but where one machine has
+something to measure in company, the others must be at work too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.measuring.profile_cache import CachedTime, ProfileCache, entry_key
+from tvm_split.measuring.profiled_machine import ProfiledMachine
+from tvm_split.measuring.target_code import CeilingCode, TargetCode, symbol
+from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
+from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
+from tvm_split.rpc_runtime.program.kernel_times import (
+    MAXIMUM_LIMIT_SECONDS,
+    KernelSet,
+    KernelTime,
+    TimingEffort,
+)
+from tvm_split.rpc_runtime.program.program import BlobSpec
+
+EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.5)
+# Odd, so that the median is a time that was measured.
+TURNS = 3
+TURN_EFFORT = TimingEffort(EFFORT.minimum_rounds // TURNS, EFFORT.minimum_seconds / TURNS)
+CEILING_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.0)
+# So long that all machines are at work for the whole of the slowest one's rounds, which company makes longer.
+OVERLAP = 1.25
+MOST_OF_MEMORY = 0.5
+
+
+class KernelSession(Protocol):
+    """Where kernels can be loaded and timed."""
+
+    def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int: ...
+
+    def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class MachineTimes:
+    """What is known of one machine: times by digest, alone and in company, and why others are not known."""
+
+    machine: ProfiledMachine
+    code: TargetCode
+    ceilings: CeilingCode | None
+    cache: ProfileCache
+    companions: tuple[str, ...]
+    alone: dict[str, CachedTime] = field(default_factory=dict)
+    contended: dict[str, CachedTime] = field(default_factory=dict)
+    ceiling_times: dict[str, CachedTime] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    measured: set[str] = field(default_factory=set)
+
+    def recall(self) -> None:
+        """Take what the cache has."""
+        for digest in self.code.distinct:
+            for times, companions in ((self.alone, ()), (self.contended, self.companions)):
+                found = self.cache.get(self._key(digest, companions))
+                if found is not None:
+                    times[digest] = found
+        for digest in self.ceilings.functions if self.ceilings is not None else ():
+            found = self.cache.get(self._ceiling_key(digest))
+            if found is not None:
+                self.ceiling_times[digest] = found
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Digests of the kernels that can be timed and of which a time is lacking."""
+        return frozenset(digest for digest in self.timeable if digest not in self.alone or digest not in self.contended)
+
+    @property
+    def timeable(self) -> frozenset[str]:
+        room = self.machine.memory_free_bytes or float("inf")
+        return frozenset(
+            digest
+            for digest in self.code.distinct
+            if digest not in self.code.untimeable and self.code.timed(digest).size_bytes < MOST_OF_MEMORY * room
+        )
+
+    @property
+    def lacks_ceilings(self) -> bool:
+        return self.ceilings is not None and len(self.ceiling_times) < len(self.ceilings.functions)
+
+    def kernel_set(self, digests: frozenset[str], library: BlobSpec) -> KernelSet:
+        ordered = [digest for digest in self.code.distinct if digest in digests]
+        room = self.machine.memory_free_bytes
+        weight_bytes = min(self.code.weight_bytes, int(MOST_OF_MEMORY * room)) if room else self.code.weight_bytes
+        kernels = tuple(self.code.timed(digest) for digest in ordered)
+        return KernelSet(self.machine.name, self.code.device, library, kernels, weight_bytes)
+
+    def take(self, times: Sequence[KernelTime], companions: tuple[str, ...]) -> None:
+        """Remember what was measured, and keep it for later."""
+        by_symbol = {symbol(digest): digest for digest in self.code.distinct}
+        found: dict[str, CachedTime] = {}
+        for each in times:
+            digest = by_symbol[each.function]
+            if each.error:
+                self.problems[digest] = each.error
+            else:
+                found[digest] = CachedTime(each.seconds, each.best_seconds, time.time())
+        (self.contended if companions else self.alone).update(found)
+        if not self.companions:
+            self.contended.update(found)
+        self.measured |= found.keys()
+        self._keep({self._key(digest, companions): each for digest, each in found.items()})
+
+    def take_ceilings(self, times: Sequence[KernelTime]) -> None:
+        by_symbol = {symbol(digest): digest for digest in (self.ceilings.functions if self.ceilings else ())}
+        found = {
+            by_symbol[each.function]: CachedTime(each.seconds, each.best_seconds, time.time())
+            for each in times
+            if not each.error
+        }
+        self.ceiling_times.update(found)
+        self._keep({self._ceiling_key(digest): each for digest, each in found.items()})
+
+    def _keep(self, entries: Mapping[str, CachedTime]) -> None:
+        with contextlib.suppress(OSError):  # a cache that cannot be written only costs time the next time
+            self.cache.put(entries)
+
+    def _key(self, digest: str, companions: tuple[str, ...]) -> str:
+        # What else is in the caches counts only by its size: a power of two is near enough.
+        warmth = self.code.weight_bytes.bit_length() if self.code.distinct[digest].weights else 0
+        return entry_key(kernel=digest, target=dict(self.code.target), with_=list(companions), warmth=warmth)
+
+    def _ceiling_key(self, digest: str) -> str:
+        return entry_key(ceiling=digest, target=dict(self.code.target))
+
+
+class HostTiming:
+    """Measures what is lacking on the machines of one host.
+
+    ``on_step`` is called with what begins. Every wait is limited by ``timeout_seconds`` and by the effort. Several
+    machines are timed in `TURNS` turns; in fewer if the turns would take longer than ``timeout_seconds`` for each
+    machine alone and as much for all together.
+    """
+
+    def __init__(
+        self,
+        machines: Sequence[MachineTimes],
+        cluster: Cluster,
+        timeout_seconds: float,
+        on_step: Callable[[str], None],
+    ) -> None:
+        self._machines = machines
+        self._cluster = cluster
+        self._timeout_seconds = timeout_seconds
+        self._on_step = on_step
+        lacking = {id(each): each.missing for each in machines}
+        # Machines of one target measure the same kernels, so that each has the same company.
+        self.wanted = {
+            each.machine.name: frozenset().union(*(lacking[id(other)] for other in machines if other.code is each.code))
+            & each.timeable
+            for each in machines
+        }
+        if len(machines) > 1 and any(self.wanted.values()):
+            self.wanted = {each.machine.name: self.wanted[each.machine.name] or each.timeable for each in machines}
+
+    @property
+    def steps(self) -> int:
+        count = sum(bool(digests) for digests in self.wanted.values())
+        return TURNS * (count + 1) if count > 1 else count
+
+    def measure(self, libraries: Mapping[int, BlobSpec], ceilings: Mapping[int, BlobSpec], blobs: BlobFolder) -> None:
+        """Time what is wanted, with the libraries by ``id`` of the machine's code."""
+        at_work: list[_MachineAtWork] = []
+        with contextlib.ExitStack() as stack:
+            for each in self._machines:
+                wanted = self.wanted[each.machine.name]
+                if not wanted and not each.lacks_ceilings:
+                    continue
+                session = self._session(each)
+                stack.callback(session.close)
+                if each.lacks_ceilings and each.ceilings is not None:
+                    kernels = tuple(each.ceilings.kernels.values())
+                    session.load(
+                        KernelSet(each.machine.name, "cpu", ceilings[id(each.ceilings)], kernels, 0), blobs.path
+                    )
+                    each.take_ceilings(session.measure(CEILING_EFFORT))
+                if wanted:
+                    session.load(each.kernel_set(wanted, libraries[id(each.code)]), blobs.path)
+                    at_work.append(_MachineAtWork(each, session, len(wanted)))
+            if len(at_work) > 1:
+                self._measure_in_turns(at_work)
+            elif at_work:
+                self._measure_alone(at_work[0], EFFORT)
+        for machine in at_work:
+            machine.times.take(combined(machine.alone), ())
+            if machine.contended:
+                machine.times.take(combined(machine.contended), machine.times.companions)
+
+    def _measure_in_turns(self, at_work: Sequence[_MachineAtWork]) -> None:
+        start = time.monotonic()
+        limit = self._timeout_seconds * (len(at_work) + 1)
+        for turn in range(TURNS):
+            if turn and (time.monotonic() - start) * (turn + 1) / turn > limit:
+                break  # as slow as these machines are, one more would not fit
+            for machine in at_work if turn % 2 == 0 else at_work[::-1]:
+                self._measure_alone(machine, TURN_EFFORT)
+            self._measure_in_company(at_work)
+
+    def _measure_alone(self, machine: _MachineAtWork, effort: TimingEffort) -> None:
+        self._on_step(f"timing {machine.kernels} kernels on {machine.name}")
+        machine.alone.append(machine.session.measure(self._limited(effort.minimum_rounds, effort.minimum_seconds)))
+
+    def _measure_in_company(self, at_work: Sequence[_MachineAtWork]) -> None:
+        self._on_step(f"timing {' and '.join(machine.name for machine in at_work)} at the same time")
+        rounds = TURN_EFFORT.minimum_rounds
+        together = OVERLAP * (1 + rounds) * max(machine.round_seconds for machine in at_work)
+
+        def measured(machine: _MachineAtWork) -> tuple[KernelTime, ...]:
+            after_warming_up = together - machine.round_seconds
+            return machine.session.measure(self._limited(rounds, max(TURN_EFFORT.minimum_seconds, after_warming_up)))
+
+        with ThreadPoolExecutor(len(at_work)) as pool:
+            for machine, times in zip(at_work, pool.map(measured, at_work), strict=True):
+                machine.contended.append(times)
+
+    def _limited(self, minimum_rounds: int, minimum_seconds: float) -> TimingEffort:
+        limit = min(max(self._timeout_seconds, 2 * minimum_seconds), MAXIMUM_LIMIT_SECONDS)
+        return TimingEffort(minimum_rounds, min(minimum_seconds, limit), limit)
+
+    def _session(self, each: MachineTimes) -> KernelSession:
+        if self._cluster.kind == "in_process":
+            return InProcessKernels(each.machine.threads)
+        return RemoteKernels(self._cluster.endpoints()[each.machine.name], self._timeout_seconds)
+
+
+@dataclass
+class _MachineAtWork:
+    """A machine whose kernels are loaded, and what was found in each turn."""
+
+    times: MachineTimes
+    session: KernelSession
+    kernels: int
+    alone: list[tuple[KernelTime, ...]] = field(default_factory=list)
+    contended: list[tuple[KernelTime, ...]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.times.machine.name
+
+    @property
+    def round_seconds(self) -> float:
+        """Of all kernels once, as they were when it was last alone."""
+        return sum(each.seconds for each in self.alone[-1])
+
+
+def combined(turns: Sequence[Sequence[KernelTime]]) -> tuple[KernelTime, ...]:
+    """One time for each kernel from those of one or more turns, which are of the same kernels in the same order.
+
+    A kernel's time is the median of the turns', its best time the best of all. If a turn says of a kernel why it has no
+    time, so does the result, whatever the others found.
+    """
+    return tuple(_combined(times) for times in zip(*turns, strict=True))
+
+
+def _combined(times: Sequence[KernelTime]) -> KernelTime:
+    for each in times:
+        if each.error:
+            return each
+    return KernelTime(
+        times[0].function,
+        statistics.median(each.seconds for each in times),
+        min(each.best_seconds for each in times),
+        sum(each.rounds for each in times),
+    )

@@ -1,0 +1,76 @@
+"""All that planning has to know of a model on a cluster: its pieces on the machines, and the links between these."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.measuring.cluster_profiling import DEFAULT_TIMEOUT_SECONDS, MeasuredCluster, ModelProfiler
+from tvm_split.measuring.link_cache import default_folder
+from tvm_split.measuring.link_probing import LinkProbe, TransferCost, probe_links
+from tvm_split.model import Model
+from tvm_split.planner.layer_graph import layer_graph
+from tvm_split.planner.pieces import piece_edges
+from tvm_split.planner.profile import ClusterProfile, StreamingCost
+from tvm_split.steps import StepProgress
+
+
+def profile_model(
+    model: Model,
+    cluster: Cluster,
+    *,
+    database: str | Path | None = None,
+    profiler: ModelProfiler | None = None,
+    refresh: bool = False,
+    cache_folder: str | Path | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    on_progress: StepProgress | None = None,
+) -> MeasuredCluster:
+    """The pieces of a model on every machine, then the links for tensors of the sizes that cuts of this model have.
+
+    Arguments and errors are those of `ModelProfiler` and `probe_links`; what was measured is kept in ``cache_folder``,
+    by default in the user's cache. A ``profiler`` of this model that measured before need not compile again.
+    """
+    folder = None if cache_folder is None else Path(cache_folder)
+    try:
+        with cluster.kept():
+            measured = (profiler or ModelProfiler(model, database)).measure(
+                cluster,
+                refresh=refresh,
+                cache_folder=folder,
+                timeout_seconds=timeout_seconds,
+                on_progress=on_progress,
+            )
+            profile = measured.profile
+            edges = piece_edges(layer_graph(model), [piece.layers for piece in profile.pieces])
+            probe = probe_links(
+                cluster,
+                sorted({int(edge.bytes) for edge in edges}),
+                timeout_seconds=timeout_seconds,
+                on_progress=on_progress,
+                cache_folder=folder / "links" if folder is not None else default_folder(),
+                refresh=refresh,
+            )
+    finally:
+        cluster.release()
+    return dataclasses.replace(measured, profile=_joined(profile, probe))
+
+
+def _joined(profile: ClusterProfile, probe: LinkProbe) -> ClusterProfile:
+    machines = tuple(
+        dataclasses.replace(machine, streaming=_streaming(probe.transfer_costs[machine.machine]))
+        for machine in profile.machines
+    )
+    return dataclasses.replace(profile, machines=machines, links=probe.links)
+
+
+def _streaming(cost: TransferCost) -> StreamingCost:
+    """The probe's stages take one tensor in and send one out. Company never helps: what says so is noise."""
+    return StreamingCost(
+        transfer_seconds=max(cost.together.seconds, cost.alone.seconds) / 2,
+        transfer_seconds_per_byte=cost.seconds_per_byte,
+        ratio=max(cost.together.ratio, cost.alone.ratio),
+        alone_transfer_seconds=cost.alone.seconds / 2,
+        alone_ratio=cost.alone.ratio,
+    )

@@ -1,0 +1,108 @@
+"""Programs that do nothing but pass tensors of given sizes: what links are measured with, over the real runtime."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tvm import relax
+
+from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.build import build_module
+from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from tvm_split.rpc_runtime.scratch import ScratchFolder
+
+BUSY_INPUT = (1, 256)
+"""A kilobyte, which travels as fast as a tensor can, and makes a matrix that lies in a core's second-level cache."""
+
+
+class ProbePrograms:
+    """Compiles pass-through stages, each once per architecture and pair of sizes, for any processor of it."""
+
+    def __init__(self, architectures: Mapping[str, str]) -> None:
+        """``architectures`` by machine, as the workers say: ``x86_64``."""
+        self._architectures = architectures
+        self._blobs = BlobFolder.temporary()
+        self._libraries: dict[tuple[str, int, int], BlobSpec] = {}
+        self._busy: dict[tuple[str, int], BlobSpec] = {}
+
+    def blob_path(self, sha256: str) -> Path:
+        return self._blobs.path(sha256)
+
+    def chain(self, machines: Sequence[str], sizes_bytes: Sequence[int]) -> Program:
+        """From the client over the machines and back, with tensors of ``sizes_bytes`` before, between and after them.
+
+        Raises:
+            CompileError: there is no linker here for a machine's architecture.
+        """
+        tensors = [TensorSpec(f"tensor {place}", (size,), "uint8") for place, size in enumerate(sizes_bytes)]
+        stages = tuple(
+            StageSpec(
+                index=place,
+                name=f"pass {place}",
+                machine=machine,
+                layers=(),
+                device="cpu",
+                library=self._library(self._architectures[machine], sizes_bytes[place], sizes_bytes[place + 1]),
+                weights=(),
+                inputs=(tensors[place],),
+                outputs=(tensors[place + 1],),
+            )
+            for place, machine in enumerate(machines)
+        )
+        return Program((tensors[0],), (tensors[-1],), stages)
+
+    def busy(self, machine: str, products: int) -> Program:
+        """A small tensor in and out, and in between so many matrix products one after the other."""
+        row, result = (TensorSpec(name, BUSY_INPUT, "float32") for name in ("row", "result"))
+        library = self._busy_library(self._architectures[machine], products)
+        stage = StageSpec(0, "compute", machine, (), "cpu", library, (), (row,), (result,))
+        return Program((row,), (result,), (stage,))
+
+    def _busy_library(self, architecture: str, products: int) -> BlobSpec:
+        key = (architecture, products)
+        if key not in self._busy:
+            self._busy[key] = self._compile_busy(architecture, products)
+        return self._busy[key]
+
+    def _compile_busy(self, architecture: str, products: int) -> BlobSpec:
+        """A row made into a matrix, which is multiplied again and again, and of the last the first row."""
+        builder = relax.BlockBuilder()
+        row = relax.Var("row", relax.TensorType(BUSY_INPUT, "float32"))
+        with builder.function("main", [row]):
+            with builder.dataflow():
+                matrix = builder.emit(relax.op.broadcast_to(row, (BUSY_INPUT[1], BUSY_INPUT[1])))
+                value = matrix
+                for _ in range(products):
+                    value = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(value, matrix))))
+                first = builder.emit(relax.op.strided_slice(value, [0], [0], [1]))
+                result = builder.emit_output(relax.Tuple([first]))
+            builder.emit_func_output(result)
+        return self._build(builder, architecture)
+
+    def _library(self, architecture: str, taken: int, made: int) -> BlobSpec:
+        key = (architecture, taken, made)
+        if key not in self._libraries:
+            self._libraries[key] = self._compile(*key)
+        return self._libraries[key]
+
+    def _compile(self, architecture: str, taken: int, made: int) -> BlobSpec:
+        """The first bytes of what comes in, or its first byte again and again: no more work than writing the result."""
+        builder = relax.BlockBuilder()
+        tensor = relax.Var("tensor", relax.TensorType((taken,), "uint8"))
+        first = relax.op.strided_slice(tensor, [0], [0], [min(taken, made) if taken >= made else 1])
+        with builder.function("main", [tensor]):
+            with builder.dataflow():
+                value = first if taken >= made else relax.op.broadcast_to(builder.emit(first), (made,))
+                result = builder.emit_output(relax.Tuple([builder.emit(value)]))
+            builder.emit_func_output(result)
+        return self._build(builder, architecture)
+
+    def _build(self, builder: relax.BlockBuilder, architecture: str) -> BlobSpec:
+        target: dict[str, object] = {"kind": "llvm", "num-cores": 1}
+        if architecture != platform.machine():
+            target["mtriple"] = f"{architecture}-linux-gnu"
+        with ScratchFolder("build") as folder:
+            built = build_module(builder.get(), target, folder.path / "pass.so", "probing a link")
+            return self._blobs.add_file(built.library)

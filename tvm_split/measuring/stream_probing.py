@@ -1,0 +1,91 @@
+"""Measures what streams take from computing: stages that really compute, for a short and for a longer time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Barrier, BrokenBarrierError
+
+import numpy as np
+
+from tvm_split.measuring.link_cache import StreamProbe
+from tvm_split.measuring.link_samples import StreamSample, median_sample
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+
+PRODUCTS = (3, 15)
+"""Of matrices, in the stages: about 3 and 15 ms on a present-day core."""
+ROUNDS = 5
+"""Short and long computing take turns, so that a disturbance spoils a round of both, and medians of rounds are kept."""
+SINGLE_RUNS = 3
+STREAM_SECONDS, FEWEST_STREAMED, FILL = 0.06, 6, 4
+
+
+def probe_streams(names: Sequence[str], opened: Callable[[str, int], Pipeline], timeout_seconds: float) -> StreamProbe:
+    """A stream through each of the machines at the same time, with short and with longer computing.
+
+    Each machine has a stream of its own: what links between them do is measured elsewhere.
+
+    Args:
+        opened: a pipeline through one stage that computes so many products on this machine; closed here.
+        timeout_seconds: how long the machines wait for one another before their streams begin.
+    """
+    samples: dict[str, list[list[StreamSample]]] = {name: [[] for _ in PRODUCTS] for name in names}
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(names), thread_name_prefix="probe") as threads:
+        pipelines = {
+            name: [stack.enter_context(contextlib.closing(opened(name, products))) for products in PRODUCTS]
+            for name in names
+        }
+        for _ in range(ROUNDS):
+            for place in range(len(PRODUCTS)):
+                singles = {name: _single_runs(pipelines[name][place]) for name in names}
+                start = Barrier(len(names), timeout=timeout_seconds)
+                running = [threads.submit(_period, pipelines[name][place], start) for name in names]
+                for name, period in zip(names, _results(running), strict=True):
+                    samples[name][place].append(StreamSample(*singles[name], period))
+    medians = {name: tuple(median_sample(rounds) for rounds in found) for name, found in samples.items()}
+    return StreamProbe(time.time(), medians)
+
+
+def _results(running: Sequence[Future[float]]) -> list[float]:
+    """What all gave; or the error that broke the others' barrier, rather than that it was broken."""
+    errors = [error for each in running if (error := each.exception()) is not None]
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, BrokenBarrierError))
+    return [each.result() for each in running]
+
+
+def _single_runs(pipeline: Pipeline) -> tuple[float, float]:
+    """Seconds that a micro-batch alone computes, and that such a run takes in all."""
+    before = _computed(pipeline)
+    start = time.perf_counter()
+    for _ in range(SINGLE_RUNS):
+        pipeline.run(_inputs(pipeline))
+    seconds = time.perf_counter() - start
+    return (_computed(pipeline) - before) / SINGLE_RUNS, seconds / SINGLE_RUNS
+
+
+def _computed(pipeline: Pipeline) -> float:
+    (stage,) = pipeline.statistics()
+    return stage.compute_seconds
+
+
+def _period(pipeline: Pipeline, start: Barrier) -> float:
+    """Seconds from one result to the next, once the pipeline is full."""
+    inputs = _inputs(pipeline)
+    begin = time.perf_counter()
+    try:
+        pipeline.run(inputs)
+    except BaseException:
+        start.abort()  # or the others would wait for this one
+        raise
+    seconds = time.perf_counter() - begin
+    count = FILL + max(FEWEST_STREAMED, int(STREAM_SECONDS / max(seconds, 1e-6)))
+    start.wait()
+    arrivals = [time.perf_counter() for _ in pipeline.stream([inputs] * count)]
+    return (arrivals[-1] - arrivals[FILL - 1]) / (count - FILL)
+
+
+def _inputs(pipeline: Pipeline) -> list[np.ndarray]:
+    return [np.zeros(tensor.shape, tensor.dtype) for tensor in pipeline.program.inputs]

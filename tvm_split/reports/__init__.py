@@ -1,1 +1,0 @@
-"""What a deployment did, beside what was predicted of it."""
