@@ -25,8 +25,7 @@ from tvm import tirx
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import tvm_split
-from tests.models import torch_models
-from tests.schedules.gpu_kernels import (
+from tests.helpers.schedules.gpu_kernels import (
     MOST_STATIC_SHARED_BYTES,
     MOST_THREADS,
     compile_with_nvcc,
@@ -38,6 +37,7 @@ from tests.schedules.gpu_kernels import (
     spilled_bytes,
     unbound_blocks,
 )
+from tests.models import torch_models
 from tvm_split.compiler.build import build_stage
 from tvm_split.compiler.kernels import SLOW_RULES, Kernel
 from tvm_split.compiler.placement import tvm_target

@@ -26,9 +26,9 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import tvm_split
+from tests.helpers.relay import Relay
+from tests.helpers.slow_machine import half_speed
 from tests.models import torch_models
-from tests.relay import Relay
-from tests.slow_machine import half_speed
 from tvm_split.deployment.benchmark import bench
 from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.progress import step_progress

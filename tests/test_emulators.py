@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
-from tests.relay import Relay
-from tests.rpc_runtime.program_maker import ProgramMaker
-from tests.slow_machine import half_speed
+from tests.helpers.relay import Relay
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.slow_machine import half_speed
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.raw_calls import memory_bytes, open_files
+from tests.helpers.waiting import wait_for
 from tests.rpc_runtime.client.test_pipeline import A, B, batches_for, double, same
-from tests.rpc_runtime.program_maker import ProgramMaker
-from tests.rpc_runtime.raw_calls import memory_bytes, open_files
-from tests.waiting import wait_for
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline

@@ -18,7 +18,7 @@ from torch import nn
 
 import tvm_split
 from tests.fuzz.conftest import Trials
-from tests.fuzz.mutations import NUMBERS, TEXTS, mutated
+from tests.helpers.mutations import NUMBERS, TEXTS, mutated
 from tvm_split import Bundle, BundleError, Cluster
 
 

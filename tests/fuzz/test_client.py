@@ -11,11 +11,11 @@ import grpc
 import numpy as np
 
 from tests.fuzz.conftest import Trials
-from tests.fuzz.mutations import mutated, random_message
+from tests.helpers.mutations import mutated, random_message
+from tests.helpers.rpc_runtime.hostile_worker import Answer, HostileWorker, describes_itself
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.client.test_pipeline import A, batches_for, double
 from tests.rpc_runtime.execution.test_kernel_timing import KERNELS
-from tests.rpc_runtime.hostile_worker import Answer, HostileWorker, describes_itself
-from tests.rpc_runtime.program_maker import ProgramMaker
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels

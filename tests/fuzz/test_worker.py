@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from tests.fuzz.conftest import Memory, Standing, Trials
-from tests.fuzz.mutations import mutated, random_message
+from tests.helpers.mutations import mutated, random_message
+from tests.helpers.rpc_runtime.raw_calls import RawCaller
 from tests.rpc_runtime.client.test_pipeline import A, B
 from tests.rpc_runtime.execution.test_kernel_timing import KERNELS, KernelSet
-from tests.rpc_runtime.raw_calls import RawCaller
 from tvm_split.rpc_runtime.client.client import WorkerConnection
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, machine_plan
 from tvm_split.rpc_runtime.program.program import CLIENT, Program

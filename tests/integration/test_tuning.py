@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import tvm_split
-from tests.integration.rpc_lab import KEY, RpcLab
-from tests.schedules.schedule_harness import normal
+from tests.helpers.rpc_lab import KEY, RpcLab
+from tests.helpers.schedules.schedule_harness import normal
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.schedules.tuning import DatabaseWriter, Effort, TuningDatabase
 from tvm_split.schedules.tuning.record_file import RECORDS

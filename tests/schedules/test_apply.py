@@ -5,7 +5,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tests.schedules.schedule_harness import HOST, evaluate, graph_of, lower, normal, rules, run
+from tests.helpers.schedules.schedule_harness import HOST, evaluate, graph_of, lower, normal, rules, run
 from tvm_split import schedules
 from tvm_split.schedules import cpu
 

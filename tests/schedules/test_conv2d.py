@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
-from tests.schedules.schedule_harness import assert_close, evaluate, normal
+from tests.helpers.schedules.schedule_harness import assert_close, evaluate, normal
 
 
 def convolution(weight, bias, **attributes):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax
 
-from tests.schedules.properties import (
+from tests.helpers.schedules.properties import (
     TOLERANCE,
     apply_epilogue,
     bounded,
@@ -17,7 +17,7 @@ from tests.schedules.properties import (
     weights,
     windows,
 )
-from tests.schedules.schedule_harness import assert_close, evaluate, normal
+from tests.helpers.schedules.schedule_harness import assert_close, evaluate, normal
 
 KINDS = {1: (relax.op.nn.conv1d, functional.conv1d), 2: (relax.op.nn.conv2d, functional.conv2d)}
 pads = st.sampled_from([0, 0, 1, 2, 3])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
-from tests.schedules.schedule_harness import assert_close, evaluate, normal
+from tests.helpers.schedules.schedule_harness import assert_close, evaluate, normal
 
 extents = st.lists(st.sampled_from([1, 3, 13, 17, 130]), min_size=1, max_size=3)
 

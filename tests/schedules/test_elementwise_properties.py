@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 from tvm import relax
 
-from tests.schedules.properties import exact
-from tests.schedules.schedule_harness import evaluate
+from tests.helpers.schedules.properties import exact
+from tests.helpers.schedules.schedule_harness import evaluate
 
 SMALLEST_NORMAL = float(np.finfo("float32").tiny)
 # Reference, largest relative error, and largest absolute error where a relative one is not promised: results below the

@@ -12,8 +12,7 @@ import tvm
 from tvm import relax, te, tirx
 
 import tvm_split
-from tests.models import torch_models
-from tests.schedules.gpu_kernels import (
+from tests.helpers.schedules.gpu_kernels import (
     MOST_STATIC_SHARED_BYTES,
     MOST_THREADS,
     compile_with_nvcc,
@@ -25,7 +24,8 @@ from tests.schedules.gpu_kernels import (
     spilled_bytes,
     unbound_blocks,
 )
-from tests.schedules.schedule_harness import graph_of, lower, normal
+from tests.helpers.schedules.schedule_harness import graph_of, lower, normal
+from tests.models import torch_models
 from tests.schedules.test_targets import cuda
 from tvm_split import schedules
 from tvm_split.compiler.build import build_stage

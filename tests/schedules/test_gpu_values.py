@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, tirx
 
-from tests.schedules.schedule_harness import assert_close, fuse, graph_of, lower, normal, rules, run
-from tests.schedules.serial_threads import without_threads
+from tests.helpers.schedules.schedule_harness import assert_close, fuse, graph_of, lower, normal, rules, run
+from tests.helpers.schedules.serial_threads import without_threads
 from tests.schedules.test_conv2d import convolution, expected
 from tests.schedules.test_targets import cuda
 from tvm_split import schedules

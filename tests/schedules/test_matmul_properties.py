@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 
-from tests.schedules.properties import (
+from tests.helpers.schedules.properties import (
     TOLERANCE,
     apply_epilogue,
     bounded,
@@ -13,7 +13,7 @@ from tests.schedules.properties import (
     exact,
     expected_epilogue,
 )
-from tests.schedules.schedule_harness import assert_close, evaluate, normal
+from tests.helpers.schedules.schedule_harness import assert_close, evaluate, normal
 
 extents = st.sampled_from([1, 3, 7, 17, 130])
 batches = st.sampled_from(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tvm import relax
 
-from tests.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal, run
+from tests.helpers.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal, run
 from tvm_split import schedules
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax
 
-from tests.schedules.properties import TOLERANCE, bounded, exact
-from tests.schedules.schedule_harness import assert_close, evaluate, normal
+from tests.helpers.schedules.properties import TOLERANCE, bounded, exact
+from tests.helpers.schedules.schedule_harness import assert_close, evaluate, normal
 
 extents = st.sampled_from([1, 2, 3, 7, 16, 17, 49, 130])
 shapes = st.lists(extents, min_size=2, max_size=4).filter(lambda shape: np.prod(shape) <= 60_000)

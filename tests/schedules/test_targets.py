@@ -9,8 +9,8 @@ from tvm import relax, tirx
 from tvm.target import Target
 from tvm.target.codegen import target_has_features
 
-from tests.schedules.gpu_kernels import unbound_blocks
-from tests.schedules.schedule_harness import HOST, assert_close, graph_of, lower, normal, run
+from tests.helpers.schedules.gpu_kernels import unbound_blocks
+from tests.helpers.schedules.schedule_harness import HOST, assert_close, graph_of, lower, normal, run
 from tvm_split import schedules
 
 X86_V3 = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2})

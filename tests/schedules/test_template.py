@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 
-from tests.schedules.schedule_harness import HOST, graph_of, lower, normal, unscheduled
+from tests.helpers.schedules.schedule_harness import HOST, graph_of, lower, normal, unscheduled
 from tvm_split import schedules
 from tvm_split.schedules import cpu
 from tvm_split.schedules.template import (

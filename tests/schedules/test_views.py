@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, tirx
 
-from tests.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal
+from tests.helpers.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal
 from tvm_split import schedules
 from tvm_split.schedules.views import view_of
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, te, tirx
 
-from tests.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal, rules, run
+from tests.helpers.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal, rules, run
 from tests.schedules.test_conv2d import convolution, expected
 from tvm_split import schedules
 from tvm_split.schedules.cpu.winograd import schedule_winograd

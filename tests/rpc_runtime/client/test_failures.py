@@ -16,12 +16,12 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.relay import Relay
+from tests.helpers.processes import removed_libraries
+from tests.helpers.relay import Relay
+from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.waiting import wait_for
 from tests.rpc_runtime.client.test_pipeline import A, B, C, batches_for, chain, double, open_on, same
-from tests.rpc_runtime.hostile_worker import HostileWorker
-from tests.rpc_runtime.mappings import removed_libraries
-from tests.rpc_runtime.program_maker import ProgramMaker
-from tests.waiting import wait_for
 from tvm_split.rpc_runtime.client import client, pipeline
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
@@ -140,9 +140,9 @@ import sys
 from pathlib import Path
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tests.relay import Relay
-from tests.rpc_runtime.mappings import removed_libraries
-from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.relay import Relay
+from tests.helpers.processes import removed_libraries
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.client.test_pipeline import batches_for, chain
 
 maker = ProgramMaker(Path(sys.argv[1]))

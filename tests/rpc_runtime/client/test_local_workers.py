@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_for
+from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers, _cores
 from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
-from tests.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError

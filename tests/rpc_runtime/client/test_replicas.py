@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.client.test_pipeline import (
     add,
     batches_for,
@@ -25,7 +26,6 @@ from tests.rpc_runtime.client.test_pipeline import (
     statistics_of_all_sent,
     subtract,
 )
-from tests.rpc_runtime.program_maker import ProgramMaker
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import DeadlineError, WorkerUnavailableError

@@ -17,10 +17,10 @@ import pytest
 import tvm
 from tvm import te, tirx
 
+from tests.helpers.processes import removed_libraries
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.waiting import wait_for
 from tests.rpc_runtime.client.test_pipeline import A, B
-from tests.rpc_runtime.mappings import removed_libraries
-from tests.rpc_runtime.program_maker import ProgramMaker
-from tests.waiting import wait_for
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels

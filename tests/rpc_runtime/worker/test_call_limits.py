@@ -19,11 +19,11 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.raw_calls import RawCaller, memory_bytes, silence, threads
+from tests.helpers.waiting import wait_for
 from tests.rpc_runtime.client.test_failures import deployments_left
 from tests.rpc_runtime.client.test_pipeline import A, batches_for, double, open_on, same
-from tests.rpc_runtime.program_maker import ProgramMaker
-from tests.rpc_runtime.raw_calls import RawCaller, memory_bytes, silence, threads
-from tests.waiting import wait_for
 from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerEndpoint, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.errors import DeadlineError, ProtocolError, WorkerError

@@ -7,7 +7,7 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import meta_schedule
 
-from tests.schedules.schedule_harness import HOST, graph_of, lower, run
+from tests.helpers.schedules.schedule_harness import HOST, graph_of, lower, run
 from tests.schedules.test_template import CASES, TRAITS, template_and_function
 from tvm_split import schedules
 from tvm_split.schedules.template import CHOICES_ATTRIBUTE, schedule_by, text_of

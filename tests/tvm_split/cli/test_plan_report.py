@@ -7,7 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from tests.tvm_split.predictions import machine_prediction, prediction
+from tests.helpers.planner.predictions import machine_prediction, prediction
 from tvm_split.cli.plan_report import memory_text, predicted_lines, prediction_as_json, print_plan
 from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
 

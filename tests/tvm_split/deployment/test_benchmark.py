@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import tvm_split
+from tests.helpers.planner.predictions import machine_prediction, prediction
 from tests.tvm_split.cli.conftest import INPUT_SHAPE, small_model
-from tests.tvm_split.predictions import machine_prediction, prediction
 
 A, B = "machine-a", "machine-b"
 SPLIT = {A: ["conv_1", "relu_1"], B: ["conv_2", "flatten", "dense"]}

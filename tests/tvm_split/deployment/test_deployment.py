@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tvm_split
-from tests.tvm_split.predictions import machine_prediction, prediction
+from tests.helpers.planner.predictions import machine_prediction, prediction
 from tvm_split.deployment.deployment import _planned_in_flight
 
 X = torch.ones(1, 8)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.tvm_split.predictions import machine_prediction, prediction
+from tests.helpers.planner.predictions import machine_prediction, prediction
 from tvm_split.deployment.deployment_report import report_of
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage

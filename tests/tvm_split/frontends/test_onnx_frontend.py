@@ -10,8 +10,8 @@ onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from tests.tvm_split.frontends.comparison import assert_close, assert_equal_to_source, run  # noqa: E402
-from tests.tvm_split.frontends.contract import assert_keeps_contract  # noqa: E402
+from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run  # noqa: E402
+from tests.helpers.frontends.contract import assert_keeps_contract  # noqa: E402
 from tvm_split.errors import ModelImportError  # noqa: E402
 from tvm_split.frontends import load_model  # noqa: E402
 

@@ -12,8 +12,8 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from tests.tvm_split.frontends.comparison import assert_equal_to_source, run, run_as_stage  # noqa: E402
-from tests.tvm_split.frontends.onnx_cases import i64, node_model, random  # noqa: E402
+from tests.helpers.frontends.comparison import assert_equal_to_source, run, run_as_stage  # noqa: E402
+from tests.helpers.frontends.onnx_cases import i64, node_model, random  # noqa: E402
 from tvm_split.errors import ModelImportError  # noqa: E402
 from tvm_split.frontends import load_model  # noqa: E402
 

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from tests.tvm_split.frontends.comparison import assert_equal_to_source
-from tests.tvm_split.frontends.onnx_cases import CASES
+from tests.helpers.frontends.comparison import assert_equal_to_source
+from tests.helpers.frontends.onnx_cases import CASES
 from tvm_split.frontends import load_model
 
 

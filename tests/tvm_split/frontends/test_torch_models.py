@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from tests.helpers.frontends.comparison import assert_equal_to_source
+from tests.helpers.frontends.contract import assert_keeps_contract
 from tests.models.torch_models import small_models
-from tests.tvm_split.frontends.comparison import assert_equal_to_source
-from tests.tvm_split.frontends.contract import assert_keeps_contract
 from tvm_split.frontends import load_model
 
 

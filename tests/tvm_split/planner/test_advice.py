@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.tvm_split.planner.profiles import A, B, chain_problem, chain_profile, graph_of
+from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile, graph_of
 from tvm_split.planner.advice import one_machine_advice
 from tvm_split.planner.model_problem import planned_stages
 from tvm_split.planner.plan import Plan

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.tvm_split.planner.profiles import A, B, C, chain_problem, chain_profile
+from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
 from tvm_split.planner.demands import is_possible, keeps_demands
 from tvm_split.planner.problem import SolvedStage
 from tvm_split.planner.search import evaluate

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tvm_split.planner.profiles import A, B, chain_graph
+from tests.helpers.planner.profiles import A, B, chain_graph
 from tvm_split.planner.estimating import estimated_profile
 from tvm_split.planner.profile import LinkProfile
 

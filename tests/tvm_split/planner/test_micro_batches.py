@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tests.tvm_split.predictions import machine_prediction, prediction
+from tests.helpers.planner.predictions import machine_prediction, prediction
 from tvm_split.errors import PlanError
 from tvm_split.planner.micro_batches import plan_sizes
 from tvm_split.planner.plan import Plan

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from tests.tvm_split.planner.profiles import A, B, C, chain_problem, chain_profile
-from tests.tvm_split.planner.search.problems import random_problem
+from tests.helpers.planner.problems import random_problem
+from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import ONE_MACHINE
 from tvm_split.planner.predicting import compared_baselines, oldest_measurement, predict

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tvm_split.planner.profiles import A, B, chain_problem, chain_profile
+from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile
 from tvm_split.planner.model_problem import corrected
 from tvm_split.planner.prediction import Corrections
 from tvm_split.planner.problem import SolvedStage

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tests.tvm_split.planner.profiles import chain_problem, chain_profile
+from tests.helpers.planner.profiles import chain_problem, chain_profile
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.search import evaluate, solve
 from tvm_split.planner.thrift import MARGIN, spared

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tvm_split.planner.search.oracle import best, chain_plans, judge
-from tests.tvm_split.planner.search.problems import random_problem
+from tests.helpers.planner.oracle import best, chain_plans, judge
+from tests.helpers.planner.problems import random_problem
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, Solution
 from tvm_split.planner.search import solve

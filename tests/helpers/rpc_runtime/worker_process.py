@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 Start = Callable[..., "subprocess.Popen[str]"]
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def start_worker(cache: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:

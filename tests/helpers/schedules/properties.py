@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax
 
-from tests.schedules.schedule_harness import normal
+from tests.helpers.schedules.schedule_harness import normal
 
 # Far below the 1e-4 that is promised: a result that is only just within it is looked at.
 TOLERANCE = 1e-5
