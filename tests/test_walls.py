@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -106,6 +107,13 @@ def test_frameworks_are_named_only_by_frontends_and_the_demo() -> None:
         }
         wrong = {name for name in module_level if name.partition(".")[0] in FRAMEWORKS}
         assert not wrong or path.is_relative_to(allowed[0]) or path.is_relative_to(allowed[1]), path
+
+
+def test_what_tests_share_lies_in_no_test() -> None:
+    """A helper in a test module or a conftest is found by nobody, and goes when its test does: ``tests/helpers``."""
+    for path in (path for folder in ("tests", "scripts") for path in files_of(folder)):
+        wrong = {name for name in imports_of(path) if re.search(r"\btests\.(.*\.)?(test_|conftest\b)", name)}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
 def modules() -> dict[str, Path]:

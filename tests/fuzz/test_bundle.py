@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import tvm_split
-from tests.fuzz.conftest import Trials
 from tests.helpers.mutations import NUMBERS, TEXTS, mutated
+from tests.helpers.trials import Trials
 from tvm_split import Bundle, BundleError, Cluster
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import numpy as np
 
-from tests.fuzz.conftest import Trials
 from tests.helpers.mutations import mutated, random_message
 from tests.helpers.rpc_runtime.hostile_worker import Answer, HostileWorker, describes_itself
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.rpc_runtime.client.test_pipeline import A, batches_for, double
-from tests.rpc_runtime.execution.test_kernel_timing import KERNELS
+from tests.helpers.rpc_runtime.programs import A, batches_for, double
+from tests.helpers.rpc_runtime.timed_kernels import KERNELS
+from tests.helpers.trials import Trials
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels

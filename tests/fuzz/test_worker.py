@@ -9,12 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.fuzz.conftest import Memory, Standing, Trials
 from tests.helpers.mutations import mutated, random_message
-from tests.helpers.rpc_runtime.raw_calls import RawCaller
-from tests.rpc_runtime.client.test_pipeline import A, B
-from tests.rpc_runtime.execution.test_kernel_timing import KERNELS, KernelSet
+from tests.helpers.rpc_runtime.programs import A, B
+from tests.helpers.rpc_runtime.raw_calls import RawCaller, hello
+from tests.helpers.rpc_runtime.timed_kernels import KERNELS
+from tests.helpers.trials import Memory, Standing, Trials
 from tvm_split.rpc_runtime.client.client import WorkerConnection
+from tvm_split.rpc_runtime.program.kernel_times import KernelSet
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, machine_plan
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.wire import control_methods as methods
@@ -118,11 +119,6 @@ def test_control_messages(standing: Standing, trials: Trials, method: Method) ->
             trials.found[code.name] += 1
             assert code is grpc.StatusCode.OK or code.name in MADE_ERRORS, (code, requests)
         victim.close()
-
-
-def hello(deployment: str, source: str, destination: str) -> bytes:
-    message = pb.Hello(protocol_version=PROTOCOL_VERSION, deployment=deployment, source=source, destination=destination)
-    return message.SerializeToString()
 
 
 def wrong_greeting(deployment: str, source: random.Random) -> bytes:

@@ -13,7 +13,7 @@ import torch
 import tvm
 
 import tvm_split
-from tests.integration.test_graph_shapes import Skip
+from tests.models.torch_graphs import Skip
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.verification import one_by_one, verify_bundle
 from tvm_split.compiling import cut_model

@@ -2,61 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tvm
-from tvm import relax
-from tvm.script import ir as I
-from tvm.script import relax as R
 
-from tvm_split.relay_passes.placement import PlacedStage, Placement
-
-LLVM = tvm.target.Target({"kind": "llvm"})
-
-
-@I.ir_module
-class Whole:
-    @R.function
-    def main(x: R.Tensor((1, 16), "float32"), y: R.Tensor((1, 8), "float32")):
-        with R.dataflow():
-            mask = R.ones(R.shape([1, 8]), "float32")
-            conv1 = R.nn.relu(x)
-            halves = R.split(conv1, 2, 1)
-            left = halves[0]
-            right = halves[1]
-            conv2 = R.add(left, mask)
-            conv3 = R.multiply(left, y)
-            joined = R.concat((conv2, conv3), axis=1)
-            skip = R.add(joined, conv1)
-            other = R.multiply(right, mask)
-            result = (skip, x, other, y, other)
-            R.output(result)
-        return result
-
-
-STAGE_OF = {
-    "mask": 0,
-    "conv1": 0,
-    "halves": 0,
-    "left": 0,
-    "right": 0,
-    "conv2": 1,
-    "conv3": 1,
-    "joined": 1,
-    "skip": 2,
-    "other": 1,
-}
-
-
-def placement(stage_of: dict[str, int] = STAGE_OF, machines: tuple[str, ...] = ("a", "b", "a")) -> Placement:
-    stages = tuple(PlacedStage(f"stage_{index}", f"machine-{name}") for index, name in enumerate(machines))
-    return Placement(stages, {stage.machine: LLVM for stage in stages}, stage_of)
-
-
-def run(module: tvm.IRModule, *inputs: np.ndarray, weights: tuple = ()) -> list[np.ndarray]:
-    """Compile a module without any optimisation of ours, and run its function ``main``."""
-    machine = relax.VirtualMachine(relax.build(module, LLVM), tvm.cpu())
-    return [value.numpy() for value in machine["main"](*[tvm.runtime.tensor(each) for each in inputs], *weights)]
+from tests.helpers.placements import Whole
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tests.relay_passes.conftest import STAGE_OF, placement
+from tests.helpers.placements import STAGE_OF, placement
 from tvm_split.relay_passes.annotate import AnnotateDevices
 from tvm_split.relay_passes.errors import ContractError, SelfWaitError
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import tvm
 
-from tests.relay_passes.conftest import LLVM, placement, run
+from tests.helpers.placements import LLVM, placement, run
 from tvm_split.relay_passes.annotate import AnnotateDevices
 from tvm_split.relay_passes.communication import computation, machine_modules
 from tvm_split.relay_passes.partition import PartitionStages

@@ -11,7 +11,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 from tvm.tirx import IndexMap
 
-from tests.relay_passes.conftest import run
+from tests.helpers.placements import run
 from tvm_split.relay_passes.communication import Computation
 from tvm_split.relay_passes.contract import bindings_of
 from tvm_split.relay_passes.exchange_layouts import (

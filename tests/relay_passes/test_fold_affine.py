@@ -5,7 +5,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from tests.relay_passes.conftest import run
+from tests.helpers.placements import run
 from tvm_split.relay_passes.fold_affine import FoldAffine
 
 GENERATOR = np.random.default_rng(0)

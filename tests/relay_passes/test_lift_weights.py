@@ -5,7 +5,7 @@ import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tests.relay_passes.conftest import run
+from tests.helpers.placements import run
 from tvm_split.relay_passes.lift_weights import lift_weights
 
 LARGE = tvm.runtime.tensor(np.arange(64, dtype="float32").reshape(8, 8))

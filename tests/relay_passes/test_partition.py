@@ -5,7 +5,7 @@ import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tests.relay_passes.conftest import placement
+from tests.helpers.placements import placement
 from tvm_split.relay_passes.annotate import AnnotateDevices
 from tvm_split.relay_passes.errors import ContractError
 from tvm_split.relay_passes.partition import PartitionStages, stage_functions

@@ -4,7 +4,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tests.relay_passes.conftest import run
+from tests.helpers.placements import run
 from tvm_split.relay_passes.contract import bindings_of
 from tvm_split.relay_passes.unique_names import UniqueNames
 

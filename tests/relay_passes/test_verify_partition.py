@@ -5,7 +5,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.relay_passes.conftest import STAGE_OF, Whole, placement
+from tests.helpers.placements import STAGE_OF, Whole, placement
 from tvm_split.relay_passes.annotate import AnnotateDevices
 from tvm_split.relay_passes.errors import ContractError, SelfWaitError
 from tvm_split.relay_passes.partition import PartitionStages

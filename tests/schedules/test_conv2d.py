@@ -7,29 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
+from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.schedule_harness import assert_close, evaluate, normal
-
-
-def convolution(weight, bias, **attributes):
-    def graph(builder, x, *residual):
-        y = builder.emit(relax.op.nn.conv2d(x, relax.const(weight), **attributes))
-        y = builder.emit(relax.op.add(y, relax.const(bias.reshape(1, -1, 1, 1))))
-        if residual:
-            y = builder.emit(relax.op.add(y, residual[0]))
-        return builder.emit(relax.op.nn.relu(y))
-
-    return graph
-
-
-def expected(x, weight, bias, residual=0.0, **attributes):
-    result = torch.nn.functional.conv2d(
-        *(torch.tensor(array.astype("float64")) for array in (x, weight, bias)),
-        stride=attributes.get("strides", 1),
-        dilation=attributes.get("dilation", 1),
-        groups=attributes.get("groups", 1),
-        padding=attributes.get("padding", 0),
-    )
-    return np.maximum(result.numpy() + residual, 0.0)
 
 
 @settings(max_examples=12, derandomize=True)

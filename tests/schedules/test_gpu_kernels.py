@@ -16,6 +16,7 @@ from tests.helpers.schedules.gpu_kernels import (
     MOST_STATIC_SHARED_BYTES,
     MOST_THREADS,
     compile_with_nvcc,
+    cuda,
     cuda_source,
     kernels_of,
     module_of_kernels,
@@ -26,7 +27,6 @@ from tests.helpers.schedules.gpu_kernels import (
 )
 from tests.helpers.schedules.schedule_harness import graph_of, lower, normal
 from tests.models import torch_models
-from tests.schedules.test_targets import cuda
 from tvm_split import schedules
 from tvm_split.compiler.build import build_stage
 from tvm_split.compiling import cut_model

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, tirx
 
+from tests.helpers.schedules.convolutions import convolution, expected
+from tests.helpers.schedules.gpu_kernels import cuda
 from tests.helpers.schedules.schedule_harness import assert_close, fuse, graph_of, lower, normal, rules, run
 from tests.helpers.schedules.serial_threads import without_threads
-from tests.schedules.test_conv2d import convolution, expected
-from tests.schedules.test_targets import cuda
 from tvm_split import schedules
 from tvm_split.schedules.gpu.tensor_core import schedule_tensor_core
 

@@ -3,8 +3,8 @@
 import pytest
 from tvm import relax
 
+from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.schedule_harness import assert_close, evaluate, normal
-from tests.schedules.test_conv2d import convolution, expected
 from tvm_split.schedules.narrow_groups import Widening, choose_widening
 from tvm_split.schedules.traits import Traits
 

@@ -9,7 +9,7 @@ from tvm import relax, tirx
 from tvm.target import Target
 from tvm.target.codegen import target_has_features
 
-from tests.helpers.schedules.gpu_kernels import unbound_blocks
+from tests.helpers.schedules.gpu_kernels import cuda, unbound_blocks
 from tests.helpers.schedules.schedule_harness import HOST, assert_close, graph_of, lower, normal, run
 from tvm_split import schedules
 
@@ -76,19 +76,6 @@ def test_wide_registers_are_used():
     assembly = tvm.compile(kernels, target=Target({"kind": "llvm", "mcpu": "x86-64-v4"})).mod.inspect_source("asm")
     multiply_adds = [line for line in assembly.splitlines() if "vfmadd" in line and "ps" in line.split()[0]]
     assert sum("zmm" in line for line in multiply_adds) > sum("ymm" in line for line in multiply_adds)
-
-
-def cuda(arch: str) -> Target:
-    return Target(
-        {
-            "kind": "cuda",
-            "arch": arch,
-            "max_threads_per_block": 1024,
-            "max_shared_memory_per_block": 49152,
-            "thread_warp_size": 32,
-        },
-        host={"kind": "llvm"},
-    )
 
 
 @GRAPHS

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, te, tirx
 
+from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal, rules, run
-from tests.schedules.test_conv2d import convolution, expected
 from tvm_split import schedules
 from tvm_split.schedules.cpu.winograd import schedule_winograd
 from tvm_split.schedules.cpu.winograd_choice import (

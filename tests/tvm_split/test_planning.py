@@ -10,8 +10,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_split
-from tests.integration.test_graph_shapes import SeveralOutputs, Skip, TwoInputs
-from tests.tvm_split.cli.conftest import small_model
+from tests.models.small_onnx_model import small_model
+from tests.models.torch_graphs import SeveralOutputs, Skip, TwoInputs
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import OneMachineWarning, PlanError
 from tvm_split.planner.model_problem import Constraints

@@ -23,6 +23,17 @@ class Case:
     tolerance: float | None = None
 
 
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+
 CASES: list[Case] = []
 
 

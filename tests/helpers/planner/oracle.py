@@ -6,7 +6,11 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from tvm_split.planner.problem import Problem
+import pytest
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import Problem, Solution
+from tvm_split.planner.search import solve
 
 Assignment = list[tuple[tuple[str, ...], list[str]]]
 """Stages as (machines, pieces)."""
@@ -145,3 +149,27 @@ def best(problem: Problem, plans: Iterator[Assignment]) -> tuple[float, float] |
         return None
     least = min(value for value, _ in found)
     return least, min(other for value, other in found if value <= least * (1 + 1e-9))
+
+
+def solution_of(problem: Problem) -> Solution | None:
+    try:
+        return solve(problem)
+    except PlanError:
+        return None
+
+
+def assert_is_best(problem: Problem, expected: tuple[float, float] | None) -> None:
+    found = solution_of(problem)
+    if expected is None:
+        assert found is None
+        return
+    assert found is not None
+    evaluation = found.evaluation
+    judged = judge(problem, [(stage.machines, list(stage.pieces)) for stage in found.stages])
+    assert judged == pytest.approx((evaluation.period_seconds, evaluation.latency_seconds), rel=1e-9, abs=1e-15)
+    values = evaluation.period_seconds, evaluation.latency_seconds
+    if problem.objective == "latency":
+        values = values[::-1]
+    assert values == pytest.approx(expected, rel=2e-9, abs=1e-15)
+    assert found.gap == 0.0
+    assert found.lower_bound_seconds == pytest.approx(expected[0], rel=1e-9, abs=1e-15)

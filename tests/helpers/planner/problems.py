@@ -7,6 +7,17 @@ import random
 
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine
 
+GOOD = """\
+{"objective": "throughput", "replicas": false,
+ "machines": [{"name": "machine-0", "memory_bytes": 4e9},
+              {"name": "machine-1"}],
+ "links":    [{"from": "machine-0", "to": "machine-1", "bytes_per_second": 1.25e8, "latency_seconds": 0.001}],
+ "pieces":   [{"name": "layer-0", "seconds": {"machine-0": 0.01, "machine-1": 0.02}, "weight_bytes": 4000},
+              {"name": "layer-1", "seconds": {"machine-0": 0.01, "machine-1": 0.015}, "weight_bytes": 4000}],
+ "edges":    [{"from": "layer-0", "to": "layer-1", "bytes": 4000}]}
+"""
+"""As a file says it: a chain of two pieces on two machines."""
+
 
 def random_problem(
     seed: int,

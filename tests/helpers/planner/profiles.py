@@ -6,7 +6,8 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from tvm_split.planner.layer_graph import LayerGraph, Value
+from tests.helpers.planner.layer_graphs import chain_graph
+from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.model_problem import Constraints, model_problem
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.problem import Objective, Problem
@@ -14,20 +15,6 @@ from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfil
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 A, B, C = "machine-a", "machine-b", "machine-c"
-
-
-def chain_graph(layers: Sequence[str], size_bytes: int = 1000) -> LayerGraph:
-    """Layers that follow each other; every tensor, the input and the output have ``size_bytes``."""
-    pairs = list(itertools.pairwise(layers))
-    values = tuple(Value(size_bytes, first, frozenset({second}), f"{first}_out") for first, second in pairs)
-    return LayerGraph(
-        layers=tuple(layers),
-        predecessors={layers[0]: frozenset(), **{second: frozenset({first}) for first, second in pairs}},
-        independent=frozenset(),
-        spans={layer: (index, index) for index, layer in enumerate(layers)},
-        values=(*values, Value(size_bytes, layers[-1], frozenset(), "y", is_output=True)),
-        inputs=(Value(size_bytes, CLIENT, frozenset({layers[0]}), "x"),),
-    )
 
 
 def chain_profile(

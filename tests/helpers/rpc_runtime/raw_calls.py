@@ -1,19 +1,20 @@
-"""Calls to a worker as anybody could make them: any bytes for any method, and what the worker's process holds."""
+"""Calls to a worker as anybody could make them: any bytes for any method."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import open_channel
+from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
 from tvm_split.rpc_runtime.wire.security import Metadata, Token
 
 UNDER_WAY = 12
@@ -75,16 +76,16 @@ def silence(seconds: float = 60.0) -> Iterator[bytes]:
     yield from ()
 
 
-def memory_bytes(process: int) -> int:
-    """What a process holds in memory."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
+def speak(endpoint: WorkerEndpoint, greeting: bytes | None, messages: Iterable[bytes] = ()) -> grpc.StatusCode:
+    """What a worker ends a data stream with after this greeting and these messages."""
+    with RawCaller(endpoint) as caller:
+        return caller.code(LINK_PATH, messages, 10, () if greeting is None else ((HELLO_KEY, greeting),))
 
 
-def open_files(process: int) -> int:
-    return sum(1 for _ in Path(f"/proc/{process}/fd").iterdir())
-
-
-def threads(process: int) -> int:
-    return sum(1 for _ in Path(f"/proc/{process}/task").iterdir())
+def hello(
+    deployment: str, source: str, destination: str, version: int = PROTOCOL_VERSION, secret: bytes = b""
+) -> bytes:
+    message = pb.Hello(
+        protocol_version=version, deployment=deployment, source=source, destination=destination, secret=secret
+    )
+    return message.SerializeToString()

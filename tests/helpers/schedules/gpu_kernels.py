@@ -14,6 +14,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.target import Target
 
 import tvm_split
 
@@ -139,4 +140,17 @@ def module_of_kernels(lowered: tvm.IRModule) -> tvm.IRModule:
             for variable, function in lowered.functions_items()
             if isinstance(function, tirx.PrimFunc)
         }
+    )
+
+
+def cuda(arch: str) -> Target:
+    return Target(
+        {
+            "kind": "cuda",
+            "arch": arch,
+            "max_threads_per_block": 1024,
+            "max_shared_memory_per_block": 49152,
+            "thread_warp_size": 32,
+        },
+        host={"kind": "llvm"},
     )

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +16,14 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.helpers.processes import removed_libraries
+from tests.helpers.mappings import removed_libraries
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
+from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double
+from tests.helpers.rpc_runtime.raw_calls import hello, speak
 from tests.helpers.waiting import wait_for
-from tests.rpc_runtime.client.test_pipeline import A, B, C, batches_for, chain, double, open_on, same
 from tvm_split.rpc_runtime.client import client, pipeline
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
@@ -36,23 +38,14 @@ from tvm_split.rpc_runtime.errors import (
 )
 from tvm_split.rpc_runtime.program.program import CLIENT, Program, TensorSpec
 from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import open_channel
-from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH, MISSING_BLOBS
-from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION, FrameKind, control_frame, tensor_frames
-from tvm_split.rpc_runtime.wire.security import Token
+from tvm_split.rpc_runtime.wire.control_methods import MISSING_BLOBS
+from tvm_split.rpc_runtime.wire.framing import FrameKind, control_frame, tensor_frames
 
 
 @pytest.fixture
 def own_workers() -> Iterator[LocalWorkers]:
     with LocalWorkers([A, B, C]) as started:
         yield started
-
-
-def deployments_left(endpoint: WorkerEndpoint) -> tuple[str, ...]:
-    """What a worker still holds when it has had time to notice that nobody wants it."""
-    wait_for(lambda: not describe(endpoint, 10).deployments)
-    return describe(endpoint, 10).deployments
 
 
 def endless(program: Program) -> Iterator[list[np.ndarray]]:
@@ -141,9 +134,9 @@ from pathlib import Path
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tests.helpers.relay import Relay
-from tests.helpers.processes import removed_libraries
+from tests.helpers.mappings import removed_libraries
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.rpc_runtime.client.test_pipeline import batches_for, chain
+from tests.helpers.rpc_runtime.programs import batches_for, chain
 
 maker = ProgramMaker(Path(sys.argv[1]))
 program = chain(maker)
@@ -282,33 +275,6 @@ def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker
     with pytest.raises(WorkerError, match=rf"'{A}' cannot send to its neighbour: machine '{B}' at 127.0.0.1:9"):
         opened._open(maker.blob_path, lambda machine, sent, total: None)
     opened.close()
-
-
-def speak(endpoint: WorkerEndpoint, greeting: bytes | None, messages: Iterable[bytes] = ()) -> grpc.StatusCode:
-    """What a worker ends a data stream with after this greeting and these messages."""
-    channel = open_channel(endpoint.address, None)
-    metadata = [] if greeting is None else [(HELLO_KEY, greeting)]
-    if endpoint.token is not None:
-        metadata += Token(endpoint.token).metadata
-    try:
-        call = channel.stream_stream(LINK_PATH)(iter(messages), metadata=metadata, timeout=10)
-        list(call)
-        return grpc.StatusCode.OK
-    except grpc.RpcError as status:
-        code = status.code()  # type: ignore[attr-defined]
-        assert isinstance(code, grpc.StatusCode)
-        return code
-    finally:
-        channel.close()
-
-
-def hello(
-    deployment: str, source: str, destination: str, version: int = PROTOCOL_VERSION, secret: bytes = b""
-) -> bytes:
-    message = pb.Hello(
-        protocol_version=version, deployment=deployment, source=source, destination=destination, secret=secret
-    )
-    return message.SerializeToString()
 
 
 def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, maker: ProgramMaker) -> None:

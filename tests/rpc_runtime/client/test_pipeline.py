@@ -14,123 +14,25 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
+from tests.helpers.rpc_runtime.pipelines import open_on, same, statistics_of_all_sent
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import (
+    SHAPES,
+    A,
+    B,
+    C,
+    add,
+    batches_for,
+    chain,
+    double,
+    one_machine,
+    skips,
+)
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
 from tvm_split.rpc_runtime.program.interface import StagePipeline
 from tvm_split.rpc_runtime.program.measurements import StageStatistics
-from tvm_split.rpc_runtime.program.program import Program
-
-A, B, C = "machine-a", "machine-b", "machine-c"
-
-
-def double(x: Any) -> list[Any]:
-    return [op.add(x, x)]
-
-
-def add(x: Any, y: Any) -> list[Any]:
-    return [op.add(x, y)]
-
-
-def subtract(x: Any, y: Any) -> list[Any]:
-    return [op.subtract(x, y)]
-
-
-def chain(maker: ProgramMaker) -> Program:
-    value = maker.input("x")
-    weights = {"w": np.full((2, 8), 3, np.float32)}
-    value = maker.stage("one", A, [value], add, weights=weights)
-    value = maker.stage("two", B, [value], double)
-    value = maker.stage("three", C, [value], add, weights=weights)
-    return maker.program([value])
-
-
-def skips(maker: ProgramMaker) -> Program:
-    """A skip over two machines, two consumers on different machines, an output from the middle."""
-    x = maker.input("x")
-    one = maker.stage("one", A, [x], double)
-    two = maker.stage("two", B, [one], double)
-    three = maker.stage("three", C, [two, one], subtract)
-    four = maker.stage("four", A, [three, two, one], lambda a, b, c: [op.add(op.add(a, b), c)])
-    return maker.program([four, two, x, two])
-
-
-def diamond_on_two_machines(maker: ProgramMaker) -> Program:
-    """Both machines hold two stages; tensors go back and forth, and one is used twice on one machine."""
-    x = maker.input("x")
-    one = maker.stage("one", A, [x], double)
-    left = maker.stage("left", B, [one], double)
-    right = maker.stage("right", A, [one], lambda v: [op.negative(v)])
-    both = maker.stage("both", B, [one, left, right], lambda a, b, c: [op.add(a, op.subtract(b, c))])
-    return maker.program([both])
-
-
-def inputs_at_different_stages(maker: ProgramMaker) -> Program:
-    x, y, z = maker.input("x"), maker.input("y"), maker.input("z")
-    one = maker.stage("one", A, [x], double)
-    two = maker.stage("two", B, [one, y], subtract)
-    three = maker.stage("three", C, [two, z, x], lambda a, b, c: [op.add(op.subtract(a, b), c), op.negative(a)])
-    return maker.program([three[1], one, three[0], y])
-
-
-def one_machine(maker: ProgramMaker) -> Program:
-    value = maker.input("x")
-    for name in ("one", "two", "three"):
-        value = maker.stage(name, A, [value], double)
-    return maker.program([value])
-
-
-def an_output_that_is_a_view_of_an_input(maker: ProgramMaker) -> Program:
-    x = maker.input("x")
-    one = maker.stage("one", A, [x], lambda v: [op.reshape(v, (16,)), op.add(v, v)])
-    two = maker.stage("two", B, [one[0]], lambda v: [op.reshape(v, (4, 4))])
-    return maker.program([two, one[0], one[1]])
-
-
-def a_stage_without_inputs_and_one_without_takers(maker: ProgramMaker) -> Program:
-    x = maker.input("x")
-    constant = maker.stage("constant", B, [], lambda w: [op.add(w, w)], weights={"w": np.ones((2, 8), np.float32)})
-    one = maker.stage("one", A, [x, constant], add)
-    maker.stage("unused", B, [one], double)
-    return maker.program([one])
-
-
-SHAPES = [
-    chain,
-    skips,
-    diamond_on_two_machines,
-    inputs_at_different_stages,
-    one_machine,
-    an_output_that_is_a_view_of_an_input,
-    a_stage_without_inputs_and_one_without_takers,
-]
-
-
-def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Pipeline:
-    return Pipeline.open(program, workers.endpoints, maker.blob_path, **options)
-
-
-def statistics_of_all_sent(pipeline: Pipeline) -> tuple[StageStatistics, ...]:
-    """What was sent counts when the next is asked for, which may be after the client has all results."""
-    deadline = time.monotonic() + 10
-    while True:
-        found = pipeline.statistics()
-        if all(each.bytes_sent == each.bytes_received for each in found) or time.monotonic() > deadline:
-            return found
-        time.sleep(0.01)
-
-
-def batches_for(program: Program, count: int) -> list[list[np.ndarray]]:
-    random = np.random.default_rng(count)
-    return [
-        [random.integers(-9, 9, tensor.shape).astype(tensor.dtype) for tensor in program.inputs] for _ in range(count)
-    ]
-
-
-def same(left: tuple[np.ndarray, ...], right: tuple[np.ndarray, ...]) -> bool:
-    return len(left) == len(right) and all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
 @pytest.mark.parametrize("make", SHAPES)

@@ -16,16 +16,9 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
+from tests.helpers.rpc_runtime.pipelines import open_on, same, statistics_of_all_sent
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.rpc_runtime.client.test_pipeline import (
-    add,
-    batches_for,
-    double,
-    open_on,
-    same,
-    statistics_of_all_sent,
-    subtract,
-)
+from tests.helpers.rpc_runtime.programs import add, batches_for, double, subtract
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import DeadlineError, WorkerUnavailableError

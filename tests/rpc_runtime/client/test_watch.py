@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
+from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.rpc_runtime.client.test_pipeline import SHAPES, A, batches_for, double, open_on
+from tests.helpers.rpc_runtime.programs import SHAPES, A, batches_for, double
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.client.watch import Report, ReportKind, root_cause

@@ -17,10 +17,11 @@ import pytest
 import tvm
 from tvm import te, tirx
 
-from tests.helpers.processes import removed_libraries
+from tests.helpers.mappings import removed_libraries
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, B
+from tests.helpers.rpc_runtime.timed_kernels import KERNELS, f32
 from tests.helpers.waiting import wait_for
-from tests.rpc_runtime.client.test_pipeline import A, B
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
@@ -45,16 +46,6 @@ def lookup(rows: int, width: int, words: int) -> tirx.PrimFunc:
     table = te.placeholder((rows, width), name="table")
     index = te.placeholder((words,), "int64", name="index")
     return te.create_prim_func([table, index, te.compute((words, width), lambda i, j: table[index[i], j])])
-
-
-def f32(*shape: int) -> TensorSpec:
-    return TensorSpec("", shape, "float32")
-
-
-KERNELS = (
-    TimedKernel("product", (f32(4, 16), f32(16, 8), f32(4, 8)), frozenset({1}), 1),
-    TimedKernel("lookup", (f32(5, 8), TensorSpec("", (3,), "int64"), f32(3, 8)), frozenset({0}), 1),
-)
 
 
 @pytest.fixture(scope="module")

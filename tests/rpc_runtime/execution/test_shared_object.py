@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.rpc_runtime.client.test_pipeline import A, double
+from tests.helpers.rpc_runtime.programs import A, double
 from tvm_split.rpc_runtime.errors import WorkerError
 from tvm_split.rpc_runtime.execution.shared_object import _DYNAMIC, _LOAD, _RELRO, check_shared_object
 

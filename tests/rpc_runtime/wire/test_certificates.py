@@ -11,8 +11,8 @@ import pytest
 
 from tests.helpers.rpc_runtime.certificates import Authority, make_authority, worker_arguments
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, B, C, chain
 from tests.helpers.rpc_runtime.worker_process import Start, ready
-from tests.rpc_runtime.client.test_pipeline import A, B, C, chain
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError

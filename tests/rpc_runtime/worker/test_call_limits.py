@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
+from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.raw_calls import RawCaller, memory_bytes, silence, threads
+from tests.helpers.rpc_runtime.programs import A, batches_for, double
+from tests.helpers.rpc_runtime.raw_calls import RawCaller, silence
 from tests.helpers.waiting import wait_for
-from tests.rpc_runtime.client.test_failures import deployments_left
-from tests.rpc_runtime.client.test_pipeline import A, batches_for, double, open_on, same
 from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerEndpoint, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.errors import DeadlineError, ProtocolError, WorkerError
@@ -87,11 +88,12 @@ def prompt(endpoint: WorkerEndpoint) -> None:
 
 @pytest.mark.parametrize("method", [DESCRIBE, LOAD_STAGES], ids=lambda method: method.name)
 def test_requests_that_cannot_be_parsed_leave_nothing_behind(workers: LocalWorkers, method: Method) -> None:
+    process = psutil.Process(workers.process_ids[A])
     with RawCaller(workers.endpoints[A]) as caller:
         caller.codes(method.path, [FORGED] * 500)
-        before = memory_bytes(workers.process_ids[A])
+        before = process.memory_info().rss
         assert caller.codes(method.path, [FORGED] * 4000) == {"INVALID_ARGUMENT": 4000}
-    assert memory_bytes(workers.process_ids[A]) - before < 16 << 20  # 4000 times 16 KiB would be 64 MiB
+    assert process.memory_info().rss - before < 16 << 20  # 4000 times 16 KiB would be 64 MiB
 
 
 def test_a_request_that_is_too_long_or_missing(workers: LocalWorkers) -> None:
@@ -307,8 +309,9 @@ def test_calls_without_a_token_take_no_threads(own_workers: LocalWorkers) -> Non
     """Each would take its turn with those that compute and send; the thread that takes calls in refuses them."""
     worker = own_workers.endpoints[A]
     describe(worker, 20)
-    before = threads(own_workers.process_ids[A])
+    process = psutil.Process(own_workers.process_ids[A])
+    before = process.num_threads()
     with RawCaller(replace(worker, token="wrong")) as caller:
         assert caller.codes(DESCRIBE.path, [b""] * 2000) == {"UNAUTHENTICATED": 2000}
         assert "token is wrong or missing" in caller.answer(DESCRIBE.path, [b""])[1]
-    assert threads(own_workers.process_ids[A]) <= before + 3  # gRPC's own come and go
+    assert process.num_threads() <= before + 3  # gRPC's own come and go

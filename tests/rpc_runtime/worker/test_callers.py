@@ -14,8 +14,8 @@ import pytest
 
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, skips
 from tests.helpers.rpc_runtime.worker_process import ROOT, Start, announced, ready
-from tests.rpc_runtime.client.test_pipeline import A, B, C, batches_for, skips
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError

@@ -19,9 +19,10 @@ import tvm
 from tvm import te
 from tvm.relax import op
 
+from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, batches_for, double
 from tests.helpers.waiting import wait_for
-from tests.rpc_runtime.client.test_pipeline import A, batches_for, double, open_on
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import grpc
 
+from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain
+from tests.helpers.rpc_runtime.raw_calls import hello, speak
 from tests.helpers.rpc_runtime.worker_process import Start, ready
-from tests.rpc_runtime.client.test_failures import hello, speak
-from tests.rpc_runtime.client.test_pipeline import A, B, C, batches_for, chain, open_on
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline

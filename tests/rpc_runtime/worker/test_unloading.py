@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.helpers.processes import removed_libraries
+from tests.helpers.mappings import removed_libraries
+from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, B, batches_for, double
 from tests.helpers.waiting import wait_for
-from tests.rpc_runtime.client.test_pipeline import A, B, batches_for, double, open_on
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
 

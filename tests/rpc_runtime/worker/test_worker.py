@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.rpc_runtime.programs import A
 from tests.helpers.rpc_runtime.worker_process import ROOT, Start, ready
-from tests.rpc_runtime.client.test_pipeline import A
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 

@@ -8,7 +8,7 @@ import tvm_ffi
 from tvm.s_tir import meta_schedule
 
 from tests.helpers.schedules.schedule_harness import HOST, graph_of, lower, run
-from tests.schedules.test_template import CASES, TRAITS, template_and_function
+from tests.helpers.schedules.template_cases import CASES, TRAITS, template_and_function
 from tvm_split import schedules
 from tvm_split.schedules.template import CHOICES_ATTRIBUTE, schedule_by, text_of
 from tvm_split.schedules.tuning import DatabaseError, DatabaseWriter, TuningDatabase

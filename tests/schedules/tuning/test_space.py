@@ -1,6 +1,6 @@
 """Templates as MetaSchedule sees them: decisions in a trace, from which the same kernel comes again."""
 
-from tests.schedules.test_template import TRAITS, template_and_function
+from tests.helpers.schedules.template_cases import TRAITS, template_and_function
 from tvm_split.schedules.blocks import new_schedule
 from tvm_split.schedules.template import CHOICES_ATTRIBUTE, choices_from, scheduled_function
 from tvm_split.schedules.tuning.space import sample_and_schedule

@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.tvm_split.cli.conftest import INPUT_SHAPE
+from tests.models.small_onnx_model import INPUT_SHAPE
 
 
 def test_on_workers(invoke, bundle):

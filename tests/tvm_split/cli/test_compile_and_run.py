@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.tvm_split.cli.conftest import INPUT_SHAPE, OUTPUT_SHAPE
+from tests.models.small_onnx_model import INPUT_SHAPE, OUTPUT_SHAPE
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import onnx
 import pytest
 
-from tests.tvm_split.cli.conftest import small_model
+from tests.models.small_onnx_model import small_model
 
 A, B = "machine-a", "machine-b"
 LAYERS = ["conv_1", "relu_1", "conv_2", "flatten", "dense"]

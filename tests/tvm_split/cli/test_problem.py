@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.tvm_split.planner.test_problem_file import GOOD
+from tests.helpers.planner.problems import GOOD
 
 
 @pytest.fixture

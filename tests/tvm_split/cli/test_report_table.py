@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from tests.helpers.planner.predictions import machine_prediction, prediction
-from tests.tvm_split.deployment.test_deployment_report import CHAIN, LINKS, A, B, events_of, plan_for, streamed
+from tests.helpers.traces import CHAIN, LINKS, A, B, events_of, plan_for, streamed
 from tvm_split.cli.report_table import print_report, summary
 from tvm_split.deployment.deployment_report import report_of
 from tvm_split.deployment.run_times import MeasuredRuns

@@ -7,7 +7,7 @@ import pytest
 
 import tvm_split
 from tests.helpers.planner.predictions import machine_prediction, prediction
-from tests.tvm_split.cli.conftest import INPUT_SHAPE, small_model
+from tests.models.small_onnx_model import INPUT_SHAPE, small_model
 
 A, B = "machine-a", "machine-b"
 SPLIT = {A: ["conv_1", "relu_1"], B: ["conv_2", "flatten", "dense"]}

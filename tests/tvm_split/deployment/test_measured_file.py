@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.helpers.planner.predictions import machine_prediction, prediction
-from tests.tvm_split.deployment.test_deployment_report import CHAIN, LINKS, A, B, events_of, plan_for, streamed
+from tests.helpers.traces import CHAIN, LINKS, A, B, events_of, plan_for, streamed
 from tvm_split.deployment.deployment_report import report_of
 from tvm_split.deployment.measured_file import read_measured
 from tvm_split.errors import PlanError

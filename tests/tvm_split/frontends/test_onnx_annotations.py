@@ -13,7 +13,7 @@ from onnx import TensorProto, helper  # noqa: E402
 
 import tvm_split  # noqa: E402
 from tests.models.onnx_models import LIGHT_MODELS  # noqa: E402
-from tests.tvm_split.cli.conftest import small_model  # noqa: E402
+from tests.models.small_onnx_model import small_model  # noqa: E402
 from tvm_split.errors import PlanError  # noqa: E402
 from tvm_split.frontends.onnx_annotations import (  # noqa: E402
     CONFIGURATION,

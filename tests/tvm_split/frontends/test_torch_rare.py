@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from tests.helpers.frontends.comparison import assert_equal_to_source, run, run_as_stage  # noqa: E402
-from tests.tvm_split.frontends.test_torch_sweep import Function  # noqa: E402
+from tests.helpers.frontends.torch_cases import Function  # noqa: E402
 from tvm_split.frontends import load_model  # noqa: E402
 
 

@@ -6,7 +6,7 @@ fails is tried alone, so that the failure names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -19,22 +19,11 @@ from torch import nn  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run  # noqa: E402
-from tests.helpers.frontends.torch_cases import CASES  # noqa: E402
+from tests.helpers.frontends.torch_cases import CASES, Function  # noqa: E402
 from tvm_split.frontends import load_model  # noqa: E402
 from tvm_split.frontends.torch_tensors import to_numpy  # noqa: E402
 
 GROUP = 12
-
-
-class Function(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(*inputs)
 
 
 class Group(nn.Module):

@@ -3,7 +3,7 @@
 import pytest
 
 import tvm_split
-from tests.tvm_split.cli.conftest import small_model
+from tests.models.small_onnx_model import small_model
 from tvm_split.measuring.model_profiling import profile_model
 
 A, B = "machine-a", "machine-b"

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 import tvm_split
 from tests.helpers.planner.predictions import machine_prediction, prediction
-from tests.tvm_split.cli.conftest import small_model
+from tests.models.small_onnx_model import small_model
 from tvm_split.errors import PlanError
 from tvm_split.pictures.colours import COLOURS, text_colour
 from tvm_split.pictures.plan_picture import draw_plan

@@ -4,21 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.planner.layer_graphs import graph
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import assign_layers, group_stages, stages_by_hand
 from tvm_split.planner.layer_graph import LayerGraph
-
-
-def graph(edges: dict[str, list[str]], independent: tuple[str, ...] = ()) -> LayerGraph:
-    """A graph from each layer to the layers it needs, in the order of execution."""
-    layers = tuple(edges)
-    return LayerGraph(
-        layers=layers,
-        predecessors={layer: frozenset(before) - set(independent) for layer, before in edges.items()},
-        independent=frozenset(independent),
-        spans={layer: (index, index) for index, layer in enumerate(layers)},
-    )
-
 
 CHAIN = graph(
     {"conv1": [], "relu": ["conv1"], "block.0.conv": ["relu"], "block.0.norm": ["block.0.conv"], "fc": ["block.0.norm"]}

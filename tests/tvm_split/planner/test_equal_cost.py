@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tvm_split.planner.test_by_hand import graph
+from tests.helpers.planner.layer_graphs import graph
 from tvm_split.errors import PlanError
 from tvm_split.planner.equal_cost import stages_of_equal_cost
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.helpers.planner.profiles import A, B, chain_graph
+from tests.helpers.planner.layer_graphs import chain_graph
+from tests.helpers.planner.profiles import A, B
 from tvm_split.planner.estimating import estimated_profile
 from tvm_split.planner.profile import LinkProfile
 

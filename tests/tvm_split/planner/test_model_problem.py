@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.planner.profiles import A, B, C, chain_graph, chain_problem, chain_profile, graph_of
+from tests.helpers.planner.layer_graphs import chain_graph
+from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, graph_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.model_problem import BUFFERS, corrected, planned_stages, solved_stages, with_turns

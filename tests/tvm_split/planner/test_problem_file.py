@@ -8,20 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.planner.problems import GOOD
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.problem_file import read_problem_file, solution_to_dict
 from tvm_split.planner.search import solve
-
-GOOD = """\
-{"objective": "throughput", "replicas": false,
- "machines": [{"name": "machine-0", "memory_bytes": 4e9},
-              {"name": "machine-1"}],
- "links":    [{"from": "machine-0", "to": "machine-1", "bytes_per_second": 1.25e8, "latency_seconds": 0.001}],
- "pieces":   [{"name": "layer-0", "seconds": {"machine-0": 0.01, "machine-1": 0.02}, "weight_bytes": 4000},
-              {"name": "layer-1", "seconds": {"machine-0": 0.01, "machine-1": 0.015}, "weight_bytes": 4000}],
- "edges":    [{"from": "layer-0", "to": "layer-1", "bytes": 4000}]}
-"""
 
 
 def write(folder: Path, text: str) -> Path:

@@ -2,41 +2,14 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.planner.oracle import best, chain_plans, judge
+from tests.helpers.planner.oracle import assert_is_best, best, chain_plans
 from tests.helpers.planner.problems import random_problem
-from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Problem, Solution
 from tvm_split.planner.search import solve
 
 SEEDS = st.integers(0, 2**32)
-
-
-def solution_of(problem: Problem) -> Solution | None:
-    try:
-        return solve(problem)
-    except PlanError:
-        return None
-
-
-def assert_is_best(problem: Problem, expected: tuple[float, float] | None) -> None:
-    found = solution_of(problem)
-    if expected is None:
-        assert found is None
-        return
-    assert found is not None
-    evaluation = found.evaluation
-    judged = judge(problem, [(stage.machines, list(stage.pieces)) for stage in found.stages])
-    assert judged == pytest.approx((evaluation.period_seconds, evaluation.latency_seconds), rel=1e-9, abs=1e-15)
-    values = evaluation.period_seconds, evaluation.latency_seconds
-    if problem.objective == "latency":
-        values = values[::-1]
-    assert values == pytest.approx(expected, rel=2e-9, abs=1e-15)
-    assert found.gap == 0.0
-    assert found.lower_bound_seconds == pytest.approx(expected[0], rel=1e-9, abs=1e-15)
 
 
 @settings(max_examples=1500)

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.planner.oracle import best, graph_plans
+from tests.helpers.planner.oracle import assert_is_best, best, graph_plans
 from tests.helpers.planner.problems import random_problem
-from tests.tvm_split.planner.search.test_chain import assert_is_best
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.search import evaluate, solve
 from tvm_split.planner.search.candidate import best_of, one_machine_candidates

@@ -1,0 +1,34 @@
+"""Layer graphs written by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from tvm_split.planner.layer_graph import LayerGraph, Value
+from tvm_split.rpc_runtime.program.program import CLIENT
+
+
+def graph(edges: dict[str, list[str]], independent: tuple[str, ...] = ()) -> LayerGraph:
+    """A graph from each layer to the layers it needs, in the order of execution."""
+    layers = tuple(edges)
+    return LayerGraph(
+        layers=layers,
+        predecessors={layer: frozenset(before) - set(independent) for layer, before in edges.items()},
+        independent=frozenset(independent),
+        spans={layer: (index, index) for index, layer in enumerate(layers)},
+    )
+
+
+def chain_graph(layers: Sequence[str], size_bytes: int = 1000) -> LayerGraph:
+    """Layers that follow each other; every tensor, the input and the output have ``size_bytes``."""
+    pairs = list(itertools.pairwise(layers))
+    values = tuple(Value(size_bytes, first, frozenset({second}), f"{first}_out") for first, second in pairs)
+    return LayerGraph(
+        layers=tuple(layers),
+        predecessors={layers[0]: frozenset(), **{second: frozenset({first}) for first, second in pairs}},
+        independent=frozenset(),
+        spans={layer: (index, index) for index, layer in enumerate(layers)},
+        values=(*values, Value(size_bytes, layers[-1], frozenset(), "y", is_output=True)),
+        inputs=(Value(size_bytes, CLIENT, frozenset({layers[0]}), "x"),),
+    )

@@ -1,0 +1,35 @@
+"""Pipelines on running workers: how tests open them, compare their results, and see what they leave behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.waiting import wait_for
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.program.measurements import StageStatistics
+from tvm_split.rpc_runtime.program.program import Program
+
+
+def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Pipeline:
+    return Pipeline.open(program, workers.endpoints, maker.blob_path, **options)
+
+
+def statistics_of_all_sent(pipeline: Pipeline) -> tuple[StageStatistics, ...]:
+    """What was sent counts when the next is asked for, which may be after the client has all results."""
+    wait_for(lambda: all(each.bytes_sent == each.bytes_received for each in pipeline.statistics()))
+    return pipeline.statistics()
+
+
+def same(left: tuple[np.ndarray, ...], right: tuple[np.ndarray, ...]) -> bool:
+    return len(left) == len(right) and all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def deployments_left(endpoint: WorkerEndpoint) -> tuple[str, ...]:
+    """What a worker still holds when it has had time to notice that nobody wants it."""
+    wait_for(lambda: not describe(endpoint, 10).deployments)
+    return describe(endpoint, 10).deployments

@@ -1,0 +1,16 @@
+"""Kernels for a worker to time, as they are asked for."""
+
+from __future__ import annotations
+
+from tvm_split.rpc_runtime.program.kernel_times import TimedKernel
+from tvm_split.rpc_runtime.program.program import TensorSpec
+
+
+def f32(*shape: int) -> TensorSpec:
+    return TensorSpec("", shape, "float32")
+
+
+KERNELS = (
+    TimedKernel("product", (f32(4, 16), f32(16, 8), f32(4, 8)), frozenset({1}), 1),
+    TimedKernel("lookup", (f32(5, 8), TensorSpec("", (3,), "int64"), f32(3, 8)), frozenset({0}), 1),
+)

@@ -1,0 +1,56 @@
+"""Traces and what was planned, written by hand."""
+
+from tvm_split.deployment.run_times import MeasuredRuns, Window
+from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
+from tvm_split.planner.prediction import LinkPrediction
+from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
+from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+
+MILLISECOND = 1_000_000
+A, B, C = "machine-a", "machine-b", "machine-c"
+
+
+def tensor(name: str, elements: int = 250) -> TensorSpec:
+    return TensorSpec(name, (elements,), "float32")
+
+
+def stage(index: int, machine: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> StageSpec:
+    library = BlobSpec("0" * 64, 1)
+    return StageSpec(
+        index,
+        f"stage_{index}",
+        machine,
+        (),
+        "cpu",
+        library,
+        (),
+        tuple(map(tensor, inputs)),
+        tuple(map(tensor, outputs)),
+    )
+
+
+CHAIN = Program((tensor("x"),), (tensor("z"),), (stage(0, A, ("x",), ("y",)), stage(1, B, ("y",), ("z",))))
+LINKS = (LinkPrediction(A, B, 1000.0, 0.003, 0.002),)
+
+
+def plan_for(program: Program, predicted=None) -> Plan:
+    machines = tuple(PlannedMachine(name, {"kind": "llvm"}, 1) for name in program.machines)
+    stages = tuple(PlannedStage(name, replicas[0].machine, ()) for name, replicas in program.replicas.items())
+    return Plan("net", "throughput", "dynamic programming", machines, stages, predicted)
+
+
+def events_of(program: Program, compute=(10, 6), wire: float = 2, count: int = 20) -> list[TraceEvent]:
+    """A micro-batch every 10 ms: each stage receives and sends ``wire`` ms, and computes as given."""
+    events = []
+    for sequence in range(count):
+        for each, milliseconds in zip(program.stages, compute, strict=True):
+            start = sequence * 10 * MILLISECOND
+            for kind, length in ((RECEIVE, wire), (COMPUTE, milliseconds), (SEND, wire)):
+                end = start + int(length * MILLISECOND)
+                events.append(TraceEvent(each.machine, each.name, sequence, kind, start, end))
+    return events
+
+
+def streamed(count: int = 20) -> MeasuredRuns:
+    window = Window(0, count * 10 * MILLISECOND, count)
+    return MeasuredRuns((Window(0, 16 * MILLISECOND, 1),), (window,), count)

@@ -1,0 +1,71 @@
+"""How long a fuzzer tries, and the worker that it attacks, which has to come through unharmed.
+
+``FUZZ_SECONDS`` is the time for each fuzzer (by default a few seconds, so that they are ordinary tests), ``FUZZ_SEED``
+where they begin. ``make fuzz SECONDS=600`` sets both.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import psutil
+
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.waiting import wait_for
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "2"))
+SEED = int(os.environ.get("FUZZ_SEED", "0"))
+WARM_SECONDS = 1.0
+MORE_MEMORY_BYTES = 48 << 20
+
+
+@dataclass
+class Trials:
+    """Iterate over it: a number for each trial, until the time is over. ``found`` counts how trials ended."""
+
+    source: random.Random
+    seconds: float = SECONDS
+    found: Counter[str] = field(default_factory=Counter)
+
+    def __iter__(self) -> Iterator[int]:
+        end, number = time.monotonic() + self.seconds, 0
+        while time.monotonic() < end or number < 10:
+            yield number
+            number += 1
+        assert sum(self.found.values()) >= number
+
+
+@dataclass
+class Standing:
+    """A worker under attack, with its process and the honest deployment beside."""
+
+    endpoint: WorkerEndpoint
+    process: int
+    maker: ProgramMaker
+    honest: Pipeline
+
+
+class Memory:
+    """Checks, when a deployment has ended, that a process takes no more than when it had warmed up."""
+
+    def __init__(self, process: int) -> None:
+        self._process = psutil.Process(process)
+        self._start = time.monotonic()
+        self._warm: int | None = None
+
+    def check(self) -> None:
+        if time.monotonic() - self._start < WARM_SECONDS:
+            return
+        self._warm = self._warm or self._bytes()
+        most = self._warm + MORE_MEMORY_BYTES
+        assert wait_for(lambda: self._bytes() < most, seconds=10), f"{self._warm} bytes were to grow to {most} at most"
+
+    def _bytes(self) -> int:
+        return int(self._process.memory_info().rss)
