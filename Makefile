@@ -52,26 +52,26 @@ protocol: setup
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. tvm_split/rpc_runtime/wire/worker.proto
 
 check-models: setup
-	$(BIN)/python scripts/check_models.py
+	$(BIN)/python -m scripts.check_models
 
 check-cuda: setup
-	$(BIN)/python scripts/check_cuda.py --arch sm_90
-	$(BIN)/python scripts/check_cuda.py --arch sm_80
+	$(BIN)/python -m scripts.check_cuda --arch sm_90
+	$(BIN)/python -m scripts.check_cuda --arch sm_80
 
 bench-kernels: setup
-	$(BIN)/python scripts/bench_kernels.py
+	$(BIN)/python -m scripts.bench_kernels
 
 bench-plans: setup
-	$(BIN)/python scripts/bench_plans.py
+	$(BIN)/python -m scripts.bench_plans
 
 check-unequal: setup
-	$(BIN)/python scripts/check_unequal.py
+	$(BIN)/python -m scripts.check_unequal
 
 check-unloading: setup
-	$(BIN)/python scripts/check_unloading.py
+	$(BIN)/python -m scripts.check_unloading
 
 bench-overlap: setup
-	$(BIN)/python scripts/bench_overlap.py
+	$(BIN)/python -m scripts.bench_overlap
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

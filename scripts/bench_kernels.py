@@ -30,8 +30,6 @@ from rich.console import Console
 from rich.table import Table
 from tvm import relax
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import tvm_split
 from tests.models import torch_models
 from tvm_split.compiler.targets import host_target

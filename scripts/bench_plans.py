@@ -20,8 +20,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import tvm_split
 from tests.models import torch_models
 from tvm_split.deployment.benchmark import bench

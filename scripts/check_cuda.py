@@ -22,8 +22,6 @@ from rich.console import Console
 from rich.table import Table
 from tvm import tirx
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import tvm_split
 from tests.helpers.schedules.gpu_kernels import (
     MOST_STATIC_SHARED_BYTES,

@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import tvm_split
 from tests.models import torch_models
 from tests.models.onnx_models import light_model

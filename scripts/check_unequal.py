@@ -23,8 +23,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import tvm_split
 from tests.helpers.relay import Relay
 from tests.helpers.slow_machine import half_speed

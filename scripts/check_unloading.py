@@ -7,16 +7,16 @@ and then, beside what they held after the first tenth, and ends with 1 if someth
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from dataclasses import dataclass, fields
-from pathlib import Path
 
+import psutil
 import torch
 from rich.console import Console
 
 import tvm_split
+from tests.helpers.mappings import mappings, removed_libraries
 from tvm_split.rpc_runtime.client.client import describe
 
 MAPPINGS, MEMORY_BYTES, FILES = 50, 16 << 20, 20
@@ -35,17 +35,13 @@ class Held:
         return ", ".join(f"{field.name} {getattr(self, field.name)}" for field in fields(self))
 
 
-def resident_bytes(process_id: int) -> int:
-    return int(Path(f"/proc/{process_id}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def held(process_ids: list[int]) -> Held:
-    maps = [line for each in process_ids for line in Path(f"/proc/{each}/maps").read_text().splitlines()]
+    processes = [psutil.Process(each) for each in process_ids]
     return Held(
-        mappings=len(maps),
-        removed_libraries=sum(line.endswith("(deleted)") and ".so" in line for line in maps),
-        memory_bytes=sum(resident_bytes(each) for each in process_ids),
-        files=sum(1 for each in process_ids for _ in Path(f"/proc/{each}/fd").iterdir()),
+        mappings=sum(len(mappings(each)) for each in process_ids),
+        removed_libraries=sum(len(removed_libraries(each)) for each in process_ids),
+        memory_bytes=sum(each.memory_info().rss for each in processes),
+        files=sum(each.num_fds() for each in processes),
     )
 
 
