@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
+from tests.helpers.waiting import wait_for
 from tvm_split.schedules.tuning import DeviceError, Tracker
 
 KEY = "lab"
@@ -87,11 +88,8 @@ class RpcLab:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def _wait_for(self, condition) -> None:  # type: ignore[no-untyped-def]
-        deadline = time.monotonic() + START_SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, Path(self._log.name).read_text()[-2000:]
-            time.sleep(0.1)
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        assert wait_for(condition, START_SECONDS), Path(self._log.name).read_text()[-2000:]
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,4 +15,12 @@ def wait_for(look: Callable[[], Value], seconds: float = 10.0) -> Value:
     deadline = time.monotonic() + seconds
     while not (value := look()) and time.monotonic() < deadline:
         time.sleep(0.02)
+    return value
+
+
+def wait_while_running(process: subprocess.Popen[str], look: Callable[[], Value], seconds: float = 90.0) -> Value:
+    """As `wait_for`, of what a process brings about; fails with what it wrote if it ends before, or takes longer."""
+    value = wait_for(lambda: process.poll() is not None or look(), seconds)
+    assert process.poll() is None, process.communicate()
+    assert value, f"it did not happen in {seconds} s"
     return value

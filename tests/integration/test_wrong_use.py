@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import nn
 
 import tvm_split
+from tests.helpers.waiting import wait_for
 from tvm_split.cluster.machine import Machine
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 
@@ -39,14 +41,11 @@ SPLIT = {"machine-a": ["conv1"], "machine-b": ["conv2"]}
 
 def children(process: int | None = None) -> set[int]:
     """Processes that this one, or another, started and that still run."""
-    parent, found = process or os.getpid(), set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent and fields[0] != "Z":
-            found.add(int(path.parent.name))
+    found = set()
+    for child in psutil.Process(process).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.add(child.pid)
     return found
 
 
@@ -54,10 +53,7 @@ def children(process: int | None = None) -> set[int]:
 def _nothing_stays_behind() -> Iterator[None]:
     before = children()
     yield
-    deadline = time.monotonic() + 10
-    while (left := children() - before) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not left, f"processes {left} were left behind"
+    assert wait_for(lambda: children() <= before), f"processes {children() - before} were left behind"
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +258,6 @@ def test_a_client_that_is_interrupted_leaves_no_worker(
             client.wait(timeout=20)
         finally:
             client.kill()
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):
-        assert time.monotonic() < deadline, f"workers {workers} outlived their client"
-        time.sleep(0.05)
+    assert wait_for(lambda: not any(map(psutil.pid_exists, workers)), seconds=20), (
+        f"workers {workers} outlived their client"
+    )

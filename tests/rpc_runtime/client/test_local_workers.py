@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.helpers.waiting import wait_for
@@ -18,20 +19,12 @@ from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavai
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_they_end_even_when_stopped() -> None:
     with LocalWorkers(["left", "right"]) as workers:
         ids = workers.process_ids
         assert describe(workers.endpoints["right"], 30).machine == "right"
         os.kill(ids["left"], signal.SIGSTOP)
-    assert not any(alive(process) for process in ids.values())
+    assert not any(map(psutil.pid_exists, ids.values()))
     workers.close()
 
 
@@ -45,7 +38,7 @@ def test_they_end_when_their_parent_is_killed() -> None:
     worker = int(parent.stdout.readline())
     parent.kill()
     parent.communicate()
-    assert wait_for(lambda: not alive(worker), seconds=30)
+    assert wait_for(lambda: not psutil.pid_exists(worker), seconds=30)
 
 
 def test_a_worker_that_dies_at_the_start_says_why(tmp_path: Path) -> None:

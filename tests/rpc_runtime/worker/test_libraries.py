@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import tvm
 from tvm import te
@@ -56,11 +57,6 @@ def with_library(program: Program, library: BlobSpec) -> Program:
     return replace(program, stages=(replace(program.stages[0], library=library), *program.stages[1:]))
 
 
-def children_of(process_id: int) -> list[int]:
-    tasks = Path(f"/proc/{process_id}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text(encoding="ascii").split()]
-
-
 ILLEGAL = {"x86_64": "__builtin_trap();", "aarch64": '__asm__ volatile(".inst 0");'}[os.uname().machine]
 CRASHES = [
     (ILLEGAL, "crashed with SIGILL .*more instructions than this one"),
@@ -88,8 +84,8 @@ def test_a_library_that_hangs(worker: LocalWorkers, maker: ProgramMaker) -> None
     program = with_library(one_stage(maker), compiled(maker, HANG))
     with pytest.raises(WorkerError, match=r"stage 'one'.*did not come to an end within [56] s"):
         open_on(worker, program, maker, timeout_seconds=1.0)
-    (trials,) = children_of(worker.process_ids[A])
-    assert wait_for(lambda: not children_of(trials))
+    (trials,) = psutil.Process(worker.process_ids[A]).children()
+    assert wait_for(lambda: not trials.children())
 
 
 @needs_a_compiler
@@ -99,13 +95,13 @@ def test_a_process_that_dies_leaves_nothing(maker: ProgramMaker) -> None:
     with LocalWorkers([A]) as own, ThreadPoolExecutor(1) as thread:
         (cache,) = own._folder.path.glob("blobs")
         opening = thread.submit(open_on, own, program, maker)
-        trials = wait_for(lambda: children_of(own.process_ids[A]))[0]
-        child = wait_for(lambda: children_of(trials))[0]
+        (trials,) = wait_for(psutil.Process(own.process_ids[A]).children)
+        (child,) = wait_for(trials.children)
         assert list((cache / "temporary").iterdir())
         os.kill(own.process_ids[A], signal.SIGKILL)
         with pytest.raises(WorkerError):
             opening.result()
-        assert wait_for(lambda: not Path(f"/proc/{trials}").exists() and not Path(f"/proc/{child}").exists())
+        assert wait_for(lambda: not trials.is_running() and not child.is_running())
         assert not list((cache / "temporary").iterdir())
 
 
@@ -132,12 +128,14 @@ def test_trials_go_on_after_their_process_has_ended(maker: ProgramMaker) -> None
             program = replace(program, stages=program.stages[-1:], inputs=program.inputs[-1:])
             with open_on(own, program, maker) as pipe:
                 pipe.run(batches_for(program, 1)[0])
-            (trials,) = children_of(own.process_ids[A])
-            os.kill(trials, signal.SIGKILL)
+            (trials,) = psutil.Process(own.process_ids[A]).children()
+            trials.kill()
 
 
 def test_an_idle_process_ends() -> None:
-    code = "from rpc_runtime import trial_process as process; process.IDLE_SECONDS = 0.1; process.main()"
+    code = (
+        "from tvm_split.rpc_runtime.worker import trial_process as process; process.IDLE_SECONDS = 0.1; process.main()"
+    )
     idle = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert idle.wait(30) == 0
     idle.communicate()

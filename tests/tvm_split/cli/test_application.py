@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 
 import tvm_split
+from tests.helpers.waiting import wait_while_running
 
 COMMANDS = ("demo", "plan", "compile", "tune", "worker", "deploy", "run", "status", "doctor")
 HEAVY = ("tvm", "torch", "onnx", "numpy", "grpc", "pydantic", "matplotlib")
@@ -81,33 +82,11 @@ def test_a_signal_ends_a_run_and_its_workers(start_process, bundle, tmp_path, nu
     process = start_process(
         "run", bundle, "--random", "1", "--repeat", "10000000", env={**os.environ, "TMPDIR": str(tmp_path)}
     )
-    workers = wait_for(lambda: len(children := children_of(process.pid)) == 2 and children, process)
+    workers = wait_while_running(process, lambda: len(found := psutil.Process(process.pid).children()) == 2 and found)
     time.sleep(1.0)
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == code, errors
     assert "Traceback" not in errors
-    assert not any(is_alive(worker) for worker in workers)
+    assert not any(worker.is_running() for worker in workers)
     assert list(tmp_path.iterdir()) == []
-
-
-def children_of(process_id: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()]
-
-
-def is_alive(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def wait_for(condition, process, seconds=60):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise AssertionError("it did not happen in time")

@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.helpers.waiting import wait_while_running
 from tests.models.small_onnx_model import INPUT_SHAPE
 
 
@@ -51,11 +52,8 @@ def test_wrong_use(invoke, bundle, options, message):
 
 def test_an_interrupt_ends_it_cleanly(start_process, bundle):
     process = start_process("bench", bundle, "--rounds", "100000", env=os.environ)
-    deadline = time.monotonic() + 90
-    while len(children := psutil.Process(process.pid).children(recursive=True)) < 2:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    running = psutil.Process(process.pid)
+    children = wait_while_running(process, lambda: len(found := running.children(recursive=True)) >= 2 and found)
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)

@@ -3,10 +3,11 @@
 import json
 import os
 import signal
-import time
 
 import psutil
 import pytest
+
+from tests.helpers.waiting import wait_while_running
 
 
 def test_list_tune_resume_compile(invoke_json, invoke, onnx_path, tmp_path):
@@ -43,11 +44,7 @@ def test_wrong_use(invoke, onnx_path, tmp_path):
 def test_an_interrupt_keeps_what_was_measured(start_process, onnx_path, tmp_path):
     process = start_process("tune", onnx_path, "--trials", "100000", "--database", tmp_path / "tuned", env=os.environ)
     records = tmp_path / "tuned" / "trials" / "database_tuning_record.json"
-    deadline = time.monotonic() + 90
-    while not (records.exists() and len(records.read_text().splitlines()) > 4):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_while_running(process, lambda: records.exists() and len(records.read_text().splitlines()) > 4)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
