@@ -136,7 +136,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         if line.endswith("\n") and line.strip():
             try:
                 yield f"{path}:{number}", json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DatabaseError(_damaged(f"{path}:{number}", error)) from error
 
 

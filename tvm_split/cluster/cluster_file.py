@@ -117,7 +117,7 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
     try:
         content = yaml.safe_load(text)
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ClusterError(f"{path} is no YAML: {error}") from error
     _require_single_keys(path, tree)
     try:
@@ -171,7 +171,7 @@ def _machine(entry: _Machine, folder: Path) -> Machine:
     if entry.token_file is not None:
         try:
             token = (folder / entry.token_file).read_text().strip()
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise ClusterError(f"machine {entry.name!r}: cannot read its token file: {error}") from error
     tls = None
     if entry.tls is not None:

@@ -166,7 +166,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
         content = path.read_bytes()
-        recorded = (folder / "manifest.sha256").read_text().strip()
+        recorded = (folder / "manifest.sha256").read_text(errors="replace").strip()
     except OSError as error:
         raise BundleError(f"{folder} is no bundle: cannot read {error.filename}: {error.strerror}") from error
     actual = hashlib.sha256(content).hexdigest()

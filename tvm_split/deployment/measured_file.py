@@ -61,7 +61,7 @@ def read_measured(path: Path, model: str) -> Measured:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
         raise PlanError(f"{path} is no report of `tvm-split bench --json`: {where}: {first['msg']}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlanError(f"{path} is no report of `tvm-split bench --json`: {error}") from error
     if report.model != model:
         raise PlanError(f"{path} is of model {report.model!r}, the model is {model!r}")

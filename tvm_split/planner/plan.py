@@ -132,11 +132,12 @@ class Plan:
     def load(cls, path: str | Path) -> Plan:
         """Read a plan file; a `PlanError` says what does not fit where."""
         try:
-            return cls.from_dict(json.loads(Path(path).read_text()), source=str(path))
+            content = json.loads(Path(path).read_bytes())
         except OSError as error:
             raise PlanError(f"cannot read the plan {path}: {error.strerror}") from error
-        except json.JSONDecodeError as error:
-            raise PlanError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+        except (ValueError, RecursionError) as error:
+            raise PlanError(f"{path} is no JSON: {error}") from error
+        return cls.from_dict(content, source=str(path))
 
     @classmethod
     def from_dict(cls, content: Any, source: str = "plan") -> Plan:

@@ -117,6 +117,8 @@ def read_problem_file(path: Path) -> Problem:
         raise PlanError(f"{path}:{error.lineno}: this is no JSON: {error.msg} (column {error.colno})") from error
     except _DoubledKeyError as error:
         raise PlanError(f"{path}: the key {error.key!r} is there twice in one object; give it once") from error
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"{path}: this is no JSON: {error}") from error
     try:
         problem = _problem(_ProblemFile.model_validate(content))
     except ValidationError as error:
@@ -287,7 +289,7 @@ def _with_lines(path: Path, text: str, wrong: Sequence[tuple[tuple[int | str, ..
     try:
         # Tabs between tokens are JSON, but not YAML; inside strings JSON has none.
         tree = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return "\n".join(f"{path}: {_dotted(location)}: {message}" for location, message in wrong)
     return "\n".join(f"{path}:{line_of(tree, location)}: {_dotted(location)}: {message}" for location, message in wrong)
 

@@ -98,7 +98,15 @@ def test_merging_what_is_no_database(tmp_path):
         writer.merge(tmp_path / "nothing")
 
 
-@pytest.mark.parametrize("damage", ["[0, [[[[\n", "{}\n", '[7, [[[], []], [0.1], {"kind": "llvm"}, []]]\n'])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "[0, [[[[\n",
+        pytest.param("[" * 100_000 + "\n", id="too deep"),
+        "{}\n",
+        '[7, [[[], []], [0.1], {"kind": "llvm"}, []]]\n',
+    ],
+)
 def test_a_damaged_line_is_named(tmp_path, damage):
     written(tmp_path)
     path = tmp_path / RECORDS

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.mutations import WRONG_FILES
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link
 from tvm_split.errors import ClusterError
@@ -140,10 +141,21 @@ links:
     assert cluster.peer_addresses == {("desk", "edge"): "10.0.0.7:7001"}
 
 
-@pytest.mark.parametrize("text", ["machines: [", "machines: []", "[]", "", "a: &a [*a]", "machines: [5]", "? [a]\n: b"])
-def test_what_is_no_cluster_is_refused(tmp_path: Path, text: str) -> None:
+NO_CLUSTER = (b"machines: [", b"machines: []", b"[]", b"a: &a [*a]", b"machines: [5]", b"? [a]\n: b", b"a: 2001-99-99")
+
+
+@pytest.mark.parametrize("content", [*NO_CLUSTER, *WRONG_FILES], ids=lambda content: repr(content[:20]))
+def test_what_is_no_cluster_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_bytes(content)
     with pytest.raises(ClusterError, match=r"cluster\.yaml"):
-        Cluster.from_yaml(write(tmp_path, text))
+        Cluster.from_yaml(path)
+
+
+def test_a_token_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"\xff\xfe")
+    with pytest.raises(ClusterError, match="machine 'box': cannot read its token file"):
+        Cluster.from_yaml(write(tmp_path, GOOD))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

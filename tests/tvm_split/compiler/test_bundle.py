@@ -58,3 +58,10 @@ def test_what_is_no_manifest(folder: Path, tmp_path: Path, content: str) -> None
     write(tmp_path / "bundle", content)
     with pytest.raises(BundleError):
         tvm_split.Bundle.load(tmp_path / "bundle")
+
+
+def test_a_digest_that_is_no_text(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "bundle")
+    (tmp_path / "bundle" / "manifest.sha256").write_bytes(b"\xff\xfe")
+    with pytest.raises(BundleError, match=r"manifest\.json was changed"):
+        tvm_split.Bundle.load(tmp_path / "bundle")

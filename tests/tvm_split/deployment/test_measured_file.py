@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.helpers.mutations import WRONG_FILES
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tests.helpers.traces import CHAIN, LINKS, A, B, events_of, plan_for, streamed
 from tvm_split.deployment.deployment_report import report_of
@@ -67,4 +68,12 @@ def test_files_that_say_nothing(path, content, tmp_path):
     unpredicted = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), streamed()).to_dict()
     path.write_text(json.dumps(unpredicted))
     with pytest.raises(PlanError, match="nothing to compare"):
+        read_measured(path, "net")
+
+
+@pytest.mark.parametrize("text", WRONG_FILES, ids=lambda text: repr(text[:6]))
+def test_what_is_no_report(tmp_path, text):
+    path = tmp_path / "report.json"
+    path.write_bytes(text)
+    with pytest.raises(PlanError, match=r"report\.json is no report"):
         read_measured(path, "net")

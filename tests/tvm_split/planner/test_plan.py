@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import tvm_split
+from tests.helpers.mutations import WRONG_FILES
 from tvm_split.planner.plan import Plan, PlannedMachine, PlannedReplica, PlannedStage
 from tvm_split.planner.prediction import Prediction
 
@@ -72,3 +73,11 @@ def test_replicas_that_cannot_work_are_refused(change: Callable[[dict[str, Any]]
     with pytest.raises(tvm_split.PlanError, match=words) as caught:
         Plan.from_dict(content, source="plan.json")
     assert "plan.json" in str(caught.value) or "names no machine" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", WRONG_FILES, ids=lambda content: repr(content[:6]))
+def test_what_is_no_plan_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    with pytest.raises(tvm_split.PlanError, match=r"plan\.json"):
+        Plan.load(path)

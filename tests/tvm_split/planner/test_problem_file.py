@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.mutations import WRONG_FILES
 from tests.helpers.planner.problems import GOOD
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine
@@ -125,6 +126,14 @@ def test_a_key_that_is_there_twice_and_a_file_that_is_not(tmp_path: Path) -> Non
         read_problem_file(write(tmp_path, GOOD.replace('"replicas": false', '"objective": "latency"')))
     with pytest.raises(PlanError, match=r"missing\.json"):
         read_problem_file(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize("content", WRONG_FILES, ids=lambda content: repr(content[:6]))
+def test_what_is_no_problem_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "problem.json"
+    path.write_bytes(content)
+    with pytest.raises(PlanError, match=r"problem\.json"):
+        read_problem_file(path)
 
 
 def test_the_search_starts_without_the_compiler() -> None:
