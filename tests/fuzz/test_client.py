@@ -13,7 +13,7 @@ import numpy as np
 from tests.helpers.mutations import mutated, random_message
 from tests.helpers.rpc_runtime.hostile_worker import Answer, HostileWorker, describes_itself
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, batches_for, double
+from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
 from tests.helpers.rpc_runtime.timed_kernels import KERNELS
 from tests.helpers.trials import Trials
 from tvm_split.rpc_runtime.client.client import describe
@@ -135,7 +135,7 @@ def hostile_answers(program: Program, source: random.Random) -> dict[str, Answer
 
 
 def test_a_pipeline_on_a_hostile_worker(maker: ProgramMaker, trials: Trials) -> None:
-    program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
+    program = one_stage(maker)
     batch = batches_for(program, 1)[0]
     with HostileWorker(A) as worker:
 
@@ -154,7 +154,7 @@ def test_a_pipeline_on_a_hostile_worker(maker: ProgramMaker, trials: Trials) -> 
 
 
 def test_describing_and_timing_on_a_hostile_worker(maker: ProgramMaker, trials: Trials) -> None:
-    program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
+    program = one_stage(maker)
     kernels = KernelSet(A, "cpu", program.stages[0].library, KERNELS, 1 << 16)
     with HostileWorker(A) as worker:
 

@@ -1,4 +1,4 @@
-"""A small graph with everything a partition meets: a skip, a second consumer, a mask, two inputs, several outputs."""
+"""The small graph that most tests of this folder start from."""
 
 from __future__ import annotations
 

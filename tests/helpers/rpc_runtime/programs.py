@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -100,3 +102,11 @@ def batches_for(program: Program, count: int) -> list[list[np.ndarray]]:
     return [
         [random.integers(-9, 9, tensor.shape).astype(tensor.dtype) for tensor in program.inputs] for _ in range(count)
     ]
+
+
+def one_stage(maker: ProgramMaker, name: str = "one") -> Program:
+    return maker.program([maker.stage(name, A, [maker.input("x")], double)])
+
+
+def endless(program: Program) -> Iterator[list[np.ndarray]]:
+    return itertools.cycle(batches_for(program, 2))

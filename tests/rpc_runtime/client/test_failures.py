@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -12,19 +11,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
-from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, same
+from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double
-from tests.helpers.rpc_runtime.raw_calls import hello, speak
+from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
 from tests.helpers.waiting import wait_for
-from tvm_split.rpc_runtime.client import client, pipeline
+from tvm_split.rpc_runtime.client import client
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
@@ -36,20 +33,15 @@ from tvm_split.rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
-from tvm_split.rpc_runtime.program.program import CLIENT, Program, TensorSpec
+from tvm_split.rpc_runtime.program.program import TensorSpec
 from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS
 from tvm_split.rpc_runtime.wire.control_methods import MISSING_BLOBS
-from tvm_split.rpc_runtime.wire.framing import FrameKind, control_frame, tensor_frames
 
 
 @pytest.fixture
 def own_workers() -> Iterator[LocalWorkers]:
     with LocalWorkers([A, B, C]) as started:
         yield started
-
-
-def endless(program: Program) -> Iterator[list[np.ndarray]]:
-    return itertools.cycle(batches_for(program, 2))
 
 
 def test_a_killed_worker_is_named_and_not_its_neighbour(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
@@ -275,57 +267,6 @@ def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker
     with pytest.raises(WorkerError, match=rf"'{A}' cannot send to its neighbour: machine '{B}' at 127.0.0.1:9"):
         opened._open(maker.blob_path, lambda machine, sent, total: None)
     opened.close()
-
-
-def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    random = np.random.default_rng(7)
-    program = chain(maker)
-    batch = batches_for(program, 1)[0]
-    with open_on(workers, program, maker) as pipe:
-        expected = pipe.run(batch)
-        deployment = pipe._workers.deployment
-        refused = [
-            None,
-            b"",
-            *(random.bytes(int(size)) for size in random.integers(1, 300, 20)),
-            b"x" * 5000,
-            control_frame(FrameKind.CREDIT),
-            hello("0" * 32, CLIENT, A),
-            hello(deployment, CLIENT, A, version=99),
-            hello(deployment, CLIENT, B),
-            hello(deployment, "nobody", A),
-            hello(deployment, A, "nobody"),
-            hello(deployment, CLIENT, A),  # which is open already
-        ]
-        for greeting in refused:
-            assert speak(workers.endpoints[A], greeting, [b"more"]) is grpc.StatusCode.INVALID_ARGUMENT
-        assert same(pipe.run(batch), expected)
-
-
-@pytest.mark.parametrize(
-    "frames",
-    [
-        [b"garbage"],
-        list(tensor_frames(99, 0, np.zeros(64, np.uint8))),
-        list(tensor_frames(0, 5, np.zeros(64, np.uint8))),
-        list(tensor_frames(0, 0, np.zeros(65, np.uint8))),
-        [frame for n in range(50) for frame in tensor_frames(0, n, np.zeros(64, np.uint8))],
-    ],
-    ids=["garbage", "unknown tensor", "wrong sequence", "wrong size", "without credit"],
-)
-def test_a_peer_that_breaks_the_protocol_fails_only_its_deployment(
-    workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch, frames: list[bytes]
-) -> None:
-    """The client itself plays the bad peer: its link to the first machine says what it must not."""
-    program = chain(maker)
-    batch = batches_for(program, 1)[0]
-    with open_on(workers, program, maker) as good:
-        expected = good.run(batch)
-        monkeypatch.setattr(pipeline.OutgoingLink, "frames", lambda self: iter(frames))
-        with pytest.raises(ProtocolError, match=A), open_on(workers, program, maker) as bad:
-            list(bad.stream(endless(program)))
-        monkeypatch.undo()
-        assert same(good.run(batch), expected)
 
 
 def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, maker: ProgramMaker) -> None:

@@ -11,12 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers, _cores
 from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_they_end_even_when_stopped() -> None:

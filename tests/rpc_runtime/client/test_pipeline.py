@@ -16,18 +16,7 @@ from tvm.relax import op
 
 from tests.helpers.rpc_runtime.pipelines import open_on, same, statistics_of_all_sent
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import (
-    SHAPES,
-    A,
-    B,
-    C,
-    add,
-    batches_for,
-    chain,
-    double,
-    one_machine,
-    skips,
-)
+from tests.helpers.rpc_runtime.programs import SHAPES, A, B, C, add, batches_for, chain, double, one_machine, skips
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline

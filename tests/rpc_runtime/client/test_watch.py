@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import SHAPES, A, batches_for, double
+from tests.helpers.rpc_runtime.programs import SHAPES, A, batches_for, one_stage
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.client.watch import Report, ReportKind, root_cause
@@ -61,7 +61,7 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
             yield pb.WatchEvent(activity=activity(number)).SerializeToString()
             time.sleep(0.1)
 
-    program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
+    program = one_stage(maker)
     with (
         HostileWorker(A, {WATCH.path: watch}) as worker,
         Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=1.0) as pipeline,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
+from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
 from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.machine_plan import machine_plan, planned_routes, queue_depth
-from tvm_split.rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec, TensorSpec
+from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.messages import (
@@ -18,17 +18,6 @@ from tvm_split.rpc_runtime.wire.messages import (
     load_request,
     plan_from_request,
 )
-
-BLOB = BlobSpec("0" * 64, 1)
-
-
-def tensor(name: str) -> TensorSpec:
-    return TensorSpec(name, (2,), "float32")
-
-
-def stage(index: int, name: str, machine: str, inputs: str, outputs: str) -> StageSpec:
-    wanted, made = tuple(map(tensor, inputs.split())), tuple(map(tensor, outputs.split()))
-    return StageSpec(index, name, machine, (), "cpu", BLOB, (), wanted, made)
 
 
 def skipping() -> Program:
@@ -85,14 +74,6 @@ def test_a_request_that_does_not_fit_is_refused() -> None:
     request.routes[0].tensor.shape[0] = 2**50
     with pytest.raises(ProtocolError, match="at most"):
         plan_from_request(request)
-
-
-def replicas(stage: StageSpec, machines: str, turns: str) -> tuple[StageSpec, ...]:
-    """The stage on each of these machines, with turns like ``"010"``."""
-    return tuple(
-        replace(stage, machine=machine, replica=replica, turns=tuple(map(int, turns)))
-        for replica, machine in enumerate(machines)
-    )
 
 
 def replicated() -> Program:
@@ -164,22 +145,6 @@ def test_a_request_whose_turns_do_not_fit_is_refused() -> None:
     refused("B", lambda r: setattr(route(r, *from_b), "period", 0), "divides 840, not 0")
     refused("B", lambda r: setattr(r.stages[0], "replica", 7), "stage 'b', replica 7")
     refused("B", lambda r: r.stages[0].ClearField("turns"), "stage 'b', replica 0")
-
-
-def test_replicas_that_do_not_fit_together() -> None:
-    both = replicas(stage(0, "a", "A", "x", "y"), "AB", "01")
-
-    def refused(stages: tuple[StageSpec, ...], words: str) -> None:
-        with pytest.raises(ValueError, match=words):
-            Program((tensor("x"),), (tensor("y"),), stages)
-
-    refused((both[0], replace(both[1], machine="A")), "stage 'a' on 'A', 'A': .*different machines")
-    refused((both[0], replace(both[1], outputs=())), "the same outputs, but these are .* on 'A' and .* on 'B'")
-    refused((both[0], replace(both[1], turns=(0, 1, 1))), r"the same turns, but these are \(0, 1\) on 'A'")
-    refused((both[0], replace(both[1], replica=0)), r"numbered \[0, 0\]")
-    refused(both[:1], r"numbered \[0\] and have the turns \[0, 1\]")
-    refused(replicas(both[0], "AB", "00"), "give each a turn")
-    refused(replicas(both[0], "AB", "01" * 5 + "0"), "a period that divides 840, not 11")
 
 
 def test_every_link_between_machines_has_a_secret() -> None:

@@ -6,8 +6,6 @@ import os
 import signal
 import stat
 import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +13,11 @@ import pytest
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, skips
-from tests.helpers.rpc_runtime.worker_process import ROOT, Start, announced, ready
+from tests.helpers.rpc_runtime.worker_process import Start, announced, ready
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.wire.loopback_token import STATE_VARIABLE, find_token, new_token, published
+from tvm_split.rpc_runtime.errors import WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.wire.loopback_token import STATE_VARIABLE, find_token
 from tvm_split.rpc_runtime.wire.security import TlsFiles
 
 
@@ -143,45 +141,3 @@ def test_a_token_is_of_one_worker_and_replaces_that_of_one_that_was_killed(start
     assert describe(WorkerEndpoint("x", address), 30).process_id == again.pid
     with pytest.raises(WorkerError, match="the token is wrong"):
         describe(WorkerEndpoint("x", address, first.text), 30)
-
-
-def test_the_token_of_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
-    token = new_token()
-    assert new_token() != token
-    with published(token, "127.0.0.1:7001") as file:
-        expected = replace(token, file=file)
-        assert find_token("127.0.0.1:7001") == find_token("localhost:7001") == find_token("[::1]:7001") == expected
-        for other in ("127.0.0.1:7002", "127.0.0.2:7001", "box.lab.example:7001", "192.0.2.1:7001"):
-            assert find_token(other) is None
-        assert [path.name for path in file.parent.iterdir()] == [file.name]
-        assert token.text not in repr(expected)
-    assert find_token("127.0.0.1:7001") is None
-
-
-def test_a_token_of_somebody_else_is_no_token_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
-    with published(new_token(), "127.0.0.1:7001") as file:
-        monkeypatch.setenv(STATE_VARIABLE, str(file))  # no folder
-        assert find_token("127.0.0.1:7001") is None
-        monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
-        file.unlink()
-        file.mkdir()  # what cannot be read, whoever runs this
-        with pytest.raises(InputError, match="cannot read the token file"):
-            find_token("127.0.0.1:7001")
-        file.rmdir()
-
-
-def test_a_user_without_a_home_gets_one_line() -> None:
-    code = (
-        "import os; from tvm_split.rpc_runtime.wire.loopback_token import find_token, published, new_token\n"
-        "os.setuid(54321)\n"
-        "print(find_token('127.0.0.1:7001'))\n"
-        "with published(new_token(), '127.0.0.1:7001'): pass"
-    )
-    variables = {name: value for name, value in os.environ.items() if name not in (STATE_VARIABLE, "HOME")}
-    result = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, cwd=ROOT)
-    if "PermissionError: [Errno 1]" in result.stderr:
-        pytest.skip("only root may become a user without a home")
-    assert result.stdout == "None\n"
-    assert "cannot keep a token in the home of this user (it has none)" in result.stderr

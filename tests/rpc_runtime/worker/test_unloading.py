@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, B, batches_for, double
+from tests.helpers.rpc_runtime.programs import A, B, batches_for, double, one_stage
 from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
@@ -36,7 +36,7 @@ def test_stages_of_closed_deployments(two_workers: LocalWorkers, maker: ProgramM
 
 
 def test_stages_in_this_process(maker: ProgramMaker) -> None:
-    program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
+    program = one_stage(maker)
     before = len(removed_libraries(os.getpid()))
     with InProcessPipeline(program, maker.blob_path) as pipe:
         pipe.run(batches_for(program, 1)[0])

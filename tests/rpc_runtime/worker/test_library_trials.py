@@ -22,7 +22,7 @@ from tvm.relax import op
 
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, batches_for, double
+from tests.helpers.rpc_runtime.programs import A, batches_for, double, one_stage
 from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
@@ -47,10 +47,6 @@ def compiled(maker: ProgramMaker, code: str) -> BlobSpec:
     source.write_text(f"#include <stdio.h>\n__attribute__((constructor)) static void begin(void) {{ {code} }}\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     return maker.blob(library.read_bytes())
-
-
-def one_stage(maker: ProgramMaker, name: str = "one") -> Program:
-    return maker.program([maker.stage(name, A, [maker.input("x")], double)])
 
 
 def with_library(program: Program, library: BlobSpec) -> Program:

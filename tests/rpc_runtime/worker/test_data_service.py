@@ -1,4 +1,4 @@
-"""What a worker learns of its neighbours: a secret for each link that it has with them, and nothing that opens more."""
+"""Data streams: a secret for each link that opens it and nothing more, and whatever is said on one hurts no worker."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import grpc
+import numpy as np
+import pytest
 
-from tests.helpers.rpc_runtime.pipelines import open_on
+from tests.helpers.rpc_runtime.pipelines import open_on, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain
+from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, endless
 from tests.helpers.rpc_runtime.raw_calls import hello, speak
 from tests.helpers.rpc_runtime.worker_process import Start, ready
+from tvm_split.rpc_runtime.client import pipeline
 from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.wire.framing import FrameKind, control_frame, tensor_frames
 
 REFUSED, LET_IN = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT
 
@@ -118,3 +123,54 @@ def test_secrets_are_made_anew_for_every_deployment(workers: LocalWorkers, maker
     with open_on(workers, program, maker) as first, open_on(workers, program, maker) as second:
         found = [*first._workers._link_secrets.values(), *second._workers._link_secrets.values()]
     assert len(set(found)) == 4
+
+
+def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    random = np.random.default_rng(7)
+    program = chain(maker)
+    batch = batches_for(program, 1)[0]
+    with open_on(workers, program, maker) as pipe:
+        expected = pipe.run(batch)
+        deployment = pipe._workers.deployment
+        refused = [
+            None,
+            b"",
+            *(random.bytes(int(size)) for size in random.integers(1, 300, 20)),
+            b"x" * 5000,
+            control_frame(FrameKind.CREDIT),
+            hello("0" * 32, CLIENT, A),
+            hello(deployment, CLIENT, A, version=99),
+            hello(deployment, CLIENT, B),
+            hello(deployment, "nobody", A),
+            hello(deployment, A, "nobody"),
+            hello(deployment, CLIENT, A),  # which is open already
+        ]
+        for greeting in refused:
+            assert speak(workers.endpoints[A], greeting, [b"more"]) is grpc.StatusCode.INVALID_ARGUMENT
+        assert same(pipe.run(batch), expected)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"garbage"],
+        list(tensor_frames(99, 0, np.zeros(64, np.uint8))),
+        list(tensor_frames(0, 5, np.zeros(64, np.uint8))),
+        list(tensor_frames(0, 0, np.zeros(65, np.uint8))),
+        [frame for n in range(50) for frame in tensor_frames(0, n, np.zeros(64, np.uint8))],
+    ],
+    ids=["garbage", "unknown tensor", "wrong sequence", "wrong size", "without credit"],
+)
+def test_a_peer_that_breaks_the_protocol_fails_only_its_deployment(
+    workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch, frames: list[bytes]
+) -> None:
+    """The client itself plays the bad peer: its link to the first machine says what it must not."""
+    program = chain(maker)
+    batch = batches_for(program, 1)[0]
+    with open_on(workers, program, maker) as good:
+        expected = good.run(batch)
+        monkeypatch.setattr(pipeline.OutgoingLink, "frames", lambda self: iter(frames))
+        with pytest.raises(ProtocolError, match=A), open_on(workers, program, maker) as bad:
+            list(bad.stream(endless(program)))
+        monkeypatch.undo()
+        assert same(good.run(batch), expected)

@@ -1,0 +1,26 @@
+"""Specifications of stages written by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
+
+BLOB = BlobSpec("0" * 64, 1)
+
+
+def tensor(name: str) -> TensorSpec:
+    return TensorSpec(name, (2,), "float32")
+
+
+def stage(index: int, name: str, machine: str, inputs: str, outputs: str) -> StageSpec:
+    wanted, made = tuple(map(tensor, inputs.split())), tuple(map(tensor, outputs.split()))
+    return StageSpec(index, name, machine, (), "cpu", BLOB, (), wanted, made)
+
+
+def replicas(stage: StageSpec, machines: str, turns: str) -> tuple[StageSpec, ...]:
+    """The stage on each of these machines, with turns like ``"010"``."""
+    return tuple(
+        replace(stage, machine=machine, replica=replica, turns=tuple(map(int, turns)))
+        for replica, machine in enumerate(machines)
+    )

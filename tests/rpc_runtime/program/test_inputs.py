@@ -1,0 +1,40 @@
+"""Arrays that are not the program's inputs are refused, with both sides of the mismatch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from tests.helpers.rpc_runtime.specs import tensor
+from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.program.inputs import checked_inputs
+from tvm_split.rpc_runtime.program.program import Program, TensorSpec
+
+X = np.zeros(2, np.float32)
+PROGRAM = Program((tensor("x"), TensorSpec("image", (2, 3), "uint8")), (), ())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ([], "a sequence of 2 arrays, got 0"),
+        ([X], "a sequence of 2 arrays, got 1"),
+        (np.zeros((2, 2), np.float32), "a sequence of 2 arrays, got one array"),
+        ([X, np.zeros((3, 2), np.uint8)], r"input image: uint8\[2, 3\] got uint8\[3, 2\]"),
+        ([X, np.zeros((2, 3), np.int8)], r"input image: uint8\[2, 3\] got int8\[2, 3\]"),
+        ([np.float32(0), np.zeros((2, 3), np.uint8)], r"input x: float32\[2\] got float32\[\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused(inputs: Sequence[np.ndarray], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        checked_inputs(PROGRAM, inputs)
+
+
+def test_inputs_become_row_major() -> None:
+    image = np.arange(6, dtype=np.uint8).reshape(3, 2).T
+    x, found = checked_inputs(PROGRAM, [X, image])
+    assert x is X
+    assert found.flags.c_contiguous
+    np.testing.assert_array_equal(found, image)

@@ -1,0 +1,42 @@
+"""What is no program is refused, with the stage or the tensor that does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
+from tvm_split.rpc_runtime.program.program import CLIENT, Program, StageSpec
+
+
+def test_replicas_that_do_not_fit_together() -> None:
+    both = replicas(stage(0, "a", "A", "x", "y"), "AB", "01")
+
+    def refused(stages: tuple[StageSpec, ...], words: str) -> None:
+        with pytest.raises(ValueError, match=words):
+            Program((tensor("x"),), (tensor("y"),), stages)
+
+    refused((both[0], replace(both[1], machine="A")), "stage 'a' on 'A', 'A': .*different machines")
+    refused((both[0], replace(both[1], outputs=())), "the same outputs, but these are .* on 'A' and .* on 'B'")
+    refused((both[0], replace(both[1], turns=(0, 1, 1))), r"the same turns, but these are \(0, 1\) on 'A'")
+    refused((both[0], replace(both[1], replica=0)), r"numbered \[0, 0\]")
+    refused(both[:1], r"numbered \[0\] and have the turns \[0, 1\]")
+    refused(replicas(both[0], "AB", "00"), "give each a turn")
+    refused(replicas(both[0], "AB", "01" * 5 + "0"), "a period that divides 840, not 11")
+
+
+def test_a_tensor_is_made_once() -> None:
+    program = Program((tensor("x"),), (), (stage(0, "a", "A", "x", "t"), stage(1, "b", "B", "x", "t")))
+    with pytest.raises(ValueError, match="tensor 't' is made twice; the second time by stage 'b'"):
+        program.handovers  # noqa: B018
+    again = Program((tensor("x"),), (), (stage(0, "a", "A", "x", "x"),))
+    with pytest.raises(ValueError, match="tensor 'x' is made twice; the second time by stage 'a'"):
+        again.handovers  # noqa: B018
+
+
+@pytest.mark.parametrize(("inputs", "output", "user"), [("gone", "y", "A"), ("x", "gone", CLIENT)])
+def test_a_tensor_that_is_used_is_made(inputs: str, output: str, user: str) -> None:
+    program = Program((tensor("x"),), (tensor(output),), (stage(0, "a", "A", inputs, "y"),))
+    with pytest.raises(ValueError, match=f"tensor 'gone' is used on '{user}', and no stage or input makes it"):
+        program.handovers  # noqa: B018

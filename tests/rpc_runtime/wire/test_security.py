@@ -1,0 +1,101 @@
+"""Tokens, addresses and TLS files that people give: what is none of these is refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.wire.security import (
+    TOKEN_VARIABLE,
+    TlsFiles,
+    Token,
+    is_loopback,
+    pem_content,
+    split_address,
+    token_from,
+)
+
+TOKEN = Token("open-sesame")
+
+
+@pytest.mark.parametrize("text", ["", "open sesame", "open\nsesame", "s\u00e9same", "\x7f", "a\0b"])
+def test_what_is_no_token(text: str) -> None:
+    with pytest.raises(InputError, match="printable ASCII letters without blanks"):
+        Token(text)
+
+
+def test_a_file_comes_before_the_variable(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(" open-sesame\n")
+    assert token_from(file, {TOKEN_VARIABLE: "other"}) == Token("open-sesame", file)
+    assert token_from(None, {TOKEN_VARIABLE: " open-sesame "}) == TOKEN
+    assert token_from(None, {TOKEN_VARIABLE: " "}) is None
+    assert token_from(None, {}) is None
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read the token file .*nowhere: No such file"):
+        token_from(tmp_path / "nowhere", {})
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"the token file .*binary is no text"):
+        token_from(tmp_path / "binary", {})
+    (tmp_path / "empty").touch()
+    with pytest.raises(InputError, match="one or more"):
+        token_from(tmp_path / "empty", {})
+    with pytest.raises(InputError, match=r"cannot read the TLS file .*nowhere: No such file"):
+        pem_content(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="both a certificate and its key"):
+        TlsFiles(certificate=tmp_path / "empty").server_credentials()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "known"),
+    [
+        ([("authorization", "Bearer open-sesame")], True),
+        ([("other", "x"), ("authorization", b"Bearer open-sesame")], True),
+        ([("authorization", "Bearer wrong"), ("authorization", "Bearer open-sesame")], True),
+        ([("authorization", "Bearer open-sesam")], False),
+        ([("authorization", "open-sesame")], False),
+        ([("authorization", "Bearer open-sesame\ud800")], False),
+        ([("other", "Bearer open-sesame")], False),
+        ([], False),
+    ],
+)
+def test_who_knows_a_token(metadata: list[tuple[str, str | bytes]], known: bool) -> None:
+    assert TOKEN.shown_in(metadata) is known
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("box:0", ("box", 0)), ("192.0.2.1:65535", ("192.0.2.1", 65535)), ("[2001:db8::1]:7001", ("[2001:db8::1]", 7001))],
+)
+def test_addresses(address: str, parts: tuple[str, int]) -> None:
+    assert split_address(address) == parts
+
+
+@pytest.mark.parametrize(
+    "address", ["", "box", ":7001", "box:", "box:65536", "box:-1", "box: 7", "box:\u0667", "box:x"]
+)
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(InputError, match=r"HOST:PORT with a port from 0 to 65535"):
+        split_address(address)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("[::1]", True),
+        ("0.0.0.0", False),
+        ("[::]", False),
+        ("192.0.2.1", False),
+        ("localhost.example", False),
+        ("", False),
+    ],
+)
+def test_who_is_on_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected

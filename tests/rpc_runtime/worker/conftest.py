@@ -1,0 +1,39 @@
+"""A worker of one's own, and an honest deployment beside whatever a test does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, prompt, same
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+
+
+@pytest.fixture
+def honest(workers: LocalWorkers, tmp_path: Path) -> Iterator[None]:
+    """A deployment beside what a test does, which gives right answers before, after, and promptly."""
+    maker = ProgramMaker(tmp_path / "honest")
+    program = one_stage(maker)
+    batch = batches_for(program, 1)[0]
+    with open_on(workers, program, maker) as pipeline:
+        expected = pipeline.run(batch)
+        yield
+        assert same(pipeline.run(batch), expected)
+        prompt(workers.endpoints[A])
+    assert deployments_left(workers.endpoints[A]) == ()
+
+
+@pytest.fixture
+def own_workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers([A]) as started:
+        yield started
+
+
+@pytest.fixture
+def own_worker(own_workers: LocalWorkers) -> WorkerEndpoint:
+    return own_workers.endpoints[A]

@@ -1,0 +1,140 @@
+"""Requests that are none, or ask for what nobody needs, are refused at once and leave nothing behind."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from tests.helpers.rpc_runtime.pipelines import PROMPT_SECONDS, prompt, watched
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, one_stage
+from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload
+from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.errors import DeadlineError, ProtocolError
+from tvm_split.rpc_runtime.program.machine_plan import machine_plan
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.control_methods import DESCRIBE, LOAD_STAGES, PUT_BLOB, Method
+from tvm_split.rpc_runtime.wire.messages import LINK_SECRET_BYTES, load_request, plan_from_request
+
+FORGED = b"\x0a\xff\xff\xff\xff\x0f"
+"""A field that announces more than there is."""
+
+
+@pytest.mark.parametrize("method", [DESCRIBE, LOAD_STAGES], ids=lambda method: method.name)
+def test_requests_that_cannot_be_parsed_leave_nothing_behind(workers: LocalWorkers, method: Method) -> None:
+    process = psutil.Process(workers.process_ids[A])
+    with RawCaller(workers.endpoints[A]) as caller:
+        caller.codes(method.path, [FORGED] * 500)
+        before = process.memory_info().rss
+        assert caller.codes(method.path, [FORGED] * 4000) == {"INVALID_ARGUMENT": 4000}
+    assert process.memory_info().rss - before < 16 << 20  # 4000 times 16 KiB would be 64 MiB
+
+
+def test_a_request_that_is_too_long_or_missing(workers: LocalWorkers) -> None:
+    with RawCaller(workers.endpoints[A]) as caller:
+        assert caller.answer(DESCRIBE.path, [b"\x0a" * 100_000]) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "a request of Describe has at most 65536 bytes, got 100000",
+        )
+        assert caller.answer(DESCRIBE.path, [])[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_blob_belongs_to_a_deployment(workers: LocalWorkers, maker: ProgramMaker, honest: None) -> None:
+    blob = maker.blob(b"a blob of its own")
+    chunk = pb.PutBlobRequest(chunk=b"a blob of its own").SerializeToString()
+    with RawCaller(workers.endpoints[A]) as caller, watched(workers.endpoints[A]) as (connection, deployment):
+        code, words = caller.answer(PUT_BLOB.path, [begin_upload("0" * 32, blob), chunk])
+        assert (code, "watch it first" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        code, words = caller.answer(PUT_BLOB.path, [begin_upload(deployment, blob), chunk])
+        assert (code, "none that deployment" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        assert connection.send_blobs(deployment, [blob], maker.blob_path, 20, lambda sent, total: None) == 17
+        assert connection.send_blobs(deployment, [blob], maker.blob_path, 20, lambda sent, total: None) == 0
+
+
+def copied(message: Any, **fields: Any) -> Any:
+    made = type(message)()
+    made.CopyFrom(message)
+    for name, value in fields.items():
+        if isinstance(value, list):
+            getattr(made, name)[:] = value
+        else:
+            setattr(made, name, value)
+    return made
+
+
+def more_routes(request: pb.LoadStagesRequest, count: int) -> None:
+    leaving = next(route for route in request.routes if route.source == A)
+    request.routes.extend([copied(leaving, destination=f"m{number % 60}") for number in range(count)])
+
+
+def more_stages(request: pb.LoadStagesRequest, count: int) -> None:
+    for number in range(count):
+        stage = copied(request.stages[0], name=f"s{number}")
+        stage.outputs[0].name = f"o{number}"
+        request.stages.append(stage)
+
+
+def more_turns(request: pb.LoadStagesRequest, count: int) -> None:
+    for each in request.stages:
+        each.turns[:] = [0] * 840
+    for route in request.routes:
+        route.period, route.remainders[:] = 840, list(range(840))
+    more_routes(request, count)
+
+
+@pytest.mark.parametrize(
+    ("change", "count", "words"),
+    [
+        (more_routes, 30_000, "30002 routes, at most 4096"),
+        (more_stages, 12_000, "12001 stages, at most 256"),
+        (more_turns, 4_000, "in 840 turns, and their product may be 524288"),
+    ],
+)
+def test_a_program_of_absurd_size_is_refused_at_once(
+    workers: LocalWorkers, maker: ProgramMaker, honest: None, change: Any, count: int, words: str
+) -> None:
+    request = load_request("", machine_plan(one_stage(maker), A), {})
+    change(request, count)
+    with watched(workers.endpoints[A]) as (connection, deployment):
+        request.deployment = deployment
+        start = time.monotonic()
+        with pytest.raises(ProtocolError, match=words):
+            connection._unary(LOAD_STAGES, request, 20)
+        assert time.monotonic() - start < PROMPT_SECONDS
+
+
+@pytest.mark.parametrize(("change", "count"), [(more_routes, 4000), (more_turns, 600)])
+def test_the_largest_program_that_is_taken_holds_nobody_up(
+    workers: LocalWorkers, maker: ProgramMaker, honest: None, change: Any, count: int
+) -> None:
+    program = one_stage(maker)
+    request = load_request("", machine_plan(program, A), {})
+    change(request, count)
+    for source, destination in plan_from_request(request).links:
+        request.link_secrets.add(source=source, destination=destination, secret=bytes(LINK_SECRET_BYTES))
+    with watched(workers.endpoints[A]) as (connection, deployment):
+        request.deployment = deployment
+        connection.send_blobs(deployment, program.stages[0].blobs, maker.blob_path, 20, lambda sent, total: None)
+        start = time.monotonic()
+        connection._unary(LOAD_STAGES, request, 20)
+        assert time.monotonic() - start < 2 * PROMPT_SECONDS
+        prompt(workers.endpoints[A])
+
+
+def test_loading_stops_when_nobody_waits_any_more(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
+    program = one_stage(maker)
+    request = load_request("", machine_plan(program, A), {})
+    more_stages(request, 255)
+    with watched(own_worker) as (connection, deployment):
+        request.deployment = deployment
+        connection.send_blobs(deployment, program.stages[0].blobs, maker.blob_path, 20, lambda sent, total: None)
+        with pytest.raises(DeadlineError):
+            connection._unary(LOAD_STAGES, request, 0.03)
+        time.sleep(1.0)
+        with pytest.raises(ProtocolError, match="no stages loaded"):
+            connection.statistics(deployment)
