@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -27,11 +28,6 @@ def bundle() -> tvm_split.Bundle:
 
 def blob_bytes(stages: tuple[StageSpec, ...]) -> int:
     return sum({blob.sha256: blob.size_bytes for stage in stages for blob in stage.blobs}.values())
-
-
-def resident_bytes(pid: int) -> int:
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024
 
 
 def test_each_blob_is_sent_once(bundle: tvm_split.Bundle) -> None:
@@ -58,7 +54,7 @@ def test_a_worker_gets_only_its_own_stages(bundle: tvm_split.Bundle, tmp_path: P
     names = bundle.program.machines
     with ExitStack() as stack:
         workers = {name: stack.enter_context(LocalWorkers([name], cache=tmp_path / name)) for name in names}
-        idle = {name: resident_bytes(workers[name].process_ids[name]) for name in names}
+        idle = {name: psutil.Process(workers[name].process_ids[name]).memory_info().rss for name in names}
         machines = tuple(Machine(name, endpoint=workers[name].endpoints[name]) for name in names)
         deployment = stack.enter_context(tvm_split.deploy(bundle, tvm_split.Cluster("remote", machines)))
         deployment.run(torch.zeros(1, 256))
@@ -67,5 +63,5 @@ def test_a_worker_gets_only_its_own_stages(bundle: tvm_split.Bundle, tmp_path: P
             held = {path.name for path in (tmp_path / name).rglob("*") if path.is_file()}
             assert {digest for digest in held if len(digest) == 64} == {b.sha256 for s in stages for b in s.blobs}
         # 64 MiB against 0.1: the memory of the workers shows on which one the large layer lies.
-        grown = {name: resident_bytes(workers[name].process_ids[name]) - idle[name] for name in names}
+        grown = {name: psutil.Process(workers[name].process_ids[name]).memory_info().rss - idle[name] for name in names}
         assert grown["machine-b"] - grown["machine-a"] > 40 * 2**20
