@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
+
 # Ends with its standard input, so with whoever started it; the line says that it is in its place.
 _BUSY = """\
 import os, sys, threading
@@ -25,8 +27,8 @@ while True:
 
 
 @contextlib.contextmanager
-def half_speed(process: int, cores: Sequence[int]) -> Iterator[None]:
-    """Pins all threads of a process to ``cores`` and takes half of each away from it."""
+def half_speed(process: int, cores: Sequence[int]) -> Iterator[list[psutil.Process]]:
+    """Pins all threads of a process to ``cores``, and gives the processes that take half of each away from it."""
     before = os.sched_getaffinity(process)
     _pin(process, set(cores))
     competitors: list[subprocess.Popen[str]] = []
@@ -44,7 +46,7 @@ def half_speed(process: int, cores: Sequence[int]) -> Iterator[None]:
         for competitor in competitors:
             assert competitor.stdout is not None
             assert competitor.stdout.readline() == "busy\n"
-        yield
+        yield [psutil.Process(each.pid) for each in competitors]
     finally:
         for competitor in competitors:
             competitor.kill()
