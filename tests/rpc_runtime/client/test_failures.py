@@ -38,7 +38,7 @@ from tvm_split.rpc_runtime.program.program import CLIENT, Program, TensorSpec
 from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import open_channel
-from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH, MISSING_BLOBS
+from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH, METHODS
 from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION, FrameKind, control_frame, tensor_frames
 from tvm_split.rpc_runtime.wire.security import Token
 
@@ -383,7 +383,7 @@ def test_blobs_that_are_missing_or_too_long(workers: LocalWorkers, maker: Progra
 
 def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:
     program = chain(maker)
-    with HostileWorker(A, {MISSING_BLOBS.path: lambda requests, context: iter(())}) as worker:
+    with HostileWorker(A, {METHODS["MissingBlobs"].path: lambda requests, context: iter(())}) as worker:
         endpoints = {name: replace(worker.endpoint, machine=name) for name in program.machines}
         with pytest.raises(ProtocolError, match=f"machine '{A}'.*MissingBlobs without a reply"):
             Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=5)

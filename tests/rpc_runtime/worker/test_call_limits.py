@@ -30,11 +30,11 @@ from tvm_split.rpc_runtime.errors import DeadlineError, ProtocolError, WorkerErr
 from tvm_split.rpc_runtime.program.machine_plan import machine_plan
 from tvm_split.rpc_runtime.program.program import BlobSpec, Program
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import DESCRIBE, LOAD_STAGES, PUT_BLOB, WATCH, Method
+from tvm_split.rpc_runtime.wire.control_methods import METHODS, Method
 from tvm_split.rpc_runtime.wire.messages import (
     LINK_SECRET_BYTES,
-    blob_message,
     load_request,
+    message_of,
     plan_from_request,
 )
 from tvm_split.rpc_runtime.worker import call_limits, control_service
@@ -85,7 +85,7 @@ def prompt(endpoint: WorkerEndpoint) -> None:
     assert time.monotonic() - start < PROMPT_SECONDS
 
 
-@pytest.mark.parametrize("method", [DESCRIBE, LOAD_STAGES], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [METHODS["Describe"], METHODS["LoadStages"]], ids=lambda method: method.name)
 def test_requests_that_cannot_be_parsed_leave_nothing_behind(workers: LocalWorkers, method: Method) -> None:
     with RawCaller(workers.endpoints[A]) as caller:
         caller.codes(method.path, [FORGED] * 500)
@@ -96,20 +96,20 @@ def test_requests_that_cannot_be_parsed_leave_nothing_behind(workers: LocalWorke
 
 def test_a_request_that_is_too_long_or_missing(workers: LocalWorkers) -> None:
     with RawCaller(workers.endpoints[A]) as caller:
-        assert caller.answer(DESCRIBE.path, [b"\x0a" * 100_000]) == (
+        assert caller.answer(METHODS["Describe"].path, [b"\x0a" * 100_000]) == (
             grpc.StatusCode.INVALID_ARGUMENT,
             "a request of Describe has at most 65536 bytes, got 100000",
         )
-        assert caller.answer(DESCRIBE.path, [])[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert caller.answer(METHODS["Describe"].path, [])[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [PUT_BLOB.path, DESCRIBE.path], ids=["PutBlob", "Describe"])
+@pytest.mark.parametrize("path", [METHODS["PutBlob"].path, METHODS["Describe"].path], ids=["PutBlob", "Describe"])
 def test_calls_that_say_nothing(workers: LocalWorkers, honest: None, path: str) -> None:
     """They hold the places of their kind and caller, and end by themselves."""
     with RawCaller(workers.endpoints[A]) as caller:
         calls = [caller.begin(path, silence()) for _ in range(300)]
-        if path != DESCRIBE.path:
+        if path != METHODS["Describe"].path:
             prompt(workers.endpoints[A])
         code, words = caller.answer(path, silence())
         assert code is grpc.StatusCode.FAILED_PRECONDITION
@@ -128,9 +128,9 @@ def test_many_deployments_of_one_caller(workers: LocalWorkers, honest: None) -> 
         calls = []
         for _ in range(share - 1):  # the honest one counts as well
             request = pb.WatchRequest(deployment=secrets.token_hex(16)).SerializeToString()
-            calls.append(caller.begin(WATCH.path, [request]))
+            calls.append(caller.begin(METHODS["Watch"].path, [request]))
             next(calls[-1])
-        code, words = caller.answer(WATCH.path, [pb.WatchRequest(deployment="0" * 32).SerializeToString()])
+        code, words = caller.answer(METHODS["Watch"].path, [pb.WatchRequest(deployment="0" * 32).SerializeToString()])
         assert (code, f"{share} deployments of one host" in words) == (grpc.StatusCode.FAILED_PRECONDITION, True)
         prompt(workers.endpoints[A])
         for call in calls:
@@ -138,16 +138,16 @@ def test_many_deployments_of_one_caller(workers: LocalWorkers, honest: None) -> 
 
 
 def first(deployment: str, blob: BlobSpec) -> bytes:
-    return pb.PutBlobRequest(deployment=deployment, blob=blob_message(blob)).SerializeToString()
+    return pb.PutBlobRequest(deployment=deployment, blob=message_of(pb.Blob, blob)).SerializeToString()
 
 
 def test_a_blob_belongs_to_a_deployment(workers: LocalWorkers, maker: ProgramMaker, honest: None) -> None:
     blob = maker.blob(b"a blob of its own")
     chunk = pb.PutBlobRequest(chunk=b"a blob of its own").SerializeToString()
     with RawCaller(workers.endpoints[A]) as caller, watched(workers.endpoints[A]) as (connection, deployment):
-        code, words = caller.answer(PUT_BLOB.path, [first("0" * 32, blob), chunk])
+        code, words = caller.answer(METHODS["PutBlob"].path, [first("0" * 32, blob), chunk])
         assert (code, "watch it first" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
-        code, words = caller.answer(PUT_BLOB.path, [first(deployment, blob), chunk])
+        code, words = caller.answer(METHODS["PutBlob"].path, [first(deployment, blob), chunk])
         assert (code, "none that deployment" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         assert connection.send_blobs(deployment, [blob], maker.blob_path, 20, lambda sent, total: None) == 17
         assert connection.send_blobs(deployment, [blob], maker.blob_path, 20, lambda sent, total: None) == 0
@@ -162,13 +162,10 @@ def test_uploads_that_stop_in_the_middle(own_worker: WorkerEndpoint, maker: Prog
         yield from silence()
 
     with RawCaller(own_worker) as caller, watched(own_worker) as (connection, deployment):
-        connection._unary(
-            control_service.methods.MISSING_BLOBS,
-            pb.MissingBlobsRequest(deployment=deployment, blobs=map(blob_message, blobs)),
-            20,
-        )
+        named = [message_of(pb.Blob, blob) for blob in blobs]
+        connection._call(pb.MissingBlobsRequest(deployment=deployment, blobs=named), 20)
         start = time.monotonic()
-        calls = [caller.begin(PUT_BLOB.path, stops(deployment, blob)) for blob in blobs]
+        calls = [caller.begin(METHODS["PutBlob"].path, stops(deployment, blob)) for blob in blobs]
         for call in calls:
             with pytest.raises(grpc.RpcError):
                 list(call)
@@ -226,7 +223,7 @@ def test_a_program_of_absurd_size_is_refused_at_once(
         request.deployment = deployment
         start = time.monotonic()
         with pytest.raises(ProtocolError, match=words):
-            connection._unary(LOAD_STAGES, request, 20)
+            connection._call(request, 20)
         assert time.monotonic() - start < PROMPT_SECONDS
 
 
@@ -243,7 +240,7 @@ def test_the_largest_program_that_is_taken_holds_nobody_up(
         request.deployment = deployment
         connection.send_blobs(deployment, program.stages[0].blobs, maker.blob_path, 20, lambda sent, total: None)
         start = time.monotonic()
-        connection._unary(LOAD_STAGES, request, 20)
+        connection._call(request, 20)
         assert time.monotonic() - start < 2 * PROMPT_SECONDS
         prompt(workers.endpoints[A])
 
@@ -256,7 +253,7 @@ def test_loading_stops_when_nobody_waits_any_more(own_worker: WorkerEndpoint, ma
         request.deployment = deployment
         connection.send_blobs(deployment, program.stages[0].blobs, maker.blob_path, 20, lambda sent, total: None)
         with pytest.raises(DeadlineError):
-            connection._unary(LOAD_STAGES, request, 0.03)
+            connection._call(request, 0.03)
         time.sleep(1.0)
         with pytest.raises(ProtocolError, match="no stages loaded"):
             connection.statistics(deployment)
@@ -309,6 +306,6 @@ def test_calls_without_a_token_take_no_threads(own_workers: LocalWorkers) -> Non
     describe(worker, 20)
     before = threads(own_workers.process_ids[A])
     with RawCaller(replace(worker, token="wrong")) as caller:
-        assert caller.codes(DESCRIBE.path, [b""] * 2000) == {"UNAUTHENTICATED": 2000}
-        assert "token is wrong or missing" in caller.answer(DESCRIBE.path, [b""])[1]
+        assert caller.codes(METHODS["Describe"].path, [b""] * 2000) == {"UNAUTHENTICATED": 2000}
+        assert "token is wrong or missing" in caller.answer(METHODS["Describe"].path, [b""])[1]
     assert threads(own_workers.process_ids[A]) <= before + 3  # gRPC's own come and go
