@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
 from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent, now, shift_clock
 from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import error_of, explained, open_channel
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
 from tvm_split.rpc_runtime.wire.control_methods import METHODS
 from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES, PROTOCOL_VERSION
 from tvm_split.rpc_runtime.wire.loopback_token import find_token
 from tvm_split.rpc_runtime.wire.messages import load_request, message_of, value_of
-from tvm_split.rpc_runtime.wire.security import TlsFiles, Token
+from tvm_split.rpc_runtime.wire.security import Token
 
 CLOCK_ROUNDS = 5
 SLOWEST_LINK_BYTES_PER_SECOND = 256 * 1024
@@ -30,22 +30,6 @@ SLOWEST_LOAD_BYTES_PER_SECOND = 20e6
 TRIAL_START_SECONDS = 10.0
 """A worker may first have to start the process that tries out libraries."""
 MEASUREMENT_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class WorkerEndpoint:
-    """Where the worker of ``machine`` listens (HOST:PORT), and what it takes to be let in.
-
-    Without a ``token``, that of this user's own worker on loopback is found by the address.
-    """
-
-    machine: str
-    address: str
-    token: str | None = field(default=None, repr=False)
-    tls: TlsFiles | None = None
-
-    def __str__(self) -> str:
-        return f"machine {self.machine!r} at {self.address}"
 
 
 @dataclass(frozen=True)
@@ -121,7 +105,7 @@ class WorkerConnection:
             except DeadlineError as error:
                 raise WorkerUnavailableError(f"{error}. Is the address right, and its worker running?") from error
             except WorkerUnavailableError as error:
-                raise explained(error, str(self.endpoint), self.endpoint.address, self.endpoint.tls) from error
+                raise explained(error, self.endpoint) from error
             end = now()
             rounds.append((end - start, reply.clock_nanoseconds - (start + end) // 2, reply))
         round_trip, offset, reply = min(rounds, key=lambda one: one[0])  # the quickest is the least uncertain

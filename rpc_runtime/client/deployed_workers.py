@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerEndpoint
+from tvm_split.rpc_runtime.client.client import WorkerConnection
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.program.machine_plan import machine_plan
 from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
 from tvm_split.rpc_runtime.program.program import Program
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.foreign_text import cleaned
 from tvm_split.rpc_runtime.wire.messages import LINK_SECRET_BYTES
 

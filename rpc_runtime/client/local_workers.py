@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import IO, Self
 
 from tvm_split.rpc_runtime import own_modules
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.scratch import ScratchFolder
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE
 
 TERMINATE_SECONDS = 5.0

@@ -8,10 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerEndpoint
+from tvm_split.rpc_runtime.client.client import WorkerConnection
 from tvm_split.rpc_runtime.client.watch import WorkerWatch
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 CAUSE_SECONDS = 0.5
 

@@ -30,6 +30,7 @@ from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpe
 from tvm_split.rpc_runtime.program.turns import Recurrence
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.foreign_text import AnyMessage
+from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
 
 MAXIMUM_TENSOR_BYTES = 1 << 36
 LINK_SECRET_BYTES = 16
@@ -126,6 +127,14 @@ def _check_stage(stage: StageSpec) -> None:
         stage.own_turns  # noqa: B018  (refuses turns of a wrong length, and a replica without any)
     except ValueError as error:
         raise ProtocolError(f"stage {stage.name!r}, replica {stage.replica}: {error}") from None
+
+
+def hello_of(deployment: str, source: str, destination: str, secret: bytes = b"") -> pb.Hello:
+    """What the caller of a data stream says first."""
+    version = PROTOCOL_VERSION
+    return pb.Hello(
+        protocol_version=version, deployment=deployment, source=source, destination=destination, secret=secret
+    )
 
 
 def load_request(

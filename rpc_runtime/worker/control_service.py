@@ -16,14 +16,14 @@ from tvm_split.rpc_runtime.execution.blob_store import BlobStore
 from tvm_split.rpc_runtime.program.kernel_times import TimingEffort
 from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import status_of
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, status_of
 from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, METHODS, Method
 from tvm_split.rpc_runtime.wire.foreign_text import print_exception
 from tvm_split.rpc_runtime.wire.messages import kernel_set, link_secrets, message_of, plan_from_request, value_of
 from tvm_split.rpc_runtime.wire.security import TlsFiles
 from tvm_split.rpc_runtime.worker.call_limits import GREETING_SECONDS, Places, next_message
-from tvm_split.rpc_runtime.worker.deployment import Deployment, PeerAddress
 from tvm_split.rpc_runtime.worker.description import describe
+from tvm_split.rpc_runtime.worker.held_program import HeldProgram
 from tvm_split.rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
 
 HEARTBEAT_SECONDS = 1.0
@@ -32,25 +32,25 @@ UPLOAD_SILENCE_SECONDS = 20.0
 MAXIMUM_CONNECT_SECONDS = 600.0
 
 
-class Deployments:
-    """The deployments of a worker by their random names. Thread-safe."""
+class HeldPrograms:
+    """What a worker holds of each deployment, by their random names. Thread-safe."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         self._trials = LibraryTrials(blobs)
         self._lock = threading.Lock()
-        self._held: dict[str, Deployment] = {}
+        self._held: dict[str, HeldProgram] = {}
 
-    def begin(self, identifier: str) -> Deployment:
+    def begin(self, identifier: str) -> HeldProgram:
         if not 16 <= len(identifier) <= 64 or not identifier.isalnum():
             raise ProtocolError("a deployment's name is 16 to 64 letters and digits")
         with self._lock:
             if identifier in self._held:
                 raise ProtocolError(f"deployment {identifier[:8]} is watched already")
-            deployment = self._held[identifier] = Deployment(identifier, self._blobs, self._trials)
-        return deployment
+            self._held[identifier] = HeldProgram(identifier, self._blobs, self._trials)
+            return self._held[identifier]
 
-    def get(self, identifier: str) -> Deployment:
+    def get(self, identifier: str) -> HeldProgram:
         with self._lock:
             found = self._held.get(identifier)
         if found is None:
@@ -76,8 +76,8 @@ class Deployments:
     def close(self) -> None:
         with self._lock:
             held, self._held = list(self._held.values()), {}
-        for deployment in held:
-            deployment.close()
+        for program in held:
+            program.close()
         self._trials.close()
 
 
@@ -87,11 +87,11 @@ class ControlService:
     Only a worker that was given its name (``named``) insists on it; one that goes by its host's takes any part.
     """
 
-    def __init__(self, machine: str, named: bool, threads: int, deployments: Deployments, tls: TlsFiles | None) -> None:
+    def __init__(self, machine: str, named: bool, threads: int, programs: HeldPrograms, tls: TlsFiles | None) -> None:
         self._machine = machine
         self._named = named
         self._threads = threads
-        self._deployments = deployments
+        self._programs = programs
         self._tls = tls
         self._timing = threading.Lock()
         asking = Places("questions", 64)
@@ -121,16 +121,16 @@ class ControlService:
         return {METHODS[name].path: places for name, (_, places) in self._answers.items()}
 
     def _describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        return describe(self._machine, self._threads, self._tls is not None, self._deployments.names())
+        return describe(self._machine, self._threads, self._tls is not None, self._programs.names())
 
     def _watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:
-        deployment = self._deployments.begin(request.deployment)
+        program = self._programs.begin(request.deployment)
         try:
-            if not context.add_callback(deployment.stop_waiting):
+            if not context.add_callback(program.stop_waiting):
                 return
             yield pb.WatchEvent()
             while context.is_active():
-                event = deployment.wait_event(HEARTBEAT_SECONDS)
+                event = program.wait_event(HEARTBEAT_SECONDS)
                 if event is None:
                     return
                 if not context.is_active():
@@ -139,16 +139,16 @@ class ControlService:
                 if event.HasField("failure"):
                     break
             # It can do nothing more, so its memory is freed at once, whether its client lives or not.
-            threading.Thread(target=deployment.free, name="free", daemon=True).start()
-            while context.is_active() and not deployment.closed:
-                deployment.wait_closed(HEARTBEAT_SECONDS)
+            threading.Thread(target=program.free, name="free", daemon=True).start()
+            while context.is_active() and not program.closed:
+                program.wait_closed(HEARTBEAT_SECONDS)
                 yield pb.WatchEvent()
         finally:
-            self._deployments.drop(request.deployment)
+            self._programs.drop(request.deployment)
 
     def _missing_blobs(self, request: pb.MissingBlobsRequest, context: Any) -> pb.MissingBlobsReply:
         blobs = [value_of(BlobSpec, blob) for blob in request.blobs]
-        missing = self._deployments.get(request.deployment).pin(blobs)
+        missing = self._programs.get(request.deployment).blobs.keep(blobs)
         return pb.MissingBlobsReply(sha256=[blob.sha256 for blob in missing])
 
     def _put_blob(self, requests: Iterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobReply:
@@ -161,53 +161,49 @@ class ControlService:
             for request in requests:
                 yield request.chunk
 
-        self._deployments.get(first.deployment).put_blob(value_of(BlobSpec, first.blob), chunks())
+        self._programs.get(first.deployment).blobs.take_in(value_of(BlobSpec, first.blob), chunks())
         return pb.PutBlobReply()
 
     def _load_stages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
-        deployment, plan = self._deployments.get(request.deployment), plan_from_request(request)
+        program, plan = self._programs.get(request.deployment), plan_from_request(request)
         self._require_own("stages", plan.machine)
         secrets = link_secrets(request, plan)
-        return pb.LoadStagesReply(weight_bytes=deployment.load(plan, secrets, _patience(context), context.is_active))
+        return pb.LoadStagesReply(weight_bytes=program.load(plan, secrets, _patience(context), context.is_active))
 
     def _connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
         if not 0 < request.timeout_seconds <= MAXIMUM_CONNECT_SECONDS:
             raise ProtocolError(f"a timeout lies in (0, {MAXIMUM_CONNECT_SECONDS:g}] s, got {request.timeout_seconds}")
         caller = self._tls.as_caller() if self._tls is not None else TlsFiles()
         peers = {
-            peer.machine: PeerAddress(
-                peer.machine,
-                peer.address,
-                caller if peer.tls else None,
-            )
+            peer.machine: WorkerEndpoint(peer.machine, peer.address, tls=caller if peer.tls else None)
             for peer in request.peers
         }
-        self._deployments.get(request.deployment).connect(peers, request.timeout_seconds)
+        self._programs.get(request.deployment).connect(peers, request.timeout_seconds)
         return pb.ConnectReply()
 
     def _unload(self, request: pb.UnloadRequest, context: Any) -> pb.UnloadReply:
-        self._deployments.drop(request.deployment)
+        self._programs.drop(request.deployment)
         return pb.UnloadReply()
 
     def _statistics(self, request: pb.StatisticsRequest, context: Any) -> pb.StatisticsReply:
-        recorder = self._deployments.get(request.deployment).recorder
+        recorder = self._programs.get(request.deployment).recorder
         return pb.StatisticsReply(
             stages=[message_of(pb.StageStatistics, stage) for stage in recorder.statistics()],
             processor_seconds=time.process_time(),
         )
 
     def _trace(self, request: pb.TraceRequest, context: Any) -> pb.TraceReply:
-        recorder = self._deployments.get(request.deployment).recorder
+        recorder = self._programs.get(request.deployment).recorder
         return pb.TraceReply(events=[message_of(pb.TraceEvent, event) for event in recorder.trace()])
 
     def _load_kernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
-        deployment, kernels = self._deployments.get(request.deployment), kernel_set(request)
+        program, kernels = self._programs.get(request.deployment), kernel_set(request)
         self._require_own("kernels", kernels.machine)
-        timer = deployment.load_kernels(kernels, self._threads, _patience(context))
+        timer = program.load_kernels(kernels, self._threads, _patience(context))
         return pb.LoadKernelsReply(allocated_bytes=timer.allocated_bytes)
 
     def _time_kernels(self, request: pb.TimeKernelsRequest, context: Any) -> pb.TimeKernelsReply:
-        timer, effort = self._deployments.get(request.deployment).timer, value_of(TimingEffort, request)
+        timer, effort = self._programs.get(request.deployment).timer, value_of(TimingEffort, request)
         # Two at a time would slow each other, and neither would know.
         if not self._timing.acquire(blocking=False):
             raise WorkerError(f"machine {self._machine!r} is timing other kernels at the moment: try again later")

@@ -169,17 +169,17 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
     from tvm_split.rpc_runtime.execution.blob_store import BlobStore
     from tvm_split.rpc_runtime.wire.channels import SERVER_OPTIONS
     from tvm_split.rpc_runtime.worker.call_limits import CallLimits
-    from tvm_split.rpc_runtime.worker.control_service import ControlService, Deployments, default_cache_folder
+    from tvm_split.rpc_runtime.worker.control_service import ControlService, HeldPrograms, default_cache_folder
     from tvm_split.rpc_runtime.worker.data_service import DataService
 
     name = config.name or socket.gethostname()
     folder = config.cache or default_cache_folder()
     blobs = BlobStore(folder, config.cache_limit_bytes)
-    deployments = Deployments(blobs)
+    programs = HeldPrograms(blobs)
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
-    control = ControlService(name, bool(config.name), config.threads, deployments, config.tls)
-    data = DataService(deployments)
+    control = ControlService(name, bool(config.name), config.threads, programs, config.tls)
+    data = DataService(programs)
     limits = CallLimits({**control.places(), **data.places()})
     server = grpc.server(
         ThreadPoolExecutor(limits.threads, thread_name_prefix="call"),
@@ -198,7 +198,7 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
         stopped = server.stop(STOP_SECONDS)
-        deployments.close()
+        programs.close()
         stopped.wait(STOP_SECONDS + 1)
         blobs.close()
 

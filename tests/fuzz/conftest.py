@@ -20,9 +20,10 @@ from tests.rpc_runtime.client.test_pipeline import A, B, batches_for, double, sa
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.raw_calls import memory_bytes, open_files
 from tests.waiting import wait_for
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "2"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))

@@ -18,7 +18,7 @@ from torch import nn
 
 import tvm_split
 from tvm_split.cluster.machine import Machine
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
 class Network(nn.Module):

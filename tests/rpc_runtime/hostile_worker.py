@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import grpc
 
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, LINK_PATH, METHODS
 from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION, FrameKind, control_frame
 

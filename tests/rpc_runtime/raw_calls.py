@@ -12,8 +12,7 @@ from typing import Any
 
 import grpc
 
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.channels import open_channel
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, open_channel
 from tvm_split.rpc_runtime.wire.security import Metadata, Token
 
 UNDER_WAY = 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
@@ -18,14 +18,14 @@ from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes
 from tvm_split.errors import BundleError, ClusterError
 from tvm_split.planner.plan import Plan
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.deployed_workers import TransferProgress
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import InputError
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
 from tvm_split.rpc_runtime.program.interface import StagePipeline
 from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
-from tvm_split.rpc_runtime.program.program import Program, StageSpec, TensorSpec
+from tvm_split.rpc_runtime.program.program import Program, StageSpec
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 
@@ -73,9 +73,8 @@ class Deployment:
             InputError: wrong number, shape or dtype of inputs.
             WorkerUnavailableError, StageError, DeadlineError: something failed on the way; names machine and stage.
         """
-        arrays = checked_inputs(self.program.inputs, inputs)
         with self._times.run():
-            return self._pipeline.run(arrays)
+            return self._pipeline.run(inputs)
 
     def stream(self, batches: Iterable[Any]) -> Iterator[tuple[np.ndarray, ...]]:
         """Many micro-batches, pipelined; results in the order of the inputs.
@@ -86,7 +85,7 @@ class Deployment:
 
         Raises: as `run`, at the result that failed; what ``batches`` raises comes out here too.
         """
-        results = self._pipeline.stream(self._checked(batches))
+        results = self._pipeline.stream(batch if isinstance(batch, tuple | list) else (batch,) for batch in batches)
         return self._times.stream(cast(Generator[tuple[np.ndarray, ...], None, None], results))
 
     def stats(self) -> DeploymentStatistics:
@@ -121,10 +120,6 @@ class Deployment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _checked(self, batches: Iterable[Any]) -> Iterator[tuple[np.ndarray, ...]]:
-        for batch in batches:
-            yield checked_inputs(self.program.inputs, batch if isinstance(batch, tuple | list) else (batch,))
 
 
 def deploy(
@@ -180,43 +175,6 @@ def _planned_in_flight(planned: Plan) -> int | None:
     if planned.objective == "throughput" or prediction is None or prediction.profiled_at == 0:
         return None
     return prediction.in_flight
-
-
-def checked_inputs(expected: Sequence[TensorSpec], given: Sequence[Any]) -> tuple[np.ndarray, ...]:
-    """The given inputs as C-contiguous arrays, or an `InputError` with both sides of what does not fit."""
-    if len(given) != len(expected):
-        wanted = ", ".join(map(str, expected))
-        raise InputError(f"the model takes {len(expected)} inputs ({wanted}), {len(given)} were given")
-    return tuple(
-        _checked(position, spec, value) for position, (spec, value) in enumerate(zip(expected, given, strict=True))
-    )
-
-
-def _checked(position: int, spec: TensorSpec, value: Any) -> np.ndarray:
-    try:
-        array = _as_array(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"input {position} ({spec}) cannot be read as an array: {error}") from error
-    if array.dtype != np.dtype(spec.dtype):
-        raise InputError(
-            f"input {position} must be {spec}, but its dtype is {array.dtype}; convert it: array.astype({spec.dtype!r})"
-        )
-    if array.shape != spec.shape:
-        raise InputError(f"input {position} must be {spec}, but its shape is {list(array.shape)}")
-    return np.asarray(array, order="C")  # numpy.ascontiguousarray would give a scalar one dimension
-
-
-def _as_array(value: Any) -> np.ndarray:
-    if isinstance(value, np.ndarray):
-        return value
-    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
-        import ml_dtypes
-        import torch
-
-        return cast(np.ndarray, value.detach().cpu().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
-    if hasattr(value, "detach"):
-        return cast(np.ndarray, value.detach().cpu().numpy())
-    return np.asarray(value)
 
 
 def _require_runnable_here(bundle: Bundle) -> None:

@@ -23,7 +23,7 @@ from tests.rpc_runtime.mappings import removed_libraries
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.waiting import wait_for
 from tvm_split.rpc_runtime.client import client, pipeline
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import (
@@ -37,7 +37,7 @@ from tvm_split.rpc_runtime.errors import (
 from tvm_split.rpc_runtime.program.program import CLIENT, Program, TensorSpec
 from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import open_channel
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, open_channel
 from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH, METHODS
 from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION, FrameKind, control_frame, tensor_frames
 from tvm_split.rpc_runtime.wire.security import Token
@@ -138,7 +138,7 @@ def test_a_link_is_not_silent_where_a_stage_is_slow(workers: LocalWorkers, maker
 _CLIENT = """
 import sys
 from pathlib import Path
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tests.relay import Relay
 from tests.rpc_runtime.mappings import removed_libraries

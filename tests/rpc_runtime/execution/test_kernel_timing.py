@@ -21,7 +21,6 @@ from tests.rpc_runtime.client.test_pipeline import A, B
 from tests.rpc_runtime.mappings import removed_libraries
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.waiting import wait_for
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
@@ -29,6 +28,7 @@ from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
 from tvm_split.rpc_runtime.execution.kernel_timer import _window_median
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
 from tvm_split.rpc_runtime.program.program import TensorSpec
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 QUICK = TimingEffort(minimum_rounds=3, minimum_seconds=0.0, limit_seconds=30.0)
 Session = RemoteKernels | InProcessKernels

@@ -24,12 +24,13 @@ from tests.rpc_runtime.client.test_pipeline import A, batches_for, double, open_
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.raw_calls import RawCaller, memory_bytes, silence, threads
 from tests.waiting import wait_for
-from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.client import WorkerConnection, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.errors import DeadlineError, ProtocolError, WorkerError
 from tvm_split.rpc_runtime.program.machine_plan import machine_plan
 from tvm_split.rpc_runtime.program.program import BlobSpec, Program
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.control_methods import METHODS, Method
 from tvm_split.rpc_runtime.wire.messages import (
     LINK_SECRET_BYTES,
@@ -38,7 +39,7 @@ from tvm_split.rpc_runtime.wire.messages import (
     plan_from_request,
 )
 from tvm_split.rpc_runtime.worker import call_limits, control_service
-from tvm_split.rpc_runtime.worker.deployment import MAXIMUM_UPLOADS
+from tvm_split.rpc_runtime.worker.program_blobs import MAXIMUM_UPLOADS
 
 ROOT = Path(__file__).resolve().parents[3]
 FORGED = b"\x0a\xff\xff\xff\xff\x0f"

@@ -16,9 +16,10 @@ from tests.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.rpc_runtime.client.test_pipeline import A, B, C, batches_for, skips
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.worker_process import ROOT, Start, announced, ready
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.loopback_token import STATE_VARIABLE, find_token, new_token, published
 from tvm_split.rpc_runtime.wire.security import TlsFiles
 

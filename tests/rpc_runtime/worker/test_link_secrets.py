@@ -14,10 +14,10 @@ from tests.rpc_runtime.client.test_failures import hello, speak
 from tests.rpc_runtime.client.test_pipeline import A, B, C, batches_for, chain, open_on
 from tests.rpc_runtime.program_maker import ProgramMaker
 from tests.rpc_runtime.worker_process import Start, ready
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 REFUSED, LET_IN = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT
 
