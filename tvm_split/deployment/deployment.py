@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import platform
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
@@ -21,13 +23,17 @@ from tvm_split.planner.plan import Plan
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.deployed_workers import TransferProgress
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+from tvm_split.rpc_runtime.program.inputs import checked_inputs
 from tvm_split.rpc_runtime.program.interface import StagePipeline
 from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
 from tvm_split.rpc_runtime.program.program import Program, StageSpec
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
+CALLS_AT_A_TIME = 32
+"""Of those that are submitted; each has a thread that waits for it, and few pipelines hold as many micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +45,20 @@ class DeploymentStatistics:
 
 
 class Deployment:
-    """A model that is loaded on its machines and waits for inputs. Made by `deploy`."""
+    """A model that is loaded on its machines and waits for inputs. Made by `deploy`.
+
+    Any number of threads may run and stream at the same time; each has its own results in its own order. Micro-batches
+    go in turns: those of a stream that feeds many do not keep others waiting. When something fails, or this is closed,
+    everybody who waits for a result gets the error.
+    """
 
     def __init__(self, bundle: Bundle, cluster: Cluster, pipeline: StagePipeline) -> None:
         self.bundle = bundle
         self._cluster = cluster
         self._pipeline = pipeline
         self._times = RunTimes()
+        self._calls = ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="tvm-split-run")
+        self._last: DeploymentStatistics | None = None
         self._closed = False
 
     @property
@@ -76,6 +89,26 @@ class Deployment:
         with self._times.run():
             return self._pipeline.run(inputs)
 
+    def submit(self, *inputs: Any) -> Future[tuple[np.ndarray, ...]]:
+        """One micro-batch through the pipeline, in the background; the inputs are copied and may be used again.
+
+        Returns:
+            What `run` would return, or raise. It can be cancelled until it has begun.
+
+        Raises:
+            InputError: as `run`.
+            WorkerError: the deployment is closed.
+        """
+        arrays = [array.copy() for array in checked_inputs(self.program, inputs)]
+        try:
+            return self._calls.submit(self.run, *arrays)
+        except RuntimeError as error:
+            raise WorkerError("this deployment is closed") from error
+
+    async def run_async(self, *inputs: Any) -> tuple[np.ndarray, ...]:
+        """What `run` does, for coroutines; raises as it does."""
+        return await asyncio.wrap_future(self.submit(*inputs))
+
     def stream(self, batches: Iterable[Any]) -> Iterator[tuple[np.ndarray, ...]]:
         """Many micro-batches, pipelined; results in the order of the inputs.
 
@@ -89,8 +122,15 @@ class Deployment:
         return self._times.stream(cast(Generator[tuple[np.ndarray, ...], None, None], results))
 
     def stats(self) -> DeploymentStatistics:
-        """Counts and seconds per stage, and per replica of a stage, since the deployment was opened."""
-        return DeploymentStatistics(self._pipeline.statistics(), self._pipeline.blob_bytes_sent)
+        """Counts and seconds per stage, and per replica of a stage, since the deployment was opened.
+
+        Once it is closed these are the last figures, which `close` asks for.
+        """
+        if not self._closed:
+            self._last = DeploymentStatistics(self._pipeline.statistics(), self._pipeline.blob_bytes_sent)
+        elif self._last is None:
+            raise WorkerError("this deployment failed before it was closed, and nobody had asked for its figures")
+        return self._last
 
     def trace(self) -> tuple[TraceEvent, ...]:
         """When each stage received, computed and sent its latest micro-batches, on this process's monotonic clock."""
@@ -107,10 +147,13 @@ class Deployment:
     def close(self) -> None:
         """Unload the stages; end the worker processes that were started for this deployment."""
         if not self._closed:
+            with contextlib.suppress(TvmSplitError):
+                self.stats()
             self._closed = True
             try:
                 self._pipeline.close()
             finally:
+                self._calls.shutdown(wait=False)
                 self._cluster.release()
 
     def __enter__(self) -> Deployment:

@@ -387,3 +387,13 @@ def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:
         endpoints = {name: replace(worker.endpoint, machine=name) for name in program.machines}
         with pytest.raises(ProtocolError, match=f"machine '{A}'.*MissingBlobs without a reply"):
             Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=5)
+
+
+def test_a_worker_that_has_no_figures_of_its_stages(maker: ProgramMaker) -> None:
+    program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
+    with (
+        HostileWorker(A) as worker,
+        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=5) as pipe,
+        pytest.raises(ProtocolError, match=f"machine '{A}'.*no figures of the stage 'one'"),
+    ):
+        pipe.statistics()
