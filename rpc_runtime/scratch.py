@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tvm_split.rpc_runtime.own_process import OwnProcess
+
 PREFIX = "tvm-split-scratch-"
 LOCK = ".owner"
 
@@ -27,7 +29,7 @@ class ScratchFolder:
     def __init__(self, purpose: str) -> None:
         remove_orphans()
         self.path, lock = _make(purpose)
-        self._remove = weakref.finalize(self, _remove, self.path, lock)
+        self._remove = weakref.finalize(self, _remove_own, self.path, lock, OwnProcess())
 
     def close(self) -> None:
         """Remove the folder and all in it."""
@@ -59,6 +61,11 @@ def _make(purpose: str) -> tuple[Path, int]:
         if os.fstat(lock).st_nlink > 0:
             return path, lock
         os.close(lock)
+
+
+def _remove_own(path: Path, lock: int, owner: OwnProcess) -> None:
+    if owner.is_this:  # a fork, whose copy of this object goes as well, shares the lock
+        _remove(path, lock)
 
 
 def _remove(path: Path, lock: int) -> None:

@@ -18,6 +18,7 @@ from typing import IO, Self
 
 from tvm_split.rpc_runtime import own_modules
 from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
+from tvm_split.rpc_runtime.own_process import OwnProcess
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -56,6 +57,7 @@ class LocalWorkers:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._endpoints: dict[str, WorkerEndpoint] = {}
         self._closed = False
+        self._own_process = OwnProcess()
         atexit.register(self.close)
         try:
             for name, cores in zip(names, _cores(len(names), threads, pin), strict=True):
@@ -84,8 +86,8 @@ class LocalWorkers:
             return ""
 
     def close(self) -> None:
-        """Ends all workers; returns when they are gone. May be called again."""
-        if self._closed:
+        """Ends all workers; returns when they are gone. May be called again; no concern of a fork's."""
+        if self._closed or not self._own_process.is_this:
             return
         self._closed = True
         atexit.unregister(self.close)

@@ -172,7 +172,9 @@ class Pipeline:
         return self._workers.trace()
 
     def close(self) -> None:
-        """Ends the deployment on all workers. May be called again, also after a failure."""
+        """Ends the deployment on all workers. May be called again, also after a failure; no concern of a fork's."""
+        if not self._streams.own_process.is_this:
+            return
         if self._streams.close():
             self._workers.unload()
         self._watch.close()

@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm_split.rpc_runtime.client.result_queue import ResultQueue, array_slot
 from tvm_split.rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
+from tvm_split.rpc_runtime.own_process import OwnProcess
 from tvm_split.rpc_runtime.program.inputs import checked_inputs, flat_bytes
 from tvm_split.rpc_runtime.program.interface import Array
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute, machine_plan
@@ -51,6 +52,7 @@ class Streams:
             raise InputError(f"a timeout is longer than 0 seconds, got {timeout_seconds}")
         if in_flight is not None and in_flight < 1:
             raise InputError(f"at least one micro-batch has to be in flight, got {in_flight}")
+        self.own_process = OwnProcess()
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)
         self._program = program
@@ -110,6 +112,7 @@ class Streams:
 
     def require_usable(self) -> None:
         """Raises what ended the pipeline, if it has ended."""
+        self.own_process.require()
         with self.lock:
             self._require_usable_locked()
 
@@ -150,10 +153,12 @@ class Streams:
 
     @contextlib.contextmanager
     def _begun(self) -> Iterator[_Stream]:
+        self.own_process.require()
         stream = _Stream()
         try:
             yield stream
         finally:
+            self.own_process.require()
             with self.lock:
                 stream.over = True
                 stream.ready.clear()

@@ -17,6 +17,7 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     tensor_from_array,
 )
 from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
+from tvm_split.rpc_runtime.own_process import OwnProcess
 from tvm_split.rpc_runtime.program.inputs import checked_inputs
 from tvm_split.rpc_runtime.program.interface import Array
 from tvm_split.rpc_runtime.program.measurements import COMPUTE, Recorder, StageStatistics, TraceEvent, now
@@ -48,6 +49,7 @@ class InProcessPipeline:
     ) -> None:
         self._program = program
         self._thread = ComputingThread(threads, on_calling_thread=on_calling_thread)
+        self._own_process = OwnProcess()
         self._turns = TakingTurns()
         self._recorders = {
             machine: Recorder(machine, [stage.name for stage in program.stages_on(machine)])
@@ -80,6 +82,7 @@ class InProcessPipeline:
         return self._alone(self._time_calls, checked_inputs(self._program, inputs))
 
     def _alone(self, compute: Callable[[Sequence[Array]], Result], arrays: Sequence[Array]) -> Result:
+        self._own_process.require()
         with self._turns.one():
             if self._closed:
                 raise WorkerError("this pipeline is closed")
@@ -135,6 +138,8 @@ class InProcessPipeline:
 
     def close(self) -> None:
         """Frees libraries and weights."""
+        if not self._own_process.is_this:
+            return
         self._closed = True
         with self._turns.one():
             self._thread.close()
