@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import os
 import secrets
 import selectors
@@ -23,6 +24,8 @@ from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE
+
+logger = logging.getLogger(__name__)
 
 TERMINATE_SECONDS = 5.0
 
@@ -66,6 +69,7 @@ class LocalWorkers:
             for name in names:
                 address = self._wait_ready(name, deadline, start_timeout_seconds)
                 self._endpoints[name] = WorkerEndpoint(name, address, self._token)
+                logger.info("%s runs as process %d", self._endpoints[name], self._processes[name].pid)
         except BaseException:
             self.close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -21,6 +22,8 @@ from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.foreign_text import cleaned
 from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES
 from tvm_split.rpc_runtime.wire.messages import hello_of
+
+logger = logging.getLogger(__name__)
 
 CAUSE_SECONDS = 0.5
 
@@ -99,6 +102,8 @@ class Pipeline:
             self._open_streams()
         except WorkerError as error:
             raise self._cause_of(error) from error
+        endpoints = ", ".join(map(str, self._workers.endpoints.values()))
+        logger.info("deployment %s runs on %s", self._workers.deployment[:8], endpoints or "no machine")
 
     def _open_streams(self) -> None:
         for machine, outgoing in self._streams.outgoing.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -19,6 +20,8 @@ from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute, machine_pla
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.transports.credit_window import MOST_MORE
 from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
+
+logger = logging.getLogger(__name__)
 
 UNDER_WAY_PER_LEAD = 4
 """Limits the micro-batches under way, times what a full pipeline holds and the most replicas of a stage: more than all
@@ -118,6 +121,7 @@ class Streams:
 
     def fail(self, error: TvmSplitError) -> None:
         """The pipeline is done for: everybody who waits, or comes later, gets this error."""
+        logger.info("a pipeline has failed: %s", error)
         with self.lock:
             if self._failure is None:
                 self._failure = lambda: type(error)(str(error))

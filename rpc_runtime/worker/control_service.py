@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,13 +18,14 @@ from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, status_of
 from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, METHODS, Method
-from tvm_split.rpc_runtime.wire.foreign_text import print_exception
 from tvm_split.rpc_runtime.wire.messages import kernel_set, link_secrets, message_of, plan_from_request, value_of
 from tvm_split.rpc_runtime.wire.security import TlsFiles
 from tvm_split.rpc_runtime.worker.call_limits import GREETING_SECONDS, Places, next_message
 from tvm_split.rpc_runtime.worker.description import describe
 from tvm_split.rpc_runtime.worker.held_program import HeldProgram
 from tvm_split.rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
 MAXIMUM_DEPLOYMENTS = 64
@@ -265,11 +266,8 @@ def _requests(method: Method, messages: Iterator[bytes], context: Any) -> Iterat
 
 def _abort(context: Any, error: Exception) -> None:
     if isinstance(error, TvmSplitError):
+        logger.info("refused %s: %s", context.peer(), error)
         context.abort(*status_of(error))
     if not isinstance(error, grpc.RpcError):  # an RpcError says that the caller has gone in the middle of a stream
-        print_exception(error)
+        logger.error("a call of %s failed unexpectedly", context.peer(), exc_info=error)
     context.abort(grpc.StatusCode.INTERNAL, f"the worker failed unexpectedly: {error!r}"[:1000])
-
-
-def default_cache_folder() -> Path:
-    return Path.home() / ".cache" / "tvm-split" / "blobs"

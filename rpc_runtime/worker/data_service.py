@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,6 @@ from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import status_of
 from tvm_split.rpc_runtime.wire.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH
-from tvm_split.rpc_runtime.wire.foreign_text import print_exception
 from tvm_split.rpc_runtime.wire.framing import (
     PROTOCOL_VERSION,
     FrameKind,
@@ -26,6 +26,8 @@ from tvm_split.rpc_runtime.wire.security import Metadata
 from tvm_split.rpc_runtime.worker.call_limits import Places
 from tvm_split.rpc_runtime.worker.control_service import HeldPrograms
 from tvm_split.rpc_runtime.worker.held_program import HeldProgram
+
+logger = logging.getLogger(__name__)
 
 MAXIMUM_STREAMS = 128
 """A deployment needs one or two per neighbour."""
@@ -77,7 +79,7 @@ class DataService:
             stream.broken(f"from {peer!r} {error}")
             raise
         except Exception as error:
-            print_exception(error)
+            logger.error("a data stream failed unexpectedly", exc_info=error)
             program.internal_failed(error)
             raise WorkerError(f"the worker failed unexpectedly: {error!r}") from error
         finally:
@@ -114,7 +116,7 @@ class _Stream:
         except grpc.RpcError:
             self.broken(f"the connection to {self._peer!r} broke")
         except Exception as error:
-            print_exception(error)
+            logger.error("a data stream failed unexpectedly", exc_info=error)
             self._program.internal_failed(error)
         finally:
             self._link.close()

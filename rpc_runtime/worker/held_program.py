@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,8 @@ from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS
 from tvm_split.rpc_runtime.wire.messages import hello_of
 from tvm_split.rpc_runtime.worker.library_trials import LibraryTrials
 from tvm_split.rpc_runtime.worker.program_blobs import ProgramBlobs
+
+logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 10.0
 
@@ -109,6 +112,8 @@ class HeldProgram:
                 routes = [route for route in plan.incoming if route.source == machine]
                 self._incoming[machine] = IncomingLink(self._executor, routes, new_slot, reuse=True)
             self._executor.start(self._outgoing)
+        names = ", ".join(stage.name for stage in plan.stages)
+        logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], plan.machine, names)
         return needed
 
     def _load_stage(self, stage: StageSpec, cache: WeightCache, deadline: float) -> StageExecutable:
@@ -241,6 +246,7 @@ class HeldProgram:
                 return
             self._failure = failure
             self._halt_locked()
+        logger.warning("deployment %s has failed: %s", self.identifier[:8], text)
         self._notify()
 
     def _halt_locked(self) -> None:
@@ -292,6 +298,7 @@ class HeldProgram:
         """Ends and frees everything. May be called again."""
         with self._lock:
             self._closed = True
+        logger.info("deployment %s is closed", self.identifier[:8])
         self.free()
 
     def free(self) -> None:

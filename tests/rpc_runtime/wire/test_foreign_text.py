@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +27,7 @@ from tvm_split.rpc_runtime.transports.links import OutgoingLink
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, DATA_SERVICE, LINK_METHOD
-from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, cleaned, print_exception
+from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, CleanFormatter, cleaned
 from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION, error_frame
 from tvm_split.rpc_runtime.wire.messages import hello_of
 
@@ -171,16 +173,22 @@ def test_ordinary_text_stays_as_it_is() -> None:
     assert cleaned("x" * (MAXIMUM_LETTERS + 1)) == "x" * (MAXIMUM_LETTERS - 1) + "…"
 
 
-def test_a_worker_writes_no_words_of_a_caller_as_they_came(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_logs_no_words_of_a_caller_as_they_came() -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(CleanFormatter())
+    logger = logging.Logger("worker")
+    logger.addHandler(handler)
     try:
         try:
             raise ValueError(EVIL)
         except ValueError as error:
             raise RuntimeError("then this") from error
     except RuntimeError as error:
-        print_exception(error)
-    lines = capsys.readouterr().err.split("\n")
+        logger.error("a call of %s failed", EVIL, exc_info=error)
+    lines = written.getvalue().split("\n")
     assert all(line.isprintable() for line in lines)
+    assert lines[0].endswith(f" error: a call of {SHOWN} failed")
     assert f"ValueError: {SHOWN}" in lines
     assert "RuntimeError: then this" in lines
     assert any("test_foreign_text.py" in line for line in lines)
