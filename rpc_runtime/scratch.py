@@ -14,16 +14,15 @@ import shutil
 import tempfile
 import weakref
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.own_process import OwnProcess
 
 PREFIX = "tvm-split-scratch-"
 LOCK = ".owner"
 
 
-class ScratchFolder:
+class ScratchFolder(Closing):
     """A temporary folder that goes with `close`, with this object, or else after its process. A context manager."""
 
     def __init__(self, purpose: str) -> None:
@@ -34,14 +33,6 @@ class ScratchFolder:
     def close(self) -> None:
         """Remove the folder and all in it."""
         self._remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def remove_orphans() -> None:

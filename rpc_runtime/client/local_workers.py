@@ -14,10 +14,10 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 from tvm_split.rpc_runtime import own_modules
+from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from tvm_split.rpc_runtime.own_process import OwnProcess
 from tvm_split.rpc_runtime.program.program import CLIENT
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 TERMINATE_SECONDS = 5.0
 
 
-class LocalWorkers:
+class LocalWorkers(Closing):
     """One worker process per name, on loopback, with a random token. A context manager.
 
     With enough cores for all, each worker gets ``threads`` cores of its own (``pin=False`` leaves that to the system).
@@ -111,14 +111,6 @@ class LocalWorkers:
                     with contextlib.suppress(OSError):
                         pipe.close()
         self._folder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _log(self, name: str) -> Path:
         return self._folder.path / f"{list(self._processes).index(name)}.log"

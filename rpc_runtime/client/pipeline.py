@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any
 
 from tvm_split.rpc_runtime.client.deployed_workers import DeployedWorkers, TransferProgress
 from tvm_split.rpc_runtime.client.streams import Streams
 from tvm_split.rpc_runtime.client.watch import LONGEST_VERDICT_SECONDS, WorkerWatch
+from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.program.interface import Array
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, machine_plan
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 CAUSE_SECONDS = 0.5
 
 
-class Pipeline:
+class Pipeline(Closing):
     """A program that is loaded on workers. Made by ``Pipeline.open``; a context manager.
 
     Threads may run and stream at the same time. ``run`` and ``stream`` raise:
@@ -186,14 +187,6 @@ class Pipeline:
         for call in self._calls:
             call.close()
         self._workers.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def activity_of_one(plan: MachinePlan) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
+from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.errors import WorkerError
 from tvm_split.rpc_runtime.execution.blob_store import read_blob
 from tvm_split.rpc_runtime.execution.stage_executable import (
@@ -27,7 +27,7 @@ from tvm_split.rpc_runtime.scratch import ScratchFolder
 Result = TypeVar("Result")
 
 
-class InProcessPipeline:
+class InProcessPipeline(Closing):
     """The same stages as a ``Pipeline`` computes, with the same results, one after another. A context manager.
 
     Threads may run and stream at the same time: each micro-batch waits for those that came before it.
@@ -144,11 +144,3 @@ class InProcessPipeline:
         with self._turns.one():
             self._thread.close()
             self._stages.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

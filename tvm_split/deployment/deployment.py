@@ -8,7 +8,6 @@ import platform
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +22,7 @@ from tvm_split.planner.plan import Plan
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.deployed_workers import TransferProgress
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
 from tvm_split.rpc_runtime.program.inputs import checked_inputs
@@ -44,7 +44,7 @@ class DeploymentStatistics:
     blob_bytes_sent: int
 
 
-class Deployment:
+class Deployment(Closing):
     """A model that is loaded on its machines and waits for inputs. Made by `deploy`.
 
     Any number of threads may run and stream at the same time; each has its own results in its own order. Micro-batches
@@ -155,14 +155,6 @@ class Deployment:
             finally:
                 self._calls.shutdown(wait=False)
                 self._cluster.release()
-
-    def __enter__(self) -> Deployment:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def deploy(
