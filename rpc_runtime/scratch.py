@@ -14,32 +14,25 @@ import shutil
 import tempfile
 import weakref
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+
+from tvm_split.rpc_runtime.closing import Closing
+from tvm_split.rpc_runtime.own_process import OwnProcess
 
 PREFIX = "tvm-split-scratch-"
 LOCK = ".owner"
 
 
-class ScratchFolder:
+class ScratchFolder(Closing):
     """A temporary folder that goes with `close`, with this object, or else after its process. A context manager."""
 
     def __init__(self, purpose: str) -> None:
         remove_orphans()
         self.path, lock = _make(purpose)
-        self._remove = weakref.finalize(self, _remove, self.path, lock)
+        self._remove = weakref.finalize(self, _remove_own, self.path, lock, OwnProcess())
 
     def close(self) -> None:
         """Remove the folder and all in it."""
         self._remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def remove_orphans() -> None:
@@ -59,6 +52,11 @@ def _make(purpose: str) -> tuple[Path, int]:
         if os.fstat(lock).st_nlink > 0:
             return path, lock
         os.close(lock)
+
+
+def _remove_own(path: Path, lock: int, owner: OwnProcess) -> None:
+    if owner.is_this:  # a fork, whose copy of this object goes as well, shares the lock
+        _remove(path, lock)
 
 
 def _remove(path: Path, lock: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,13 @@ from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, Ti
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
 from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent, now, shift_clock
 from tvm_split.rpc_runtime.program.program import BlobSpec
-from tvm_split.rpc_runtime.wire import control_methods as methods
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import error_of, explained, open_channel
-from tvm_split.rpc_runtime.wire.control_methods import Method
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
+from tvm_split.rpc_runtime.wire.control_methods import METHODS
 from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES, PROTOCOL_VERSION
 from tvm_split.rpc_runtime.wire.loopback_token import find_token
-from tvm_split.rpc_runtime.wire.messages import (
-    blob_message,
-    kernel_set_request,
-    kernel_time,
-    load_request,
-    stage_statistics,
-    timing_request,
-    trace_event,
-)
-from tvm_split.rpc_runtime.wire.security import TlsFiles, Token
+from tvm_split.rpc_runtime.wire.messages import load_request, message_of, value_of
+from tvm_split.rpc_runtime.wire.security import Token
 
 CLOCK_ROUNDS = 5
 SLOWEST_LINK_BYTES_PER_SECOND = 256 * 1024
@@ -39,22 +30,6 @@ SLOWEST_LOAD_BYTES_PER_SECOND = 20e6
 TRIAL_START_SECONDS = 10.0
 """A worker may first have to start the process that tries out libraries."""
 MEASUREMENT_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class WorkerEndpoint:
-    """Where the worker of ``machine`` listens (HOST:PORT), and what it takes to be let in.
-
-    Without a ``token``, that of this user's own worker on loopback is found by the address.
-    """
-
-    machine: str
-    address: str
-    token: str | None = field(default=None, repr=False)
-    tls: TlsFiles | None = None
-
-    def __str__(self) -> str:
-        return f"machine {self.machine!r} at {self.address}"
 
 
 @dataclass(frozen=True)
@@ -126,11 +101,11 @@ class WorkerConnection:
         for _ in range(CLOCK_ROUNDS):
             start = now()
             try:
-                reply = self._unary(methods.DESCRIBE, pb.DescribeRequest(), timeout_seconds)
+                reply = self._call(pb.DescribeRequest(), timeout_seconds)
             except DeadlineError as error:
                 raise WorkerUnavailableError(f"{error}. Is the address right, and its worker running?") from error
             except WorkerUnavailableError as error:
-                raise explained(error, str(self.endpoint), self.endpoint.address, self.endpoint.tls) from error
+                raise explained(error, self.endpoint) from error
             end = now()
             rounds.append((end - start, reply.clock_nanoseconds - (start + end) // 2, reply))
         round_trip, offset, reply = min(rounds, key=lambda one: one[0])  # the quickest is the least uncertain
@@ -141,16 +116,12 @@ class WorkerConnection:
                 f"{self.endpoint} speaks protocol version {reply.protocol_version}, this client {PROTOCOL_VERSION}: "
                 "install the same version on both"
             )
-        return _description(reply, round_trip * 1e-9, offset)
+        return value_of(WorkerDescription, reply, round_trip_seconds=round_trip * 1e-9, clock_offset_nanoseconds=offset)
 
     def watch(self, deployment: str) -> Any:
         """The stream of ``WatchEvent``: the deployment lives as long as it does."""
-        method = self._channel.unary_stream(
-            methods.WATCH.path,
-            request_serializer=pb.WatchRequest.SerializeToString,
-            response_deserializer=methods.WATCH.read_reply,
-        )
-        return method(pb.WatchRequest(deployment=deployment), metadata=self._metadata)
+        watch = METHODS["Watch"].call(self._channel)
+        return watch(pb.WatchRequest(deployment=deployment), metadata=self._metadata)
 
     def send_blobs(
         self,
@@ -162,8 +133,10 @@ class WorkerConnection:
     ) -> int:
         """Sends the blobs that the worker lacks; ``on_progress(bytes sent, of bytes)``. Returns the bytes sent."""
         known = {blob.sha256: blob for blob in blobs}
-        request = pb.MissingBlobsRequest(deployment=deployment, blobs=[blob_message(blob) for blob in known.values()])
-        reply = self._unary(methods.MISSING_BLOBS, request, timeout_seconds)
+        request = pb.MissingBlobsRequest(
+            deployment=deployment, blobs=[message_of(pb.Blob, blob) for blob in known.values()]
+        )
+        reply = self._call(request, timeout_seconds)
         missing = [known[sha256] for sha256 in reply.sha256 if sha256 in known]
         total = sum(blob.size_bytes for blob in missing)
         sent = 0
@@ -181,15 +154,11 @@ class WorkerConnection:
     def _put(
         self, deployment: str, blob: BlobSpec, path: Path, timeout_seconds: float, count: Callable[[int], None]
     ) -> None:
-        method = self._channel.stream_unary(
-            methods.PUT_BLOB.path,
-            request_serializer=pb.PutBlobRequest.SerializeToString,
-            response_deserializer=methods.PUT_BLOB.read_reply,
-        )
+        put = METHODS["PutBlob"].call(self._channel)
         problem: list[OSError] = []
         timeout = timeout_seconds + blob.size_bytes / SLOWEST_LINK_BYTES_PER_SECOND
         try:
-            method(_blob_chunks(deployment, blob, path, count, problem), timeout=timeout, metadata=self._metadata)
+            put(_blob_chunks(deployment, blob, path, count, problem), timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as status:
             if problem:
                 raise BlobError(f"cannot read blob {blob.sha256[:12]} from {path}: {problem[0]}") from problem[0]
@@ -206,7 +175,7 @@ class WorkerConnection:
     ) -> None:
         blobs = {blob.sha256: blob.size_bytes for stage in plan.stages for blob in stage.blobs}
         timeout = timeout_seconds + TRIAL_START_SECONDS + sum(blobs.values()) / SLOWEST_LOAD_BYTES_PER_SECOND
-        self._unary(methods.LOAD_STAGES, load_request(deployment, plan, link_secrets), timeout)
+        self._call(load_request(deployment, plan, link_secrets), timeout)
 
     def connect(self, deployment: str, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> None:
         request = pb.ConnectRequest(
@@ -216,48 +185,45 @@ class WorkerConnection:
                 pb.Peer(machine=name, address=peer.address, tls=peer.tls is not None) for name, peer in peers.items()
             ],
         )
-        self._unary(methods.CONNECT, request, timeout_seconds + 1.0)
+        self._call(request, timeout_seconds + 1.0)
 
     def unload(self, deployment: str, timeout_seconds: float) -> None:
-        self._unary(methods.UNLOAD, pb.UnloadRequest(deployment=deployment), timeout_seconds)
+        self._call(pb.UnloadRequest(deployment=deployment), timeout_seconds)
 
     def statistics(self, deployment: str) -> tuple[StageStatistics, ...]:
-        reply = self._unary(methods.STATISTICS, pb.StatisticsRequest(deployment=deployment), MEASUREMENT_SECONDS)
-        return tuple(stage_statistics(stage, self.endpoint.machine) for stage in reply.stages)
+        reply = self._call(pb.StatisticsRequest(deployment=deployment), MEASUREMENT_SECONDS)
+        return tuple(value_of(StageStatistics, stage, machine=self.endpoint.machine) for stage in reply.stages)
 
     def processor_seconds(self, deployment: str) -> float:
         """What the worker's process has used of its cores since it started, by all its threads."""
-        reply = self._unary(methods.STATISTICS, pb.StatisticsRequest(deployment=deployment), MEASUREMENT_SECONDS)
+        reply = self._call(pb.StatisticsRequest(deployment=deployment), MEASUREMENT_SECONDS)
         return float(reply.processor_seconds)
 
     def trace(self, deployment: str, clock_offset_nanoseconds: int) -> tuple[TraceEvent, ...]:
-        reply = self._unary(methods.TRACE, pb.TraceRequest(deployment=deployment), MEASUREMENT_SECONDS)
-        machine = self.endpoint.machine
-        return tuple(shift_clock(trace_event(event, machine), clock_offset_nanoseconds) for event in reply.events)
+        reply = self._call(pb.TraceRequest(deployment=deployment), MEASUREMENT_SECONDS)
+        events = (value_of(TraceEvent, event, machine=self.endpoint.machine) for event in reply.events)
+        return tuple(shift_clock(event, clock_offset_nanoseconds) for event in events)
 
     def load_kernels(self, deployment: str, kernels: KernelSet, timeout_seconds: float) -> int:
         """Makes ready to time kernels, whose library the worker has; returns the bytes of their arguments."""
         timeout = timeout_seconds + TRIAL_START_SECONDS + kernels.weight_bytes / SLOWEST_LOAD_BYTES_PER_SECOND
-        reply = self._unary(methods.LOAD_KERNELS, kernel_set_request(deployment, kernels), timeout)
+        reply = self._call(message_of(pb.LoadKernelsRequest, kernels, deployment=deployment), timeout)
         return int(reply.allocated_bytes)
 
     def time_kernels(self, deployment: str, effort: TimingEffort, timeout_seconds: float) -> tuple[KernelTime, ...]:
         """Times the kernels that are loaded; ``timeout_seconds`` is what the answer may take beyond the effort."""
-        request = timing_request(deployment, effort)
-        reply = self._unary(methods.TIME_KERNELS, request, effort.limit_seconds + timeout_seconds)
-        return tuple(kernel_time(time) for time in reply.times)
+        request = message_of(pb.TimeKernelsRequest, effort, deployment=deployment)
+        reply = self._call(request, effort.limit_seconds + timeout_seconds)
+        return tuple(value_of(KernelTime, time) for time in reply.times)
 
     def close(self) -> None:
         self._channel.close()
 
-    def _unary(self, method: Method, request: Any, timeout_seconds: float) -> Any:
-        call = self._channel.unary_unary(
-            method.path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.read_reply,
-        )
+    def _call(self, request: Any, timeout_seconds: float) -> Any:
+        """The reply of the method that takes such a request."""
+        method = METHODS[type(request).__name__.removesuffix("Request")]
         try:
-            reply = call(request, timeout=timeout_seconds, metadata=self._metadata)
+            reply = method.call(self._channel)(request, timeout=timeout_seconds, metadata=self._metadata)
         except grpc.RpcError as status:
             raise error_of(status, str(self.endpoint)) from None
         except ValueError as error:  # what gRPC raises for a channel that another thread has closed
@@ -270,7 +236,7 @@ class WorkerConnection:
 def _blob_chunks(
     deployment: str, blob: BlobSpec, path: Path, count: Callable[[int], None], problem: list[OSError]
 ) -> Iterator[pb.PutBlobRequest]:
-    yield pb.PutBlobRequest(deployment=deployment, blob=blob_message(blob))
+    yield pb.PutBlobRequest(deployment=deployment, blob=message_of(pb.Blob, blob))
     try:
         with path.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
@@ -278,28 +244,3 @@ def _blob_chunks(
                 count(len(chunk))
     except OSError as error:  # gRPC would only say that the iterator raised
         problem.append(error)
-
-
-def _description(reply: pb.DescribeReply, round_trip_seconds: float, offset: int) -> WorkerDescription:
-    return WorkerDescription(
-        machine=reply.machine,
-        hostname=reply.hostname,
-        architecture=reply.architecture,
-        mcpu=reply.mcpu,
-        cpu_features=tuple(reply.cpu_features),
-        cores=reply.cores,
-        threads=reply.threads,
-        memory_total_bytes=reply.memory_total_bytes,
-        memory_free_bytes=reply.memory_free_bytes,
-        tvm_version=reply.tvm_version,
-        tvm_ffi_version=reply.tvm_ffi_version,
-        numpy_version=reply.numpy_version,
-        protocol_version=reply.protocol_version,
-        cuda_devices=tuple(CudaDeviceDescription(d.index, d.arch, d.memory_bytes) for d in reply.cuda_devices),
-        secure=reply.secure,
-        deployments=tuple(reply.deployments),
-        process_id=reply.process_id,
-        boot_id=reply.boot_id,
-        round_trip_seconds=round_trip_seconds,
-        clock_offset_nanoseconds=offset,
-    )

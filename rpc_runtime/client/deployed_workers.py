@@ -8,18 +8,23 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
-from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerEndpoint
-from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.client.client import WorkerConnection
+from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError
 from tvm_split.rpc_runtime.program.machine_plan import machine_plan
 from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
 from tvm_split.rpc_runtime.program.program import Program
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.foreign_text import cleaned
 from tvm_split.rpc_runtime.wire.messages import LINK_SECRET_BYTES
 
 TransferProgress = Callable[[str, int, int], None]
 """Called while blobs are sent: machine, bytes sent, of bytes."""
+
+Answer = TypeVar("Answer")
 
 UNLOAD_SECONDS = 5.0
 LONGEST_CONNECT_SECONDS = 600.0
@@ -91,28 +96,28 @@ class DeployedWorkers:
         self._on_every_machine(connect)
 
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """Of each stage, and each replica of one, in the program's order."""
-        found = {
-            (stage.machine, stage.name): stage
-            for connection in self.connections.values()
-            for stage in connection.statistics(self.deployment)
-        }
+        """Of each stage, and each replica of one, in the program's order.
+
+        Raises:
+            ProtocolError: a worker says nothing of a stage that it holds.
+        """
+        answers = self._on_every_machine(lambda machine: self.connections[machine].statistics(self.deployment))
+        found = {(machine, stage.name): stage for machine, stages in answers.items() for stage in stages}
+        for stage in self._program.stages:
+            if (stage.machine, cleaned(stage.name)) not in found:
+                raise ProtocolError(f"{self.endpoints[stage.machine]} has no figures of the stage {stage.name!r}")
         return tuple(found[stage.machine, cleaned(stage.name)] for stage in self._program.stages)
 
     def processor_seconds(self) -> dict[str, float]:
         """By machine, what its worker has used of its cores since it started."""
-        return {
-            machine: connection.processor_seconds(self.deployment) for machine, connection in self.connections.items()
-        }
+        return self._on_every_machine(lambda machine: self.connections[machine].processor_seconds(self.deployment))
 
     def trace(self) -> tuple[TraceEvent, ...]:
         """The last events of every machine, by their start, in this process's monotonic clock."""
-        events = [
-            event
-            for machine, connection in self.connections.items()
-            for event in connection.trace(self.deployment, self._clock_offsets[machine])
-        ]
-        return tuple(sorted(events, key=lambda event: event.start_nanoseconds))
+        answers = self._on_every_machine(
+            lambda machine: self.connections[machine].trace(self.deployment, self._clock_offsets[machine])
+        )
+        return tuple(sorted(chain.from_iterable(answers.values()), key=lambda event: event.start_nanoseconds))
 
     def unload(self) -> None:
         """Ends the deployment on all that still answer."""
@@ -123,10 +128,10 @@ class DeployedWorkers:
         for connection in self.connections.values():
             connection.close()
 
-    def _on_every_machine(self, step: Callable[[str], None]) -> None:
-        """Runs a step on all machines at once; raises the first error in the machines' order."""
+    def _on_every_machine(self, step: Callable[[str], Answer]) -> dict[str, Answer]:
+        """Takes a step on all machines at once; raises the first error in the machines' order."""
         if not self.connections:
-            return
-        with ThreadPoolExecutor(len(self.connections), thread_name_prefix="open") as threads:
-            for future in [threads.submit(step, machine) for machine in self.connections]:
-                future.result()
+            return {}
+        with ThreadPoolExecutor(len(self.connections), thread_name_prefix="machine") as threads:
+            futures = {machine: threads.submit(step, machine) for machine in self.connections}
+            return {machine: future.result() for machine, future in futures.items()}

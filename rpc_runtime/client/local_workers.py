@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import os
 import secrets
 import selectors
@@ -13,20 +14,23 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 from tvm_split.rpc_runtime import own_modules
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
+from tvm_split.rpc_runtime.own_process import OwnProcess
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.scratch import ScratchFolder
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE
+
+logger = logging.getLogger(__name__)
 
 TERMINATE_SECONDS = 5.0
 
 
-class LocalWorkers:
+class LocalWorkers(Closing):
     """One worker process per name, on loopback, with a random token. A context manager.
 
     With enough cores for all, each worker gets ``threads`` cores of its own (``pin=False`` leaves that to the system).
@@ -56,6 +60,7 @@ class LocalWorkers:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._endpoints: dict[str, WorkerEndpoint] = {}
         self._closed = False
+        self._own_process = OwnProcess()
         atexit.register(self.close)
         try:
             for name, cores in zip(names, _cores(len(names), threads, pin), strict=True):
@@ -64,6 +69,7 @@ class LocalWorkers:
             for name in names:
                 address = self._wait_ready(name, deadline, start_timeout_seconds)
                 self._endpoints[name] = WorkerEndpoint(name, address, self._token)
+                logger.info("%s runs as process %d", self._endpoints[name], self._processes[name].pid)
         except BaseException:
             self.close()
             raise
@@ -84,8 +90,8 @@ class LocalWorkers:
             return ""
 
     def close(self) -> None:
-        """Ends all workers; returns when they are gone. May be called again."""
-        if self._closed:
+        """Ends all workers; returns when they are gone. May be called again; no concern of a fork's."""
+        if self._closed or not self._own_process.is_this:
             return
         self._closed = True
         atexit.unregister(self.close)
@@ -105,14 +111,6 @@ class LocalWorkers:
                     with contextlib.suppress(OSError):
                         pipe.close()
         self._folder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _log(self, name: str) -> Path:
         return self._folder.path / f"{list(self._processes).index(name)}.log"

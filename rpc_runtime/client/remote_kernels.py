@@ -5,20 +5,21 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
-from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerEndpoint
+from tvm_split.rpc_runtime.client.client import WorkerConnection
 from tvm_split.rpc_runtime.client.watch import WorkerWatch
+from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 CAUSE_SECONDS = 0.5
 
 Result = TypeVar("Result")
 
 
-class RemoteKernels:
+class RemoteKernels(Closing):
     """Kernels that are loaded on a worker for as long as this lives. A context manager.
 
     Every call raises:
@@ -54,14 +55,6 @@ class RemoteKernels:
         """Frees what the worker holds, which lives as long as it is watched. May be called again."""
         self._watch.close()
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _send_and_load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
         self._connection.send_blobs(

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tvm_split.rpc_runtime.program.interface import Array, Bytes
-from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.program.program import Program
+from tvm_split.rpc_runtime.program.program import Program, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,8 @@ class ArraySlot:
     value: Array
 
 
-def array_slot(route: PlannedRoute) -> ArraySlot:
-    array = np.empty(route.tensor.shape, np.dtype(route.tensor.dtype))
+def array_slot(tensor: TensorSpec) -> ArraySlot:
+    array = np.empty(tensor.shape, np.dtype(tensor.dtype))
     return ArraySlot(array.reshape(-1).view(np.uint8), array)
 
 
@@ -39,7 +38,6 @@ class ResultQueue:
         self._kept_places = {name: inputs.index(name) for name in self._names if name in inputs}
         # By number, since of several replicas that make an output one may be ahead of another.
         self._arrived: dict[str, dict[int, tuple[Any, Callable[[], None] | None]]] = {n: {} for n in self._names}
-        self._discard_before = 0
         self.submitted = 0
         self.taken = 0
 
@@ -49,18 +47,15 @@ class ResultQueue:
         self.submitted += 1
         for name, place in self._kept_places.items():
             self._arrived[name][sequence] = (inputs[place].copy(), None)
-        self._discard()
         return sequence
 
     def arrive(self, tensor: str, sequence: int, value: Array, release: Callable[[], None]) -> None:
         self._arrived[tensor][sequence] = (value, release)
-        self._discard()
 
-    def take(self, sequence: int) -> tuple[Array, ...] | None:
-        """The result for ``sequence``, when it is complete and those before it have been taken or abandoned."""
-        if self.taken != sequence or sequence >= self.submitted:
-            return None
-        if not all(sequence in waiting for waiting in self._arrived.values()):
+    def take(self) -> tuple[Array, ...] | None:
+        """The next result, when it is complete."""
+        sequence = self.taken
+        if sequence >= self.submitted or not all(sequence in waiting for waiting in self._arrived.values()):
             return None
         values: dict[str, Array] = {}
         for name, waiting in self._arrived.items():
@@ -74,12 +69,3 @@ class ResultQueue:
             result.append(values[name].copy() if name in seen else values[name])
             seen.add(name)
         return tuple(result)
-
-    def abandon(self) -> None:
-        """Forgets every micro-batch submitted so far; what still arrives of them is thrown away."""
-        self._discard_before = self.submitted
-        self._discard()
-
-    def _discard(self) -> None:
-        while self.taken < self._discard_before and self.take(self.taken) is not None:
-            pass

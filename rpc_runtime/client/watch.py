@@ -56,6 +56,16 @@ class Report:
     peer: str = ""
 
 
+_TOLD = {
+    pb.Failure.STAGE: ReportKind.STAGE,
+    pb.Failure.LINK: ReportKind.LINK,
+    pb.Failure.PROTOCOL: ReportKind.PROTOCOL,
+}
+_ERRORS: dict[ReportKind, type[TvmSplitError]] = {
+    ReportKind.STAGE: StageError,
+    ReportKind.PROTOCOL: ProtocolError,
+    ReportKind.INTERNAL: WorkerError,
+}
 _FIRST_HAND = (ReportKind.STAGE, ReportKind.PROTOCOL, ReportKind.INTERNAL, ReportKind.GONE)
 
 
@@ -186,12 +196,7 @@ class WorkerWatch:
             self._changed.notify_all()
         if event.HasField("failure"):
             failure = event.failure
-            kinds = {
-                pb.Failure.STAGE: ReportKind.STAGE,
-                pb.Failure.LINK: ReportKind.LINK,
-                pb.Failure.PROTOCOL: ReportKind.PROTOCOL,
-            }
-            kind = kinds.get(failure.kind, ReportKind.INTERNAL)
+            kind = _TOLD.get(failure.kind, ReportKind.INTERNAL)
             self._report(Report(kind, machine, failure.message, failure.peer))
         elif moved:
             self._on_activity(machine, event.activity)
@@ -229,12 +234,8 @@ class WorkerWatch:
         self._on_failure(error)
 
     def _error(self, report: Report) -> TvmSplitError:
-        if report.kind is ReportKind.STAGE:
-            return StageError(report.message)
-        if report.kind is ReportKind.PROTOCOL:
-            return ProtocolError(report.message)
-        if report.kind is ReportKind.INTERNAL:
-            return WorkerError(report.message)
+        if report.kind in _ERRORS:
+            return _ERRORS[report.kind](report.message)
         if report.kind is ReportKind.GONE:
             stages = ", ".join(
                 f"{name!r} ({self._finished.get((report.machine, name), 0)} micro-batches done when last heard of)"

@@ -7,11 +7,9 @@ digests it uses, kept alive by a lock on it; ``lock`` orders the changes of all 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
-import tempfile
 import threading
 import time
 import uuid
@@ -22,6 +20,7 @@ from typing import IO
 import numpy as np
 
 from tvm_split.rpc_runtime.errors import BlobError
+from tvm_split.rpc_runtime.files import is_kept, keep, locked, replacing
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.program import BlobSpec
 
@@ -46,7 +45,7 @@ class BlobStore:
         self._mutex = threading.Lock()
         self._pins: dict[str, set[str]] = {}
         self._pin_path = folder / "pins" / uuid.uuid4().hex
-        self._pin_file: IO[str] | None = None
+        self._pin_file: IO[bytes] | None = None
         self._arriving = 0
         self._closed = False
         with self._exclusively():
@@ -90,25 +89,20 @@ class BlobStore:
 
     def _write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
         digest, size = hashlib.sha256(), 0
-        descriptor, name = tempfile.mkstemp(dir=self.scratch)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                for chunk in chunks:
-                    size += len(chunk)
-                    if size > blob.size_bytes:
-                        raise BlobError(f"blob {blob.sha256[:12]} is longer than the announced {blob.size_bytes} bytes")
-                    digest.update(chunk)
-                    file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
+        path = self._path(blob.sha256)
+        with contextlib.ExitStack() as until_it_is_there, replacing(path, self.scratch) as file:
+            for chunk in chunks:
+                size += len(chunk)
+                if size > blob.size_bytes:
+                    raise BlobError(f"blob {blob.sha256[:12]} is longer than the announced {blob.size_bytes} bytes")
+                digest.update(chunk)
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
             _check(blob, size, digest.hexdigest())
-            with self._exclusively():
-                self._evict(blob)
-                path = self._path(blob.sha256)
-                path.parent.mkdir(exist_ok=True)
-                Path(name).replace(path)
-        finally:
-            Path(name).unlink(missing_ok=True)
+            until_it_is_there.enter_context(self._exclusively())
+            self._evict(blob)
+            path.parent.mkdir(exist_ok=True)
 
     def read(self, blob: BlobSpec) -> Bytes:
         """The content.
@@ -156,8 +150,7 @@ class BlobStore:
         with self._mutex, self._explained():
             for name in ("blobs", "temporary", "pins"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
-            with (self.folder / "lock").open("w", encoding="ascii") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            with locked(self.folder / "lock"):
                 if not self._closed and not self._pin_path.exists():
                     self._begin_pins()
                 yield
@@ -176,8 +169,8 @@ class BlobStore:
     def _begin_pins(self) -> None:
         if self._pin_file is not None:
             self._pin_file.close()
-        self._pin_file = self._pin_path.open("w", encoding="ascii")
-        fcntl.flock(self._pin_file, fcntl.LOCK_EX)
+        self._pin_file = self._pin_path.open("wb")
+        keep(self._pin_file)
         self._write_pins()
 
     def _sweep(self) -> None:
@@ -192,7 +185,7 @@ class BlobStore:
             return
         self._pin_file.seek(0)
         self._pin_file.truncate()
-        self._pin_file.write("\n".join(sorted(set().union(*self._pins.values()))))
+        self._pin_file.write("\n".join(sorted(set().union(*self._pins.values()))).encode())
         self._pin_file.flush()
 
     @contextlib.contextmanager
@@ -237,13 +230,11 @@ class BlobStore:
         for path in (self.folder / "pins").iterdir():
             if path == self._pin_path:
                 continue
-            with path.open(encoding="ascii") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    pins.update(file.read().split())
+            with path.open("rb") as file:
+                if is_kept(file):
+                    pins.update(file.read().decode().split())
                 else:
-                    path.unlink(missing_ok=True)  # its process is gone
+                    path.unlink(missing_ok=True)
         return pins
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tvm_split.rpc_runtime.execution.stage_order import UNBOUNDED, StageState, Wait, next_action
-from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
-from tvm_split.rpc_runtime.program.measurements import COMPUTE, WAIT, Recorder, now
+from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
+from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, Recorder, now
 from tvm_split.rpc_runtime.program.program import StageSpec
 from tvm_split.rpc_runtime.transports.links import OutgoingLink
 
@@ -69,7 +69,7 @@ class _Queue:
 
 
 class StageExecutor:
-    """Runs stages as soon as their inputs are there and their outputs have room.
+    """Runs stages as soon as their inputs are there and their outputs have room: the station of its machine's links.
 
     ``on_failure(stage, error)`` is called once, from the computing thread, when a stage raises; nothing runs after.
     """
@@ -79,11 +79,10 @@ class StageExecutor:
         lock: threading.Lock,
         plan: MachinePlan,
         stages: Sequence[RunnableStage],
-        links: Mapping[str, OutgoingLink],
         recorder: Recorder,
         on_failure: Callable[[StageSpec, Exception], None],
     ) -> None:
-        self._lock = lock
+        self.lock = lock
         self._changed = threading.Condition(lock)
         self._stages = tuple(stages)
         self._names = tuple(loaded.stage.name for loaded in stages)
@@ -108,26 +107,39 @@ class StageExecutor:
             ]
             for name in names
         }
-        self._links = {
-            name: [
-                [links[destination] for destination in plan.destinations_of(name, place)]
-                for place in range(plan.period)
-            ]
-            for name in names
+        self._links: dict[str, list[list[OutgoingLink]]] = {}
+        # Whose transfers they are: an outgoing tensor its maker's, an incoming one that of the first stage to take it.
+        self._stage_of = {
+            SEND: {tensor.name: loaded.stage.name for loaded in stages for tensor in loaded.stage.outputs},
+            RECEIVE: {tensor.name: loaded.stage.name for loaded in reversed(stages) for tensor in loaded.stage.inputs},
         }
+        self._plan = plan
         self._thread = threading.Thread(target=self._run, name=f"compute-{plan.machine}", daemon=True)
 
-    def start(self) -> None:
+    def start(self, links: Mapping[str, OutgoingLink]) -> None:
+        """Begins to compute; ``links`` are those that leave this machine, by their destinations."""
+        self._links = {
+            name: [
+                [links[destination] for destination in self._plan.destinations_of(name, place)]
+                for place in range(self._period)
+            ]
+            for name in self._takers
+        }
         self._thread.start()
 
-    def deliver(self, tensor: str, sequence: int, value: Any, release: Callable[[], None]) -> None:
-        """Hands in a tensor that came from another machine."""
-        with self._lock:
-            if not self._stopped:
-                self._give_locked(tensor, sequence, value, release)
+    def moved(self) -> None:
+        self._recorder.activity += 1
 
-    def wake_locked(self) -> None:
-        """Says that an outgoing link has room again."""
+    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int) -> None:
+        tensor = route.tensor
+        self._recorder.record(kind, self._stage_of[kind][tensor.name], sequence, start, end, tensor.size_bytes)
+
+    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+        with self.lock:
+            if not self._stopped:
+                self._give_locked(route.tensor.name, sequence, value, release)
+
+    def room_locked(self) -> None:
         self._changed.notify()
 
     def progress(self) -> dict[str, int]:
@@ -168,40 +180,47 @@ class StageExecutor:
         return StageState(finished, arrived, room)
 
     def _run(self) -> None:
+        while (chosen := self._choose()) is not None and self._compute(*chosen):
+            pass
+        with self.lock:
+            self._stages = ()  # libraries and weights belong to the thread that used them
+
+    def _choose(self) -> tuple[int, int] | None:
+        """Waits for a stage that can run: its position, and its micro-batch; None at the end."""
         idle_since: int | None = None
-        while True:
-            with self._lock:
-                while True:
-                    if self._stopped:
-                        self._release_stages()
-                        return
-                    action = next_action([self._state_locked(position) for position in range(len(self._stages))])
-                    if not isinstance(action, Wait):
-                        break
-                    if action.for_inputs and idle_since is None:
-                        idle_since = now()
-                    self._changed.wait()
-                sequence = self._next[action.stage]
-                # Inputs keep their places until the stage is done: credits bound the memory, not the queues.
-                held = [queue.held[sequence] for queue in self._queues[action.stage]]
-            stage = self._stages[action.stage].stage
-            start = now()
-            if idle_since is not None:
-                self._recorder.record(WAIT, stage.name, sequence, idle_since, start)
-                idle_since = None
-            try:
-                outputs = self._stages[action.stage].run([each.value for each in held])
-            except Exception as error:
-                self._on_failure(stage, error)
-                with self._lock:
-                    self._release_stages()
-                return
-            self._recorder.record(COMPUTE, stage.name, sequence, start, now())
-            self._hand_on(action.stage, sequence, outputs)
-            del held, outputs
+        with self.lock:
+            while not self._stopped:
+                action = next_action([self._state_locked(position) for position in range(len(self._stages))])
+                if not isinstance(action, Wait):
+                    sequence = self._next[action.stage]
+                    if idle_since is not None:
+                        self._recorder.record(WAIT, self._names[action.stage], sequence, idle_since, now())
+                    return action.stage, sequence
+                if action.for_inputs and idle_since is None:
+                    idle_since = now()
+                self._changed.wait()
+        return None
+
+    def _compute(self, position: int, sequence: int) -> bool:
+        """Runs a stage on a micro-batch, and hands its outputs on; whether it did not raise."""
+        loaded = self._stages[position]
+        # Inputs keep their places until the stage is done: credits bound the memory, not the queues.
+        with self.lock:
+            if self._stopped:
+                return False
+            held = [queue.held[sequence] for queue in self._queues[position]]
+        start = now()
+        try:
+            outputs = loaded.run([each.value for each in held])
+        except Exception as error:
+            self._on_failure(loaded.stage, error)
+            return False
+        self._recorder.record(COMPUTE, loaded.stage.name, sequence, start, now())
+        self._hand_on(position, sequence, outputs)
+        return True
 
     def _hand_on(self, position: int, sequence: int, outputs: Sequence[Any]) -> None:
-        with self._lock:
+        with self.lock:
             if self._stopped:
                 return
             self._finished[position] += 1
@@ -212,7 +231,3 @@ class StageExecutor:
                 for link in self._links[tensor.name][sequence % self._period]:
                     link.put_locked(tensor.name, sequence, value)
                 self._give_locked(tensor.name, sequence, value, None)
-
-    def _release_stages(self) -> None:
-        """Lets go of libraries and weights, which belong to the thread that used them."""
-        self._stages = ()

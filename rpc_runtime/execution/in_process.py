@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerError
+from tvm_split.rpc_runtime.closing import Closing
+from tvm_split.rpc_runtime.errors import WorkerError
 from tvm_split.rpc_runtime.execution.blob_store import read_blob
 from tvm_split.rpc_runtime.execution.stage_executable import (
     CallTime,
@@ -17,7 +16,8 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     array_from_tensor,
     tensor_from_array,
 )
-from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread
+from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
+from tvm_split.rpc_runtime.own_process import OwnProcess
 from tvm_split.rpc_runtime.program.inputs import checked_inputs
 from tvm_split.rpc_runtime.program.interface import Array
 from tvm_split.rpc_runtime.program.measurements import COMPUTE, Recorder, StageStatistics, TraceEvent, now
@@ -27,8 +27,10 @@ from tvm_split.rpc_runtime.scratch import ScratchFolder
 Result = TypeVar("Result")
 
 
-class InProcessPipeline:
+class InProcessPipeline(Closing):
     """The same stages as a ``Pipeline`` computes, with the same results, one after another. A context manager.
+
+    Threads may run and stream at the same time: each micro-batch waits for those that came before it.
 
     Stages run on a `ComputingThread`, so pipelines of different ``threads`` take turns where two threads run them.
 
@@ -47,7 +49,8 @@ class InProcessPipeline:
     ) -> None:
         self._program = program
         self._thread = ComputingThread(threads, on_calling_thread=on_calling_thread)
-        self._busy = threading.Lock()
+        self._own_process = OwnProcess()
+        self._turns = TakingTurns()
         self._recorders = {
             machine: Recorder(machine, [stage.name for stage in program.stages_on(machine)])
             for machine in program.machines
@@ -70,25 +73,22 @@ class InProcessPipeline:
     def blob_bytes_sent(self) -> int:
         return 0
 
-    def run(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
         """The outputs for one micro-batch. Raises InputError, StageError."""
         return self._alone(self._compute, checked_inputs(self._program, inputs))
 
-    def call_times(self, inputs: Sequence[Array]) -> dict[str, list[CallTime]]:
+    def call_times(self, inputs: Sequence[Any]) -> dict[str, list[CallTime]]:
         """By stage, how long each function that its library calls took for one micro-batch; of replicas the first."""
         return self._alone(self._time_calls, checked_inputs(self._program, inputs))
 
     def _alone(self, compute: Callable[[Sequence[Array]], Result], arrays: Sequence[Array]) -> Result:
-        if self._closed:
-            raise WorkerError("this pipeline is closed")
-        if not self._busy.acquire(blocking=False):
-            raise TvmSplitError("this pipeline is running already, in another thread: open a second one")
-        try:
+        self._own_process.require()
+        with self._turns.one():
+            if self._closed:
+                raise WorkerError("this pipeline is closed")
             return self._thread.run(compute, arrays)
-        finally:
-            self._busy.release()
 
-    def stream(self, batches: Iterable[Sequence[Array]]) -> Iterator[tuple[Array, ...]]:
+    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
         """The outputs for each batch in turn."""
         for batch in batches:
             yield self.run(batch)
@@ -138,14 +138,9 @@ class InProcessPipeline:
 
     def close(self) -> None:
         """Frees libraries and weights."""
+        if not self._own_process.is_this:
+            return
         self._closed = True
-        self._thread.close()
-        self._stages.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+        with self._turns.one():
+            self._thread.close()
+            self._stages.clear()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.errors import WorkerError
 from tvm_split.rpc_runtime.execution.blob_store import read_blob
 from tvm_split.rpc_runtime.execution.kernel_timer import KernelTimer
@@ -14,7 +13,7 @@ from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, Ti
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 
 
-class InProcessKernels:
+class InProcessKernels(Closing):
     """Kernels that are loaded here, run with ``threads`` threads, for as long as this lives. A context manager."""
 
     def __init__(self, threads: int) -> None:
@@ -43,11 +42,3 @@ class InProcessKernels:
         if self._timer is not None:
             self._timer.close()
             self._timer = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

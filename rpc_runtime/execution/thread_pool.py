@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -35,6 +36,28 @@ class ComputingThread:
 
     def close(self) -> None:
         self._own.shutdown()
+
+
+class TakingTurns:
+    """A lock that is taken in the order in which it was asked for; Python's own ones favour whoever had it last."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[object] = deque()
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        own = object()
+        with self._changed:
+            self._queue.append(own)
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue[0] is own)
+            yield
+        finally:
+            with self._changed:
+                self._queue.remove(own)
+                self._changed.notify_all()
 
 
 def _pool_of_this_thread() -> int:

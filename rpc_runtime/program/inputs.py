@@ -1,29 +1,54 @@
-"""Checks arrays against a program before they are sent."""
+"""What a user gives, as the arrays that a program takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
 
 from tvm_split.rpc_runtime.errors import InputError
 from tvm_split.rpc_runtime.program.interface import Array, Bytes
-from tvm_split.rpc_runtime.program.program import Program
+from tvm_split.rpc_runtime.program.program import Program, TensorSpec
 
 
-def checked_inputs(program: Program, inputs: Sequence[Array]) -> list[Array]:
-    """The inputs, row-major.
+def checked_inputs(program: Program, given: Sequence[Any]) -> tuple[Array, ...]:
+    """The inputs (arrays of numpy or torch, or whatever numpy can take without a change of dtype), row-major.
 
     Raises:
-        InputError: their number, a shape or a dtype is not the program's.
+        InputError: their number, a shape or a dtype is not the program's; says both sides of what does not fit.
     """
-    if isinstance(inputs, np.ndarray) or len(inputs) != len(program.inputs):
-        got = "one array" if isinstance(inputs, np.ndarray) else str(len(inputs))
-        raise InputError(f"the program takes a sequence of {len(program.inputs)} arrays, got {got}")
-    for tensor, array in zip(program.inputs, inputs, strict=True):
-        if array.shape != tensor.shape or array.dtype.name != tensor.dtype:
-            raise InputError(f"input {tensor} got {array.dtype.name}[{', '.join(map(str, array.shape))}]")
-    return [np.asarray(array, order="C") for array in inputs]
+    expected = program.inputs
+    if isinstance(given, np.ndarray) or len(given) != len(expected):
+        got = "one array was" if isinstance(given, np.ndarray) else f"{len(given)} were"
+        raise InputError(f"the model takes {len(expected)} inputs ({', '.join(map(str, expected))}), {got} given")
+    return tuple(
+        _checked(position, spec, value) for position, (spec, value) in enumerate(zip(expected, given, strict=True))
+    )
+
+
+def _checked(position: int, spec: TensorSpec, value: Any) -> Array:
+    try:
+        array = _as_array(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"input {position} ({spec}) cannot be read as an array: {error}") from error
+    if array.dtype != np.dtype(spec.dtype):
+        raise InputError(
+            f"input {position} must be {spec}, but its dtype is {array.dtype}; convert it: array.astype({spec.dtype!r})"
+        )
+    if array.shape != spec.shape:
+        raise InputError(f"input {position} must be {spec}, but its shape is {list(array.shape)}")
+    return np.asarray(array, order="C")  # numpy.ascontiguousarray would give a scalar one dimension
+
+
+def _as_array(value: Any) -> Array:
+    if not hasattr(value, "detach"):
+        return np.asarray(value)
+    tensor = value.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":  # which numpy does not know; all its values are float32 as well
+        return cast(Array, tensor.float().numpy().astype(ml_dtypes.bfloat16))
+    return cast(Array, tensor.numpy())
 
 
 def flat_bytes(array: Array) -> Bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -16,7 +15,10 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class StagePipeline(Protocol):
-    """A program that is loaded and can be run. Inputs and outputs are in the program's order."""
+    """A program that is loaded and can be run, by several threads at a time.
+
+    Inputs, which `rpc_runtime.program.inputs` checks, and outputs are in the program's order.
+    """
 
     @property
     def program(self) -> Program: ...
@@ -26,11 +28,11 @@ class StagePipeline(Protocol):
         """Bytes of libraries and weights that had to be sent to open it."""
         ...
 
-    def run(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
         """The outputs for one micro-batch."""
         ...
 
-    def stream(self, batches: Iterable[Sequence[Array]]) -> Iterator[tuple[Array, ...]]:
+    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
         """The outputs for many micro-batches, in order, while later ones are under way."""
         ...
 
@@ -42,6 +44,4 @@ class StagePipeline(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...

@@ -14,57 +14,42 @@ from tvm_split.rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
+from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import error_of, explained, open_channel
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
 from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
-from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION, Frame, FrameKind, decode, error_text
-from tvm_split.rpc_runtime.wire.security import TlsFiles, Token
+from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, decode, error_text
+from tvm_split.rpc_runtime.wire.security import Token
 
 
 class LinkCall:
-    """Opens a stream for tensors from ``source`` to ``destination``, one of which is the caller.
+    """Opens the stream that ``hello`` is about to the worker at ``endpoint``, for this side's end of the link.
 
-    A client is let in by the worker's ``token``, another worker by the ``secret`` of the link. ``frames`` is what the
-    caller says, ``on_frame`` takes what the worker says, and ``on_broken``
-    is called once, from the reading thread, if the stream ends before ``close``.
+    A client is let in by the worker's ``token``, another worker by the secret in its ``hello``.
+    ``on_broken(machine, error)`` is called once, from the reading thread, if the stream ends before ``close``.
     """
 
     def __init__(
         self,
-        *,
-        where: str,
-        address: str,
-        tls: TlsFiles | None,
-        deployment: str,
-        source: str,
-        destination: str,
-        token: Token | None = None,
-        secret: bytes = b"",
-        frames: Iterator[bytes],
-        on_frame: Callable[[Frame], None],
-        on_broken: Callable[[TvmSplitError], None],
+        endpoint: WorkerEndpoint,
+        token: Token | None,
+        hello: pb.Hello,
+        link: LinkEnd,
+        on_broken: Callable[[str, TvmSplitError], None],
     ) -> None:
-        self._where = where
-        self._address = address
-        self._tls = tls
-        self._on_frame = on_frame
+        self._endpoint = endpoint
+        self._link = link
         self._on_broken = on_broken
         self._answered = threading.Event()
         self._accepted = False
         self._closing = False
         self._error: TvmSplitError | None = None
-        self._channel = open_channel(address, tls)
-        hello = pb.Hello(
-            protocol_version=PROTOCOL_VERSION,
-            deployment=deployment,
-            source=source,
-            destination=destination,
-            secret=secret,
-        )
+        self._channel = open_channel(endpoint.address, endpoint.tls)
         metadata = ((HELLO_KEY, hello.SerializeToString()), *(token.metadata if token else ()))
         method = self._channel.stream_stream(LINK_PATH, request_serializer=None, response_deserializer=None)
-        self._call = method(self._send(frames), metadata=metadata)
-        self._thread = threading.Thread(target=self._read, name=f"link-{source}-{destination}", daemon=True)
+        self._call = method(self._send(), metadata=metadata)
+        name = f"link-{hello.source}-{hello.destination}"
+        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
 
     def wait_accepted(self, timeout_seconds: float) -> None:
@@ -74,7 +59,7 @@ class LinkCall:
             TvmSplitError: it has refused, cannot be reached, or said nothing in time.
         """
         if not self._answered.wait(timeout_seconds):
-            raise DeadlineError(f"{self._where} did not accept a data stream within {timeout_seconds:g} seconds")
+            raise DeadlineError(f"{self._endpoint} did not accept a data stream within {timeout_seconds:g} seconds")
         if self._error is not None:
             raise self._error
 
@@ -85,14 +70,14 @@ class LinkCall:
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
-    def _send(self, frames: Iterator[bytes]) -> Iterator[bytes]:
+    def _send(self) -> Iterator[bytes]:
         try:
-            yield from frames
+            yield from self._link.frames()
         except WorkerUnavailableError as error:
-            self._error = WorkerUnavailableError(f"{self._where}: {error}")
+            self._error = WorkerUnavailableError(f"{self._endpoint}: {error}")
             raise
         except Exception as error:  # gRPC would only say that the iterator raised
-            self._error = WorkerError(f"sending to {self._where} failed: {error!r}")
+            self._error = WorkerError(f"sending to {self._endpoint} failed: {error!r}")
             raise
 
     def _read(self) -> None:
@@ -100,27 +85,27 @@ class LinkCall:
         try:
             for message in self._call:
                 self._take(decode(message))
-            error = WorkerUnavailableError(f"{self._where} ended a data stream")
+            error = WorkerUnavailableError(f"{self._endpoint} ended a data stream")
         except grpc.RpcError as status:
-            error = error_of(status, self._where)
+            error = error_of(status, str(self._endpoint))
             if isinstance(error, WorkerUnavailableError) and not (self._accepted or self._closing):
-                error = explained(error, self._where, self._address, self._tls)
+                error = explained(error, self._endpoint)
         except TvmSplitError as wrong:
-            error = type(wrong)(f"{self._where}: {wrong}")
+            error = type(wrong)(f"{self._endpoint}: {wrong}")
         except Exception as unexpected:
-            error = WorkerError(f"{self._where}: {unexpected!r}")
+            error = WorkerError(f"{self._endpoint}: {unexpected!r}")
         self._call.cancel()
         if self._error is None:
             self._error = error
         self._answered.set()
         if self._accepted and not self._closing:
-            self._on_broken(self._error)
+            self._on_broken(self._endpoint.machine, self._error)
 
     def _take(self, frame: Frame) -> None:
         if frame.kind is FrameKind.ERROR:
             raise ProtocolError(error_text(frame))
         if self._accepted:
-            self._on_frame(frame)
+            self._link.receive(frame)
         elif frame.kind is FrameKind.ACCEPT:
             self._accepted = True
             self._answered.set()

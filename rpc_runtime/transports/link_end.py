@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
+from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame
 
 BEAT_SECONDS = 1.0
@@ -19,14 +22,50 @@ SILENCE_SECONDS = 4.0
 HEARTBEAT = control_frame(FrameKind.HEARTBEAT)
 
 
+class Station(Protocol):
+    """What a machine's links end at: it shares one ``lock`` with them, and they tell it what moves."""
+
+    @property
+    def lock(self) -> threading.Lock: ...
+
+    def moved(self) -> None:
+        """A tensor, or a part of one, has come or gone."""
+
+    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int) -> None:
+        """A whole tensor has (``kind`` is SEND or RECEIVE), from ``start`` to ``end`` in nanoseconds."""
+
+    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+        """Gets each tensor that has come, in order; calls ``release`` once, with the lock held, when it is consumed."""
+
+    def room_locked(self) -> None:
+        """An outgoing link has room for one more micro-batch of a tensor."""
+
+
 class LinkEnd:
     """One end of a link. ``_wake`` is notified, with the lock held, when there may be something to say."""
 
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-        self._wake = threading.Condition(lock)
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._lock = station.lock
+        self._wake = threading.Condition(station.lock)
         self._closed = False
         self._heard: float | None = None  # nobody is late before the first word
+
+    def frames(self) -> Iterator[bytes]:
+        """What this end says, until it is closed. For one thread.
+
+        Raises:
+            WorkerUnavailableError: the other end has been silent for too long.
+        """
+        raise NotImplementedError
+
+    def receive(self, frame: Frame) -> None:
+        """Takes what the other end says. For one thread.
+
+        Raises:
+            ProtocolError: it is not what may come next.
+        """
+        raise NotImplementedError
 
     def _takes(self, frame: Frame, kind: FrameKind) -> bool:
         """Notes that the other end lives; whether its frame is more than a heartbeat.

@@ -10,18 +10,19 @@ Locks: everything of one deployment on one machine shares one lock; methods name
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.program.measurements import now
+from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, now
+from tvm_split.rpc_runtime.program.program import TensorSpec
 from tvm_split.rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow, most_more
-from tvm_split.rpc_runtime.transports.link_end import HEARTBEAT, LinkEnd
+from tvm_split.rpc_runtime.transports.link_end import HEARTBEAT, LinkEnd, Station
 from tvm_split.rpc_runtime.wire.framing import (
     Frame,
     FrameFlag,
@@ -33,17 +34,6 @@ from tvm_split.rpc_runtime.wire.framing import (
 
 OUTBOX = 2
 """Micro-batches of a tensor that wait at the sender: one on its way to the wire, one behind it."""
-
-Moved = Callable[[PlannedRoute, int, int, int], None]
-"""Called once per transferred tensor: route, sequence, start and end in nanoseconds."""
-
-
-def _ignore_move(route: PlannedRoute, sequence: int, start: int, end: int) -> None:
-    pass
-
-
-def _ignore() -> None:
-    pass
 
 
 @dataclass
@@ -61,23 +51,11 @@ def _depths(route: PlannedRoute) -> tuple[int, int]:
 class OutgoingLink(LinkEnd):
     """The sending end. ``as_bytes`` gives a value's content as a flat array of bytes."""
 
-    def __init__(
-        self,
-        lock: threading.Lock,
-        routes: Sequence[PlannedRoute],
-        as_bytes: Callable[[Any], Bytes],
-        *,
-        on_room: Callable[[], None] = _ignore,
-        on_moved: Moved = _ignore_move,
-        on_activity: Callable[[], None] = _ignore,
-    ) -> None:
-        super().__init__(lock)
+    def __init__(self, station: Station, routes: Sequence[PlannedRoute], as_bytes: Callable[[Any], Bytes]) -> None:
+        super().__init__(station)
         self._by_name = {route.tensor.name: _Sending(route, SendWindow(*_depths(route))) for route in routes}
         self._by_index = {sending.route.tensor_index: sending for sending in self._by_name.values()}
         self._as_bytes = as_bytes
-        self._on_room_locked = on_room
-        self._on_moved = on_moved
-        self._on_activity = on_activity
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -93,11 +71,7 @@ class OutgoingLink(LinkEnd):
         self._wake.notify()
 
     def frames(self) -> Iterator[bytes]:
-        """Frames as queues and credits allow, until the link is closed. For one thread.
-
-        Raises:
-            WorkerUnavailableError: the other end has been silent for too long.
-        """
+        """Tensors, as queues and credits allow."""
         while True:
             with self._lock:
                 while (sending := self._next_locked()) is None and not self._closed:
@@ -115,14 +89,14 @@ class OutgoingLink(LinkEnd):
             data = self._as_bytes(value)
             for frame in tensor_frames(sending.route.tensor_index, sequence, data, flags):
                 yield frame  # gRPC asks for the next frame when the network has taken this one
-                self._on_activity()
-            self._on_moved(sending.route, sequence, start, now())
+                self._station.moved()
+            self._station.transferred(SEND, sending.route, sequence, start, now())
             del value, data
             with self._lock:
                 if self._closed:
                     return
                 sending.queue.popleft()
-                self._on_room_locked()
+                self._station.room_locked()
 
     def _next_locked(self) -> _Sending | None:
         """The oldest micro-batch that may go: what lags behind is what somebody waits for. Notes who lacks a credit."""
@@ -135,11 +109,7 @@ class OutgoingLink(LinkEnd):
         return min(ready, key=lambda sending: sending.queue[0][0], default=None)
 
     def receive(self, frame: Frame) -> None:
-        """Takes a credit, or a heartbeat.
-
-        Raises:
-            ProtocolError: it is neither, or a credit that no receiver could grant.
-        """
+        """Takes a credit, which a receiver could grant, or a heartbeat."""
         if not self._takes(frame, FrameKind.CREDIT):
             return
         with self._lock:
@@ -180,39 +150,23 @@ class _Receiving:
 
 
 class IncomingLink(LinkEnd):
-    """The receiving end.
+    """The receiving end, which hands each complete tensor to its station.
 
-    ``deliver(route, sequence, value, release)`` gets each complete tensor, in order; ``release()``, called once with
-    the lock held when the tensor is consumed, grants the credit and, with ``reuse``, takes the memory back.
+    When that releases it, a credit is granted; with ``reuse``, the memory from ``allocate`` is then taken again.
     """
 
     def __init__(
-        self,
-        lock: threading.Lock,
-        routes: Sequence[PlannedRoute],
-        allocate: Callable[[PlannedRoute], Slot],
-        deliver: Callable[[PlannedRoute, int, Any, Callable[[], None]], None],
-        *,
-        reuse: bool,
-        on_moved: Moved = _ignore_move,
-        on_activity: Callable[[], None] = _ignore,
+        self, station: Station, routes: Sequence[PlannedRoute], allocate: Callable[[TensorSpec], Slot], *, reuse: bool
     ) -> None:
-        super().__init__(lock)
+        super().__init__(station)
         self._receiving = {route.tensor_index: _Receiving(route, ReceiveWindow(*_depths(route))) for route in routes}
         self._allocate = allocate
-        self._deliver = deliver
         self._reuse = reuse
-        self._on_moved = on_moved
-        self._on_activity = on_activity
         self._current: tuple[_Receiving, Slot, int] | None = None
         self._position = 0
 
     def receive(self, frame: Frame) -> None:
-        """Takes a frame with a tensor or a part of one, or a heartbeat. For one thread.
-
-        Raises:
-            ProtocolError: the frame is not what may come next.
-        """
+        """Takes a frame with a tensor or a part of one, or a heartbeat."""
         if not self._takes(frame, FrameKind.TENSOR):
             return
         if self._current is None:
@@ -230,13 +184,13 @@ class IncomingLink(LinkEnd):
         end = self._position + len(frame.payload)
         slot.data[self._position : end] = memoryview(frame.payload)
         self._position = end
-        self._on_activity()
+        self._station.moved()
         if end < total:
             return
         self._current = None
         receiving.window.arrived += 1
-        self._on_moved(receiving.route, sequence, start, now())
-        self._deliver(receiving.route, sequence, slot.value, lambda: self._release_locked(receiving, slot))
+        self._station.transferred(RECEIVE, receiving.route, sequence, start, now())
+        self._station.deliver(receiving.route, sequence, slot.value, partial(self._release_locked, receiving, slot))
 
     def _begin(self, frame: Frame) -> tuple[_Receiving, Slot, int]:
         start = now()
@@ -253,7 +207,7 @@ class IncomingLink(LinkEnd):
             if window.begin(waited=FrameFlag.WAITED in frame.flags):
                 self._wake.notify()
             free = receiving.free.pop() if receiving.free else None
-        return receiving, self._allocate(receiving.route) if free is None else free, start
+        return receiving, self._allocate(receiving.route.tensor) if free is None else free, start
 
     def _release_locked(self, receiving: _Receiving, slot: Slot) -> None:
         receiving.window.consumed += 1
@@ -261,12 +215,8 @@ class IncomingLink(LinkEnd):
             receiving.free.append(slot)
         self._wake.notify()
 
-    def credit_frames(self) -> Iterator[bytes]:
-        """Credits as tensors are consumed, until the link is closed. For one thread.
-
-        Raises:
-            WorkerUnavailableError: the other end has been silent for too long.
-        """
+    def frames(self) -> Iterator[bytes]:
+        """Credits, as tensors are consumed."""
         while True:
             with self._lock:
                 while not (changed := self._uncredited_locked()) and not self._closed:

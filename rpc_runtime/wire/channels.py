@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -53,6 +54,22 @@ _CHANNEL_OPTIONS = [
 ]
 
 
+@dataclass(frozen=True)
+class WorkerEndpoint:
+    """Where the worker of ``machine`` listens (HOST:PORT), and what it takes to be let in.
+
+    Without a ``token``, that of this user's own worker on loopback is found by the address.
+    """
+
+    machine: str
+    address: str
+    token: str | None = field(default=None, repr=False)
+    tls: TlsFiles | None = None
+
+    def __str__(self) -> str:
+        return f"machine {self.machine!r} at {self.address}"
+
+
 def open_channel(address: str, tls: TlsFiles | None) -> Any:
     """A connection of its own to a worker."""
     if tls is None:
@@ -100,9 +117,9 @@ def error_of(status: Any, where: str) -> TvmSplitError:
     return WorkerError(f"{where} failed ({code.name}): {details}")
 
 
-def explained(error: WorkerUnavailableError, where: str, address: str, tls: TlsFiles | None) -> WorkerUnavailableError:
+def explained(error: WorkerUnavailableError, endpoint: WorkerEndpoint) -> WorkerUnavailableError:
     """The error of a connection that never came about, with what TLS has to say to it; asks the worker once more."""
     from tvm_split.rpc_runtime.wire.certificates import tls_refusal
 
-    reason = tls_refusal(address, tls)
-    return error if reason is None else WorkerUnavailableError(f"{where} cannot be reached: {reason}")
+    reason = tls_refusal(endpoint.address, endpoint.tls)
+    return error if reason is None else WorkerUnavailableError(f"{endpoint} cannot be reached: {reason}")

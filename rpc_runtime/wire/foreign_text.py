@@ -6,9 +6,9 @@ message; marks of direction turn text round. What is no printable letter is show
 
 from __future__ import annotations
 
-import sys
+import logging
 import traceback
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -41,11 +41,18 @@ def clean_message(message: AnyMessage) -> AnyMessage:
     return message
 
 
-def print_exception(error: BaseException) -> None:
-    """A traceback on standard error, for what may quote a caller: no words of one begin a line or move the cursor."""
-    chain = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
-        chain.append(cause)
-    for each in reversed(chain):
-        lines = "".join(traceback.format_tb(each.__traceback__)).splitlines()
-        print(*lines, cleaned(f"{type(each).__name__}: {each}"), sep="\n", file=sys.stderr)
+class CleanFormatter(logging.Formatter):
+    """For logs that may quote a caller: whose words neither begin a line nor move the cursor."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return cleaned(f"{self.formatTime(record)} {record.levelname.lower()}: {record.message}")
+
+    def formatException(self, exc_info: Any) -> str:
+        chain: list[BaseException] = [exc_info[1]]
+        while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+            chain.append(cause)
+        lines: list[str] = []
+        for error in reversed(chain):
+            lines += "".join(traceback.format_tb(error.__traceback__)).splitlines()
+            lines.append(cleaned(f"{type(error).__name__}: {error}"))
+        return "\n".join(lines)

@@ -2,7 +2,8 @@
 
 Every user of a host reaches its loopback addresses. So a worker there makes a random token each time it starts and
 writes it where only its own user's clients look for it. A token is of one worker and ends with it: whoever takes the
-port afterwards, and is told what the file still says, has learnt nothing that opens any worker.
+port afterwards, and is told what the file still says, has learnt nothing that opens any worker. The file of a worker
+that was killed goes when somebody looks at it, or when the next worker starts.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import contextlib
 import os
 import secrets
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.files import WRITING, is_kept, keep, replacing, state_folder
 from tvm_split.rpc_runtime.wire.security import Token, is_loopback, split_address, token_from
 
 STATE_VARIABLE = "XDG_STATE_HOME"
@@ -34,10 +35,15 @@ def find_token(address: str) -> Token | None:
     """
     if not is_loopback(split_address(address)[0]):
         return None
+    folder = _folder()
+    if folder is None:
+        return None
+    path = folder / _name(address)
+    _remove_if_stale(path)
     try:
-        return token_from(_path(address))
+        return token_from(path)
     except InputError as error:
-        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError | RuntimeError):
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             return None
         raise
 
@@ -49,36 +55,48 @@ def published(token: Token, address: str) -> Iterator[Path]:
     Raises:
         InputError: it cannot be kept so that nobody else can read it.
     """
-    path = _path(address)
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, written = tempfile.mkstemp(dir=path.parent)  # with mode 0600
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(token.text + "\n")
-            private = os.fstat(descriptor).st_mode & 0o077 == 0
-        if private:
-            Path(written).replace(path)
-        else:
-            Path(written).unlink()
-    except OSError as error:
-        raise _no_place(path, str(error.strerror)) from error
-    if not private:
-        raise _no_place(path, "its file system lets others read it")
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+    folder = _folder()
+    if folder is None:
+        raise _no_place("the home of this user", "it has none")
+    path = folder / _name(address)
+    with contextlib.ExitStack() as kept:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for other in folder.iterdir():
+                _remove_if_stale(other)
+            with replacing(path) as file:
+                file.write(token.text.encode() + b"\n")
+                if os.fstat(file.fileno()).st_mode & 0o077:
+                    raise _no_place(path, "its file system lets others read it")
+                held = kept.enter_context(os.fdopen(os.dup(file.fileno()), "rb"))  # shares the lock
+                keep(held)
+        except OSError as error:
+            raise _no_place(path, str(error.strerror)) from error
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
 
-def _path(address: str) -> Path:
-    """Beside those of this host's other workers; homes are shared by hosts."""
-    try:
-        state = Path(os.environ.get(STATE_VARIABLE, "") or Path.home() / ".local" / "state")
-    except RuntimeError as error:
-        raise _no_place("the home of this user", "it has none") from error
+def _folder() -> Path | None:
+    """Of this host's workers, beside those of others: homes are shared by hosts. None for a user without a home."""
+    state = state_folder()
+    return None if state is None else state / "tokens" / socket.gethostname()
+
+
+def _name(address: str) -> str:
     host, port = split_address(address)
     name = "localhost" if host.strip("[]") in _NAMES_OF_ONE_HOST else host.strip("[]")
-    return state / "tvm-split" / "tokens" / socket.gethostname() / f"{name}:{port}"
+    return f"{name}:{port}"
+
+
+def _remove_if_stale(path: Path) -> None:
+    """Removes the file of a worker that is gone. One that is being written is too young."""
+    with contextlib.suppress(OSError):
+        if path.is_file() and not path.name.startswith(WRITING):
+            with path.open("rb") as file:
+                if not is_kept(file):
+                    path.unlink()
 
 
 def _no_place(path: Path | str, reason: str) -> InputError:

@@ -1,12 +1,21 @@
-"""Between the protobuf messages of ``worker.proto`` and the dataclasses that the room works with."""
+"""Between the protobuf messages of ``worker.proto`` and the dataclasses that the room works with.
+
+Both have the same names for the same things, so one function writes any of them, and one reads them. Nothing that is
+read is trusted: what does not fit raises :class:`ProtocolError`, and values of some kinds have checks of their own.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.kernel_times import (
@@ -17,10 +26,11 @@ from tvm_split.rpc_runtime.program.kernel_times import (
     TimingEffort,
 )
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute, plan_of_routes
-from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
-from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec, WeightSpec
+from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
 from tvm_split.rpc_runtime.program.turns import Recurrence
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.foreign_text import AnyMessage
+from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
 
 MAXIMUM_TENSOR_BYTES = 1 << 36
 LINK_SECRET_BYTES = 16
@@ -39,27 +49,66 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DTYPE_NAME = re.compile(r"[a-z][a-z0-9_]{1,30}")
 
 
-def blob_message(blob: BlobSpec) -> pb.Blob:
-    return pb.Blob(sha256=blob.sha256, size_bytes=blob.size_bytes)
+Value = TypeVar("Value")
 
 
-def blob_spec(message: pb.Blob) -> BlobSpec:
-    if not _SHA256.fullmatch(message.sha256):
-        raise ProtocolError(f"a blob's name is 64 lowercase hexadecimal digits, got {message.sha256[:80]!r}")
-    return BlobSpec(message.sha256, message.size_bytes)
+def message_of(kind: type[AnyMessage], value: Any, **others: Any) -> AnyMessage:
+    """The message of a dataclass: its fields of the same names, nested ones likewise, and ``others``."""
+    given = {
+        field.name: _written(field, getattr(value, field.name))
+        for field in kind.DESCRIPTOR.fields
+        if field.name not in others
+    }
+    return kind(**given, **others)
 
 
-def tensor_message(tensor: TensorSpec) -> pb.Tensor:
-    return pb.Tensor(name=tensor.name, shape=tensor.shape, dtype=tensor.dtype)
+def _written(field: Any, value: Any) -> Any:
+    if field.message_type is None:
+        return value
+    kind = GetMessageClass(field.message_type)
+    return [message_of(kind, each) for each in value] if field.is_repeated else message_of(kind, value)
 
 
-def tensor_spec(message: pb.Tensor) -> TensorSpec:
-    spec = TensorSpec(message.name, tuple(message.shape), message.dtype)
-    if not _is_dtype(spec.dtype):
-        raise ProtocolError(f"tensor {spec.name!r} has the unknown dtype {spec.dtype[:80]!r}")
-    if spec.size_bytes > MAXIMUM_TENSOR_BYTES:
-        raise ProtocolError(f"tensor {spec} has {spec.size_bytes} bytes, at most {MAXIMUM_TENSOR_BYTES} are allowed")
-    return spec
+def value_of(kind: type[Value], message: Message, **others: Any) -> Value:
+    """The dataclass of a message: its fields of the same names, nested ones likewise, and ``others``.
+
+    Raises:
+        ProtocolError: a value of a kind that has a check does not pass it.
+    """
+    given = dict(others)
+    for name, many, nested in _fields(kind):  # type: ignore[arg-type]
+        if name not in others:
+            found = getattr(message, name)
+            if nested is not None:
+                found = [value_of(nested, each) for each in found] if many else value_of(nested, found)
+            given[name] = many(found) if many else found
+    value = kind(**given)
+    if kind in _CHECKS:
+        _CHECKS[kind](value)
+    return value
+
+
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, Any, Any], ...]:
+    """Of each field: its name, what holds several values if it has several, and their kind if they are dataclasses."""
+    found = []
+    for name, hint in get_type_hints(kind).items():
+        one = (*get_args(hint), hint)[0]
+        found.append((name, get_origin(hint), one if is_dataclass(one) else None))
+    return tuple(found)
+
+
+def _check_blob(blob: BlobSpec) -> None:
+    if not _SHA256.fullmatch(blob.sha256):
+        raise ProtocolError(f"a blob's name is 64 lowercase hexadecimal digits, got {blob.sha256[:80]!r}")
+
+
+def _check_tensor(tensor: TensorSpec) -> None:
+    if not _is_dtype(tensor.dtype):
+        raise ProtocolError(f"tensor {tensor.name!r} has the unknown dtype {tensor.dtype[:80]!r}")
+    if tensor.size_bytes > MAXIMUM_TENSOR_BYTES:
+        size = tensor.size_bytes
+        raise ProtocolError(f"tensor {tensor} has {size} bytes, at most {MAXIMUM_TENSOR_BYTES} are allowed")
 
 
 def _is_dtype(name: str) -> bool:
@@ -73,41 +122,19 @@ def _is_dtype(name: str) -> bool:
     return dtype.name == name and dtype.kind in "biufcV" and dtype.itemsize > 0
 
 
-def stage_message(stage: StageSpec) -> pb.Stage:
-    return pb.Stage(
-        index=stage.index,
-        name=stage.name,
-        machine=stage.machine,
-        layers=stage.layers,
-        device=stage.device,
-        library=blob_message(stage.library),
-        weights=[pb.Weight(tensor=tensor_message(w.tensor), blob=blob_message(w.blob)) for w in stage.weights],
-        inputs=[tensor_message(t) for t in stage.inputs],
-        outputs=[tensor_message(t) for t in stage.outputs],
-        replica=stage.replica,
-        turns=stage.turns,
-    )
-
-
-def stage_spec(message: pb.Stage) -> StageSpec:
-    spec = StageSpec(
-        index=message.index,
-        name=message.name,
-        machine=message.machine,
-        layers=tuple(message.layers),
-        device=message.device,
-        library=blob_spec(message.library),
-        weights=tuple(WeightSpec(tensor_spec(w.tensor), blob_spec(w.blob)) for w in message.weights),
-        inputs=tuple(tensor_spec(t) for t in message.inputs),
-        outputs=tuple(tensor_spec(t) for t in message.outputs),
-        replica=message.replica,
-        turns=tuple(message.turns),
-    )
+def _check_stage(stage: StageSpec) -> None:
     try:
-        spec.own_turns  # noqa: B018  (refuses turns of a wrong length, and a replica without any)
+        stage.own_turns  # noqa: B018  (refuses turns of a wrong length, and a replica without any)
     except ValueError as error:
-        raise ProtocolError(f"stage {spec.name!r}, replica {spec.replica}: {error}") from None
-    return spec
+        raise ProtocolError(f"stage {stage.name!r}, replica {stage.replica}: {error}") from None
+
+
+def hello_of(deployment: str, source: str, destination: str, secret: bytes = b"") -> pb.Hello:
+    """What the caller of a data stream says first."""
+    version = PROTOCOL_VERSION
+    return pb.Hello(
+        protocol_version=version, deployment=deployment, source=source, destination=destination, secret=secret
+    )
 
 
 def load_request(
@@ -116,17 +143,9 @@ def load_request(
     return pb.LoadStagesRequest(
         deployment=deployment,
         machine=plan.machine,
-        stages=[stage_message(stage) for stage in plan.stages],
+        stages=[message_of(pb.Stage, stage) for stage in plan.stages],
         routes=[
-            pb.Route(
-                tensor_index=route.tensor_index,
-                tensor=tensor_message(route.tensor),
-                source=route.source,
-                destination=route.destination,
-                queue_depth=route.queue_depth,
-                period=route.when.period,
-                remainders=route.when.remainders,
-            )
+            message_of(pb.Route, route, period=route.when.period, remainders=route.when.remainders)
             for route in plan.routes
         ],
         link_secrets=[
@@ -159,7 +178,7 @@ def plan_from_request(message: pb.LoadStagesRequest) -> MachinePlan:
     """
     machine = message.machine
     _check_sizes(message)
-    stages = tuple(stage_spec(stage) for stage in message.stages)
+    stages = tuple(value_of(StageSpec, stage) for stage in message.stages)
     routes = tuple(_planned_route(route) for route in message.routes)
     for route in routes:
         if machine not in (route.source, route.destination):
@@ -207,14 +226,14 @@ def _check_sizes(message: pb.LoadStagesRequest) -> None:
 
 
 def _planned_route(message: pb.Route) -> PlannedRoute:
-    tensor = tensor_spec(message.tensor)
-    if not 1 <= message.queue_depth <= 100_000:
-        raise ProtocolError(f"route of tensor {tensor.name!r} has the queue depth {message.queue_depth}")
+    where = f"route of tensor {message.tensor.name!r}"
     try:
         when = Recurrence(message.period, tuple(message.remainders))
     except ValueError as error:
-        raise ProtocolError(f"route of tensor {tensor.name!r}: {error}") from None
-    return PlannedRoute(message.tensor_index, tensor, message.source, message.destination, message.queue_depth, when)
+        raise ProtocolError(f"{where}: {error}") from None
+    if not 1 <= message.queue_depth <= 100_000:
+        raise ProtocolError(f"{where} has the queue depth {message.queue_depth}")
+    return value_of(PlannedRoute, message, when=when)
 
 
 def _check_supplies(plan: MachinePlan) -> None:
@@ -242,70 +261,6 @@ def _places(when: Recurrence, plan: MachinePlan) -> list[int]:
     return [place for place in range(plan.period) if place in when]
 
 
-def statistics_message(statistics: StageStatistics) -> pb.StageStatistics:
-    return pb.StageStatistics(
-        stage=statistics.name,
-        micro_batches=statistics.micro_batches,
-        compute_seconds=statistics.compute_seconds,
-        median_compute_seconds=statistics.median_compute_seconds,
-        wait_seconds=statistics.wait_seconds,
-        receive_seconds=statistics.receive_seconds,
-        send_seconds=statistics.send_seconds,
-        bytes_received=statistics.bytes_received,
-        bytes_sent=statistics.bytes_sent,
-    )
-
-
-def stage_statistics(message: pb.StageStatistics, machine: str) -> StageStatistics:
-    return StageStatistics(
-        name=message.stage,
-        machine=machine,
-        micro_batches=message.micro_batches,
-        compute_seconds=message.compute_seconds,
-        median_compute_seconds=message.median_compute_seconds,
-        wait_seconds=message.wait_seconds,
-        receive_seconds=message.receive_seconds,
-        send_seconds=message.send_seconds,
-        bytes_received=message.bytes_received,
-        bytes_sent=message.bytes_sent,
-    )
-
-
-def trace_message(event: TraceEvent) -> pb.TraceEvent:
-    return pb.TraceEvent(
-        stage=event.stage,
-        sequence=event.sequence,
-        kind=event.kind,
-        start_nanoseconds=event.start_nanoseconds,
-        end_nanoseconds=event.end_nanoseconds,
-    )
-
-
-def trace_event(message: pb.TraceEvent, machine: str) -> TraceEvent:
-    return TraceEvent(
-        machine, message.stage, message.sequence, message.kind, message.start_nanoseconds, message.end_nanoseconds
-    )
-
-
-def kernel_set_request(deployment: str, kernels: KernelSet) -> pb.LoadKernelsRequest:
-    return pb.LoadKernelsRequest(
-        deployment=deployment,
-        machine=kernels.machine,
-        device=kernels.device,
-        library=blob_message(kernels.library),
-        weight_bytes=kernels.weight_bytes,
-        kernels=[
-            pb.TimedKernel(
-                function=kernel.function,
-                arguments=[tensor_message(argument) for argument in kernel.arguments],
-                weights=sorted(kernel.weights),
-                results=kernel.results,
-            )
-            for kernel in kernels.kernels
-        ],
-    )
-
-
 def kernel_set(message: pb.LoadKernelsRequest) -> KernelSet:
     """The kernels in a request.
 
@@ -316,57 +271,44 @@ def kernel_set(message: pb.LoadKernelsRequest) -> KernelSet:
         raise ProtocolError(f"1 to {MAXIMUM_KERNELS} kernels can be timed together, got {len(message.kernels)}")
     if message.weight_bytes > MAXIMUM_TENSOR_BYTES:
         raise ProtocolError(f"weights of {message.weight_bytes} bytes, at most {MAXIMUM_TENSOR_BYTES} are allowed")
-    kernels = tuple(_timed_kernel(kernel) for kernel in message.kernels)
-    names = {kernel.function for kernel in kernels}
-    if len(names) != len(kernels):
-        raise ProtocolError(f"{len(kernels)} kernels have {len(names)} different names; each is timed once")
-    return KernelSet(message.machine, message.device, blob_spec(message.library), kernels, message.weight_bytes)
+    kernels = value_of(KernelSet, message)
+    names = {kernel.function for kernel in kernels.kernels}
+    if len(names) != len(kernels.kernels):
+        raise ProtocolError(f"{len(kernels.kernels)} kernels have {len(names)} different names; each is timed once")
+    return kernels
 
 
-def _timed_kernel(message: pb.TimedKernel) -> TimedKernel:
-    count, weights = len(message.arguments), frozenset(message.weights)
-    where = f"kernel {message.function[:200]!r}"
-    if not message.function or not 1 <= count <= MAXIMUM_ARGUMENTS:
+def _check_kernel(kernel: TimedKernel) -> None:
+    count = len(kernel.arguments)
+    where = f"kernel {kernel.function[:200]!r}"
+    if not kernel.function or not 1 <= count <= MAXIMUM_ARGUMENTS:
         raise ProtocolError(f"{where} has {count} arguments; it needs a name and 1 to {MAXIMUM_ARGUMENTS}")
-    if not 1 <= message.results <= count:
-        raise ProtocolError(f"{where} writes {message.results} of {count} arguments")
-    if any(position >= count - message.results for position in weights):
-        raise ProtocolError(f"{where} has weights at {sorted(weights)}, and {count - message.results} operands")
-    arguments = tuple(tensor_spec(argument) for argument in message.arguments)
-    return TimedKernel(message.function, arguments, weights, message.results)
+    if not 1 <= kernel.results <= count:
+        raise ProtocolError(f"{where} writes {kernel.results} of {count} arguments")
+    if any(position >= count - kernel.results for position in kernel.weights):
+        raise ProtocolError(f"{where} has weights at {sorted(kernel.weights)}, and {count - kernel.results} operands")
 
 
-def timing_request(deployment: str, effort: TimingEffort) -> pb.TimeKernelsRequest:
-    return pb.TimeKernelsRequest(
-        deployment=deployment,
-        minimum_rounds=effort.minimum_rounds,
-        minimum_seconds=effort.minimum_seconds,
-        limit_seconds=effort.limit_seconds,
-    )
+def _check_effort(effort: TimingEffort) -> None:
+    if not 1 <= effort.minimum_rounds <= MAXIMUM_ROUNDS:
+        raise ProtocolError(f"kernels are timed in 1 to {MAXIMUM_ROUNDS} rounds, got {effort.minimum_rounds}")
+    if not 0 < effort.limit_seconds <= MAXIMUM_LIMIT_SECONDS:
+        raise ProtocolError(f"a time limit lies in (0, {MAXIMUM_LIMIT_SECONDS:g}] s, got {effort.limit_seconds}")
+    if not 0 <= effort.minimum_seconds <= effort.limit_seconds:
+        raise ProtocolError(f"{effort.minimum_seconds} s at least do not fit {effort.limit_seconds} s at most")
 
 
-def timing_effort(message: pb.TimeKernelsRequest) -> TimingEffort:
-    if not 1 <= message.minimum_rounds <= MAXIMUM_ROUNDS:
-        raise ProtocolError(f"kernels are timed in 1 to {MAXIMUM_ROUNDS} rounds, got {message.minimum_rounds}")
-    if not 0 < message.limit_seconds <= MAXIMUM_LIMIT_SECONDS:
-        raise ProtocolError(f"a time limit lies in (0, {MAXIMUM_LIMIT_SECONDS:g}] s, got {message.limit_seconds}")
-    if not 0 <= message.minimum_seconds <= message.limit_seconds:
-        raise ProtocolError(f"{message.minimum_seconds} s at least do not fit {message.limit_seconds} s at most")
-    return TimingEffort(message.minimum_rounds, message.minimum_seconds, message.limit_seconds)
+def _check_time(time: KernelTime) -> None:
+    times = (time.seconds, time.best_seconds)
+    if not time.error and not all(math.isfinite(each) and each > 0 for each in times):
+        raise ProtocolError(f"kernel {time.function[:200]!r} is said to have taken {times} seconds")
 
 
-def kernel_time_message(time: KernelTime) -> pb.KernelTime:
-    return pb.KernelTime(
-        function=time.function,
-        seconds=time.seconds,
-        best_seconds=time.best_seconds,
-        rounds=time.rounds,
-        error=time.error,
-    )
-
-
-def kernel_time(message: pb.KernelTime) -> KernelTime:
-    times = (message.seconds, message.best_seconds)
-    if not message.error and not all(math.isfinite(each) and each > 0 for each in times):
-        raise ProtocolError(f"kernel {message.function[:200]!r} is said to have taken {times} seconds")
-    return KernelTime(message.function, *times, message.rounds, message.error)
+_CHECKS: dict[type, Callable[[Any], None]] = {
+    BlobSpec: _check_blob,
+    TensorSpec: _check_tensor,
+    StageSpec: _check_stage,
+    TimedKernel: _check_kernel,
+    TimingEffort: _check_effort,
+    KernelTime: _check_time,
+}

@@ -1,3 +1,4 @@
+from google.protobuf import descriptor_pb2 as _descriptor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -6,6 +7,8 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+MAXIMUM_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
+maximum_request_bytes: _descriptor.FieldDescriptor
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -282,8 +285,8 @@ class StatisticsRequest(_message.Message):
     def __init__(self, deployment: _Optional[str] = ...) -> None: ...
 
 class StageStatistics(_message.Message):
-    __slots__ = ("stage", "micro_batches", "compute_seconds", "median_compute_seconds", "wait_seconds", "receive_seconds", "send_seconds", "bytes_received", "bytes_sent")
-    STAGE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("name", "micro_batches", "compute_seconds", "median_compute_seconds", "wait_seconds", "receive_seconds", "send_seconds", "bytes_received", "bytes_sent")
+    NAME_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MEDIAN_COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -292,7 +295,7 @@ class StageStatistics(_message.Message):
     SEND_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
-    stage: str
+    name: str
     micro_batches: int
     compute_seconds: float
     median_compute_seconds: float
@@ -301,7 +304,7 @@ class StageStatistics(_message.Message):
     send_seconds: float
     bytes_received: int
     bytes_sent: int
-    def __init__(self, stage: _Optional[str] = ..., micro_batches: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., median_compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., receive_seconds: _Optional[float] = ..., send_seconds: _Optional[float] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., micro_batches: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., median_compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., receive_seconds: _Optional[float] = ..., send_seconds: _Optional[float] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ...) -> None: ...
 
 class StatisticsReply(_message.Message):
     __slots__ = ("stages", "processor_seconds")

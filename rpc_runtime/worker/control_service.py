@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import Message
 
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
-from tvm_split.rpc_runtime.wire import control_methods as methods
+from tvm_split.rpc_runtime.program.kernel_times import TimingEffort
+from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import status_of
-from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, Method
-from tvm_split.rpc_runtime.wire.foreign_text import print_exception
-from tvm_split.rpc_runtime.wire.messages import (
-    blob_spec,
-    kernel_set,
-    kernel_time_message,
-    link_secrets,
-    plan_from_request,
-    statistics_message,
-    timing_effort,
-    trace_message,
-)
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, status_of
+from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, METHODS, Method
+from tvm_split.rpc_runtime.wire.messages import kernel_set, link_secrets, message_of, plan_from_request, value_of
 from tvm_split.rpc_runtime.wire.security import TlsFiles
 from tvm_split.rpc_runtime.worker.call_limits import GREETING_SECONDS, Places, next_message
-from tvm_split.rpc_runtime.worker.deployment import Deployment, PeerAddress
 from tvm_split.rpc_runtime.worker.description import describe
+from tvm_split.rpc_runtime.worker.held_program import HeldProgram
 from tvm_split.rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
 MAXIMUM_DEPLOYMENTS = 64
@@ -40,25 +33,25 @@ UPLOAD_SILENCE_SECONDS = 20.0
 MAXIMUM_CONNECT_SECONDS = 600.0
 
 
-class Deployments:
-    """The deployments of a worker by their random names. Thread-safe."""
+class HeldPrograms:
+    """What a worker holds of each deployment, by their random names. Thread-safe."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         self._trials = LibraryTrials(blobs)
         self._lock = threading.Lock()
-        self._held: dict[str, Deployment] = {}
+        self._held: dict[str, HeldProgram] = {}
 
-    def begin(self, identifier: str) -> Deployment:
+    def begin(self, identifier: str) -> HeldProgram:
         if not 16 <= len(identifier) <= 64 or not identifier.isalnum():
             raise ProtocolError("a deployment's name is 16 to 64 letters and digits")
         with self._lock:
             if identifier in self._held:
                 raise ProtocolError(f"deployment {identifier[:8]} is watched already")
-            deployment = self._held[identifier] = Deployment(identifier, self._blobs, self._trials)
-        return deployment
+            self._held[identifier] = HeldProgram(identifier, self._blobs, self._trials)
+            return self._held[identifier]
 
-    def get(self, identifier: str) -> Deployment:
+    def get(self, identifier: str) -> HeldProgram:
         with self._lock:
             found = self._held.get(identifier)
         if found is None:
@@ -84,61 +77,61 @@ class Deployments:
     def close(self) -> None:
         with self._lock:
             held, self._held = list(self._held.values()), {}
-        for deployment in held:
-            deployment.close()
+        for program in held:
+            program.close()
         self._trials.close()
 
 
 class ControlService:
-    """One method per row of ``control_methods``; errors of the project become statuses, others are reported as such.
+    """The methods of ``worker.proto``; errors of the project become statuses, others are reported as such.
 
     Only a worker that was given its name (``named``) insists on it; one that goes by its host's takes any part.
     """
 
-    def __init__(self, machine: str, named: bool, threads: int, deployments: Deployments, tls: TlsFiles | None) -> None:
+    def __init__(self, machine: str, named: bool, threads: int, programs: HeldPrograms, tls: TlsFiles | None) -> None:
         self._machine = machine
         self._named = named
         self._threads = threads
-        self._deployments = deployments
+        self._programs = programs
         self._tls = tls
         self._timing = threading.Lock()
         asking = Places("questions", 64)
         working = Places("requests to prepare or to time something", 32)
-        self._table: list[tuple[Method, Callable[[Any, Any], Any], Places]] = [
-            (methods.DESCRIBE, self._describe, asking),
-            (methods.UNLOAD, self._unload, asking),
-            (methods.STATISTICS, self._statistics, asking),
-            (methods.TRACE, self._trace, asking),
-            (methods.MISSING_BLOBS, self._missing_blobs, working),
-            (methods.LOAD_STAGES, self._load_stages, working),
-            (methods.CONNECT, self._connect, working),
-            (methods.LOAD_KERNELS, self._load_kernels, working),
-            (methods.TIME_KERNELS, self._time_kernels, working),
-            (methods.PUT_BLOB, self._put_blob, Places("uploads", 32)),
-            (methods.WATCH, self._watch, Places("deployments", MAXIMUM_DEPLOYMENTS)),
-        ]
+        self._answers: dict[str, tuple[Callable[[Any, Any], Any], Places]] = {
+            "Describe": (self._describe, asking),
+            "Unload": (self._unload, asking),
+            "Statistics": (self._statistics, asking),
+            "Trace": (self._trace, asking),
+            "MissingBlobs": (self._missing_blobs, working),
+            "LoadStages": (self._load_stages, working),
+            "Connect": (self._connect, working),
+            "LoadKernels": (self._load_kernels, working),
+            "TimeKernels": (self._time_kernels, working),
+            "PutBlob": (self._put_blob, Places("uploads", 32)),
+            "Watch": (self._watch, Places("deployments", MAXIMUM_DEPLOYMENTS)),
+        }
 
     def handlers(self) -> Any:
         return grpc.method_handlers_generic_handler(
             CONTROL_SERVICE,
-            {method.name: _handler(method, behaviour, places) for method, behaviour, places in self._table},
+            {name: _handler(METHODS[name], *answer) for name, answer in self._answers.items()},
         )
 
     def places(self) -> dict[str, Places]:
         """Of every method, by its path."""
-        return {method.path: places for method, _, places in self._table}
+        return {METHODS[name].path: places for name, (_, places) in self._answers.items()}
 
     def _describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        return describe(self._machine, self._threads, self._tls is not None, self._deployments.names())
+        return describe(self._machine, self._threads, self._tls is not None, self._programs.names())
 
     def _watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:
-        deployment = self._deployments.begin(request.deployment)
+        program = self._programs.begin(request.deployment)
         try:
-            if not context.add_callback(deployment.stop_waiting):
+            if not context.add_callback(program.stop_waiting):
                 return
             yield pb.WatchEvent()
             while context.is_active():
-                event = deployment.wait_event(HEARTBEAT_SECONDS)
+                event = program.wait_event(HEARTBEAT_SECONDS)
                 if event is None:
                     return
                 if not context.is_active():
@@ -147,21 +140,21 @@ class ControlService:
                 if event.HasField("failure"):
                     break
             # It can do nothing more, so its memory is freed at once, whether its client lives or not.
-            threading.Thread(target=deployment.free, name="free", daemon=True).start()
-            while context.is_active() and not deployment.closed:
-                deployment.wait_closed(HEARTBEAT_SECONDS)
+            threading.Thread(target=program.free, name="free", daemon=True).start()
+            while context.is_active() and not program.closed:
+                program.wait_closed(HEARTBEAT_SECONDS)
                 yield pb.WatchEvent()
         finally:
-            self._deployments.drop(request.deployment)
+            self._programs.drop(request.deployment)
 
     def _missing_blobs(self, request: pb.MissingBlobsRequest, context: Any) -> pb.MissingBlobsReply:
-        blobs = [blob_spec(blob) for blob in request.blobs]
-        missing = self._deployments.get(request.deployment).pin(blobs)
+        blobs = [value_of(BlobSpec, blob) for blob in request.blobs]
+        missing = self._programs.get(request.deployment).blobs.keep(blobs)
         return pb.MissingBlobsReply(sha256=[blob.sha256 for blob in missing])
 
     def _put_blob(self, requests: Iterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobReply:
-        first = next(requests, None)
-        if first is None or not first.HasField("blob"):
+        first = next(requests)
+        if not first.HasField("blob"):
             raise ProtocolError("the first message of PutBlob names the blob")
 
         def chunks() -> Iterator[bytes]:
@@ -169,52 +162,49 @@ class ControlService:
             for request in requests:
                 yield request.chunk
 
-        self._deployments.get(first.deployment).put_blob(blob_spec(first.blob), chunks())
+        self._programs.get(first.deployment).blobs.take_in(value_of(BlobSpec, first.blob), chunks())
         return pb.PutBlobReply()
 
     def _load_stages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
-        deployment, plan = self._deployments.get(request.deployment), plan_from_request(request)
+        program, plan = self._programs.get(request.deployment), plan_from_request(request)
         self._require_own("stages", plan.machine)
         secrets = link_secrets(request, plan)
-        return pb.LoadStagesReply(weight_bytes=deployment.load(plan, secrets, _patience(context), context.is_active))
+        return pb.LoadStagesReply(weight_bytes=program.load(plan, secrets, _patience(context), context.is_active))
 
     def _connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
         if not 0 < request.timeout_seconds <= MAXIMUM_CONNECT_SECONDS:
             raise ProtocolError(f"a timeout lies in (0, {MAXIMUM_CONNECT_SECONDS:g}] s, got {request.timeout_seconds}")
         caller = self._tls.as_caller() if self._tls is not None else TlsFiles()
         peers = {
-            peer.machine: PeerAddress(
-                peer.machine,
-                peer.address,
-                caller if peer.tls else None,
-            )
+            peer.machine: WorkerEndpoint(peer.machine, peer.address, tls=caller if peer.tls else None)
             for peer in request.peers
         }
-        self._deployments.get(request.deployment).connect(peers, request.timeout_seconds)
+        self._programs.get(request.deployment).connect(peers, request.timeout_seconds)
         return pb.ConnectReply()
 
     def _unload(self, request: pb.UnloadRequest, context: Any) -> pb.UnloadReply:
-        self._deployments.drop(request.deployment)
+        self._programs.drop(request.deployment)
         return pb.UnloadReply()
 
     def _statistics(self, request: pb.StatisticsRequest, context: Any) -> pb.StatisticsReply:
-        recorder = self._deployments.get(request.deployment).recorder
+        recorder = self._programs.get(request.deployment).recorder
         return pb.StatisticsReply(
-            stages=[statistics_message(stage) for stage in recorder.statistics()], processor_seconds=time.process_time()
+            stages=[message_of(pb.StageStatistics, stage) for stage in recorder.statistics()],
+            processor_seconds=time.process_time(),
         )
 
     def _trace(self, request: pb.TraceRequest, context: Any) -> pb.TraceReply:
-        recorder = self._deployments.get(request.deployment).recorder
-        return pb.TraceReply(events=[trace_message(event) for event in recorder.trace()])
+        recorder = self._programs.get(request.deployment).recorder
+        return pb.TraceReply(events=[message_of(pb.TraceEvent, event) for event in recorder.trace()])
 
     def _load_kernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
-        deployment, kernels = self._deployments.get(request.deployment), kernel_set(request)
+        program, kernels = self._programs.get(request.deployment), kernel_set(request)
         self._require_own("kernels", kernels.machine)
-        timer = deployment.load_kernels(kernels, self._threads, _patience(context))
+        timer = program.load_kernels(kernels, self._threads, _patience(context))
         return pb.LoadKernelsReply(allocated_bytes=timer.allocated_bytes)
 
     def _time_kernels(self, request: pb.TimeKernelsRequest, context: Any) -> pb.TimeKernelsReply:
-        timer, effort = self._deployments.get(request.deployment).timer, timing_effort(request)
+        timer, effort = self._programs.get(request.deployment).timer, value_of(TimingEffort, request)
         # Two at a time would slow each other, and neither would know.
         if not self._timing.acquire(blocking=False):
             raise WorkerError(f"machine {self._machine!r} is timing other kernels at the moment: try again later")
@@ -222,7 +212,7 @@ class ControlService:
             times = timer.measure(effort, is_wanted=context.is_active)
         finally:
             self._timing.release()
-        return pb.TimeKernelsReply(times=[kernel_time_message(time) for time in times])
+        return pb.TimeKernelsReply(times=[message_of(pb.KernelTime, time) for time in times])
 
     def _require_own(self, what: str, machine: str) -> None:
         if self._named and machine != self._machine:
@@ -239,59 +229,45 @@ def _patience(context: Any) -> float:
 
 
 def _handler(method: Method, behaviour: Callable[[Any, Any], Any], places: Places) -> Any:
-    """Requests are parsed here: in gRPC's own hands, one that cannot be parsed leaves 16 KiB behind for good."""
+    def call(messages: Iterator[bytes], context: Any) -> Any:
+        requests = _requests(method, messages, context)
+        return behaviour(requests if method.declared.client_streaming else next(requests), context)
 
-    def call(requests: Iterator[bytes], context: Any) -> Any:
-        if method.streams_requests:
-            return behaviour(_parsed(method, requests, context), context)
-        return behaviour(_parse(method, next_message(requests, context, GREETING_SECONDS)), context)
-
-    def reply(requests: Iterator[bytes], context: Any) -> Any:
+    def reply(messages: Iterator[bytes], context: Any) -> Any:
         try:
             with places.held(context):
-                return call(requests, context)
+                return call(messages, context)
         except Exception as error:
             _abort(context, error)
 
-    def replies(requests: Iterator[bytes], context: Any) -> Iterator[Any]:
+    def replies(messages: Iterator[bytes], context: Any) -> Iterator[Any]:
         try:
             with places.held(context):
-                yield from call(requests, context)
+                yield from call(messages, context)
         except Exception as error:
             _abort(context, error)
 
-    if method.streams_replies:
-        return grpc.stream_stream_rpc_method_handler(replies, None, method.reply.SerializeToString)
-    return grpc.stream_unary_rpc_method_handler(reply, None, method.reply.SerializeToString)
+    if method.declared.server_streaming:
+        return grpc.stream_stream_rpc_method_handler(replies, None, _serialized)
+    return grpc.stream_unary_rpc_method_handler(reply, None, _serialized)
 
 
-def _parsed(method: Method, requests: Iterator[bytes], context: Any) -> Iterator[Any]:
-    seconds = GREETING_SECONDS
-    while (message := next_message(requests, context, seconds)) is not None:
-        yield _parse(method, message)
-        seconds = UPLOAD_SILENCE_SECONDS
+def _serialized(reply: Message) -> bytes:
+    return reply.SerializeToString()
 
 
-def _parse(method: Method, message: bytes | None) -> Any:
-    if message is None:
-        raise ProtocolError(f"{method.name} takes a request, and the caller sent none")
-    if len(message) > method.maximum_request_bytes:
-        raise ProtocolError(
-            f"a request of {method.name} has at most {method.maximum_request_bytes} bytes, got {len(message)}"
-        )
-    try:
-        return method.request.FromString(message)
-    except DecodeError as error:
-        raise ProtocolError(f"a request of {method.name} that is none: {error}") from error
+def _requests(method: Method, messages: Iterator[bytes], context: Any) -> Iterator[Any]:
+    """What a caller sends, which is one request at least."""
+    message = next_message(messages, context, GREETING_SECONDS)
+    yield method.read_request(message)
+    while (message := next_message(messages, context, UPLOAD_SILENCE_SECONDS)) is not None:
+        yield method.read_request(message)
 
 
 def _abort(context: Any, error: Exception) -> None:
     if isinstance(error, TvmSplitError):
+        logger.info("refused %s: %s", context.peer(), error)
         context.abort(*status_of(error))
     if not isinstance(error, grpc.RpcError):  # an RpcError says that the caller has gone in the middle of a stream
-        print_exception(error)
+        logger.error("a call of %s failed unexpectedly", context.peer(), exc_info=error)
     context.abort(grpc.StatusCode.INTERNAL, f"the worker failed unexpectedly: {error!r}"[:1000])
-
-
-def default_cache_folder() -> Path:
-    return Path.home() / ".cache" / "tvm-split" / "blobs"

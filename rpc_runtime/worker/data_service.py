@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import status_of
 from tvm_split.rpc_runtime.wire.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH
-from tvm_split.rpc_runtime.wire.foreign_text import print_exception
 from tvm_split.rpc_runtime.wire.framing import (
     PROTOCOL_VERSION,
-    Frame,
     FrameKind,
     control_frame,
     decode,
@@ -24,8 +24,10 @@ from tvm_split.rpc_runtime.wire.framing import (
 )
 from tvm_split.rpc_runtime.wire.security import Metadata
 from tvm_split.rpc_runtime.worker.call_limits import Places
-from tvm_split.rpc_runtime.worker.control_service import Deployments
-from tvm_split.rpc_runtime.worker.deployment import Deployment
+from tvm_split.rpc_runtime.worker.control_service import HeldPrograms
+from tvm_split.rpc_runtime.worker.held_program import HeldProgram
+
+logger = logging.getLogger(__name__)
 
 MAXIMUM_STREAMS = 128
 """A deployment needs one or two per neighbour."""
@@ -34,8 +36,8 @@ MAXIMUM_STREAMS = 128
 class DataService:
     """Accepts data streams. Whatever a peer sends, the worker stays; at worst the peer's deployment fails."""
 
-    def __init__(self, deployments: Deployments) -> None:
-        self._deployments = deployments
+    def __init__(self, programs: HeldPrograms) -> None:
+        self._programs = programs
         self._places = Places("data streams", MAXIMUM_STREAMS)
 
     def places(self) -> dict[str, Places]:
@@ -44,7 +46,7 @@ class DataService:
     def knows_link(self, metadata: Metadata) -> bool:
         """Whether a caller shows the secret of the very link it wants to open."""
         try:
-            return self._deployments.know_link(_hello(metadata))
+            return self._programs.know_link(_hello(metadata))
         except ProtocolError:
             return False
 
@@ -66,28 +68,19 @@ class DataService:
                 f"this worker speaks protocol version {PROTOCOL_VERSION}, the caller {hello.protocol_version}: "
                 "upgrade one"
             )
-        deployment = self._deployments.get(hello.deployment)
-        machine = deployment.machine
-        if hello.destination == machine:
-            incoming = deployment.attach_incoming(hello.source)
-            stream = _Stream(deployment, hello.source, incoming.receive, incoming.close)
-            frames = incoming.credit_frames()
-        elif hello.source == machine:
-            outgoing = deployment.attach_outgoing(hello.destination)
-            stream = _Stream(deployment, hello.destination, outgoing.receive, outgoing.close)
-            frames = outgoing.frames()
-        else:
-            raise ProtocolError(f"a stream from {hello.source!r} to {hello.destination!r} does not touch {machine!r}")
+        program = self._programs.get(hello.deployment)
+        peer, link = program.attach(hello.source, hello.destination)
+        stream = _Stream(program, peer, link)
         yield control_frame(FrameKind.ACCEPT)
         stream.start(requests)
         try:
-            yield from frames
+            yield from link.frames()
         except WorkerUnavailableError as error:
-            stream.broken(f"from {stream.peer!r} {error}")
+            stream.broken(f"from {peer!r} {error}")
             raise
         except Exception as error:
-            print_exception(error)
-            deployment.internal_failed(error)
+            logger.error("a data stream failed unexpectedly", exc_info=error)
+            program.internal_failed(error)
             raise WorkerError(f"the worker failed unexpectedly: {error!r}") from error
         finally:
             stream.broken("the data stream was closed")
@@ -99,37 +92,34 @@ class DataService:
 class _Stream:
     """Reads one stream in a thread of its own, so that both directions flow at once."""
 
-    def __init__(
-        self, deployment: Deployment, peer: str, receive: Callable[[Frame], None], close: Callable[[], None]
-    ) -> None:
-        self._deployment = deployment
-        self.peer = peer
-        self._receive = receive
-        self._close = close
+    def __init__(self, program: HeldProgram, peer: str, link: LinkEnd) -> None:
+        self._program = program
+        self._peer = peer
+        self._link = link
         self.error: ProtocolError | None = None
 
     def start(self, requests: Iterator[bytes]) -> None:
-        threading.Thread(target=self._read, args=(requests,), name=f"read-{self.peer}", daemon=True).start()
+        threading.Thread(target=self._read, args=(requests,), name=f"read-{self._peer}", daemon=True).start()
 
     def broken(self, message: str) -> None:
         """Fails the deployment, unless it has ended anyway."""
-        self._deployment.link_failed(self.peer, message)
+        self._program.link_failed(self._peer, message)
 
     def _read(self, requests: Iterator[bytes]) -> None:
         try:
             for message in requests:
-                self._receive(decode(message))
-            self.broken(f"{self.peer!r} ended its data stream")
+                self._link.receive(decode(message))
+            self.broken(f"{self._peer!r} ended its data stream")
         except ProtocolError as error:
             self.error = error
-            self._deployment.protocol_failed(self.peer, str(error))
+            self._program.protocol_failed(self._peer, str(error))
         except grpc.RpcError:
-            self.broken(f"the connection to {self.peer!r} broke")
+            self.broken(f"the connection to {self._peer!r} broke")
         except Exception as error:
-            print_exception(error)
-            self._deployment.internal_failed(error)
+            logger.error("a data stream failed unexpectedly", exc_info=error)
+            self._program.internal_failed(error)
         finally:
-            self._close()
+            self._link.close()
 
 
 def _hello(metadata: Metadata) -> pb.Hello:

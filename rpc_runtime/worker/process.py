@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import resource
 import selectors
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
+from tvm_split.rpc_runtime.files import cache_folder
+from tvm_split.rpc_runtime.wire.foreign_text import CleanFormatter
 from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
 from tvm_split.rpc_runtime.wire.loopback_token import new_token, published
 from tvm_split.rpc_runtime.wire.security import (
@@ -38,6 +41,9 @@ from tvm_split.rpc_runtime.wire.security import (
 if TYPE_CHECKING:
     from tvm_split.rpc_runtime.execution.blob_store import BlobStore
 
+logger = logging.getLogger(__name__)
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
 MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 64, 16_384
 OWN_FILES = 512
 """Blobs, locks, gRPC's own; a worker without a file to open can do nothing."""
@@ -53,8 +59,8 @@ class WorkerConfig:
     ``listen`` is HOST:PORT (port 0: any free one); ``threads`` per kernel; ``cores`` pins the whole process to these
     CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes`` (by default four fifths of what its disk
     has free at the start, the blobs that are there counted as free); ``insecure`` allows what is missing of ``token``
-    and ``tls``; ``ready_json`` prints one line of JSON when the worker listens; with ``exit_with_parent`` it ends when
-    its standard input does.
+    and ``tls``; ``log_level`` is one of `LOG_LEVELS`; ``ready_json`` prints one line of JSON when the worker listens;
+    with ``exit_with_parent`` it ends when its standard input does.
     """
 
     listen: str = "127.0.0.1:0"
@@ -66,6 +72,7 @@ class WorkerConfig:
     token: Token | None = None
     tls: TlsFiles | None = None
     insecure: bool = False
+    log_level: str = "warning"
     ready_json: bool = False
     exit_with_parent: bool = False
 
@@ -78,6 +85,7 @@ def serve(config: WorkerConfig) -> None:
         WorkerError: the address cannot be used.
         BlobError: the cache cannot.
     """
+    _start_logging(config.log_level)
     if config.threads < 1:
         raise InputError(f"a worker needs at least one thread, got {config.threads}")
     _check_callers(config)
@@ -85,7 +93,7 @@ def serve(config: WorkerConfig) -> None:
         from tvm_split.rpc_runtime.wire.certificates import check_worker_files
 
         for text in check_worker_files(config.tls):
-            _warn(text)
+            logger.warning("%s", text)
     _prepare_process(config)
     # Handlers run inside whatever the main thread is doing, where taking a lock could deadlock: they write to a pipe.
     signalled, signal_end = os.pipe()
@@ -93,6 +101,15 @@ def serve(config: WorkerConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.write(signal_end, b"."))
     _serve_until(config, lambda: _wait_for_end(signalled, config.exit_with_parent))
+
+
+def _start_logging(level: str) -> None:
+    """What a worker has to say goes to standard error, without what words of its callers could do there."""
+    if level not in LOG_LEVELS:
+        raise InputError(f"a log level is one of {', '.join(LOG_LEVELS)}, got {level!r}")
+    handler = logging.StreamHandler()
+    handler.setFormatter(CleanFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def _knows_callers(config: WorkerConfig) -> bool:
@@ -122,19 +139,15 @@ def _check_callers(config: WorkerConfig) -> None:
     if config.insecure and not known:
         who = "every user of this host" if loopback else "anybody who reaches this port"
         lacking = "TLS" if config.tls is None and not loopback else "--tls-ca or a token"
-        _warn(f"listening on {config.listen} without {lacking}: {who} controls this machine")
+        logger.warning("listening on %s without %s: %s controls this machine", config.listen, lacking, who)
     elif not loopback and config.tls is None:
-        _warn(f"listening on {config.listen} without TLS: only the token protects this machine")
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)
+        logger.warning("listening on %s without TLS: only the token protects this machine", config.listen)
 
 
 def _prepare_process(config: WorkerConfig) -> None:
     """Settings that TVM reads once, when it is imported."""
     if "tvm" in sys.modules and os.environ.get("TVM_USE_RUNTIME_LIB") != "1":
-        _warn("TVM is loaded already; threads and cores may not be as asked for")
+        logger.warning("TVM is loaded already; threads and cores may not be as asked for")
     if config.cores:
         try:
             os.sched_setaffinity(0, config.cores)
@@ -169,17 +182,17 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
     from tvm_split.rpc_runtime.execution.blob_store import BlobStore
     from tvm_split.rpc_runtime.wire.channels import SERVER_OPTIONS
     from tvm_split.rpc_runtime.worker.call_limits import CallLimits
-    from tvm_split.rpc_runtime.worker.control_service import ControlService, Deployments, default_cache_folder
+    from tvm_split.rpc_runtime.worker.control_service import ControlService, HeldPrograms
     from tvm_split.rpc_runtime.worker.data_service import DataService
 
     name = config.name or socket.gethostname()
-    folder = config.cache or default_cache_folder()
+    folder = config.cache or cache_folder("blobs")
     blobs = BlobStore(folder, config.cache_limit_bytes)
-    deployments = Deployments(blobs)
+    programs = HeldPrograms(blobs)
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
-    control = ControlService(name, bool(config.name), config.threads, deployments, config.tls)
-    data = DataService(deployments)
+    control = ControlService(name, bool(config.name), config.threads, programs, config.tls)
+    data = DataService(programs)
     limits = CallLimits({**control.places(), **data.places()})
     server = grpc.server(
         ThreadPoolExecutor(limits.threads, thread_name_prefix="call"),
@@ -198,7 +211,7 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
         stopped = server.stop(STOP_SECONDS)
-        deployments.close()
+        programs.close()
         stopped.wait(STOP_SECONDS + 1)
         blobs.close()
 
@@ -271,6 +284,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls-key", type=Path, metavar="PEM")
     parser.add_argument("--tls-ca", type=Path, metavar="PEM", help="callers need a certificate from this authority")
     parser.add_argument("--insecure", action="store_true", help="trust all who reach the address")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="warning", help="default %(default)s")
     parser.add_argument("--ready-json", action="store_true", help="print one line of JSON when ready")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
     return parser
@@ -298,6 +312,7 @@ def config_from_arguments(arguments: Sequence[str] | None = None) -> WorkerConfi
         token=token_from(given.token_file),
         tls=tls,
         insecure=given.insecure,
+        log_level=given.log_level,
         ready_json=given.ready_json,
         exit_with_parent=given.exit_with_parent,
     )

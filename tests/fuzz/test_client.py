@@ -22,9 +22,8 @@ from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 from tvm_split.rpc_runtime.program.program import Program
-from tvm_split.rpc_runtime.wire import control_methods as methods
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import LINK_PATH, Method
+from tvm_split.rpc_runtime.wire.control_methods import LINK_PATH, METHODS, Method
 from tvm_split.rpc_runtime.wire.framing import (
     HEADER,
     MAGIC,
@@ -37,13 +36,13 @@ from tvm_split.rpc_runtime.wire.framing import (
 TIMEOUT_SECONDS = 0.5
 LONGEST_SECONDS = 20.0
 """Several steps, each with its timeout and what comes on top of it."""
-ANSWERED = tuple(method for method in methods.METHODS if method is not methods.WATCH)
+ANSWERED = tuple(method for method in METHODS.values() if method is not METHODS["Watch"])
 
 
 def nonsense(method: Method, source: random.Random) -> Answer:
     """One answer to a method, chosen now: an error, silence, garbage, or a message of the right kind."""
     right = random_message(method.reply, source, (A, "one"))
-    if method is methods.DESCRIBE:
+    if method is METHODS["Describe"]:
         right.protocol_version = PROTOCOL_VERSION
     text = right.SerializeToString()
     match source.randrange(6):
@@ -127,11 +126,11 @@ def hostile_answers(program: Program, source: random.Random) -> dict[str, Answer
     share = source.choice((0.1, 0.1, 0.5))
     answers = {method.path: nonsense(method, source) for method in ANSWERED if source.random() < share}
     if source.random() < 0.7:
-        answers[methods.WATCH.path] = events(source)
+        answers[METHODS["Watch"].path] = events(source)
     else:
-        answers[methods.WATCH.path] = nonsense(methods.WATCH, source)
+        answers[METHODS["Watch"].path] = nonsense(METHODS["Watch"], source)
     answers[LINK_PATH] = frames(program, source)
-    return {methods.DESCRIBE.path: describes_itself, **answers}
+    return {METHODS["Describe"].path: describes_itself, **answers}
 
 
 def test_a_pipeline_on_a_hostile_worker(maker: ProgramMaker, trials: Trials) -> None:

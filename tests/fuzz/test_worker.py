@@ -18,15 +18,13 @@ from tvm_split.rpc_runtime.client.client import WorkerConnection
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, machine_plan
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
-from tvm_split.rpc_runtime.wire import control_methods as methods
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH, Method
+from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH, METHODS, Method
 from tvm_split.rpc_runtime.wire.framing import HEADER, MAGIC, PROTOCOL_VERSION
 from tvm_split.rpc_runtime.wire.messages import (
     LINK_SECRET_BYTES,
-    blob_message,
-    kernel_set_request,
     load_request,
+    message_of,
 )
 
 MADE_ERRORS = {
@@ -67,20 +65,20 @@ def right(method: Method, deployment: str, program: Program) -> Any:
     """A request that would be fine."""
     plan = machine_plan(program, A)
     blob = plan.stages[0].library
-    if method is methods.LOAD_STAGES:
+    if method is METHODS["LoadStages"]:
         return load_request(deployment, plan, secrets_of(plan))
-    if method is methods.LOAD_KERNELS:
-        return kernel_set_request(deployment, KernelSet(A, "cpu", blob, KERNELS, 1 << 16))
-    if method is methods.MISSING_BLOBS:
-        return pb.MissingBlobsRequest(deployment=deployment, blobs=[blob_message(blob)])
-    if method is methods.PUT_BLOB:
-        return pb.PutBlobRequest(deployment=deployment, blob=blob_message(blob), chunk=b"abc")
-    if method is methods.CONNECT:
+    if method is METHODS["LoadKernels"]:
+        return message_of(pb.LoadKernelsRequest, KernelSet(A, "cpu", blob, KERNELS, 1 << 16), deployment=deployment)
+    if method is METHODS["MissingBlobs"]:
+        return pb.MissingBlobsRequest(deployment=deployment, blobs=[message_of(pb.Blob, blob)])
+    if method is METHODS["PutBlob"]:
+        return pb.PutBlobRequest(deployment=deployment, blob=message_of(pb.Blob, blob), chunk=b"abc")
+    if method is METHODS["Connect"]:
         peers = [pb.Peer(machine=B, address="127.0.0.1:9")]
         return pb.ConnectRequest(deployment=deployment, timeout_seconds=0.2, peers=peers)
-    if method is methods.TIME_KERNELS:
+    if method is METHODS["TimeKernels"]:
         return pb.TimeKernelsRequest(deployment=deployment, minimum_rounds=1, minimum_seconds=0, limit_seconds=0.2)
-    if method is methods.DESCRIBE:
+    if method is METHODS["Describe"]:
         return pb.DescribeRequest()
     return method.request(deployment=deployment)
 
@@ -101,7 +99,7 @@ def wrong(method: Method, deployment: str, program: Program, source: random.Rand
             return mutated(right(method, deployment, program).SerializeToString(), source)
 
 
-@pytest.mark.parametrize("method", methods.METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.name)
 def test_control_messages(standing: Standing, trials: Trials, method: Method) -> None:
     memory, program = Memory(standing.process), standing.honest.program
     with RawCaller(standing.endpoint) as caller:
@@ -112,9 +110,9 @@ def test_control_messages(standing: Standing, trials: Trials, method: Method) ->
                 memory.check()
                 victim = Victim(standing, loaded=trials.source.random() < 0.5)
             requests = [wrong(method, victim.deployment, program, trials.source)]
-            if method.streams_requests:
+            if method.declared.client_streaming:
                 requests += [wrong(method, "", program, trials.source) for _ in range(trials.source.randrange(3))]
-            seconds = 0.1 if method is methods.WATCH else 20
+            seconds = 0.1 if method is METHODS["Watch"] else 20
             code = caller.code(method.path, requests, seconds)
             trials.found[code.name] += 1
             assert code is grpc.StatusCode.OK or code.name in MADE_ERRORS, (code, requests)

@@ -17,8 +17,8 @@ import psutil
 
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.waiting import wait_for
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "2"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))

@@ -20,7 +20,7 @@ from torch import nn
 import tvm_split
 from tests.helpers.waiting import wait_for
 from tvm_split.cluster.machine import Machine
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
 class Network(nn.Module):

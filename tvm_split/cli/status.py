@@ -15,7 +15,7 @@ from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.units import bytes_text
 
 if TYPE_CHECKING:
-    from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+    from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 ASKED_AT_ONCE = 32
 
@@ -61,7 +61,7 @@ def _endpoints(
     tls_certificate: Path | None,
     tls_key: Path | None,
 ) -> list[WorkerEndpoint]:
-    from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+    from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
     from tvm_split.rpc_runtime.wire.security import TlsFiles, split_address, token_from
 
     for address in addresses:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -38,6 +38,9 @@ def worker(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Trust all who can reach the address: no TLS, or no proof of who calls.")
     ] = False,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option("--log-level", help="What to log on standard error.")
+    ] = "warning",
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready.")] = False,
 ) -> None:
     """Run stages on this machine until Ctrl-C or SIGTERM.
@@ -63,6 +66,7 @@ def worker(
             token=token_from(token_file),
             tls=None if tls_certificate is None else TlsFiles(tls_ca, tls_certificate, tls_key),
             insecure=insecure,
+            log_level=log_level,
             ready_json=json,
         )
     )

@@ -13,10 +13,10 @@ from typing import Literal
 from tvm_split.cluster.cluster_file import read_cluster_file
 from tvm_split.cluster.machine import HOW_TO_LINK, Link, Machine, both_directions, unlinked_pairs
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.scratch import ScratchFolder
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 ClusterKind = Literal["local", "remote", "in_process"]
 

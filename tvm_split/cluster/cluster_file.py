@@ -31,8 +31,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from tvm_split.cluster.machine import HOW_TO_LINK, Link, Machine, unlinked_pairs
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.security import TlsFiles
 
 

@@ -9,8 +9,8 @@ from itertools import combinations
 from typing import Any
 
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec
-from tvm_split.rpc_runtime.wire.messages import stage_message, stage_spec, tensor_message, tensor_spec
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.messages import message_of, value_of
 
 FORMAT = "tvm-split bundle"
 VERSION = 4
@@ -188,9 +189,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 def _check_program(program: Program, plan: Plan) -> None:
     """Raises what workers would say of a program that does not hold together, or what its own properties do."""
     for tensor in (*program.inputs, *program.outputs):
-        tensor_spec(tensor_message(tensor))
+        value_of(type(tensor), message_of(pb.Tensor, tensor))
     for stage in program.stages:
-        stage_spec(stage_message(stage))
+        value_of(StageSpec, message_of(pb.Stage, stage))
         plan.machine(stage.machine)
     program.handovers  # noqa: B018  (refuses tensors that nobody makes, and stages that wait for each other)
 

@@ -6,18 +6,16 @@ import os
 from pathlib import Path
 
 from tvm_split.errors import TuningError
+from tvm_split.rpc_runtime.files import cache_folder
 from tvm_split.schedules.tuning import DatabaseError, TuningDatabase
 
 DATABASE_VARIABLE = "TVM_SPLIT_DATABASE"
 
 
 def default_folder() -> Path:
-    """The folder of the environment variable TVM_SPLIT_DATABASE, else ``tvm-split/tuning`` in the user's cache."""
+    """The folder of the environment variable TVM_SPLIT_DATABASE, else ``tuning`` where all is kept between runs."""
     named = os.environ.get(DATABASE_VARIABLE, "")
-    if named:
-        return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache"
-    return Path(cache) / "tvm-split" / "tuning"
+    return Path(named) if named else cache_folder("tuning")
 
 
 def open_database(folder: str | Path | None) -> TuningDatabase | None:

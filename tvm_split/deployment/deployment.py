@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import platform
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, cast
 
 import numpy as np
@@ -18,16 +19,21 @@ from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes
 from tvm_split.errors import BundleError, ClusterError
 from tvm_split.planner.plan import Plan
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.deployed_workers import TransferProgress
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.closing import Closing
+from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+from tvm_split.rpc_runtime.program.inputs import checked_inputs
 from tvm_split.rpc_runtime.program.interface import StagePipeline
 from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
-from tvm_split.rpc_runtime.program.program import Program, StageSpec, TensorSpec
+from tvm_split.rpc_runtime.program.program import Program, StageSpec
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
+CALLS_AT_A_TIME = 32
+"""Of those that are submitted; each has a thread that waits for it, and few pipelines hold as many micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +44,21 @@ class DeploymentStatistics:
     blob_bytes_sent: int
 
 
-class Deployment:
-    """A model that is loaded on its machines and waits for inputs. Made by `deploy`."""
+class Deployment(Closing):
+    """A model that is loaded on its machines and waits for inputs. Made by `deploy`.
+
+    Any number of threads may run and stream at the same time; each has its own results in its own order. Micro-batches
+    go in turns: those of a stream that feeds many do not keep others waiting. When something fails, or this is closed,
+    everybody who waits for a result gets the error.
+    """
 
     def __init__(self, bundle: Bundle, cluster: Cluster, pipeline: StagePipeline) -> None:
         self.bundle = bundle
         self._cluster = cluster
         self._pipeline = pipeline
         self._times = RunTimes()
+        self._calls = ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="tvm-split-run")
+        self._last: DeploymentStatistics | None = None
         self._closed = False
 
     @property
@@ -73,9 +86,28 @@ class Deployment:
             InputError: wrong number, shape or dtype of inputs.
             WorkerUnavailableError, StageError, DeadlineError: something failed on the way; names machine and stage.
         """
-        arrays = checked_inputs(self.program.inputs, inputs)
         with self._times.run():
-            return self._pipeline.run(arrays)
+            return self._pipeline.run(inputs)
+
+    def submit(self, *inputs: Any) -> Future[tuple[np.ndarray, ...]]:
+        """One micro-batch through the pipeline, in the background; the inputs are copied and may be used again.
+
+        Returns:
+            What `run` would return, or raise. It can be cancelled until it has begun.
+
+        Raises:
+            InputError: as `run`.
+            WorkerError: the deployment is closed.
+        """
+        arrays = [array.copy() for array in checked_inputs(self.program, inputs)]
+        try:
+            return self._calls.submit(self.run, *arrays)
+        except RuntimeError as error:
+            raise WorkerError("this deployment is closed") from error
+
+    async def run_async(self, *inputs: Any) -> tuple[np.ndarray, ...]:
+        """What `run` does, for coroutines; raises as it does."""
+        return await asyncio.wrap_future(self.submit(*inputs))
 
     def stream(self, batches: Iterable[Any]) -> Iterator[tuple[np.ndarray, ...]]:
         """Many micro-batches, pipelined; results in the order of the inputs.
@@ -86,12 +118,19 @@ class Deployment:
 
         Raises: as `run`, at the result that failed; what ``batches`` raises comes out here too.
         """
-        results = self._pipeline.stream(self._checked(batches))
+        results = self._pipeline.stream(batch if isinstance(batch, tuple | list) else (batch,) for batch in batches)
         return self._times.stream(cast(Generator[tuple[np.ndarray, ...], None, None], results))
 
     def stats(self) -> DeploymentStatistics:
-        """Counts and seconds per stage, and per replica of a stage, since the deployment was opened."""
-        return DeploymentStatistics(self._pipeline.statistics(), self._pipeline.blob_bytes_sent)
+        """Counts and seconds per stage, and per replica of a stage, since the deployment was opened.
+
+        Once it is closed these are the last figures, which `close` asks for.
+        """
+        if not self._closed:
+            self._last = DeploymentStatistics(self._pipeline.statistics(), self._pipeline.blob_bytes_sent)
+        elif self._last is None:
+            raise WorkerError("this deployment failed before it was closed, and nobody had asked for its figures")
+        return self._last
 
     def trace(self) -> tuple[TraceEvent, ...]:
         """When each stage received, computed and sent its latest micro-batches, on this process's monotonic clock."""
@@ -108,23 +147,14 @@ class Deployment:
     def close(self) -> None:
         """Unload the stages; end the worker processes that were started for this deployment."""
         if not self._closed:
+            with contextlib.suppress(TvmSplitError):
+                self.stats()
             self._closed = True
             try:
                 self._pipeline.close()
             finally:
+                self._calls.shutdown(wait=False)
                 self._cluster.release()
-
-    def __enter__(self) -> Deployment:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _checked(self, batches: Iterable[Any]) -> Iterator[tuple[np.ndarray, ...]]:
-        for batch in batches:
-            yield checked_inputs(self.program.inputs, batch if isinstance(batch, tuple | list) else (batch,))
 
 
 def deploy(
@@ -180,43 +210,6 @@ def _planned_in_flight(planned: Plan) -> int | None:
     if planned.objective == "throughput" or prediction is None or prediction.profiled_at == 0:
         return None
     return prediction.in_flight
-
-
-def checked_inputs(expected: Sequence[TensorSpec], given: Sequence[Any]) -> tuple[np.ndarray, ...]:
-    """The given inputs as C-contiguous arrays, or an `InputError` with both sides of what does not fit."""
-    if len(given) != len(expected):
-        wanted = ", ".join(map(str, expected))
-        raise InputError(f"the model takes {len(expected)} inputs ({wanted}), {len(given)} were given")
-    return tuple(
-        _checked(position, spec, value) for position, (spec, value) in enumerate(zip(expected, given, strict=True))
-    )
-
-
-def _checked(position: int, spec: TensorSpec, value: Any) -> np.ndarray:
-    try:
-        array = _as_array(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"input {position} ({spec}) cannot be read as an array: {error}") from error
-    if array.dtype != np.dtype(spec.dtype):
-        raise InputError(
-            f"input {position} must be {spec}, but its dtype is {array.dtype}; convert it: array.astype({spec.dtype!r})"
-        )
-    if array.shape != spec.shape:
-        raise InputError(f"input {position} must be {spec}, but its shape is {list(array.shape)}")
-    return np.asarray(array, order="C")  # numpy.ascontiguousarray would give a scalar one dimension
-
-
-def _as_array(value: Any) -> np.ndarray:
-    if isinstance(value, np.ndarray):
-        return value
-    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
-        import ml_dtypes
-        import torch
-
-        return cast(np.ndarray, value.detach().cpu().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
-    if hasattr(value, "detach"):
-        return cast(np.ndarray, value.detach().cpu().numpy())
-    return np.asarray(value)
 
 
 def _require_runnable_here(bundle: Bundle) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import socket
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,9 +18,9 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.measuring.cache_folder import cache_folder
 from tvm_split.measuring.link_samples import LinkSample, StreamSample
 from tvm_split.rpc_runtime.client.client import WorkerDescription
+from tvm_split.rpc_runtime.files import cache_folder, replacing
 
 FORMAT = 3
 
@@ -102,10 +100,8 @@ class LinkCache:
         measured = measure()
         with contextlib.suppress(OSError):  # a folder that cannot be written costs time, and nothing else
             self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=self.folder)
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(asdict(measured), file)
-            Path(name).rename(path)
+            with replacing(path) as file:
+                file.write(json.dumps(asdict(measured)).encode())
         return measured
 
 

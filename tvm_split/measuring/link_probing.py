@@ -32,10 +32,11 @@ from tvm_split.measuring.link_samples import (
 from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.stream_probing import probe_streams
 from tvm_split.planner.profile import LinkProfile
-from tvm_split.rpc_runtime.client.client import WorkerDescription, WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.steps import StepProgress
 
 SERIES_SECONDS = 0.04

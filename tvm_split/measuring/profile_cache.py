@@ -7,12 +7,9 @@ equal.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
-import os
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tvm_split.measuring.cache_folder import cache_folder
+from tvm_split.rpc_runtime.files import cache_folder, locked, replacing
 
 FORMAT = "tvm-split profile"
 VERSION = 1
@@ -68,13 +65,9 @@ class ProfileCache:
             OSError: the folder cannot be written to.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        with locked(self.path.parent):
             self._entries = {**self._read(), **entries}
             self._write()
-        finally:
-            os.close(folder)
 
     def _write(self) -> None:
         content = {
@@ -83,15 +76,8 @@ class ProfileCache:
             "machine": self._identity,
             "times": {key: asdict(entry) for key, entry in sorted(self._entries.items())},
         }
-        # Whoever reads meanwhile sees the old file or the new one, never half of one.
-        descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=".writing-")
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(content, file, indent=1)
-            Path(name).replace(self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with replacing(self.path) as file:
+            file.write(json.dumps(content, indent=1).encode())
 
     def _read(self) -> dict[str, CachedTime]:
         try:

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import grpc
 
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, DESCRIBE, LINK_PATH, WATCH
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, LINK_PATH, METHODS
 from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION, FrameKind, control_frame
 
 Answer = Callable[[Iterator[bytes], Any], Iterator[bytes]]
@@ -46,8 +46,8 @@ class HostileWorker(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, machine: str, answers: dict[str, Answer] | None = None) -> None:
         self.answers: dict[str, Answer] = {
-            DESCRIBE.path: describes_itself,
-            WATCH.path: is_there,
+            METHODS["Describe"].path: describes_itself,
+            METHODS["Watch"].path: is_there,
             LINK_PATH: says_nothing_more,
         }
         self.answers.update(answers or {})

@@ -12,11 +12,12 @@ import numpy as np
 
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.waiting import wait_for
-from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerDescription, WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerDescription, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.program.measurements import StageStatistics
 from tvm_split.rpc_runtime.program.program import Program
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 PROMPT_SECONDS = 8.0
 """Less than a silent call may last, and more than a busy machine takes."""

@@ -110,3 +110,7 @@ def one_stage(maker: ProgramMaker, name: str = "one") -> Program:
 
 def endless(program: Program) -> Iterator[list[np.ndarray]]:
     return itertools.cycle(batches_for(program, 2))
+
+
+def numbered(count: int, start: int) -> list[list[np.ndarray]]:
+    return [[np.full((2, 8), start + number, np.float32)] for number in range(count)]

@@ -10,13 +10,12 @@ from typing import Any
 
 import grpc
 
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import open_channel
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, open_channel
 from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
 from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
-from tvm_split.rpc_runtime.wire.messages import blob_message
+from tvm_split.rpc_runtime.wire.messages import message_of
 from tvm_split.rpc_runtime.wire.security import Metadata, Token
 
 UNDER_WAY = 12
@@ -95,4 +94,4 @@ def hello(
 
 def begin_upload(deployment: str, blob: BlobSpec) -> bytes:
     """The first message of an upload, without any of the content."""
-    return pb.PutBlobRequest(deployment=deployment, blob=blob_message(blob)).SerializeToString()
+    return pb.PutBlobRequest(deployment=deployment, blob=message_of(pb.Blob, blob)).SerializeToString()

@@ -22,7 +22,7 @@ from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
 from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.client import client
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import (
@@ -35,7 +35,8 @@ from tvm_split.rpc_runtime.errors import (
 )
 from tvm_split.rpc_runtime.program.program import TensorSpec
 from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS
-from tvm_split.rpc_runtime.wire.control_methods import MISSING_BLOBS
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.control_methods import METHODS
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_a_link_is_not_silent_where_a_stage_is_slow(workers: LocalWorkers, maker
 _CLIENT = """
 import sys
 from pathlib import Path
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tests.helpers.relay import Relay
 from tests.helpers.mappings import removed_libraries
@@ -290,7 +291,17 @@ def test_blobs_that_are_missing_or_too_long(workers: LocalWorkers, maker: Progra
 
 def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:
     program = chain(maker)
-    with HostileWorker(A, {MISSING_BLOBS.path: lambda requests, context: iter(())}) as worker:
+    with HostileWorker(A, {METHODS["MissingBlobs"].path: lambda requests, context: iter(())}) as worker:
         endpoints = {name: replace(worker.endpoint, machine=name) for name in program.machines}
         with pytest.raises(ProtocolError, match=f"machine '{A}'.*MissingBlobs without a reply"):
             Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=5)
+
+
+def test_a_worker_that_has_no_figures_of_its_stages(maker: ProgramMaker) -> None:
+    program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
+    with (
+        HostileWorker(A) as worker,
+        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=5) as pipe,
+        pytest.raises(ProtocolError, match=f"machine '{A}'.*no figures of the stage 'one'"),
+    ):
+        pipe.statistics()

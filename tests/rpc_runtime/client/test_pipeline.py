@@ -18,7 +18,7 @@ from tests.helpers.rpc_runtime.pipelines import open_on, same, statistics_of_all
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import SHAPES, A, B, C, add, batches_for, chain, double, one_machine, skips
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
+from tvm_split.rpc_runtime.errors import InputError, WorkerError
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
 from tvm_split.rpc_runtime.program.interface import StagePipeline
 from tvm_split.rpc_runtime.program.measurements import StageStatistics
@@ -170,20 +170,6 @@ def test_an_abandoned_stream_leaves_the_pipeline_usable(workers: LocalWorkers, m
             assert same(next(results), expected[0])
             results.close()
             assert same(pipeline.run(batches[3]), expected[3])
-
-
-def test_one_stream_at_a_time(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    program = chain(maker)
-    batches = batches_for(program, 3)
-    with open_on(workers, program, maker) as pipeline:
-        first = pipeline.stream(batches)
-        next(first)
-        with pytest.raises(TvmSplitError, match="stream already"):
-            next(pipeline.stream(batches))
-        with pytest.raises(TvmSplitError, match="stream already"):
-            pipeline.run(batches[0])
-        assert len(list(first)) == 2
-        assert len(list(pipeline.stream([]))) == 0
 
 
 def test_wrong_inputs_are_refused_and_do_no_harm(workers: LocalWorkers, maker: ProgramMaker) -> None:

@@ -18,7 +18,7 @@ from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.client.watch import Report, ReportKind, root_cause
 from tvm_split.rpc_runtime.errors import DeadlineError
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import WATCH
+from tvm_split.rpc_runtime.wire.control_methods import METHODS
 
 LINK = Report(ReportKind.LINK, "a", "broken", "b")
 GONE = Report(ReportKind.GONE, "b", "gone")
@@ -63,7 +63,7 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
 
     program = one_stage(maker)
     with (
-        HostileWorker(A, {WATCH.path: watch}) as worker,
+        HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
         Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=1.0) as pipeline,
         pytest.raises(DeadlineError, match="stage 'one'"),
     ):

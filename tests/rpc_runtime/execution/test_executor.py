@@ -10,20 +10,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.rpc_runtime.random_programs import programs
 from tvm_split.rpc_runtime.client.result_queue import ResultQueue, array_slot
 from tvm_split.rpc_runtime.execution.executor import StageExecutor
 from tvm_split.rpc_runtime.program.inputs import flat_bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute, machine_plan
 from tvm_split.rpc_runtime.program.measurements import Recorder
-from tvm_split.rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec, TensorSpec
+from tvm_split.rpc_runtime.program.program import CLIENT, Program, StageSpec
 from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from tvm_split.rpc_runtime.wire.framing import decode
-
-BLOB = BlobSpec("0" * 64, 1)
-
-
-def tensor(name: str) -> TensorSpec:
-    return TensorSpec(name, (2,), "int64")
 
 
 class PlainStage:
@@ -47,59 +42,59 @@ def evaluate(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]
     return [values[t.name] for t in program.outputs]
 
 
+class Client:
+    """The client's station: what arrives is put together."""
+
+    def __init__(self, program: Program) -> None:
+        self.lock = threading.Lock()
+        self.arrived = threading.Condition(self.lock)
+        self.results = ResultQueue(program)
+
+    def moved(self) -> None: ...
+
+    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int) -> None: ...
+
+    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+        with self.arrived:
+            self.results.arrive(route.tensor.name, sequence, value.copy(), release)
+            self.arrived.notify_all()
+
+    def room_locked(self) -> None:
+        self.arrived.notify_all()
+
+
 class Joined:
     """All machines of a program and its client in one process, a thread for each direction of each link."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        names = [*program.machines, CLIENT]
+        self.client = Client(program)
         self.client_plan = machine_plan(program, CLIENT)
-        self.locks = {name: threading.Lock() for name in names}
-        self.arrived = threading.Condition(self.locks[CLIENT])
-        self.results = ResultQueue(program)
         self.failures: list[BaseException] = []
         self.executors: dict[str, StageExecutor] = {}
-        self.outgoing: dict[tuple[str, str], OutgoingLink] = {}
         self.threads: list[threading.Thread] = []
-        plans = {name: machine_plan(program, name) for name in names}
-        incoming: dict[tuple[str, str], IncomingLink] = {}
+        plans = {name: machine_plan(program, name) for name in program.machines}
         for name, plan in plans.items():
-            for other in plan.destinations:
-                routes = [r for r in plan.outgoing if r.destination == other]
-                room = (lambda me=name: self._room(me)) if name != CLIENT else self.arrived.notify_all
-                self.outgoing[name, other] = OutgoingLink(self.locks[name], routes, flat_bytes, on_room=room)
-            for other in plan.sources:
-                routes = [r for r in plan.incoming if r.source == other]
-                deliver = self._deliver(name)
-                incoming[other, name] = IncomingLink(self.locks[name], routes, array_slot, deliver, reuse=True)
-        for name in program.machines:
-            links = {other: link for (me, other), link in self.outgoing.items() if me == name}
-            stages = [PlainStage(stage) for stage in plans[name].stages]
+            stages = [PlainStage(stage) for stage in plan.stages]
             recorder = Recorder(name, [stage.stage.name for stage in stages])
             self.executors[name] = StageExecutor(
-                self.locks[name], plans[name], stages, links, recorder, lambda stage, error: self.failures.append(error)
+                threading.Lock(), plan, stages, recorder, lambda stage, error: self.failures.append(error)
             )
+        self.outgoing: dict[tuple[str, str], OutgoingLink] = {}
+        self.incoming: dict[tuple[str, str], IncomingLink] = {}
+        for name, plan in {**plans, CLIENT: self.client_plan}.items():
+            station = self.client if name == CLIENT else self.executors[name]
+            for other in plan.destinations:
+                routes = [r for r in plan.outgoing if r.destination == other]
+                self.outgoing[name, other] = OutgoingLink(station, routes, flat_bytes)
+            for other in plan.sources:
+                routes = [r for r in plan.incoming if r.source == other]
+                self.incoming[other, name] = IncomingLink(station, routes, array_slot, reuse=True)
         for ends, link in self.outgoing.items():
-            self._thread(link.frames(), incoming[ends].receive)
-            self._thread(incoming[ends].credit_frames(), link.receive)
-        self.incoming = incoming
-        for executor in self.executors.values():
-            executor.start()
-
-    def _room(self, machine: str) -> None:
-        if machine in self.executors:
-            self.executors[machine].wake_locked()
-
-    def _deliver(self, machine: str) -> Callable[[PlannedRoute, int, Any, Callable[[], None]], None]:
-        def to_client(route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
-            with self.arrived:
-                self.results.arrive(route.tensor.name, sequence, value.copy(), release)
-                self.arrived.notify_all()
-
-        def to_stage(route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
-            self.executors[machine].deliver(route.tensor.name, sequence, value, release)
-
-        return to_client if machine == CLIENT else to_stage
+            self._thread(link.frames(), self.incoming[ends].receive)
+            self._thread(self.incoming[ends].frames(), link.receive)
+        for name, executor in self.executors.items():
+            executor.start({other: link for (me, other), link in self.outgoing.items() if me == name})
 
     def _thread(self, frames: Any, receive: Callable[[Any], None]) -> None:
         def pump() -> None:
@@ -116,7 +111,7 @@ class Joined:
         """Feeds as much as fits before it takes the next result."""
         results: list[tuple[np.ndarray, ...]] = []
         fed = 0
-        with self.arrived:
+        with self.client.arrived:
             while len(results) < len(batches):
                 sends = [
                     (place, spec.name, self.outgoing[CLIENT, machine])
@@ -124,48 +119,30 @@ class Joined:
                     for machine in self.client_plan.destinations_of(spec.name, fed)
                 ]
                 if fed < len(batches) and all(link.room_locked(name) for _, name, link in sends):
-                    sequence = self.results.submit(batches[fed])
+                    sequence = self.client.results.submit(batches[fed])
                     for place, name, link in sends:
                         link.put_locked(name, sequence, batches[fed][place])
                     fed += 1
                     continue
-                result = self.results.take(len(results))
+                result = self.client.results.take()
                 if result is not None:
                     results.append(result)
                     continue
                 assert not self.failures, self.failures
-                assert self.arrived.wait(20), "the pipeline stands still"
+                assert self.client.arrived.wait(20), "the pipeline stands still"
         return results
 
     def close(self) -> None:
         for link in (*self.outgoing.values(), *self.incoming.values()):
             link.close()
-        for name, executor in self.executors.items():
-            with self.locks[name]:
+        for executor in self.executors.values():
+            with executor.lock:
                 executor.stop_locked()
         for executor in self.executors.values():
             assert executor.join(10)
         for thread in self.threads:
             thread.join(10)
             assert not thread.is_alive()
-
-
-@st.composite
-def programs(draw: st.DrawFn, most_replicas: int = 1) -> Program:
-    inputs = [tensor(f"x{i}") for i in range(draw(st.integers(1, 3)))]
-    known, stages = list(inputs), []
-    for index in range(draw(st.integers(1, 6))):
-        taken = draw(st.lists(st.sampled_from(known), min_size=1, max_size=4, unique=True))
-        made = [tensor(f"t{index}.{place}") for place in range(draw(st.integers(1, 2)))]
-        machines = draw(st.lists(st.sampled_from("ABC"), min_size=1, max_size=most_replicas, unique=True))
-        turns = [*range(len(machines)), *draw(st.lists(st.integers(0, len(machines) - 1), max_size=5))]
-        turns = draw(st.permutations(turns)) if len(machines) > 1 else [0]
-        for replica, machine in enumerate(machines):
-            ends = (tuple(taken), tuple(made))
-            stages.append(StageSpec(index, f"s{index}", machine, (), "cpu", BLOB, (), *ends, replica, tuple(turns)))
-        known += made
-    outputs = draw(st.lists(st.sampled_from(known), min_size=1, max_size=4))
-    return Program(tuple(inputs), tuple(outputs), tuple(stages))
 
 
 @settings(max_examples=60)

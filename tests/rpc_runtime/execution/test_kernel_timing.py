@@ -22,7 +22,6 @@ from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B
 from tests.helpers.rpc_runtime.timed_kernels import KERNELS, f32
 from tests.helpers.waiting import wait_for
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
@@ -30,6 +29,7 @@ from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
 from tvm_split.rpc_runtime.execution.kernel_timer import _window_median
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
 from tvm_split.rpc_runtime.program.program import TensorSpec
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 QUICK = TimingEffort(minimum_rounds=3, minimum_seconds=0.0, limit_seconds=30.0)
 Session = RemoteKernels | InProcessKernels

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.rpc_runtime.stations import Idle
 from tvm_split.rpc_runtime.client.result_queue import array_slot
 from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.inputs import flat_bytes
@@ -34,16 +34,16 @@ def route(index: int, name: str, elements: int = 4, depth: int = 2) -> PlannedRo
     return PlannedRoute(index, TensorSpec(name, (elements,), "uint8"), "a", "b", depth)
 
 
-class Receiver:
+class Receiver(Idle):
     """An incoming link that notes what arrives."""
 
     def __init__(self, *routes: PlannedRoute) -> None:
+        super().__init__()
         self.got: list[tuple[str, int, Any]] = []
         self.releases: list[Callable[[], None]] = []
-        self.lock = threading.Lock()
-        self.link = IncomingLink(self.lock, routes, array_slot, self._deliver, reuse=False)
+        self.link = IncomingLink(self, routes, array_slot, reuse=False)
 
-    def _deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
         self.got.append((route.tensor.name, sequence, value))
         self.releases.append(release)
 
@@ -57,10 +57,10 @@ def bytes_of(value: int, elements: int = 4) -> np.ndarray:
 
 
 def test_the_sender_stops_without_credit_and_the_other_tensor_goes_on() -> None:
-    lock = threading.Lock()
-    link = OutgoingLink(lock, [route(0, "slow", depth=1), route(1, "fast", depth=3)], flat_bytes)
+    station = Idle()
+    link = OutgoingLink(station, [route(0, "slow", depth=1), route(1, "fast", depth=3)], flat_bytes)
     frames = link.frames()
-    with lock:
+    with station.lock:
         link.put_locked("slow", 0, bytes_of(0))
         link.put_locked("slow", 1, bytes_of(1))
         assert link.room_locked("slow") == 0
@@ -80,13 +80,13 @@ def test_the_sender_stops_without_credit_and_the_other_tensor_goes_on() -> None:
     ids=["unknown tensor", "never sent", "huge", "narrower", "too wide"],
 )
 def test_credits_that_nobody_could_grant_are_refused(tensor: int, consumed: int, depth: int) -> None:
-    link = OutgoingLink(threading.Lock(), [route(0, "t")], flat_bytes)
+    link = OutgoingLink(Idle(), [route(0, "t")], flat_bytes)
     with pytest.raises(ProtocolError):
         link.receive(decode(credit_frame(tensor, consumed, depth)))
 
 
 def test_a_credit_without_a_depth_is_refused() -> None:
-    link = OutgoingLink(threading.Lock(), [route(0, "t")], flat_bytes)
+    link = OutgoingLink(Idle(), [route(0, "t")], flat_bytes)
     with pytest.raises(ProtocolError, match="4 bytes"):
         link.receive(decode(control_frame(FrameKind.CREDIT)))
 
@@ -102,7 +102,7 @@ def test_chunks_come_together() -> None:
 
 def test_a_credit_follows_each_release() -> None:
     receiver = Receiver(route(0, "t"))
-    credits = receiver.link.credit_frames()
+    credits = receiver.link.frames()
     receiver.take(*tensor_frames(0, 0, bytes_of(0)), *tensor_frames(0, 1, bytes_of(1)))
     with receiver.lock:
         receiver.releases[0]()
@@ -114,7 +114,7 @@ def test_a_credit_follows_each_release() -> None:
 
 def test_a_window_grows_when_both_sides_had_to_wait() -> None:
     receiver = Receiver(route(0, "t"))
-    credits = receiver.link.credit_frames()
+    credits = receiver.link.frames()
     receiver.take(*tensor_frames(0, 0, bytes_of(0)), *tensor_frames(0, 1, bytes_of(1)))
     with receiver.lock:
         receiver.releases[0]()

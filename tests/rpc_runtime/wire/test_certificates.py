@@ -13,10 +13,11 @@ from tests.helpers.rpc_runtime.certificates import Authority, make_authority, wo
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, chain
 from tests.helpers.rpc_runtime.worker_process import Start, ready
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.wire.certificates import WARNING_DAYS, check_worker_files, tls_refusal
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.security import TlsFiles
 
 

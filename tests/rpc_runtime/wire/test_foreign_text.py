@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,17 +14,22 @@ import grpc
 import pytest
 import typer
 
+from tests.helpers.rpc_runtime.stations import Idle
 from tvm_split.cli.status import status as status_command
-from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.client import WorkerConnection, describe
 from tvm_split.rpc_runtime.client.watch import WorkerWatch
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from tvm_split.rpc_runtime.program.inputs import flat_bytes
 from tvm_split.rpc_runtime.program.kernel_times import TimingEffort
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.transports.link_call import LinkCall
+from tvm_split.rpc_runtime.transports.links import OutgoingLink
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, DATA_SERVICE, LINK_METHOD
-from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, cleaned, print_exception
+from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, CleanFormatter, cleaned
 from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION, error_frame
+from tvm_split.rpc_runtime.wire.messages import hello_of
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\rerror: \u202egnorw\u2066\x9b31m\nall is well\u2028\x00"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\rerror: \u202egnorw\u2066\x9b31m\nall is well\u2028\x00"
@@ -152,20 +159,11 @@ def test_what_is_measured_is_cleaned(hostile: Start) -> None:
 
 def test_the_end_of_a_stream_is_cleaned(hostile: Start) -> None:
     endpoint = hostile({LINK_METHOD: lambda requests, context: iter([error_frame(EVIL)])})
-    call = LinkCall(
-        where="box",
-        address=endpoint.address,
-        tls=None,
-        deployment="0" * 32,
-        source=CLIENT,
-        destination="box",
-        frames=iter(()),
-        on_frame=lambda frame: None,
-        on_broken=lambda error: None,
-    )
+    link = OutgoingLink(Idle(), [], flat_bytes)
+    call = LinkCall(endpoint, None, hello_of("0" * 32, CLIENT, "box"), link, lambda machine, error: None)
     with pytest.raises(ProtocolError) as caught:
         call.wait_accepted(10)
-    assert str(caught.value) == f"box: {SHOWN}"
+    assert str(caught.value) == f"{endpoint}: {SHOWN}"
     call.close()
 
 
@@ -175,16 +173,22 @@ def test_ordinary_text_stays_as_it_is() -> None:
     assert cleaned("x" * (MAXIMUM_LETTERS + 1)) == "x" * (MAXIMUM_LETTERS - 1) + "…"
 
 
-def test_a_worker_writes_no_words_of_a_caller_as_they_came(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_logs_no_words_of_a_caller_as_they_came() -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(CleanFormatter())
+    logger = logging.Logger("worker")
+    logger.addHandler(handler)
     try:
         try:
             raise ValueError(EVIL)
         except ValueError as error:
             raise RuntimeError("then this") from error
     except RuntimeError as error:
-        print_exception(error)
-    lines = capsys.readouterr().err.split("\n")
+        logger.error("a call of %s failed", EVIL, exc_info=error)
+    lines = written.getvalue().split("\n")
     assert all(line.isprintable() for line in lines)
+    assert lines[0].endswith(f" error: a call of {SHOWN} failed")
     assert f"ValueError: {SHOWN}" in lines
     assert "RuntimeError: then this" in lines
     assert any("test_foreign_text.py" in line for line in lines)

@@ -10,8 +10,8 @@ import pytest
 from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, prompt, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
 @pytest.fixture

@@ -25,24 +25,25 @@ from tests.helpers.rpc_runtime.programs import A
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload, silence
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import wait_for
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.errors import WorkerError
 from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import DESCRIBE, PUT_BLOB, WATCH
-from tvm_split.rpc_runtime.wire.messages import blob_message
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.control_methods import METHODS
+from tvm_split.rpc_runtime.wire.messages import message_of
 from tvm_split.rpc_runtime.worker import call_limits, control_service
-from tvm_split.rpc_runtime.worker.deployment import MAXIMUM_UPLOADS
+from tvm_split.rpc_runtime.worker.program_blobs import MAXIMUM_UPLOADS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [PUT_BLOB.path, DESCRIBE.path], ids=["PutBlob", "Describe"])
+@pytest.mark.parametrize("path", [METHODS["PutBlob"].path, METHODS["Describe"].path], ids=["PutBlob", "Describe"])
 def test_calls_that_say_nothing(workers: LocalWorkers, honest: None, path: str) -> None:
     """They hold the places of their kind and caller, and end by themselves."""
     with RawCaller(workers.endpoints[A]) as caller:
         calls = [caller.begin(path, silence()) for _ in range(300)]
-        if path != DESCRIBE.path:
+        if path != METHODS["Describe"].path:
             prompt(workers.endpoints[A])
         code, words = caller.answer(path, silence())
         assert code is grpc.StatusCode.FAILED_PRECONDITION
@@ -61,9 +62,9 @@ def test_many_deployments_of_one_caller(workers: LocalWorkers, honest: None) -> 
         calls = []
         for _ in range(share - 1):  # the honest one counts as well
             request = pb.WatchRequest(deployment=secrets.token_hex(16)).SerializeToString()
-            calls.append(caller.begin(WATCH.path, [request]))
+            calls.append(caller.begin(METHODS["Watch"].path, [request]))
             next(calls[-1])
-        code, words = caller.answer(WATCH.path, [pb.WatchRequest(deployment="0" * 32).SerializeToString()])
+        code, words = caller.answer(METHODS["Watch"].path, [pb.WatchRequest(deployment="0" * 32).SerializeToString()])
         assert (code, f"{share} deployments of one host" in words) == (grpc.StatusCode.FAILED_PRECONDITION, True)
         prompt(workers.endpoints[A])
         for call in calls:
@@ -79,13 +80,10 @@ def test_uploads_that_stop_in_the_middle(own_worker: WorkerEndpoint, maker: Prog
         yield from silence()
 
     with RawCaller(own_worker) as caller, watched(own_worker) as (connection, deployment):
-        connection._unary(
-            control_service.methods.MISSING_BLOBS,
-            pb.MissingBlobsRequest(deployment=deployment, blobs=map(blob_message, blobs)),
-            20,
-        )
+        named = [message_of(pb.Blob, blob) for blob in blobs]
+        connection._call(pb.MissingBlobsRequest(deployment=deployment, blobs=named), 20)
         start = time.monotonic()
-        calls = [caller.begin(PUT_BLOB.path, stops(deployment, blob)) for blob in blobs]
+        calls = [caller.begin(METHODS["PutBlob"].path, stops(deployment, blob)) for blob in blobs]
         for call in calls:
             with pytest.raises(grpc.RpcError):
                 list(call)
@@ -132,6 +130,6 @@ def test_calls_without_a_token_take_no_threads(own_workers: LocalWorkers) -> Non
     process = psutil.Process(own_workers.process_ids[A])
     before = process.num_threads()
     with RawCaller(replace(worker, token="wrong")) as caller:
-        assert caller.codes(DESCRIBE.path, [b""] * 2000) == {"UNAUTHENTICATED": 2000}
-        assert "token is wrong or missing" in caller.answer(DESCRIBE.path, [b""])[1]
+        assert caller.codes(METHODS["Describe"].path, [b""] * 2000) == {"UNAUTHENTICATED": 2000}
+        assert "token is wrong or missing" in caller.answer(METHODS["Describe"].path, [b""])[1]
     assert process.num_threads() <= before + 3  # gRPC's own come and go

@@ -14,9 +14,10 @@ from tests.helpers.rpc_runtime.certificates import make_authority, worker_argume
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, skips
 from tests.helpers.rpc_runtime.worker_process import Start, announced, ready
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint, describe
+from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.loopback_token import STATE_VARIABLE, find_token
 from tvm_split.rpc_runtime.wire.security import TlsFiles
 
@@ -128,16 +129,24 @@ def test_a_worker_that_cannot_keep_its_token_does_not_start(start: Start, tmp_pa
     assert errors.count("\n") == 1
 
 
-def test_a_token_is_of_one_worker_and_replaces_that_of_one_that_was_killed(start: Start) -> None:
-    process = start("--ready-json")
+def test_a_token_is_of_one_worker_and_goes_with_one_that_was_killed(start: Start) -> None:
+    process, other = start("--ready-json"), start("--ready-json")
     address = ready(process)
-    first = find_token(address)
+    first, second = find_token(address), find_token(ready(other))
     assert first is not None
-    process.kill()
-    process.wait()
-    assert find_token(address) == first  # which opens nothing any more:
+    assert second is not None
+    for killed in (process, other):
+        killed.kill()
+        killed.wait()
+    assert first.file is not None
+    assert first.file.exists()
+    assert find_token(address) is None
+    assert not first.file.exists()
     again = start("--listen", address, "--ready-json")
     ready(again)
+    assert second.file is not None
+    assert not second.file.exists()  # nobody had looked for it
+    assert first.file.exists()
     assert describe(WorkerEndpoint("x", address), 30).process_id == again.pid
     with pytest.raises(WorkerError, match="the token is wrong"):
         describe(WorkerEndpoint("x", address, first.text), 30)

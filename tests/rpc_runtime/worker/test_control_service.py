@@ -13,19 +13,19 @@ from tests.helpers.rpc_runtime.pipelines import PROMPT_SECONDS, prompt, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, one_stage
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.errors import DeadlineError, ProtocolError
 from tvm_split.rpc_runtime.program.machine_plan import machine_plan
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import DESCRIBE, LOAD_STAGES, PUT_BLOB, Method
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.control_methods import METHODS, Method
 from tvm_split.rpc_runtime.wire.messages import LINK_SECRET_BYTES, load_request, plan_from_request
 
 FORGED = b"\x0a\xff\xff\xff\xff\x0f"
 """A field that announces more than there is."""
 
 
-@pytest.mark.parametrize("method", [DESCRIBE, LOAD_STAGES], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [METHODS["Describe"], METHODS["LoadStages"]], ids=lambda method: method.name)
 def test_requests_that_cannot_be_parsed_leave_nothing_behind(workers: LocalWorkers, method: Method) -> None:
     process = psutil.Process(workers.process_ids[A])
     with RawCaller(workers.endpoints[A]) as caller:
@@ -37,20 +37,20 @@ def test_requests_that_cannot_be_parsed_leave_nothing_behind(workers: LocalWorke
 
 def test_a_request_that_is_too_long_or_missing(workers: LocalWorkers) -> None:
     with RawCaller(workers.endpoints[A]) as caller:
-        assert caller.answer(DESCRIBE.path, [b"\x0a" * 100_000]) == (
+        assert caller.answer(METHODS["Describe"].path, [b"\x0a" * 100_000]) == (
             grpc.StatusCode.INVALID_ARGUMENT,
             "a request of Describe has at most 65536 bytes, got 100000",
         )
-        assert caller.answer(DESCRIBE.path, [])[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert caller.answer(METHODS["Describe"].path, [])[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_blob_belongs_to_a_deployment(workers: LocalWorkers, maker: ProgramMaker, honest: None) -> None:
     blob = maker.blob(b"a blob of its own")
     chunk = pb.PutBlobRequest(chunk=b"a blob of its own").SerializeToString()
     with RawCaller(workers.endpoints[A]) as caller, watched(workers.endpoints[A]) as (connection, deployment):
-        code, words = caller.answer(PUT_BLOB.path, [begin_upload("0" * 32, blob), chunk])
+        code, words = caller.answer(METHODS["PutBlob"].path, [begin_upload("0" * 32, blob), chunk])
         assert (code, "watch it first" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
-        code, words = caller.answer(PUT_BLOB.path, [begin_upload(deployment, blob), chunk])
+        code, words = caller.answer(METHODS["PutBlob"].path, [begin_upload(deployment, blob), chunk])
         assert (code, "none that deployment" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         assert connection.send_blobs(deployment, [blob], maker.blob_path, 20, lambda sent, total: None) == 17
         assert connection.send_blobs(deployment, [blob], maker.blob_path, 20, lambda sent, total: None) == 0
@@ -104,7 +104,7 @@ def test_a_program_of_absurd_size_is_refused_at_once(
         request.deployment = deployment
         start = time.monotonic()
         with pytest.raises(ProtocolError, match=words):
-            connection._unary(LOAD_STAGES, request, 20)
+            connection._unary(METHODS["LoadStages"], request, 20)
         assert time.monotonic() - start < PROMPT_SECONDS
 
 
@@ -121,7 +121,7 @@ def test_the_largest_program_that_is_taken_holds_nobody_up(
         request.deployment = deployment
         connection.send_blobs(deployment, program.stages[0].blobs, maker.blob_path, 20, lambda sent, total: None)
         start = time.monotonic()
-        connection._unary(LOAD_STAGES, request, 20)
+        connection._unary(METHODS["LoadStages"], request, 20)
         assert time.monotonic() - start < 2 * PROMPT_SECONDS
         prompt(workers.endpoints[A])
 
@@ -134,7 +134,7 @@ def test_loading_stops_when_nobody_waits_any_more(own_worker: WorkerEndpoint, ma
         request.deployment = deployment
         connection.send_blobs(deployment, program.stages[0].blobs, maker.blob_path, 20, lambda sent, total: None)
         with pytest.raises(DeadlineError):
-            connection._unary(LOAD_STAGES, request, 0.03)
+            connection._unary(METHODS["LoadStages"], request, 0.03)
         time.sleep(1.0)
         with pytest.raises(ProtocolError, match="no stages loaded"):
             connection.statistics(deployment)

@@ -18,11 +18,11 @@ from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, endl
 from tests.helpers.rpc_runtime.raw_calls import hello, speak
 from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tvm_split.rpc_runtime.client import pipeline
-from tvm_split.rpc_runtime.client.client import WorkerEndpoint
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.framing import FrameKind, control_frame, tensor_frames
 
 REFUSED, LET_IN = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INVALID_ARGUMENT

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.helpers.rpc_runtime.programs import A
+from tests.helpers.rpc_runtime.raw_calls import RawCaller
 from tests.helpers.rpc_runtime.worker_process import ROOT, Start, ready
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.control_methods import METHODS
 
 
 def test_the_compiler_is_never_loaded(workers: LocalWorkers) -> None:
@@ -30,6 +36,28 @@ def test_a_client_needs_no_tvm() -> None:
     code = f"import sys, {modules}; print('tvm' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout == "False\n"
+
+
+@pytest.mark.parametrize("level", ["info", "warning"])
+def test_a_worker_logs_what_it_is_told_to(start: Start, level: str) -> None:
+    process = start("--ready-json", "--insecure", "--log-level", level)
+    with RawCaller(WorkerEndpoint(A, ready(process))) as caller:
+        request = pb.StatisticsRequest(deployment="\x1b[2J\nerror: gone")
+        code = caller.code(METHODS["Statistics"].path, [request.SerializeToString()])
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+    process.terminate()
+    warning, *refusals = process.communicate(timeout=30)[1].splitlines()
+    assert re.fullmatch(r"[-0-9]+ [:,0-9]+ warning: listening on 127.0.0.1:0 without .*", warning)
+    assert len(refusals) == (level == "info")
+    for line in refusals:
+        assert re.fullmatch(r"[-0-9]+ [:,0-9]+ info: refused ipv4:127.0.0.1:[0-9]+: this worker has no .*", line)
+        assert line.isprintable()
+
+
+def test_an_unknown_log_level_is_refused(start: Start) -> None:
+    process = start("--log-level", "loud")
+    assert "invalid choice: 'loud'" in process.communicate(timeout=30)[1]
+    assert process.returncode == 2
 
 
 def test_a_worker_describes_its_machine(workers: LocalWorkers) -> None:

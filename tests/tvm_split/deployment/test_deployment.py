@@ -1,17 +1,19 @@
-"""How many micro-batches a deployment has under way."""
+"""How many micro-batches a deployment has under way, for how many callers, and what it says at its end."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
 import tvm_split
 from tests.helpers.planner.predictions import machine_prediction, prediction
-from tvm_split.deployment.deployment import _planned_in_flight
+from tvm_split.deployment.deployment import CALLS_AT_A_TIME, _planned_in_flight
 
 X = torch.ones(1, 8)
 
@@ -49,3 +51,57 @@ def test_a_plan_for_latency_says_how_many(bundle: tvm_split.Bundle) -> None:
     assert _planned_in_flight(dataclasses.replace(planned, prediction=None)) is None
     estimated = dataclasses.replace(expected, profiled_at=0.0)
     assert _planned_in_flight(dataclasses.replace(planned, prediction=estimated)) is None
+
+
+@pytest.fixture(params=["local", "in process"])
+def deployment(bundle: tvm_split.Bundle, request: pytest.FixtureRequest) -> Iterator[tvm_split.Deployment]:
+    make = tvm_split.Cluster.local if request.param == "local" else tvm_split.Cluster.in_process
+    with tvm_split.deploy(bundle, make(2)) as opened:
+        yield opened
+
+
+def test_what_is_submitted_is_what_is_run(deployment: tvm_split.Deployment) -> None:
+    given = [np.full((1, 8), number, np.float32) for number in range(2 * CALLS_AT_A_TIME)]
+    expected = [deployment.run(x)[0] for x in given]
+    futures = []
+    array = np.empty((1, 8), np.float32)
+    for x in given:
+        array[:] = x  # the same array every time
+        futures.append(deployment.submit(array))
+    assert all(np.array_equal(future.result(30)[0], y) for future, y in zip(futures, expected, strict=True))
+
+    async def all_at_once() -> list[tuple[np.ndarray, ...]]:
+        return await asyncio.gather(*(deployment.run_async(x) for x in given))
+
+    results = asyncio.run(all_at_once())
+    assert all(np.array_equal(result[0], y) for result, y in zip(results, expected, strict=True))
+
+
+def test_wrong_inputs_are_refused_at_once(deployment: tvm_split.Deployment) -> None:
+    with pytest.raises(tvm_split.InputError, match="dtype is int64"):
+        deployment.submit(np.ones((1, 8), np.int64))
+    with pytest.raises(tvm_split.InputError, match="takes 1 inputs"):
+        asyncio.run(deployment.run_async())
+
+
+def test_what_is_cancelled_before_it_begins_is_not_run(deployment: tvm_split.Deployment) -> None:
+    futures = [deployment.submit(X) for _ in range(4 * CALLS_AT_A_TIME)]
+    cancelled = [future.cancel() for future in reversed(futures)]
+    done = [future.result(30) for future in futures if not future.cancelled()]
+    assert len(done) == cancelled.count(False)
+    assert any(cancelled)
+    assert sum(stage.micro_batches for stage in deployment.stats().stages) == 2 * len(done)
+
+
+def test_closing_ends_what_is_submitted_and_keeps_the_figures(deployment: tvm_split.Deployment) -> None:
+    deployment.run(X)
+    futures = [deployment.submit(X) for _ in range(2000)]
+    deployment.close()
+    with pytest.raises(tvm_split.TvmSplitError, match="closed"):
+        deployment.submit(X)
+    errors = [future.exception(30) for future in futures]
+    assert any(errors)
+    assert all(error is None or "closed" in str(error) for error in errors)
+    figures = deployment.stats()
+    assert figures.stages[0].micro_batches >= 1
+    assert deployment.stats() == figures

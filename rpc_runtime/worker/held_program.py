@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
@@ -21,36 +20,29 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
 )
 from tvm_split.rpc_runtime.hardware import available_memory_bytes
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet
-from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
-from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, Recorder
-from tvm_split.rpc_runtime.program.program import CLIENT, BlobSpec, StageSpec
+from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
+from tvm_split.rpc_runtime.program.measurements import Recorder
+from tvm_split.rpc_runtime.program.program import CLIENT, StageSpec
 from tvm_split.rpc_runtime.transports.link_call import LinkCall
-from tvm_split.rpc_runtime.transports.links import IncomingLink, Moved, OutgoingLink
+from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.security import TlsFiles
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS
+from tvm_split.rpc_runtime.wire.messages import hello_of
 from tvm_split.rpc_runtime.worker.library_trials import LibraryTrials
+from tvm_split.rpc_runtime.worker.program_blobs import ProgramBlobs
+
+logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 10.0
-MAXIMUM_UPLOADS = 4
-"""Blobs that may arrive at a time; a client sends one."""
-MAXIMUM_BLOBS = 20_000
 
 
-@dataclass(frozen=True)
-class PeerAddress:
-    """Where another worker of the deployment listens."""
+class HeldProgram:
+    """What a worker holds of one program. Thread-safe. Life: made, ``load``, ``connect``, run, ``close``."""
 
-    machine: str
-    address: str
-    tls: TlsFiles | None
-
-
-class Deployment:
-    """One program's part on this machine. Thread-safe. Life: made, ``load``, ``connect``, run, ``close``."""
-
-    def __init__(self, identifier: str, blobs: BlobStore, trials: LibraryTrials) -> None:
+    def __init__(self, identifier: str, store: BlobStore, trials: LibraryTrials) -> None:
         self.identifier = identifier
-        self._blobs = blobs
+        self.blobs = ProgramBlobs(identifier, store, self._check_open)
         self._trials = trials
         self._lock = threading.Lock()
         # Of its own: whoever waits for events, or ends that, must not wait for somebody who holds the other one long.
@@ -63,8 +55,6 @@ class Deployment:
         self._outgoing: dict[str, OutgoingLink] = {}
         self._link_secrets: Mapping[tuple[str, str], bytes] = {}
         self._attached: set[tuple[str, str]] = set()
-        self._blobs_wanted: set[str] = set()
-        self._uploads = 0
         self._calls: list[LinkCall] = []
         self._failure: pb.Failure | None = None
         self._unwatched = False
@@ -73,52 +63,6 @@ class Deployment:
     @property
     def closed(self) -> bool:
         return self._closed
-
-    @property
-    def machine(self) -> str:
-        return self._loaded().machine
-
-    def pin(self, blobs: list[BlobSpec]) -> tuple[BlobSpec, ...]:
-        """Keeps blobs for this deployment; the missing ones."""
-        with self._lock:
-            self._check_open_locked()
-            wanted = self._blobs_wanted.union(blob.sha256 for blob in blobs)
-            if len(wanted) > MAXIMUM_BLOBS:
-                raise ProtocolError(f"a deployment has at most {MAXIMUM_BLOBS} blobs on a machine, got {len(wanted)}")
-            self._blobs_wanted = wanted
-        missing = self._blobs.pin(self.identifier, blobs)
-        if self._closed:
-            self._blobs.unpin(self.identifier)
-        return missing
-
-    def put_blob(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
-        """Takes in a blob that was missing when it was pinned.
-
-        Raises:
-            ProtocolError: it is none that this deployment keeps.
-            WorkerError: too many of its blobs are arriving already.
-            BlobError: the content has another size or digest, or there is no room for it.
-        """
-        with self._lock:
-            self._check_open_locked()
-            if blob.sha256 not in self._blobs_wanted:
-                raise ProtocolError(f"blob {blob.sha256[:12]} is none that deployment {self.identifier[:8]} keeps")
-            if self._uploads >= MAXIMUM_UPLOADS:
-                raise WorkerError(
-                    f"deployment {self.identifier[:8]} sends {self._uploads} blobs to this worker already, "
-                    f"and {MAXIMUM_UPLOADS} at a time are allowed"
-                )
-            self._uploads += 1
-        try:
-            self._blobs.write(blob, self._while_open(chunks))
-        finally:
-            with self._lock:
-                self._uploads -= 1
-
-    def _while_open(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        for chunk in chunks:
-            self._check_open()
-            yield chunk
 
     def load(
         self,
@@ -143,7 +87,7 @@ class Deployment:
                 raise WorkerError(f"deployment {self.identifier[:8]} is loaded already")
             self._plan = plan
         deadline = time.monotonic() + seconds
-        self.pin([blob for stage in plan.stages for blob in stage.blobs])
+        self.blobs.keep(blob for stage in plan.stages for blob in stage.blobs)
         needed = _check_memory(plan)
         cache = WeightCache()
         stages: list[StageExecutable] = []
@@ -160,24 +104,24 @@ class Deployment:
             self._check_open_locked()
             self._recorder = recorder
             self._link_secrets = link_secrets
-            self._make_links_locked(plan, recorder)
-            self._executor = StageExecutor(
-                self._lock,
-                plan,
-                stages,
-                self._outgoing,
-                recorder,
-                self._stage_failed,
-            )
-            self._executor.start()
+            self._executor = StageExecutor(self._lock, plan, stages, recorder, self._stage_failed)
+            for machine in plan.destinations:
+                routes = [route for route in plan.outgoing if route.destination == machine]
+                self._outgoing[machine] = OutgoingLink(self._executor, routes, tensor_bytes)
+            for machine in plan.sources:
+                routes = [route for route in plan.incoming if route.source == machine]
+                self._incoming[machine] = IncomingLink(self._executor, routes, new_slot, reuse=True)
+            self._executor.start(self._outgoing)
+        names = ", ".join(stage.name for stage in plan.stages)
+        logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], plan.machine, names)
         return needed
 
     def _load_stage(self, stage: StageSpec, cache: WeightCache, deadline: float) -> StageExecutable:
         self._check_open()
-        library = self._blobs.read(stage.library)
+        library = self.blobs.read(stage.library)
         self._trials.stage(stage, deadline)
-        weights = (self._blobs.read(weight.blob) for weight in stage.weights)
-        return StageExecutable(stage, library, weights, self._blobs.scratch, cache)
+        weights = (self.blobs.read(weight.blob) for weight in stage.weights)
+        return StageExecutable(stage, library, weights, self.blobs.scratch, cache)
 
     def load_kernels(self, kernels: KernelSet, threads: int, seconds: float) -> KernelTimer:
         """Makes ready to time kernels, in the place of others that were loaded before; ``seconds`` as for `load`.
@@ -188,7 +132,7 @@ class Deployment:
         """
         self._check_open()
         self._drop_timer(None)
-        library, scratch = self._blobs.read(kernels.library), self._blobs.scratch
+        library, scratch = self.blobs.read(kernels.library), self.blobs.scratch
         self._trials.kernels(kernels, time.monotonic() + seconds)
         # A call's thread would keep TVM's pool of workers long after the call.
         timer = KernelTimer(kernels, library, scratch, threads, on_calling_thread=False)
@@ -211,50 +155,7 @@ class Deployment:
         if timer is not None:
             timer.close()
 
-    def _make_links_locked(self, plan: MachinePlan, recorder: Recorder) -> None:
-        makers = {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs}
-        takers = {tensor.name: stage.name for stage in reversed(plan.stages) for tensor in stage.inputs}
-
-        def moved(kind: str, stages: Mapping[str, str]) -> Moved:
-            def record(route: PlannedRoute, sequence: int, start: int, end: int) -> None:
-                name = route.tensor.name
-                recorder.record(kind, stages[name], sequence, start, end, route.tensor.size_bytes)
-
-            return record
-
-        def active() -> None:
-            recorder.activity += 1
-
-        def deliver(route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
-            executor = self._executor
-            if executor is not None:
-                executor.deliver(route.tensor.name, sequence, value, release)
-
-        for destination in plan.destinations:
-            self._outgoing[destination] = OutgoingLink(
-                self._lock,
-                [route for route in plan.outgoing if route.destination == destination],
-                tensor_bytes,
-                on_room=self._wake_locked,
-                on_moved=moved(SEND, makers),
-                on_activity=active,
-            )
-        for source in plan.sources:
-            self._incoming[source] = IncomingLink(
-                self._lock,
-                [route for route in plan.incoming if route.source == source],
-                lambda route: new_slot(route.tensor),
-                deliver,
-                reuse=True,
-                on_moved=moved(RECEIVE, takers),
-                on_activity=active,
-            )
-
-    def _wake_locked(self) -> None:
-        if self._executor is not None:
-            self._executor.wake_locked()
-
-    def connect(self, peers: Mapping[str, PeerAddress], timeout_seconds: float) -> None:
+    def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> None:
         """Opens a link to every machine that this one sends to (the client fetches its tensors itself)."""
         plan = self._loaded()
         wanted = [machine for machine in plan.destinations if machine != CLIENT]
@@ -278,42 +179,33 @@ class Deployment:
                     f"{plan.machine!r} itself must be able to reach that address"
                 ) from error
 
-    def _call(self, machine: str, peer: PeerAddress) -> LinkCall:
-        self._attach((machine, peer.machine))
-        link = self._outgoing[peer.machine]
-        return LinkCall(
-            where=f"machine {peer.machine!r} at {peer.address}",
-            address=peer.address,
-            secret=self._link_secrets[machine, peer.machine],
-            tls=peer.tls,
-            deployment=self.identifier,
-            source=machine,
-            destination=peer.machine,
-            frames=link.frames(),
-            on_frame=link.receive,
-            on_broken=lambda error: self._link_broken(peer.machine, error),
-        )
+    def _call(self, machine: str, peer: WorkerEndpoint) -> LinkCall:
+        ends = (machine, peer.machine)
+        self._attach(ends)
+        hello = hello_of(self.identifier, *ends, self._link_secrets[ends])
+        return LinkCall(peer, None, hello, self._outgoing[peer.machine], self._link_broken)
 
     def knows_link(self, source: str, destination: str, secret: bytes) -> bool:
         """Whether this is the secret of that link."""
         expected = self._link_secrets.get((source, destination))
         return expected is not None and hmac.compare_digest(secret, expected)
 
-    def attach_incoming(self, source: str) -> IncomingLink:
-        """The link that ``source`` sends on, for the stream that it has opened."""
-        plan = self._loaded()
-        if source not in self._incoming:
-            raise ProtocolError(f"machine {plan.machine!r} expects no tensors from {source!r}")
-        self._attach((source, plan.machine))
-        return self._incoming[source]
-
-    def attach_outgoing(self, destination: str) -> OutgoingLink:
-        """The link whose tensors ``destination`` fetches."""
-        plan = self._loaded()
-        if destination != CLIENT or CLIENT not in self._outgoing:
-            raise ProtocolError(f"machine {plan.machine!r} has no tensors for {destination!r} to fetch")
-        self._attach((plan.machine, CLIENT))
-        return self._outgoing[CLIENT]
+    def attach(self, source: str, destination: str) -> tuple[str, IncomingLink | OutgoingLink]:
+        """The other machine of a link, and this machine's end, for the stream that the other one has opened."""
+        machine = self._loaded().machine
+        if destination == machine:
+            if source not in self._incoming:
+                raise ProtocolError(f"machine {machine!r} expects no tensors from {source!r}")
+            peer: str = source
+            link: IncomingLink | OutgoingLink = self._incoming[source]
+        elif source == machine:
+            if destination != CLIENT or CLIENT not in self._outgoing:
+                raise ProtocolError(f"machine {machine!r} has no tensors for {destination!r} to fetch")
+            peer, link = destination, self._outgoing[CLIENT]
+        else:
+            raise ProtocolError(f"a stream from {source!r} to {destination!r} does not touch {machine!r}")
+        self._attach((source, destination))
+        return peer, link
 
     def _attach(self, ends: tuple[str, str]) -> None:
         with self._lock:
@@ -328,31 +220,33 @@ class Deployment:
 
     def link_failed(self, peer: str, message: str) -> None:
         """A connection has gone; whether its other end is the cause, the client finds out."""
-        machine = self._plan.machine if self._plan else ""
-        self._fail(pb.Failure(kind=pb.Failure.LINK, machine=machine, peer=peer, message=message))
+        self._fail(pb.Failure.LINK, message, peer=peer)
 
     def protocol_failed(self, peer: str, message: str) -> None:
-        machine = self._plan.machine if self._plan else ""
-        text = f"machine {machine!r} got from {peer!r} what the protocol does not allow: {message}"
-        self._fail(pb.Failure(kind=pb.Failure.PROTOCOL, machine=machine, peer=peer, message=text))
+        text = f"machine {self._name!r} got from {peer!r} what the protocol does not allow: {message}"
+        self._fail(pb.Failure.PROTOCOL, text, peer=peer)
 
     def internal_failed(self, error: Exception) -> None:
         """Something that should not happen; the worker's own output has the details."""
-        machine = self._plan.machine if self._plan else ""
-        text = f"machine {machine!r} failed unexpectedly: {error!r}"
-        self._fail(pb.Failure(kind=pb.Failure.INTERNAL, machine=machine, message=text))
+        self._fail(pb.Failure.INTERNAL, f"machine {self._name!r} failed unexpectedly: {error!r}")
 
     def _stage_failed(self, stage: StageSpec, error: Exception) -> None:
         text = str(error) if isinstance(error, TvmSplitError) else f"stage {stage.name!r}: {error!r}"
-        self._fail(pb.Failure(kind=pb.Failure.STAGE, machine=stage.machine, stage=stage.name, message=text))
+        self._fail(pb.Failure.STAGE, text, stage=stage.name)
 
-    def _fail(self, failure: pb.Failure) -> None:
-        failure.message = failure.message[:3000]
+    @property
+    def _name(self) -> str:
+        return self._plan.machine if self._plan else ""
+
+    def _fail(self, kind: pb.Failure.Kind, message: str, peer: str = "", stage: str = "") -> None:
+        text = message[:MAXIMUM_LETTERS]
+        failure = pb.Failure(kind=kind, machine=self._name, stage=stage, peer=peer, message=text)
         with self._lock:
             if self._failure is not None or self._closed:
                 return
             self._failure = failure
             self._halt_locked()
+        logger.warning("deployment %s has failed: %s", self.identifier[:8], text)
         self._notify()
 
     def _halt_locked(self) -> None:
@@ -404,6 +298,7 @@ class Deployment:
         """Ends and frees everything. May be called again."""
         with self._lock:
             self._closed = True
+        logger.info("deployment %s is closed", self.identifier[:8])
         self.free()
 
     def free(self) -> None:
@@ -418,7 +313,7 @@ class Deployment:
         if executor is not None:
             executor.join(JOIN_SECONDS)
         self._drop_timer(None)
-        self._blobs.unpin(self.identifier)
+        self.blobs.release()
 
     def _loaded(self) -> MachinePlan:
         with self._lock:

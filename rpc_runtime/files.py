@@ -1,0 +1,83 @@
+"""Files that are kept between runs and shared by processes: where they lie, how they are replaced, who uses them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from platformdirs import PlatformDirs
+
+from tvm_split.rpc_runtime.errors import InputError
+
+CACHE_VARIABLE = "TVM_SPLIT_CACHE"
+WRITING = ".writing-"
+"""Begins the names of files that are being written."""
+_OWN = PlatformDirs("tvm-split", appauthor=False)
+
+
+def cache_folder(subject: str) -> Path:
+    """``subject`` in the folder of the variable TVM_SPLIT_CACHE, else in ``tvm-split`` in the user's cache.
+
+    Raises:
+        InputError: the variable is not set, and the user has no home.
+    """
+    named = os.environ.get(CACHE_VARIABLE, "")
+    try:
+        return (Path(named) if named else _OWN.user_cache_path) / subject
+    except RuntimeError as error:
+        raise InputError(f"this user has no home to keep a cache in: name a folder in ${CACHE_VARIABLE}") from error
+
+
+def state_folder() -> Path | None:
+    """``tvm-split`` in the user's folder for what programs keep; None for a user without a home."""
+    try:
+        return _OWN.user_state_path
+    except RuntimeError:
+        return None
+
+
+@contextlib.contextmanager
+def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
+    """A new file that nobody else can read, and that takes the place of ``path`` if all in here goes well.
+
+    Whoever reads meanwhile sees the old file or the new one, never half of one. It is written in ``temporary``, a
+    folder on the same file system, by default beside ``path``.
+    """
+    descriptor, name = tempfile.mkstemp(dir=temporary or path.parent, prefix=WRITING)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Alone in here, of all threads and processes that lock the same folder, or file; that is made if there is none."""
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def keep(file: IO[bytes]) -> None:
+    """Shows others, by a lock, that a file's process lives: it ends with the process, or when the file is closed."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def is_kept(file: IO[bytes]) -> bool:
+    """Whether somebody has called `keep` for it, and lives."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False

@@ -1,0 +1,31 @@
+"""Any program: stages, replicas and routes as Hypothesis likes them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+
+BLOB = BlobSpec("0" * 64, 1)
+
+
+def tensor(name: str) -> TensorSpec:
+    return TensorSpec(name, (2,), "int64")
+
+
+@st.composite
+def programs(draw: st.DrawFn, most_replicas: int = 1) -> Program:
+    inputs = [tensor(f"x{i}") for i in range(draw(st.integers(1, 3)))]
+    known, stages = list(inputs), []
+    for index in range(draw(st.integers(1, 6))):
+        taken = draw(st.lists(st.sampled_from(known), min_size=1, max_size=4, unique=True))
+        made = [tensor(f"t{index}.{place}") for place in range(draw(st.integers(1, 2)))]
+        machines = draw(st.lists(st.sampled_from("ABC"), min_size=1, max_size=most_replicas, unique=True))
+        turns = [*range(len(machines)), *draw(st.lists(st.integers(0, len(machines) - 1), max_size=5))]
+        turns = draw(st.permutations(turns)) if len(machines) > 1 else [0]
+        for replica, machine in enumerate(machines):
+            ends = (tuple(taken), tuple(made))
+            stages.append(StageSpec(index, f"s{index}", machine, (), "cpu", BLOB, (), *ends, replica, tuple(turns)))
+        known += made
+    outputs = draw(st.lists(st.sampled_from(known), min_size=1, max_size=4))
+    return Program(tuple(inputs), tuple(outputs), tuple(stages))

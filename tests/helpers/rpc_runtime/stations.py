@@ -1,0 +1,24 @@
+"""Stations without a machine behind them, for links without a network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
+
+
+class Idle:
+    """A station where nothing is done with what comes, and where nobody waits for room."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def moved(self) -> None: ...
+
+    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int) -> None: ...
+
+    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None: ...
+
+    def room_locked(self) -> None: ...

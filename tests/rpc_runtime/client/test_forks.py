@@ -1,0 +1,121 @@
+"""Processes that are forked beside a running pipeline, as torch's DataLoader does: both go on as if nothing was."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from tests.helpers.rpc_runtime.pipelines import open_on
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import chain, numbered
+from tests.helpers.rpc_runtime.worker_process import ROOT
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+
+FORKS = 150
+"""With gRPC's own handlers of forks, some of so many children are aborted, or the pipeline stands still."""
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.full((2, 8), float(number))
+
+
+class Busy:
+    """A pipeline that is kept busy by a thread."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._over = threading.Event()
+        self.results = 0
+        self._thread = threading.Thread(target=self._consume)
+
+    def _consume(self) -> None:
+        for _ in self._pipeline.stream(itertools.cycle(numbered(4, 0))):
+            self.results += 1
+            if self._over.is_set():
+                return
+
+    def __enter__(self) -> Busy:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+def test_children_end_and_the_pipeline_goes_on(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    with open_on(workers, chain(maker), maker, timeout_seconds=10.0) as pipeline, Busy(pipeline) as busy:
+        for _ in range(FORKS):
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        before = busy.results
+        pipeline.run(numbered(1, 0)[0])
+    assert busy.results > before
+
+
+def test_a_data_loader_with_processes(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    with open_on(workers, chain(maker), maker, timeout_seconds=10.0) as pipeline, Busy(pipeline):
+        expected = [pipeline.run([number])[0] for number in map(Numbers().__getitem__, range(30))]
+        for _ in range(3):
+            loader = DataLoader(Numbers(), batch_size=None, num_workers=2, multiprocessing_context="fork")
+            results = [result[0] for result in pipeline.stream([number] for number in loader)]
+            assert all((a == b).all() for a, b in zip(results, expected, strict=True))
+
+
+_FORKS = """
+import os, sys
+from pathlib import Path
+from tests.helpers.rpc_runtime.programs import batches_for
+from tests.helpers.rpc_runtime.programs import chain
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.errors import WorkerError
+from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+
+maker = ProgramMaker(Path(sys.argv[1]))
+program = chain(maker)
+batch = batches_for(program, 1)[0]
+with (
+    LocalWorkers(program.machines) as workers,
+    Pipeline.open(program, workers.endpoints, maker.blob_path) as pipeline,
+    InProcessPipeline(program, maker.blob_path, 2) as here,
+):
+    pipeline.run(batch), here.run(batch)
+    child = os.fork()
+    if child == 0:
+        for each in (pipeline, here):
+            try:
+                each.run(batch)
+            except WorkerError as error:
+                assert "forked" in str(error)
+            else:
+                os._exit(3)
+    else:
+        assert os.waitpid(child, 0)[1] == 0
+        assert (pipeline.run(batch)[0] == here.run(batch)[0]).all()
+        print("right")
+# The child comes here as well, and ends as any process does.
+"""
+
+
+def test_a_child_that_leaves_by_the_same_door(tmp_path: Path) -> None:
+    """It is told whose the pipelines are, and ends neither them, nor the workers, nor their folders."""
+    command = [sys.executable, "-c", _FORKS, str(tmp_path / "blobs")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr

@@ -1,0 +1,171 @@
+"""Several callers on one pipeline, of workers or in this process: each gets its own results, and none waits long."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.rpc_runtime.pipelines import open_on, same
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, numbered, skips
+from tests.helpers.waiting import wait_for
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+from tvm_split.rpc_runtime.program.interface import StagePipeline
+from tvm_split.rpc_runtime.program.program import Program
+
+Open = Callable[[Program], StagePipeline]
+
+
+@pytest.fixture(params=["workers", "in process"])
+def opened(request: pytest.FixtureRequest, maker: ProgramMaker) -> Open:
+    if request.param == "workers":
+        workers = request.getfixturevalue("workers")
+        return lambda program: open_on(workers, program, maker, timeout_seconds=20.0)
+    return lambda program: InProcessPipeline(program, maker.blob_path)
+
+
+def test_runs_of_many_threads(opened: Open, maker: ProgramMaker) -> None:
+    program = skips(maker)
+    batches = batches_for(program, 40)
+    with opened(program) as pipeline, ThreadPoolExecutor(8) as threads:
+        expected = [pipeline.run(batch) for batch in batches]
+        results = list(threads.map(pipeline.run, batches))
+    assert all(same(a, b) for a, b in zip(results, expected, strict=True))
+
+
+def test_streams_of_many_threads_and_runs_between_them(opened: Open, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    inputs = {start: numbered(30, start) for start in (0, 1000, 2000)}
+    with opened(program) as pipeline, ThreadPoolExecutor(4) as threads:
+        streams = {start: threads.submit(list, pipeline.stream(batches)) for start, batches in inputs.items()}
+        runs = [pipeline.run(batch) for batch in numbered(10, 5000)]
+        expected = {start: [pipeline.run(batch) for batch in batches] for start, batches in inputs.items()}
+        for start, stream in streams.items():
+            results = stream.result(60)
+            assert len(results) == 30
+            assert all(same(a, b) for a, b in zip(results, expected[start], strict=True))
+        assert all(same(a, pipeline.run(b)) for a, b in zip(runs, numbered(10, 5000), strict=True))
+
+
+def test_two_streams_in_one_thread(opened: Open, maker: ProgramMaker) -> None:
+    """Whichever is asked for its next result gets it."""
+    program = chain(maker)
+    with opened(program) as pipeline:
+        expected = [pipeline.run(batch) for batch in numbered(4, 0)]
+        endless = pipeline.stream(itertools.cycle(numbered(4, 0)))
+        assert same(next(endless), expected[0])
+        others = pipeline.stream(numbered(4, 0))
+        assert same(next(others), expected[0])
+        assert same(next(endless), expected[1])
+        assert [same(*each) for each in zip(others, expected[1:], strict=True)] == [True] * 3
+        assert same(pipeline.run(numbered(1, 0)[0]), expected[0])
+        assert same(next(endless), expected[2])
+        endless.close()  # type: ignore[attr-defined]
+
+
+def test_a_stream_whose_results_nobody_takes_stays_small_and_holds_nobody_up(opened: Open, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    fed = 0
+
+    def endless() -> Iterator[list[np.ndarray]]:
+        nonlocal fed
+        for batch in itertools.cycle(numbered(4, 0)):
+            fed += 1
+            yield batch
+
+    with opened(program) as pipeline:
+        idle = pipeline.stream(endless())
+        next(idle)
+        assert len(list(pipeline.stream(numbered(200, 0)))) == 200
+        assert fed < 100
+
+
+def test_streams_take_turns(opened: Open, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    counts = [0, 0, 0]
+    begun = threading.Barrier(3)
+    with opened(program) as pipeline:
+
+        def consume(number: int) -> None:
+            stream = pipeline.stream(itertools.cycle(numbered(4, 0)))
+            next(stream)
+            begun.wait(30)
+            for _ in range(150):
+                next(stream)
+                counts[number] += 1
+                if counts[number] == 100:  # the others have to be about as far, not only at the end
+                    assert min(counts) > 40, counts
+            stream.close()  # type: ignore[attr-defined]
+
+        with ThreadPoolExecutor(3) as threads:
+            for done in [threads.submit(consume, number) for number in range(3)]:
+                done.result(60)
+
+
+def test_wrong_inputs_of_one_do_no_harm_to_others(opened: Open, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    with opened(program) as pipeline:
+        good = pipeline.stream(numbered(20, 0))
+        next(good)
+        with pytest.raises(InputError, match="dtype is float64"):
+            list(pipeline.stream([*numbered(3, 0), [np.zeros((2, 8))]]))
+        assert len(list(good)) == 19
+
+
+def waiting_on(pipeline: StagePipeline, threads: ThreadPoolExecutor, begun: threading.Event) -> list[Future[Any]]:
+    """Callers that get no further: their source is silent, or never ends."""
+    never = threading.Event()
+
+    def silent() -> Iterator[list[np.ndarray]]:
+        yield from numbered(1, 0)
+        begun.set()
+        never.wait(60)
+
+    def busy() -> Any:
+        while True:
+            pipeline.run(numbered(1, 0)[0])
+
+    endless = pipeline.stream(itertools.cycle(numbered(4, 0)))
+    calls: list[Callable[[], Any]] = [busy, busy, lambda: sum(1 for _ in endless)]
+    found = [threads.submit(call) for call in calls]
+    if not isinstance(pipeline, InProcessPipeline):  # whose streams are fed by who takes their results
+        found.append(threads.submit(list, pipeline.stream(silent())))
+    else:
+        begun.set()
+    return found
+
+
+def test_closing_ends_everybody_who_waits(opened: Open, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    with ThreadPoolExecutor(4) as threads:
+        begun = threading.Event()
+        with opened(program) as pipeline:
+            calls = waiting_on(pipeline, threads, begun)
+            assert begun.wait(30)
+        for call in calls:
+            with pytest.raises(WorkerError, match="closed"):
+                call.result(15)
+
+
+def test_a_worker_that_goes_ends_everybody_who_waits(maker: ProgramMaker) -> None:
+    program = chain(maker)
+    with LocalWorkers((A, B, C)) as workers, ThreadPoolExecutor(4) as threads:
+        begun = threading.Event()
+        with open_on(workers, program, maker) as pipeline:
+            calls = waiting_on(pipeline, threads, begun)
+            assert begun.wait(30)
+            os.kill(workers.process_ids[B], signal.SIGKILL)
+            wait_for(lambda: all(call.done() for call in calls), 30)
+            for call in calls:
+                with pytest.raises(WorkerUnavailableError, match=B):
+                    call.result(0)

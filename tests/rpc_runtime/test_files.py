@@ -1,0 +1,100 @@
+"""Folders of the user's own, files that are written whole or not at all, and locks that tell who lives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.rpc_runtime.worker_process import ROOT, announced
+from tvm_split.compiler.tuning_folder import default_folder as tuning_folder
+from tvm_split.measuring.link_cache import default_folder as links_folder
+from tvm_split.measuring.profile_cache import default_folder as profiles_folder
+from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.files import CACHE_VARIABLE, cache_folder, is_kept, keep, locked, replacing, state_folder
+
+
+def test_one_variable_holds_for_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folders = {"tuning": tuning_folder, "links": links_folder, "profiles": profiles_folder}
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    assert {name: folder() for name, folder in folders.items()} == {name: tmp_path / name for name in folders}
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert {folder().parent for folder in folders.values()} == {tmp_path / "cache" / "tvm-split"}
+    assert state_folder() == tmp_path / "state" / "tvm-split"
+
+
+@pytest.mark.parametrize("variable", [CACHE_VARIABLE, "XDG_CACHE_HOME"])
+def test_a_worker_keeps_blobs_there(tmp_path: Path, variable: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != CACHE_VARIABLE}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tvm_split.rpc_runtime.worker", "--ready-json", "--exit-with-parent"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**environment, variable: str(tmp_path)},
+    )
+    with process:
+        announced(process)
+        folder = tmp_path / "blobs" if variable == CACHE_VARIABLE else tmp_path / "tvm-split" / "blobs"
+        assert (folder / "pins").is_dir()
+        process.communicate()
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (CACHE_VARIABLE, "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as it answers where there is none
+    with pytest.raises(InputError, match="no home"):
+        cache_folder("blobs")
+    assert state_folder() is None
+
+
+def test_what_is_not_finished_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(TypeError), replacing(path) as file:
+        print(b"new", file.write("no bytes"))  # type: ignore[arg-type]
+    assert path.read_text() == "old"
+    with replacing(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o077 == 0
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    inside, most = 0, 0
+
+    def enter() -> None:
+        nonlocal inside, most
+        for _ in range(200):
+            with locked(tmp_path / "lock"):
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=enter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_who_keeps_a_file_lives(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb") as mine, path.open("rb") as other:
+        assert not is_kept(other)
+        keep(mine)
+        assert is_kept(other)
+    with path.open("rb") as other:
+        assert not is_kept(other)

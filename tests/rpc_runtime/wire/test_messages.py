@@ -1,0 +1,193 @@
+"""Whatever a message says, reading it gives a value or a ProtocolError; and what is written is read back equal."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.rpc_runtime.random_programs import programs
+from tvm_split.rpc_runtime.client.client import WorkerDescription
+from tvm_split.rpc_runtime.errors import ProtocolError
+from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
+from tvm_split.rpc_runtime.program.machine_plan import machine_plan
+from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
+from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.control_methods import METHODS, Method
+from tvm_split.rpc_runtime.wire.messages import (
+    LINK_SECRET_BYTES,
+    kernel_set,
+    link_secrets,
+    load_request,
+    message_of,
+    plan_from_request,
+    value_of,
+)
+
+KINDS: dict[type, Any] = {
+    BlobSpec: pb.Blob,
+    TensorSpec: pb.Tensor,
+    WeightSpec: pb.Weight,
+    StageSpec: pb.Stage,
+    StageStatistics: pb.StageStatistics,
+    TraceEvent: pb.TraceEvent,
+    TimedKernel: pb.TimedKernel,
+    TimingEffort: pb.TimeKernelsRequest,
+    KernelTime: pb.KernelTime,
+    WorkerDescription: pb.DescribeReply,
+}
+OWN = {"machine": "box", "round_trip_seconds": 0.5, "clock_offset_nanoseconds": 7}
+"""What the reader knows better than the message, or what is not in it."""
+TEXT = st.sampled_from(["", "a", "box", "float32", "float8_e4m3fn", "object", "0" * 64, "cpu", "\x00\x1b", "é" * 99])
+LARGE = st.sampled_from([0, 1, 2, 3, 7, 840, 2**31 - 1, 2**32 - 1])
+
+
+def scalars(field: Any) -> st.SearchStrategy[Any]:
+    """Values that often are right, or nearly, by the field's type."""
+    if field.cpp_type == field.CPPTYPE_STRING:
+        return st.binary(max_size=20) if field.type == field.TYPE_BYTES else TEXT | st.text(max_size=9)
+    if field.cpp_type == field.CPPTYPE_BOOL:
+        return st.booleans()
+    if field.cpp_type == field.CPPTYPE_DOUBLE:
+        return st.floats() | st.sampled_from([0.0, 0.5, 1.0])
+    if field.cpp_type == field.CPPTYPE_ENUM:
+        return st.integers(-1, 9)
+    wide = field.cpp_type in (field.CPPTYPE_UINT64, field.CPPTYPE_INT64)
+    return LARGE | st.integers(0, 2**64 - 1 if wide else 2**32 - 1)
+
+
+@st.composite
+def messages(draw: st.DrawFn, kind: Any) -> Any:
+    """Any content of a message."""
+    message = kind()
+    for field in kind.DESCRIPTOR.fields:
+        if draw(st.integers(0, 9)) == 0:
+            continue
+        nested = None if field.message_type is None else GetMessageClass(field.message_type)
+        value = scalars(field) if nested is None else messages(nested)
+        if field.is_repeated:
+            getattr(message, field.name).extend(draw(st.lists(value, max_size=3)))
+        elif nested is not None:
+            getattr(message, field.name).CopyFrom(draw(value))
+        else:
+            setattr(message, field.name, draw(value))
+    return message
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=60)
+@given(st.data())
+def test_any_message_is_a_value_or_a_protocol_error(kind: type, data: st.DataObject) -> None:
+    message = data.draw(messages(KINDS[kind]))
+    others = {name: value for name, value in OWN.items() if name in get_type_hints(kind)}
+    with contextlib.suppress(ProtocolError):
+        value = value_of(kind, message, **others)
+        assert isinstance(value, kind)
+        assert all(getattr(value, name) == own for name, own in others.items())
+        hash(value)
+
+
+@settings(max_examples=200)
+@given(messages(pb.LoadStagesRequest))
+def test_any_request_to_load_stages(message: Any) -> None:
+    with contextlib.suppress(ProtocolError):
+        plan = plan_from_request(message)
+        assert plan.machine == message.machine
+        link_secrets(message, plan)
+
+
+@settings(max_examples=200)
+@given(messages(pb.LoadKernelsRequest))
+def test_any_request_to_load_kernels(message: Any) -> None:
+    with contextlib.suppress(ProtocolError):
+        assert 1 <= len(kernel_set(message).kernels) == len(message.kernels)
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@given(content=st.none() | st.binary(max_size=200))
+def test_any_bytes_are_a_request_or_a_protocol_error(method: Method, content: bytes | None) -> None:
+    with contextlib.suppress(ProtocolError):
+        assert isinstance(method.read_request(content), Message)
+
+
+NAMES = st.text(max_size=9)
+COUNTS = st.integers(0, 2**32 - 1)
+BLOBS = st.builds(BlobSpec, st.text("0123456789abcdef", min_size=64, max_size=64), st.integers(0, 2**64 - 1))
+TENSORS = st.builds(
+    TensorSpec,
+    NAMES,
+    st.lists(st.integers(0, 9), max_size=4).map(tuple),
+    st.sampled_from(["float32", "bfloat16", "float8_e4m3fn", "int64", "bool", "uint8"]),
+)
+
+
+@st.composite
+def timed_kernels(draw: st.DrawFn) -> TimedKernel:
+    arguments = tuple(draw(st.lists(TENSORS, min_size=1, max_size=4)))
+    results = draw(st.integers(1, len(arguments)))
+    weights = frozenset(range(len(arguments) - results))
+    return TimedKernel(draw(st.text(min_size=1, max_size=9)), arguments, draw(st.just(weights)), results)
+
+
+def any_of(kind: type) -> st.SearchStrategy[Any]:
+    """Values that are allowed."""
+    if kind is StageSpec:
+        return programs(most_replicas=3).flatmap(lambda program: st.sampled_from(program.stages))
+    special = {BlobSpec: BLOBS, TensorSpec: TENSORS, TimedKernel: timed_kernels()}
+    if kind in special:
+        return special[kind]
+    if kind is TimingEffort:
+        return st.builds(TimingEffort, st.integers(1, 1000), st.floats(0, 1), st.floats(1, 600))
+    if kind is KernelTime:
+        times = st.floats(1e-9, 1e9)
+        return st.builds(KernelTime, NAMES, times, times, COUNTS, NAMES)
+    return st.builds(kind, **{name: of_type(hint) for name, hint in get_type_hints(kind).items()})
+
+
+def of_type(hint: Any) -> st.SearchStrategy[Any]:
+    if get_origin(hint) is tuple:
+        return st.lists(of_type(get_args(hint)[0]), max_size=3).map(tuple)
+    if dataclasses.is_dataclass(hint):
+        return any_of(hint)
+    simple = {str: NAMES, int: COUNTS, float: st.floats(allow_nan=False), bool: st.booleans()}
+    return simple[hint]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=60)
+@given(st.data())
+def test_what_is_written_is_read_back_equal(kind: type, data: st.DataObject) -> None:
+    value = data.draw(any_of(kind))
+    names = {field.name for field in dataclasses.fields(value)}
+    wire = KINDS[kind].DESCRIPTOR.fields_by_name
+    beside = {} if kind is not TimingEffort else {"deployment": "d"}
+    beside |= {"clock_nanoseconds": 1} if kind is WorkerDescription else {}
+    content = message_of(KINDS[kind], value, **beside).SerializeToString()
+    others = {name: getattr(value, name) for name in names if name not in wire}
+    assert value_of(kind, KINDS[kind].FromString(content), **others) == value
+
+
+@settings(max_examples=60)
+@given(st.lists(timed_kernels(), min_size=1, max_size=4, unique_by=lambda kernel: kernel.function), BLOBS, COUNTS)
+def test_kernels_are_read_back_equal(kernels: list[TimedKernel], library: BlobSpec, weight_bytes: int) -> None:
+    value = KernelSet("box", "cpu", library, tuple(kernels), weight_bytes)
+    content = message_of(pb.LoadKernelsRequest, value, deployment="d").SerializeToString()
+    assert kernel_set(pb.LoadKernelsRequest.FromString(content)) == value
+
+
+@settings(max_examples=60)
+@given(programs(most_replicas=3))
+def test_plans_are_read_back_equal(program: Program) -> None:
+    for machine in program.machines:
+        plan = machine_plan(program, machine)
+        secrets = {link: bytes([number] * LINK_SECRET_BYTES) for number, link in enumerate(plan.links)}
+        request = pb.LoadStagesRequest.FromString(load_request("d", plan, secrets).SerializeToString())
+        assert plan_from_request(request) == plan
+        assert link_secrets(request, plan) == secrets
