@@ -104,7 +104,7 @@ def test_a_program_of_absurd_size_is_refused_at_once(
         request.deployment = deployment
         start = time.monotonic()
         with pytest.raises(ProtocolError, match=words):
-            connection._unary(METHODS["LoadStages"], request, 20)
+            connection._call(request, 20)
         assert time.monotonic() - start < PROMPT_SECONDS
 
 
@@ -121,7 +121,7 @@ def test_the_largest_program_that_is_taken_holds_nobody_up(
         request.deployment = deployment
         connection.send_blobs(deployment, program.stages[0].blobs, maker.blob_path, 20, lambda sent, total: None)
         start = time.monotonic()
-        connection._unary(METHODS["LoadStages"], request, 20)
+        connection._call(request, 20)
         assert time.monotonic() - start < 2 * PROMPT_SECONDS
         prompt(workers.endpoints[A])
 
@@ -134,7 +134,7 @@ def test_loading_stops_when_nobody_waits_any_more(own_worker: WorkerEndpoint, ma
         request.deployment = deployment
         connection.send_blobs(deployment, program.stages[0].blobs, maker.blob_path, 20, lambda sent, total: None)
         with pytest.raises(DeadlineError):
-            connection._unary(METHODS["LoadStages"], request, 0.03)
+            connection._call(request, 0.03)
         time.sleep(1.0)
         with pytest.raises(ProtocolError, match="no stages loaded"):
             connection.statistics(deployment)
