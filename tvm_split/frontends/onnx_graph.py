@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,71 +11,24 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnx.shape_inference
-from onnx import helper, numpy_helper
+from onnx import defs, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tvm_split.errors import ModelImportError
-from tvm_split.frontends.onnx_rewrites import rewritten, with_functions_inlined
+from tvm_split.errors import ModelImportError, last_line
 
 Array = np.ndarray[Any, Any]
 
-_FOLDED = frozenset(
-    [
-        "Add",
-        "And",
-        "Cast",
-        "CastLike",
-        "Ceil",
-        "Concat",
-        "Constant",
-        "ConstantOfShape",
-        "DequantizeLinear",
-        "Div",
-        "Equal",
-        "Expand",
-        "Floor",
-        "Flatten",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Greater",
-        "GreaterOrEqual",
-        "Identity",
-        "Less",
-        "LessOrEqual",
-        "Max",
-        "Min",
-        "Mod",
-        "Mul",
-        "Neg",
-        "Not",
-        "Or",
-        "Pad",
-        "Pow",
-        "Range",
-        "ReduceMax",
-        "ReduceMin",
-        "ReduceProd",
-        "ReduceSum",
-        "Reshape",
-        "Round",
-        "ScatterElements",
-        "ScatterND",
-        "Shape",
-        "Size",
-        "Slice",
-        "Split",
-        "Sqrt",
-        "Squeeze",
-        "Sub",
-        "Tile",
-        "Transpose",
-        "Trilu",
-        "Unsqueeze",
-        "Where",
-    ]
-)
+_FOLDED = (
+    "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape", "DequantizeLinear", "Div",
+    "Equal", "Expand", "Floor", "Flatten", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
+    "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pad", "Pow", "Range",
+    "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round", "ScatterElements", "ScatterND",
+    "Shape", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
+)  # fmt: skip
 """Operators that are computed here when all their inputs are constants: mostly arithmetic on shapes."""
+
+_FUNCTIONS = "tvm_split.functions"
+"""The domain of the functions that stand for ONNX's own operators."""
 
 _LARGEST_IN_SKELETON = 1024
 """Elements; larger weights are left out of the model that shapes are inferred on (a protobuf holds at most 2 GiB)."""
@@ -122,7 +75,7 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGrap
     nodes = list(skeleton.graph.node)
     while True:
         kinds = _kinds(skeleton, nodes, constants)
-        simpler = with_functions_inlined(nodes, importable, _types(kinds), opset_of(model))
+        simpler = _with_functions_inlined(nodes, importable, kinds, opset_of(model))
         if len(simpler) != len(nodes):
             nodes = simpler
             continue
@@ -131,8 +84,6 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGrap
             break
         nodes = kept
     nodes = _needed(nodes, [value.name for value in skeleton.graph.output])
-    shapes = {name: kind.shape for name, kind in kinds.items()}
-    nodes = [rewritten(node, shapes, constants, opset_of(model)) for node in nodes]
     return OnnxGraph(
         nodes,
         constants,
@@ -238,17 +189,6 @@ def _kinds(
     return kinds
 
 
-def _types(kinds: dict[str, TensorKind]) -> dict[str, onnx.ValueInfoProto]:
-    return {
-        name: helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(_dtype(kind.dtype)), kind.shape)
-        for name, kind in kinds.items()
-    }
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(name)
-
-
 def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
     if not value.type.tensor_type.HasField("shape"):
         return None
@@ -305,6 +245,64 @@ def _computed(node: onnx.NodeProto, constants: dict[str, Array], skeleton: onnx.
             f"node {node.name!r} ({node.op_type}) of constants cannot be computed: {error}"
         ) from error
     return {output.name: np.asarray(result) for output, result in zip(outputs, results, strict=True)}
+
+
+def _with_functions_inlined(
+    nodes: Iterable[onnx.NodeProto], importable: frozenset[str], kinds: Mapping[str, TensorKind], opset: int
+) -> list[onnx.NodeProto]:
+    """Replace ONNX's operators that are not ``importable`` by the simpler ones that ONNX itself defines them by.
+
+    The new nodes keep the name of the old one.
+    """
+    result: list[onnx.NodeProto] = []
+    for node in nodes:
+        is_own = node.domain in ("", "ai.onnx") and node.op_type not in importable
+        schema = defs.get_schema(node.op_type, opset) if is_own and defs.has(node.op_type, opset) else None
+        if schema is None or not (schema.has_function or schema.has_context_dependent_function):
+            result.append(node)
+            continue
+        try:
+            result.extend(_function_body(node, schema, kinds, opset))
+        except Exception as error:
+            raise ModelImportError(
+                f"operator {node.op_type} of node {node.name!r} cannot be replaced by the simpler ones "
+                f"that ONNX defines it by: {last_line(error)}"
+            ) from error
+    return result
+
+
+def _function_body(
+    node: onnx.NodeProto, schema: defs.OpSchema, kinds: Mapping[str, TensorKind], opset: int
+) -> Iterator[onnx.NodeProto]:
+    if schema.has_context_dependent_function:
+        types = [_type(kinds.get(name)).SerializeToString() for name in node.input]
+        body = schema.get_context_dependent_function(node.SerializeToString(), types)
+    else:
+        body = schema.get_function_with_opset_version(opset)
+    function = onnx.FunctionProto.FromString(body)
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(_FUNCTIONS, 1)]
+    del function.opset_import[:]
+    function.opset_import.extend(imports[:1])
+    call = onnx.NodeProto()
+    call.CopyFrom(node)
+    call.domain = function.domain = _FUNCTIONS
+    inputs, outputs = (
+        [onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name] for names in (node.input, node.output)
+    )
+    graph = helper.make_graph([call], "function", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=10)
+    outside = {*node.input, *node.output, ""}
+    for part in onnx.inliner.inline_local_functions(model).graph.node:
+        part.name = node.name
+        for names in (part.input, part.output):
+            names[:] = [name if name in outside else f"{node.output[0]}:{name}" for name in names]
+        yield part
+
+
+def _type(kind: TensorKind | None) -> onnx.TypeProto:
+    if kind is None:
+        return onnx.TypeProto()
+    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape)
 
 
 def _needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:

@@ -12,20 +12,11 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.torch_graph import user_inputs
+from tvm_split.frontends.torch_tensors import shown
 
 TENSOR = object()
 """Stands for a leaf of the arguments that is a tensor (in ``constant_leaves``)."""
-
-
-def user_inputs(program: ExportedProgram) -> list[fx.Node]:
-    """The placeholders of the tensors that the user gives, in order."""
-    specs = program.graph_signature.input_specs
-    placeholders = program.graph.find_nodes(op="placeholder")
-    return [
-        node
-        for node, spec in zip(placeholders, specs, strict=True)
-        if spec.kind is InputKind.USER_INPUT and isinstance(node.meta.get("val"), torch.Tensor)
-    ]
 
 
 def constant_leaves(program: ExportedProgram) -> list[Any]:
@@ -79,13 +70,9 @@ def checked_leaves(program: ExportedProgram, arguments: Any) -> list[Any]:
         )
         if not fits or leaf.dtype != value.dtype:
             raise ModelImportError(
-                f"input {node.name!r} of the exported program is {_shown(value)}, example_inputs has {_shown(leaf)}"
+                f"input {node.name!r} of the exported program is {shown(value)}, example_inputs has {shown(leaf)}"
             )
     return leaves
-
-
-def _shown(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(str(size) for size in tensor.shape)}]"
 
 
 def sizes(

@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import torch_dimensions
 from tvm_split.frontends.normal_form import identifier, normal_form
-from tvm_split.frontends.torch_graph import check_no_state, decomposed, fixed
+from tvm_split.frontends.torch_graph import check_no_state, decomposed, fixed, user_inputs
 from tvm_split.frontends.torch_importer import import_graph
 from tvm_split.frontends.torch_layers import LayerNames
 from tvm_split.frontends.torch_reference import TorchReference
-from tvm_split.frontends.torch_tensors import to_numpy, to_torch
+from tvm_split.frontends.torch_tensors import shown, to_numpy, to_torch
 from tvm_split.model import Model
 from tvm_split.rpc_runtime.program.program import TensorSpec
 
@@ -86,8 +86,7 @@ def _model(
     names = LayerNames(lowered)
     check_no_state(lowered, names)
     graph = import_graph(lowered, names)
-    user_inputs = torch_dimensions.user_inputs(lowered)
-    form = normal_form(graph.function, graph.layers, [node.name for node in user_inputs])
+    form = normal_form(graph.function, graph.layers, [node.name for node in user_inputs(lowered)])
     function = form.module["main"]
     inputs = tuple(_spec(parameter.name, parameter.ty) for parameter in function.params)
     outputs = tuple(_spec(f"output_{index}", field) for index, field in enumerate(function.body.body.ty.fields))
@@ -186,18 +185,11 @@ def _export(module: nn.Module, arguments: Arguments) -> ExportedProgram:
             warnings.simplefilter("ignore")
             return torch.export.export(module, positional, keyword or None)
     except Exception as error:
+        inputs = ", ".join(map(shown, pytree.tree_leaves(arguments)))
         raise ModelImportError(
-            f"torch.export cannot export {type(module).__name__} for inputs {_described(arguments)}: "
+            f"torch.export cannot export {type(module).__name__} for inputs {inputs}: "
             f"{type(error).__name__}: {_first_lines(str(error))}"
         ) from error
-
-
-def _described(arguments: Arguments) -> str:
-    leaves = pytree.tree_leaves(arguments)
-    return ", ".join(
-        f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf)
-        for leaf in leaves
-    )
 
 
 def _first_lines(text: str, count: int = 6) -> str:
