@@ -80,7 +80,7 @@ def _model(
         examples: list[Any] | None = pytree.tree_leaves(given_by_program)
     else:
         examples = None if given is None else torch_dimensions.checked_leaves(program, given)
-    sizes = torch_dimensions.sizes(program, None if given is None else examples, batch, dimensions)
+    sizes = torch_dimensions.bound_sizes(program, None if given is None else examples, batch, dimensions)
     lowered = decomposed(program)
     fixed(lowered, sizes)
     names = LayerNames(lowered)

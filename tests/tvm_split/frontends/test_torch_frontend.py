@@ -302,6 +302,22 @@ def test_sizes_that_contradict_show_both_sides() -> None:
         load_model(exported(), batch=5, dimensions={"inputs_0[0]": 3, "inputs_0[1]": 4})
 
 
+def test_a_fixed_size_given_otherwise_shows_both_sides() -> None:
+    with pytest.raises(ModelImportError, match=r"dimensions\['inputs_0\[2\]'\].*size 3.*fixed size 2"):
+        load_model(exported(), batch=5, dimensions={"inputs_0[1]": 4, "inputs_0[2]": 3})
+
+
+def test_example_inputs_that_disagree_on_one_open_size() -> None:
+    batch = {0: torch.export.Dim("batch", min=1, max=64)}
+    program = torch.export.export(
+        Lambda(lambda x, y: (x.sum(1) + y.sum(1)) * 2), (torch.randn(3, 4), torch.randn(3, 5)),
+        dynamic_shapes={"inputs": (batch, batch)},
+    )  # fmt: skip
+    assert load_model(program, (torch.randn(2, 4), torch.randn(2, 5))).outputs[0].shape == (2,)
+    with pytest.raises(ModelImportError, match=r"inputs_1\[0\] is 3.*inputs_0\[0\] says 2"):
+        load_model(program, (torch.randn(2, 4), torch.randn(3, 5)))
+
+
 def test_sizes_outside_the_export_s_bounds() -> None:
     with pytest.raises(ModelImportError, match=r"65.*1 to 64"):
         load_model(exported(), batch=65, dimensions={"inputs_0[1]": 4})
