@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax
@@ -14,6 +15,19 @@ RANDOM = "its result is random; a split network gives the same answer to the sam
 DYNAMIC = "the shape of its result depends on the values of its input"
 BRANCH = "it chooses what to compute while it runs"
 LOOP = "it loops while it runs"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """``function`` computes a graph's outputs from its inputs; weights are constants in it.
+
+    By the names of its variables: the ``layers`` of those that were emitted, and ``held``, what of the source each
+    holds (an fx node, the name of an ONNX tensor), in the order of execution and the first of several.
+    """
+
+    function: relax.Function
+    layers: dict[str, str]
+    held: dict[str, Any]
 
 
 class RecordingBuilder(relax.BlockBuilder):  # type: ignore[misc]
@@ -37,6 +51,14 @@ class RecordingBuilder(relax.BlockBuilder):  # type: ignore[misc]
         raise ModelImportError("TVM imports it as a kernel of its own; a split network is made of Relax operators")
 
     call_te = emit_te
+
+    def imported(self, values: Mapping[Any, Any]) -> Imported:
+        """What was built; ``values`` are the expressions of the source's values."""
+        held: dict[str, Any] = {}
+        for source, value in values.items():
+            if isinstance(value, relax.Var) and isinstance(value.ty, relax.TensorType):
+                held.setdefault(value.name, source)
+        return Imported(self.get()["main"], self.layers, held)
 
 
 def refuse(problems: Iterable[tuple[str, str]]) -> None:

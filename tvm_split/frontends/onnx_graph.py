@@ -70,8 +70,10 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGrap
 
     ``importable`` are the operators that need not be replaced by simpler ones.
     """
-    skeleton, constants = _without_weights(model)
-    skeleton = _inlined(skeleton)
+    for sparse in model.graph.sparse_initializer:
+        raise ModelImportError(f"weight {sparse.values.name!r} is sparse; only dense weights can be imported")
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    skeleton = _inlined_without_weights(model)
     nodes = list(skeleton.graph.node)
     while True:
         kinds = _kinds(skeleton, nodes, constants)
@@ -99,7 +101,7 @@ def layers_of_nodes(model: onnx.ModelProto) -> list[tuple[str, ...]]:
 
     As nodes are named before any of them is computed away, so some of these are no layers of the imported model.
     """
-    inlined = _inlined(_shallow(model))
+    inlined = _inlined_without_weights(model)
     layers: list[tuple[str, ...]] = []
     rest = iter(inlined.graph.node)
     for node in model.graph.node:
@@ -119,17 +121,8 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
-def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    for sparse in model.graph.sparse_initializer:
-        raise ModelImportError(f"weight {sparse.values.name!r} is sparse; only dense weights can be imported")
-    skeleton = onnx.ModelProto()
-    skeleton.CopyFrom(_shallow(model))
-    return skeleton, constants
-
-
-def _shallow(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without weights."""
+def _inlined_without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy without weights and without calls of the model's own functions, every node with a unique name."""
     graph = onnx.GraphProto(name=model.graph.name)
     graph.node.extend(model.graph.node)
     graph.input.extend(model_inputs(model))
@@ -137,14 +130,9 @@ def _shallow(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto(ir_version=max(model.ir_version, 4), graph=graph)
     copy.opset_import.extend(model.opset_import)
     copy.functions.extend(model.functions)
+    copy = onnx.inliner.inline_local_functions(copy) if model.functions else copy
+    _name_nodes(copy.graph.node)
     return copy
-
-
-def _inlined(skeleton: onnx.ModelProto) -> onnx.ModelProto:
-    """Without calls of the model's own functions, and with a unique name for every node; may change ``skeleton``."""
-    flat = onnx.inliner.inline_local_functions(skeleton) if skeleton.functions else skeleton
-    _name_nodes(flat.graph.node)
-    return flat
 
 
 def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:

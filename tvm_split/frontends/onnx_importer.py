@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import onnx
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.importing import BRANCH, RecordingBuilder, check_type, named, refuse
+from tvm_split.frontends.importing import BRANCH, Imported, RecordingBuilder, check_type, named, refuse
 from tvm_split.frontends.onnx_graph import OnnxGraph, TensorKind
 from tvm_split.frontends.onnx_repairs import REFUSED, REPAIRS
 from tvm_split.frontends.operators import Operators
 
 
-@dataclass(frozen=True)
-class ImportedOnnx:
-    """``function`` computes the graph's outputs from its inputs; ``layers`` and ``tensors`` are by its variables.
+def import_onnx(graph: OnnxGraph) -> Imported:
+    """Translate a static graph; what is held are its tensors' names.
 
-    ``tensors`` gives the ONNX tensor that a variable holds.
+    Raises ModelImportError naming every operator that cannot be imported.
     """
-
-    function: relax.Function
-    layers: dict[str, str]
-    tensors: dict[str, str]
-
-
-def import_onnx(graph: OnnxGraph) -> ImportedOnnx:
-    """Translate a static graph. Raises ModelImportError naming every operator that cannot be imported."""
     return _Importer(graph).translate()
 
 
@@ -52,7 +42,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         self.opset = graph.opset
         self.bb = RecordingBuilder()
 
-    def translate(self) -> ImportedOnnx:
+    def translate(self) -> Imported:
         refuse(self._problems())
         used = {name for node in self.graph.nodes for name in node.input} | set(self.graph.outputs)
         for name, value in self.graph.constants.items():
@@ -73,12 +63,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
                 self.bb.layer = "output"
                 result = self.bb.emit_output(relax.Tuple([self._nodes[name] for name in self.graph.outputs]))
             self.bb.emit_func_output(result)
-        tensors = {
-            value.name: name
-            for name, value in reversed(self._nodes.items())
-            if isinstance(value, relax.Var) and isinstance(value.ty, relax.TensorType)
-        }
-        return ImportedOnnx(self.bb.get()["main"], self.bb.layers, tensors)
+        return self.bb.imported(self._nodes)
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         converters = onnx_frontend._get_convert_map()

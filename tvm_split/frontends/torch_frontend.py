@@ -75,37 +75,20 @@ def _model(
     dimensions: Mapping[str, int],
     name: str,
 ) -> Model:
-    if given is None and program.example_inputs is not None:
-        given_by_program: Arguments = program.example_inputs
-        examples: list[Any] | None = pytree.tree_leaves(given_by_program)
-    else:
-        examples = None if given is None else torch_dimensions.checked_leaves(program, given)
-    sizes = torch_dimensions.bound_sizes(program, None if given is None else examples, batch, dimensions)
+    examples = None if given is None else torch_dimensions.checked_leaves(program, given)
+    sizes = torch_dimensions.bound_sizes(program, examples, batch, dimensions)
+    if examples is None and program.example_inputs is not None:
+        examples = pytree.tree_leaves(program.example_inputs)
     lowered = decomposed(program)
     fixed(lowered, sizes)
     names = LayerNames(lowered)
     check_no_state(lowered, names)
     graph = import_graph(lowered, names)
     form = normal_form(graph.function, graph.layers, [node.name for node in user_inputs(lowered)])
-    function = form.module["main"]
-    inputs = tuple(_spec(parameter.name, parameter.ty) for parameter in function.params)
-    outputs = tuple(_spec(f"output_{index}", field) for index, field in enumerate(function.body.body.ty.fields))
-    variables = {node: form.renamed[old] for node, old in graph.values.items() if old in form.renamed}
-    reference = TorchReference(run, _structure(program, len(inputs)), lowered, _first_of_each(variables))
+    inputs = form.inputs
+    reference = TorchReference(run, _structure(program, len(inputs)), lowered, form.variables(graph.held))
     arrays = _arrays(examples, inputs)
-    return Model(identifier(name), "torch", form.module, inputs, outputs, form.layers, reference, arrays)
-
-
-def _first_of_each(variables: Mapping[torch.fx.Node, str]) -> dict[torch.fx.Node, str]:
-    """Several nodes may end in one variable (a clone, a detach): keep the one that computed it."""
-    kept: dict[str, torch.fx.Node] = {}
-    for node, variable in variables.items():
-        kept.setdefault(variable, node)
-    return {node: variable for variable, node in kept.items()}
-
-
-def _spec(name: str, kind: Any) -> TensorSpec:
-    return TensorSpec(name, tuple(int(size) for size in kind.shape), str(kind.dtype))
+    return Model(identifier(name), "torch", form.module, inputs, form.outputs(), form.layers, reference, arrays)
 
 
 def _arrays(examples: list[Any] | None, inputs: Sequence[TensorSpec]) -> tuple[Any, ...] | None:

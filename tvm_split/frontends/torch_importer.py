@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.importing import RecordingBuilder, check_type, named, refuse
+from tvm_split.frontends.importing import Imported, RecordingBuilder, check_type, named, refuse
 from tvm_split.frontends.operators import Operators
 from tvm_split.frontends.torch_calls import Call
 from tvm_split.frontends.torch_constants import constant_values
@@ -23,20 +22,8 @@ from tvm_split.frontends.torch_repairs import REFUSED, REPAIRS
 from tvm_split.frontends.torch_tensors import dtype_name, to_numpy
 
 
-@dataclass(frozen=True)
-class ImportedGraph:
-    """``function`` computes the program's user outputs from its user inputs; weights are constants in it.
-
-    ``layers`` is by the names of the function's variables, and so is ``values``: which variable holds which node.
-    """
-
-    function: relax.Function
-    layers: dict[str, str]
-    values: dict[fx.Node, str]
-
-
-def import_graph(program: ExportedProgram, names: LayerNames) -> ImportedGraph:
-    """Translate a static, decomposed program.
+def import_graph(program: ExportedProgram, names: LayerNames) -> Imported:
+    """Translate a static, decomposed program; what is held are the calls that give one tensor.
 
     Raises ModelImportError naming every operator that cannot be imported, with the layers it is in.
     """
@@ -49,7 +36,7 @@ class _Importer(ExportedProgramImporter):  # type: ignore[misc]
         self.names = names
         self.block_builder = RecordingBuilder()
 
-    def translate(self, program: ExportedProgram) -> ImportedGraph:
+    def translate(self, program: ExportedProgram) -> Imported:
         builder = self.block_builder
         known = held_tensors(program) | constant_values(program)
         refuse(self._problems(program.graph, known))
@@ -70,14 +57,10 @@ class _Importer(ExportedProgramImporter):  # type: ignore[misc]
                 builder.layer = "output"
                 outputs = builder.emit_output(relax.Tuple([self._output(value) for value in user_outputs(program)]))
             builder.emit_func_output(outputs)
-        values = {
-            node: value.name
-            for node, value in self.env.items()
-            if node.op == "call_function"
-            and isinstance(value, relax.Var)
-            and isinstance(node.meta.get("val"), torch.Tensor)
-        }
-        return ImportedGraph(builder.get()["main"], builder.layers, values)
+        calls = [node for node in program.graph.nodes if node.op == "call_function"]
+        return builder.imported(
+            {node: self.env[node] for node in calls if isinstance(node.meta.get("val"), torch.Tensor)}
+        )
 
     def _output(self, value: Any) -> relax.Expr:
         if not isinstance(value, fx.Node):
