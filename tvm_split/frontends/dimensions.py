@@ -45,7 +45,9 @@ class OpenSizes:
 
     def sizes(self) -> dict[str, int]:
         """Every symbol's size. Raises ModelImportError if one is left open, or ``dimensions`` has names of none."""
-        for wrong in self.dimensions.keys() - self.places.keys() - set(self.places.values()) - self.fixed_places:
+        for wrong in sorted(
+            self.dimensions.keys() - self.places.keys() - set(self.places.values()) - self.fixed_places
+        ):
             known = ", ".join(f"{place} ({symbol!r})" for symbol, place in self.places.items()) or "none"
             raise ModelImportError(f"dimensions names {wrong!r}, the model's open sizes are {known}")
         for symbol, place in self.places.items():

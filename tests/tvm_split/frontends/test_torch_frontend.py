@@ -139,6 +139,13 @@ def test_keyword_inputs_are_given_as_a_dict() -> None:
     assert_equal_to_source(model, model.example_inputs)
 
 
+@pytest.mark.parametrize("other", [3, None, True])
+def test_arguments_that_are_no_tensors_stay_as_they_were_given(other: Any) -> None:
+    model = load_model(Lambda(lambda x, other: x * 2 if other is None else x * other), (torch.ones(2), other))
+    assert len(model.inputs) == 1
+    assert_equal_to_source(model, [np.float32([5, 7])])
+
+
 def test_arrays_are_taken_as_example_inputs() -> None:
     model = load_model(nn.ReLU(), np.float32([[-1, 1]]))
     assert run(model, [np.float32([[-3, 3]])])[0].tolist() == [[0, 3]]
