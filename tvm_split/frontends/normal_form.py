@@ -62,6 +62,7 @@ class NormalForm:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
+        """The parameters, by their names."""
         return tuple(_spec(parameter.name, parameter.ty) for parameter in self.module["main"].params)
 
     def outputs(self, names: Sequence[str] = ()) -> tuple[TensorSpec, ...]:

@@ -56,7 +56,7 @@ def _with_pads(inputs: Any, attributes: dict[str, Any], is_transposed: bool) -> 
 
 
 def resize(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # TVM's importer ignores these attributes.
+    """TVM's importer ignores some attributes; they are refused."""
     refused = [name for name in ("antialias", "exclude_outside", "axes") if attributes.get(name)]
     policy = attributes.get("keep_aspect_ratio_policy", b"stretch")
     if policy != b"stretch":
@@ -67,8 +67,7 @@ def resize(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -
 
 
 def batch_norm(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # TVM's operator for training is simplified to the one for inference, and TVM's importer gives the statistics also
-    # where there is no training.
+    """TVM's operator for training is simplified to the one for inference, and its importer always gives statistics."""
     data, scale, bias, mean, variance = inputs
     if not attributes.get("training_mode", 0):
         return onnx_frontend.BatchNormalization._impl_v15(op.builder, inputs, attributes, {}).fields[0]
@@ -92,7 +91,7 @@ def batch_norm(op: Operators, inputs: Any, attributes: dict[str, Any], opset: in
 
 
 def rms_norm(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # TVM's operator does not compile over all axes.
+    """TVM's operator does not compile over all axes: there they are one."""
     data, scale = inputs
     shape = shape_of(data)
     if attributes.get("axis", -1) % len(shape) != 0:
@@ -102,7 +101,7 @@ def rms_norm(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int)
 
 
 def space_to_depth(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # TVM's importer ignores the mode.
+    """TVM's importer ignores the mode."""
     size = attributes["blocksize"]
     images, channels, height, width = shape_of(inputs[0])
     parts = [images, channels, height // size, size, width // size, size]
@@ -112,8 +111,9 @@ def space_to_depth(op: Operators, inputs: Any, attributes: dict[str, Any], opset
 
 
 def roi_align(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # TVM's importer moves regions by half a pixel before they are scaled, and its maximum is that of interpolated
-    # values; ONNX's and onnxruntime's is that of the four weighted neighbours.
+    """TVM's importer moves regions by half a pixel before they are scaled, and its maximum is that of interpolated
+    values; ONNX's and onnxruntime's is that of the four weighted neighbours.
+    """
     data, regions, images = inputs
     default = b"half_pixel" if opset >= 16 else b"output_half_pixel"
     is_aligned = attributes.get("coordinate_transformation_mode", default) == b"half_pixel"
