@@ -10,12 +10,14 @@ import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.rpc_runtime.program.program import TensorSpec
 
 _WORDS_OF_TVMSCRIPT = frozenset({"R", "T", "I", "tir", "relax", "cls", "main"})
 
@@ -57,6 +59,29 @@ class NormalForm:
     module: tvm.IRModule
     layers: dict[str, str]
     renamed: dict[str, str]
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The parameters, by their names."""
+        return tuple(_spec(parameter.name, parameter.ty) for parameter in self.module["main"].params)
+
+    def outputs(self, names: Sequence[str] = ()) -> tuple[TensorSpec, ...]:
+        """The outputs by ``names``, or numbered."""
+        fields = self.module["main"].body.body.ty.fields
+        names = names or [f"output_{index}" for index in range(len(fields))]
+        return tuple(_spec(name, field) for name, field in zip(names, fields, strict=True))
+
+    def variables(self, held: Mapping[str, Any]) -> dict[Any, str]:
+        """Where the values are that the importer's variables ``held``; of several in one (a clone), the first."""
+        first: dict[str, Any] = {}
+        for old, source in held.items():
+            if old in self.renamed:
+                first.setdefault(self.renamed[old], source)
+        return {source: variable for variable, source in first.items()}
+
+
+def _spec(name: str, kind: Any) -> TensorSpec:
+    return TensorSpec(name, tuple(int(size) for size in kind.shape), str(kind.dtype))
 
 
 def normal_form(function: relax.Function, layers: Mapping[str, str], input_names: Sequence[str]) -> NormalForm:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.dimensions import OpenSizes
 from tvm_split.frontends.onnx_graph import model_inputs
 
 Array = np.ndarray[Any, Any]
@@ -22,10 +23,9 @@ def bind_sizes(
 
     Raises ModelImportError if a size stays open or two sources disagree.
     """
-    known: dict[str, tuple[int, str]] = {}
-    usable: set[str] = set()
-    inputs = model_inputs(model)
-    for index, value in enumerate(inputs):
+    known = OpenSizes(batch, dimensions)
+    opened: list[tuple[onnx.TensorShapeProto.Dimension, str]] = []
+    for index, value in enumerate(model_inputs(model)):
         kind = value.type.tensor_type
         example = None if examples is None else examples[index]
         if not kind.HasField("shape"):
@@ -40,52 +40,21 @@ def bind_sizes(
             place = f"{value.name}[{axis}]"
             size = None if example is None else int(example.shape[axis])
             if dimension.HasField("dim_value") and dimension.dim_value > 0:
-                _check_fixed(place, int(dimension.dim_value), size, batch if axis == 0 else None, dimensions.get(place))
+                said = (batch if axis == 0 else None, "batch"), (size, "the example input")
+                known.fixed(place, int(dimension.dim_value), *said)
                 continue
             symbol = dimension.dim_param or place
-            usable.update((symbol, place))
-            _take(known, symbol, dimensions.get(place), f"dimensions[{place!r}]")
-            _take(known, symbol, dimensions.get(symbol), f"dimensions[{symbol!r}]")
-            if axis == 0:
-                _take(known, symbol, batch, "batch")
-            _take(known, symbol, size, f"the example input at {place}")
-    for wrong in dimensions:
-        if wrong not in usable and not any(wrong.startswith(f"{value.name}[") for value in inputs):
-            raise ModelImportError(f"dimensions names {wrong!r}, the model's open sizes are {sorted(usable) or 'none'}")
-    for value in inputs:
-        for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
-            if dimension.HasField("dim_value") and dimension.dim_value > 0:
-                continue
-            symbol = dimension.dim_param or f"{value.name}[{axis}]"
-            if symbol not in known:
-                way = f"batch=… or dimensions={{{symbol!r}: …}}" if axis == 0 else f"dimensions={{{symbol!r}: …}}"
-                raise ModelImportError(
-                    f"axis {axis} of input {value.name!r} has no size (it is called {symbol!r}); "
-                    f"give {way}, or example_inputs"
-                )
-            dimension.Clear()
-            dimension.dim_value = known[symbol][0]
+            known.open(symbol, place)
+            known.bind(symbol, size, f"the example input at {place}")
+            opened.append((dimension, symbol))
+    sizes = known.sizes()
+    for dimension, symbol in opened:
+        if sizes[symbol] < 1:
+            raise ModelImportError(f"{known.found[symbol][1]} is {sizes[symbol]}; a size is at least 1")
+        dimension.Clear()
+        dimension.dim_value = sizes[symbol]
     _forget_other_sizes(model)
     return model
-
-
-def _take(known: dict[str, tuple[int, str]], symbol: str, size: int | None, source: str) -> None:
-    if size is None:
-        return
-    if size < 1:
-        raise ModelImportError(f"{source} is {size}; a size is at least 1")
-    before = known.setdefault(symbol, (size, source))
-    if before[0] != size:
-        raise ModelImportError(f"{source} is {size}, but {before[1]} says {before[0]} for the same size ({symbol!r})")
-
-
-def _check_fixed(place: str, fixed: int, example: int | None, batch: int | None, dimension: int | None) -> None:
-    for size, source in ((dimension, f"dimensions[{place!r}]"), (batch, "batch"), (example, "the example input")):
-        if size is not None and size != fixed:
-            raise ModelImportError(
-                f"{source} gives {place} the size {size}, the model has the fixed size {fixed} there; "
-                "export it again with an open size, or use the model's own"
-            )
 
 
 def _forget_other_sizes(model: onnx.ModelProto) -> None:

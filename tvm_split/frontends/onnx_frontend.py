@@ -16,7 +16,6 @@ from tvm_split.frontends.onnx_graph import model_inputs, numpy_name, static_grap
 from tvm_split.frontends.onnx_importer import import_onnx, importable_operators
 from tvm_split.frontends.onnx_reference import OnnxReference
 from tvm_split.model import Model
-from tvm_split.rpc_runtime.program.program import TensorSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -40,19 +39,11 @@ def load_onnx(
     graph = static_graph(model, importable_operators())
     imported = import_onnx(graph)
     form = normal_form(imported.function, imported.layers, graph.inputs)
-    function = form.module["main"]
-    inputs = tuple(_spec(parameter.name, parameter.ty) for parameter in function.params)
-    fields = function.body.body.ty.fields
-    outputs = tuple(_spec(output, field) for output, field in zip(graph.outputs, fields, strict=True))
-    variables = {tensor: form.renamed[old] for old, tensor in reversed(imported.tensors.items()) if old in form.renamed}
     if name is None:
         name = Path(source).stem if isinstance(source, str | Path) else model.graph.name
-    reference = OnnxReference(model, graph.inputs, variables)
-    return Model(identifier(name), "onnx", form.module, inputs, outputs, form.layers, reference, examples)
-
-
-def _spec(name: str, kind: Any) -> TensorSpec:
-    return TensorSpec(name, tuple(int(size) for size in kind.shape), str(kind.dtype))
+    reference = OnnxReference(model, graph.inputs, form.variables(imported.held))
+    outputs = form.outputs(graph.outputs)
+    return Model(identifier(name), "onnx", form.module, form.inputs, outputs, form.layers, reference, examples)
 
 
 def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,71 +11,24 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnx.shape_inference
-from onnx import helper, numpy_helper
+from onnx import defs, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tvm_split.errors import ModelImportError
-from tvm_split.frontends.onnx_rewrites import rewritten, with_functions_inlined
+from tvm_split.errors import ModelImportError, last_line
 
 Array = np.ndarray[Any, Any]
 
-_FOLDED = frozenset(
-    [
-        "Add",
-        "And",
-        "Cast",
-        "CastLike",
-        "Ceil",
-        "Concat",
-        "Constant",
-        "ConstantOfShape",
-        "DequantizeLinear",
-        "Div",
-        "Equal",
-        "Expand",
-        "Floor",
-        "Flatten",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Greater",
-        "GreaterOrEqual",
-        "Identity",
-        "Less",
-        "LessOrEqual",
-        "Max",
-        "Min",
-        "Mod",
-        "Mul",
-        "Neg",
-        "Not",
-        "Or",
-        "Pad",
-        "Pow",
-        "Range",
-        "ReduceMax",
-        "ReduceMin",
-        "ReduceProd",
-        "ReduceSum",
-        "Reshape",
-        "Round",
-        "ScatterElements",
-        "ScatterND",
-        "Shape",
-        "Size",
-        "Slice",
-        "Split",
-        "Sqrt",
-        "Squeeze",
-        "Sub",
-        "Tile",
-        "Transpose",
-        "Trilu",
-        "Unsqueeze",
-        "Where",
-    ]
-)
+_FOLDED = (
+    "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape", "DequantizeLinear", "Div",
+    "Equal", "Expand", "Floor", "Flatten", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
+    "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pad", "Pow", "Range",
+    "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round", "ScatterElements", "ScatterND",
+    "Shape", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
+)  # fmt: skip
 """Operators that are computed here when all their inputs are constants: mostly arithmetic on shapes."""
+
+_FUNCTIONS = "tvm_split.functions"
+"""The domain of the functions that stand for ONNX's own operators."""
 
 _LARGEST_IN_SKELETON = 1024
 """Elements; larger weights are left out of the model that shapes are inferred on (a protobuf holds at most 2 GiB)."""
@@ -117,12 +70,14 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGrap
 
     ``importable`` are the operators that need not be replaced by simpler ones.
     """
-    skeleton, constants = _without_weights(model)
-    skeleton = _inlined(skeleton)
+    for sparse in model.graph.sparse_initializer:
+        raise ModelImportError(f"weight {sparse.values.name!r} is sparse; only dense weights can be imported")
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    skeleton = _inlined_without_weights(model)
     nodes = list(skeleton.graph.node)
     while True:
         kinds = _kinds(skeleton, nodes, constants)
-        simpler = with_functions_inlined(nodes, importable, _types(kinds), opset_of(model))
+        simpler = _with_functions_inlined(nodes, importable, kinds, opset_of(model))
         if len(simpler) != len(nodes):
             nodes = simpler
             continue
@@ -131,8 +86,6 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGrap
             break
         nodes = kept
     nodes = _needed(nodes, [value.name for value in skeleton.graph.output])
-    shapes = {name: kind.shape for name, kind in kinds.items()}
-    nodes = [rewritten(node, shapes, constants, opset_of(model)) for node in nodes]
     return OnnxGraph(
         nodes,
         constants,
@@ -148,7 +101,7 @@ def layers_of_nodes(model: onnx.ModelProto) -> list[tuple[str, ...]]:
 
     As nodes are named before any of them is computed away, so some of these are no layers of the imported model.
     """
-    inlined = _inlined(_shallow(model))
+    inlined = _inlined_without_weights(model)
     layers: list[tuple[str, ...]] = []
     rest = iter(inlined.graph.node)
     for node in model.graph.node:
@@ -168,17 +121,8 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
-def _without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    for sparse in model.graph.sparse_initializer:
-        raise ModelImportError(f"weight {sparse.values.name!r} is sparse; only dense weights can be imported")
-    skeleton = onnx.ModelProto()
-    skeleton.CopyFrom(_shallow(model))
-    return skeleton, constants
-
-
-def _shallow(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without weights."""
+def _inlined_without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy without weights and without calls of the model's own functions, every node with a unique name."""
     graph = onnx.GraphProto(name=model.graph.name)
     graph.node.extend(model.graph.node)
     graph.input.extend(model_inputs(model))
@@ -186,14 +130,9 @@ def _shallow(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto(ir_version=max(model.ir_version, 4), graph=graph)
     copy.opset_import.extend(model.opset_import)
     copy.functions.extend(model.functions)
+    copy = onnx.inliner.inline_local_functions(copy) if model.functions else copy
+    _name_nodes(copy.graph.node)
     return copy
-
-
-def _inlined(skeleton: onnx.ModelProto) -> onnx.ModelProto:
-    """Without calls of the model's own functions, and with a unique name for every node; may change ``skeleton``."""
-    flat = onnx.inliner.inline_local_functions(skeleton) if skeleton.functions else skeleton
-    _name_nodes(flat.graph.node)
-    return flat
 
 
 def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
@@ -236,17 +175,6 @@ def _kinds(
         if value.name not in kinds and value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
             kinds[value.name] = TensorKind(numpy_name(value.type.tensor_type.elem_type), _shape(value))
     return kinds
-
-
-def _types(kinds: dict[str, TensorKind]) -> dict[str, onnx.ValueInfoProto]:
-    return {
-        name: helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(_dtype(kind.dtype)), kind.shape)
-        for name, kind in kinds.items()
-    }
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(name)
 
 
 def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
@@ -305,6 +233,64 @@ def _computed(node: onnx.NodeProto, constants: dict[str, Array], skeleton: onnx.
             f"node {node.name!r} ({node.op_type}) of constants cannot be computed: {error}"
         ) from error
     return {output.name: np.asarray(result) for output, result in zip(outputs, results, strict=True)}
+
+
+def _with_functions_inlined(
+    nodes: Iterable[onnx.NodeProto], importable: frozenset[str], kinds: Mapping[str, TensorKind], opset: int
+) -> list[onnx.NodeProto]:
+    """Replace ONNX's operators that are not ``importable`` by the simpler ones that ONNX itself defines them by.
+
+    The new nodes keep the name of the old one.
+    """
+    result: list[onnx.NodeProto] = []
+    for node in nodes:
+        is_own = node.domain in ("", "ai.onnx") and node.op_type not in importable
+        schema = defs.get_schema(node.op_type, opset) if is_own and defs.has(node.op_type, opset) else None
+        if schema is None or not (schema.has_function or schema.has_context_dependent_function):
+            result.append(node)
+            continue
+        try:
+            result.extend(_function_body(node, schema, kinds, opset))
+        except Exception as error:
+            raise ModelImportError(
+                f"operator {node.op_type} of node {node.name!r} cannot be replaced by the simpler ones "
+                f"that ONNX defines it by: {last_line(error)}"
+            ) from error
+    return result
+
+
+def _function_body(
+    node: onnx.NodeProto, schema: defs.OpSchema, kinds: Mapping[str, TensorKind], opset: int
+) -> Iterator[onnx.NodeProto]:
+    if schema.has_context_dependent_function:
+        types = [_type(kinds.get(name)).SerializeToString() for name in node.input]
+        body = schema.get_context_dependent_function(node.SerializeToString(), types)
+    else:
+        body = schema.get_function_with_opset_version(opset)
+    function = onnx.FunctionProto.FromString(body)
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(_FUNCTIONS, 1)]
+    del function.opset_import[:]
+    function.opset_import.extend(imports[:1])
+    call = onnx.NodeProto()
+    call.CopyFrom(node)
+    call.domain = function.domain = _FUNCTIONS
+    inputs, outputs = (
+        [onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name] for names in (node.input, node.output)
+    )
+    graph = helper.make_graph([call], "function", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=10)
+    outside = {*node.input, *node.output, ""}
+    for part in onnx.inliner.inline_local_functions(model).graph.node:
+        part.name = node.name
+        for names in (part.input, part.output):
+            names[:] = [name if name in outside else f"{node.output[0]}:{name}" for name in names]
+        yield part
+
+
+def _type(kind: TensorKind | None) -> onnx.TypeProto:
+    if kind is None:
+        return onnx.TypeProto()
+    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape)
 
 
 def _needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:

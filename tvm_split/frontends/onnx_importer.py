@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import onnx
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tvm_split.errors import ModelImportError, last_line
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.importing import BRANCH, Imported, RecordingBuilder, check_type, named, refuse
 from tvm_split.frontends.onnx_graph import OnnxGraph, TensorKind
 from tvm_split.frontends.onnx_repairs import REFUSED, REPAIRS
-from tvm_split.frontends.recording import RecordingBuilder
+from tvm_split.frontends.operators import Operators
 
 
-@dataclass(frozen=True)
-class ImportedOnnx:
-    """``function`` computes the graph's outputs from its inputs; ``layers`` and ``tensors`` are by its variables.
+def import_onnx(graph: OnnxGraph) -> Imported:
+    """Translate a static graph; what is held are its tensors' names.
 
-    ``tensors`` gives the ONNX tensor that a variable holds.
+    Raises ModelImportError naming every operator that cannot be imported.
     """
-
-    function: relax.Function
-    layers: dict[str, str]
-    tensors: dict[str, str]
-
-
-def import_onnx(graph: OnnxGraph) -> ImportedOnnx:
-    """Translate a static graph. Raises ModelImportError naming every operator that cannot be imported."""
     return _Importer(graph).translate()
 
 
 def importable_operators() -> frozenset[str]:
     """ONNX's own operators that are imported, or refused, as they are."""
-    own = frozenset(name for name in onnx_frontend._get_convert_map()) - _OF_ANOTHER_DOMAIN
+    own = frozenset(onnx_frontend._get_convert_map()) - _OF_ANOTHER_DOMAIN
     return own | frozenset(REPAIRS) | frozenset(REFUSED)
 
 
@@ -49,11 +40,10 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         super().__init__({}, {}, sanitize=False)
         self.graph = graph
         self.opset = graph.opset
-        self.converters: dict[str, Any] = onnx_frontend._get_convert_map()
         self.bb = RecordingBuilder()
 
-    def translate(self) -> ImportedOnnx:
-        self._check_operators()
+    def translate(self) -> Imported:
+        refuse(self._problems())
         used = {name for node in self.graph.nodes for name in node.input} | set(self.graph.outputs)
         for name, value in self.graph.constants.items():
             if name in used:
@@ -63,65 +53,44 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
                         f"constant {name!r} ({users or 'an output'}) is of strings, which cannot be computed with here"
                     )
                 self._nodes[name] = relax.const(value, str(value.dtype))
-        parameters = []
         for name in self.graph.inputs:
             kind = self.graph.kinds[name]
-            parameters.append(relax.Var(name, relax.TensorType(kind.shape, kind.dtype)))
-            self._nodes[name] = parameters[-1]
-        with self.bb.function("main", parameters):
+            self._nodes[name] = relax.Var(name, relax.TensorType(kind.shape, kind.dtype))
+        with self.bb.function("main", [self._nodes[name] for name in self.graph.inputs]):
             with self.bb.dataflow():
                 for node in self.graph.nodes:
                     self._add(node)
                 self.bb.layer = "output"
                 result = self.bb.emit_output(relax.Tuple([self._nodes[name] for name in self.graph.outputs]))
             self.bb.emit_func_output(result)
-        tensors = {
-            value.name: name
-            for name, value in reversed(self._nodes.items())
-            if isinstance(value, relax.Var) and isinstance(value.ty, relax.TensorType)
-        }
-        return ImportedOnnx(self.bb.get()["main"], self.bb.layers, tensors)
+        return self.bb.imported(self._nodes)
 
-    def _check_operators(self) -> None:
-        problems: dict[str, list[str]] = {}
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        converters = onnx_frontend._get_convert_map()
         for node in self.graph.nodes:
             operator = qualified(node)
+            is_importable = node.op_type in converters and (operator == node.op_type) != (
+                node.op_type in _OF_ANOTHER_DOMAIN
+            )
             if operator in REFUSED:
-                problems.setdefault(f"{operator} ({REFUSED[operator]})", []).append(node.name)
+                yield f"{operator} ({REFUSED[operator]})", node.name
             elif any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
-                problems.setdefault(f"{operator} (it chooses what to compute while it runs)", []).append(node.name)
-            elif operator not in REPAIRS and not self._is_importable(node):
-                problems.setdefault(operator, []).append(node.name)
-        if problems:
-            found = "; ".join(f"{operator} in {', '.join(names)}" for operator, names in problems.items())
-            raise ModelImportError(f"the model has operators that cannot be imported: {found}")
-
-    def _is_importable(self, node: onnx.NodeProto) -> bool:
-        is_own = node.domain in ("", "ai.onnx")
-        return node.op_type in self.converters and is_own != (node.op_type in _OF_ANOTHER_DOMAIN)
+                yield f"{operator} ({BRANCH})", node.name
+            elif operator not in REPAIRS and not is_importable:
+                yield operator, node.name
 
     def _add(self, node: onnx.NodeProto) -> None:
         self.bb.layer = node.name
-        try:
+        operator = f"operator {qualified(node)} of node {node.name!r}"
+        with named(operator):
             results = self._converted(node)
-        except ModelImportError as error:
-            raise ModelImportError(
-                f"operator {qualified(node)} of node {node.name!r} cannot be imported: {error}"
-            ) from error
-        except Exception as error:
-            reason = last_line(error)
-            raise ModelImportError(
-                f"operator {qualified(node)} of node {node.name!r} cannot be imported: {reason}"
-            ) from error
+        if any(node.output[len(results) :]):
+            raise ModelImportError(f"{operator} has {len(node.output)} outputs, TVM imports {len(results)} of them")
         for name, result in zip(node.output, results, strict=False):
             if name:
-                _check_result(result, self.graph.kinds.get(name), node)
+                kind = self.graph.kinds.get(name, TensorKind("", None))
+                check_type(result.ty, kind.dtype, kind.shape, operator, "ONNX")
                 self._nodes[name] = result
-        if len(results) < len(node.output) and any(node.output[len(results) :]):
-            raise ModelImportError(
-                f"operator {qualified(node)} of node {node.name!r} has {len(node.output)} outputs, "
-                f"TVM imports {len(results)} of them"
-            )
 
     def _converted(self, node: onnx.NodeProto) -> list[relax.Expr]:
         inputs = onnx_frontend.onnx_input()
@@ -130,7 +99,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         repair = REPAIRS.get(qualified(node))
         if repair is not None:
-            result = repair(self.bb, inputs, attributes, self.opset)
+            result = repair(Operators(self.bb), inputs, attributes, self.opset)
         else:
             result = self._convert_operator(node.op_type, inputs, attributes, self.opset)
         if isinstance(result, relax.Tuple):
@@ -150,26 +119,3 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
 def qualified(node: onnx.NodeProto) -> str:
     """``Conv``, or ``com.microsoft.FastGelu`` for operators that are not ONNX's own."""
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
-
-
-def _check_result(result: relax.Expr, expected: TensorKind | None, node: onnx.NodeProto) -> None:
-    if isinstance(result.ty, relax.ShapeType):
-        raise ModelImportError(
-            f"operator {qualified(node)} of node {node.name!r} computes a shape that is not known before the run"
-        )
-    found = result.ty
-    try:
-        shape = tuple(int(size) for size in found.shape)
-    except (TypeError, AttributeError) as error:
-        raise ModelImportError(
-            f"operator {qualified(node)} of node {node.name!r} has a result whose shape depends on the values of its "
-            "inputs; a split network needs shapes that are known beforehand"
-        ) from error
-    if expected is None:
-        return
-    right_shape = shape if expected.shape is None else expected.shape
-    if str(found.dtype) != expected.dtype or shape != right_shape:
-        raise ModelImportError(
-            f"operator {qualified(node)} of node {node.name!r} gives {expected.dtype}{list(right_shape)} in ONNX, "
-            f"imported it gives {found.dtype}{list(shape)}"
-        )

@@ -7,207 +7,204 @@ be neither split nor planned. Others are wrong or missing; the comments say whic
 
 from __future__ import annotations
 
-import itertools
+import math
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tvm_split.frontends import onnx_repairs_arithmetic, onnx_repairs_layers
-from tvm_split.frontends.onnx_repair_tools import Builder, Repair, cast, constant, dtype_of, known, shape_of
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends import common_repairs as common
+from tvm_split.frontends.importing import BRANCH, DYNAMIC, LOOP, RANDOM
+from tvm_split.frontends.onnx_repairs_layers import (
+    Repair,
+    batch_norm,
+    by_tvm,
+    padded,
+    resize,
+    rms_norm,
+    roi_align,
+    space_to_depth,
+)
+from tvm_split.frontends.operators import Operators, constant, dtype_of, numbers_of, shape_of
 
 
-def _clip(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _known(value: relax.Expr | None, what: str) -> Any:
+    """The numbers of a constant input, or None if it is left out."""
+    numbers = numbers_of(value)
+    if value is not None and numbers is None:
+        raise ModelImportError(f"its {what} is computed while the network runs; it has to be a constant")
+    return numbers
+
+
+def _clip(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
     # emit_te
-    data = inputs[0]
     low, high = (attributes.get("min"), attributes.get("max")) if opset < 11 else (inputs[1], inputs[2])
-    for limit, operator in ((low, relax.op.maximum), (high, relax.op.minimum)):
-        if limit is not None:
-            bound = limit if isinstance(limit, relax.Expr) else constant(limit, dtype_of(data))
-            data = builder.emit(operator(data, bound))
-    return data
+    return common.limited(op, inputs[0], low, high)
 
 
-def _tile(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _tile(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
     # emit_te
-    return relax.op.tile(inputs[0], [int(count) for count in known(inputs[1], "number of repeats")])
+    return op.tile(inputs[0], _known(inputs[1], "number of repeats").tolist())
 
 
-def _einsum(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _einsum(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
     # emit_te
-    return relax.op.einsum(list(inputs), attributes["equation"].decode())
+    return op.einsum(list(inputs), attributes["equation"].decode())
 
 
-def _pad(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _pad(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
     # emit_te. Every mode is a choice of rows, one axis after the other.
-    data = inputs[0]
-    rank = len(shape_of(data))
+    data, rank = inputs[0], len(shape_of(inputs[0]))
     if opset < 11:
-        pads, value = [int(width) for width in attributes["pads"]], attributes.get("value", 0.0)
+        pads, value = attributes["pads"], attributes.get("value", 0.0)
     else:
-        pads = [int(width) for width in known(inputs[1], "padding")]
-        filling = known(inputs[2], "padding value")
-        value = 0 if filling is None else filling.item()
-    axes = known(inputs[3], "axes") if opset >= 18 else None
-    chosen = range(rank) if axes is None else [int(axis) % rank for axis in axes]
+        pads, value = _known(inputs[1], "padding"), _known(inputs[2], "padding value")
+    axes = _known(inputs[3], "axes") if opset >= 18 else None
+    befores, afters = np.array(pads, int).reshape(2, -1).tolist()
     mode = attributes.get("mode", b"constant").decode()
-    for position, axis in enumerate(chosen):
-        before, after = pads[position], pads[position + len(pads) // 2]
-        data = _padded_axis(builder, data, axis, before, after, mode, value)
+    for axis, before, after in zip(range(rank) if axes is None else axes.tolist(), befores, afters, strict=True):
+        data = _padded_axis(op, data, axis % rank, before, after, mode, 0 if value is None else value)
     return data
 
 
 def _padded_axis(
-    builder: Builder, data: relax.Expr, axis: int, before: int, after: int, mode: str, value: float
+    op: Operators, data: relax.Expr, axis: int, before: int, after: int, mode: str, value: Any
 ) -> relax.Expr:
-    size = shape_of(data)[axis]
     if before == after == 0:
         return data
-    if mode == "constant":
-        if before < 0 or after < 0:
-            first, last = max(-before, 0), size - max(-after, 0)
-            data = builder.emit(relax.op.strided_slice(data, [axis], [first], [last]))
-        parts = [data]
-        for width, place in ((before, 0), (after, len(parts) + 1)):
-            if width > 0:
-                shape = shape_of(data)
-                shape[axis] = width
-                # TVM's full takes no infinity.
-                filled = relax.op.broadcast_to(constant(value, dtype_of(data)), shape)
-                parts.insert(place, builder.emit(filled))
-        return builder.emit(relax.op.concat(parts, axis)) if len(parts) > 1 else data
-    numpy_mode = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode]
+    size = shape_of(data)[axis]
     rows = np.arange(size)[max(-before, 0) : size - max(-after, 0)]
-    rows = np.pad(rows, (max(before, 0), max(after, 0)), mode=numpy_mode)  # type: ignore[call-overload]
-    return builder.emit(relax.op.take(data, relax.const(rows.astype(np.int64), "int64"), axis))
+    widths = max(before, 0), max(after, 0)
+    if mode != "constant":
+        padded = np.pad(rows, widths, mode=mode)  # type: ignore[call-overload]  # ONNX calls them as numpy does
+        return op.take(data, constant(padded, "int64"), axis)
+    if before < 0 or after < 0:
+        data = op.strided_slice(data, [axis], [max(-before, 0)], [size - max(-after, 0)])
+    # TVM's full takes no infinity.
+    shapes = [[width if place == axis else each for place, each in enumerate(shape_of(data))] for width in widths]
+    filling = constant(np.reshape(value, ()), dtype_of(data))
+    first, last = ([op.broadcast_to(filling, shape)] if shape[axis] else [] for shape in shapes)
+    return op.concat([*first, data, *last], axis) if first or last else data
 
 
-def _split(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # TVM's split refuses parts without elements.
-    data, axis = inputs[0], int(attributes.get("axis", 0))
-    sizes = attributes.get("split") if opset < 13 else known(inputs[1], "list of sizes")
-    if sizes is None or 0 not in sizes:
-        implementation = onnx_frontend.Split._impl_v1 if opset < 13 else onnx_frontend.Split._impl_v13
-        return implementation(builder, inputs, attributes, [{}, {}])
-    ends = np.cumsum([0, *sizes]).tolist()
-    parts = [
-        builder.emit(relax.op.strided_slice(data, [axis], [first], [last])) for first, last in itertools.pairwise(ends)
-    ]
-    return relax.Tuple(parts)
+def _slice(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+    # TVM's importer knows no ends among the attributes.
+    if opset < 10:
+        bounds = attributes["starts"], attributes["ends"], attributes.get("axes", range(len(attributes["starts"])))
+        inputs.extend(constant(list(each), "int64") for each in bounds)
+    return by_tvm("Slice", op, inputs, attributes, opset)
 
 
-def _cumsum(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _split(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+    axis = attributes.get("axis", 0)
+    sizes = attributes.get("split") if opset < 13 else _known(inputs[1], "list of sizes")
+    if sizes is None:
+        return op.split(inputs[0], attributes["tvm_custom"]["num_outputs"], axis)
+    return common.parts(op, inputs[0], list(sizes), axis)
+
+
+def _cumsum(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
     # emit_te
-    data, axis = inputs[0], int(known(inputs[1], "axis").item())
-    is_reversed = bool(attributes.get("reverse", 0))
-    data = builder.emit(relax.op.flip(data, axis)) if is_reversed else data
-    total = builder.emit(relax.op.cumsum(data, axis, dtype_of(data), bool(attributes.get("exclusive", 0))))
-    return relax.op.flip(total, axis) if is_reversed else total
+    data, axis = inputs[0], _known(inputs[1], "axis").item()
+    is_reversed = attributes.get("reverse", 0)
+    data = op.flip(data, axis) if is_reversed else data
+    total = op.cumsum(data, axis, dtype_of(data), bool(attributes.get("exclusive", 0)))
+    return op.flip(total, axis) if is_reversed else total
 
 
-def _power(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # TVM's importer wants one dtype, its kernel takes floats only and gives NaN for bases below 0.
-    base, exponent = inputs[0], inputs[1]
-    dtype = dtype_of(base)
-    if isinstance(exponent, tvm.ir.GenericConst) and exponent.value.numpy().size == 1:
-        number = float(exponent.value.numpy().astype("float64").item())
-        if number.is_integer() and 1 <= number <= 16:
-            shape = np.broadcast_shapes(tuple(shape_of(base)), exponent.value.numpy().shape)
-            result = base
-            for _ in range(int(number) - 1):
-                result = builder.emit(relax.op.multiply(result, base))
-            return result if list(shape) == shape_of(base) else relax.op.broadcast_to(result, list(shape))
-        if number == 0.5 and "float" in dtype:
-            return relax.op.sqrt(base)
-    wide = dtype if "float" in dtype else "float64"
-    powers = relax.op.power(cast(builder, base, wide), cast(builder, exponent, wide))
-    return powers if wide == dtype else cast(builder, builder.emit(relax.op.round(builder.emit(powers))), dtype)
+def _power(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+    return common.power(op, inputs[0], inputs[1], dtype_of(inputs[0]))
 
 
-def _one_hot(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _one_hot(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
     # TVM's result is float64 whatever the values' dtype; negative indices count from the end.
-    depth = int(np.asarray(known(inputs[1], "depth")).item())
-    off, on = known(inputs[2], "values")
-    dtype = dtype_of(inputs[2])
-    rank = len(shape_of(inputs[0]))
-    axis = int(attributes.get("axis", -1)) % (rank + 1)
-    indices = builder.emit(relax.op.expand_dims(cast(builder, inputs[0], "int64"), axis))
-    is_negative = builder.emit(relax.op.less(indices, constant(0, "int64")))
-    shifted = builder.emit(relax.op.add(indices, constant(depth, "int64")))
-    indices = builder.emit(relax.op.where(is_negative, shifted, indices))
+    depth, (off, on) = _known(inputs[1], "depth").item(), _known(inputs[2], "values")
+    dtype, rank = dtype_of(inputs[2]), len(shape_of(inputs[0]))
+    axis = attributes.get("axis", -1) % (rank + 1)
+    indices = common.counted_from_front(op, op.expand_dims(inputs[0], axis), depth)
     classes = np.arange(depth).reshape([depth if place == axis else 1 for place in range(rank + 1)])
-    is_class = builder.emit(relax.op.equal(indices, relax.const(classes, "int64")))
-    return relax.op.where(is_class, constant(on, dtype), constant(off, dtype))
+    return op.where(op.equal(indices, classes), constant(on, dtype), constant(off, dtype))
 
 
-def _lp_normalization(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _lp_normalization(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
     # Missing in TVM.
-    data, axis, order = inputs[0], int(attributes.get("axis", -1)), int(attributes.get("p", 2))
+    data, axis, order = inputs[0], attributes.get("axis", -1), attributes.get("p", 2)
     if order == 1:
-        size = builder.emit(relax.op.sum(builder.emit(relax.op.abs(data)), [axis], keepdims=True))
+        size = op.sum(op.abs(data), [axis], keepdims=True)
     else:
-        squares = builder.emit(relax.op.multiply(data, data))
-        size = builder.emit(relax.op.sqrt(builder.emit(relax.op.sum(squares, [axis], keepdims=True))))
-    quotient = builder.emit(relax.op.divide(data, size))
-    is_zero = builder.emit(relax.op.equal(size, constant(0, dtype_of(data))))
-    return relax.op.where(is_zero, constant(0, dtype_of(data)), quotient)
+        size = op.sqrt(op.sum(op.multiply(data, data), [axis], keepdims=True))
+    return op.where(op.equal(size, 0), constant(0, dtype_of(data)), op.divide(data, size))
 
 
-def _upsample(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+def _upsample(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
     # TVM's importer looks for the sizes of a newer operator.
-    scales = attributes.get("scales") if opset < 9 else known(inputs[1], "scales")
+    scales = attributes.get("scales") if opset < 9 else _known(inputs[1], "scales")
     given = onnx_frontend.onnx_input()
-    given.extend([inputs[0], None, relax.const(np.asarray(scales, np.float32), "float32"), None])
+    given.extend([inputs[0], None, constant(scales, "float32"), None])
     options = {
         "mode": attributes.get("mode", b"nearest"),
         "coordinate_transformation_mode": b"asymmetric",
         "nearest_mode": b"floor",
     }
-    return onnx_frontend.Resize._impl_v18(builder, given, options, [{}, {}])
+    return by_tvm("Resize", op, given, options, 18)
 
 
-def _round(builder: Builder, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # TVM rounds halves away from zero; ONNX rounds them to even.
-    data = inputs[0]
-    dtype = dtype_of(data)
-    below = builder.emit(relax.op.floor(data))
-    rest = builder.emit(relax.op.subtract(data, below))
-    halved = builder.emit(relax.op.multiply(below, constant(0.5, dtype)))
-    is_odd = relax.op.not_equal(relax.op.floor(halved), halved)
-    is_half = relax.op.equal(rest, constant(0.5, dtype))
-    up = relax.op.logical_or(relax.op.greater(rest, constant(0.5, dtype)), relax.op.logical_and(is_half, is_odd))
-    return relax.op.add(below, relax.op.astype(builder.emit(up), dtype))
+def _round(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+    return common.half_to_even(op, inputs[0])
+
+
+def _is_infinite(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+    # TVM's importer ignores both attributes.
+    above, below = attributes.get("detect_positive", 1), attributes.get("detect_negative", 1)
+    if above and below:
+        return common.is_infinite(op, inputs[0])
+    if above or below:
+        return op.equal(inputs[0], math.inf if above else -math.inf)
+    return op.less(op.abs(inputs[0]), 0)
+
+
+def _modulo(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+    left, right = inputs
+    return op.mod(left, right) if attributes.get("fmod", 0) else common.floor_remainder(op, left, right)
+
+
+def _shift(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
+    return common.shifted(op, inputs[0], inputs[1], attributes["direction"] == b"LEFT")
 
 
 REPAIRS: dict[str, Repair] = {
-    **onnx_repairs_arithmetic.REPAIRS,
-    **onnx_repairs_layers.REPAIRS,
+    **{name: padded(name) for name in ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool")},
+    "BatchNormalization": batch_norm,
+    "BitShift": _shift,
     "Clip": _clip,
-    "Tile": _tile,
-    "Einsum": _einsum,
-    "Pad": _pad,
-    "Split": _split,
     "CumSum": _cumsum,
-    "Pow": _power,
-    "OneHot": _one_hot,
+    "Einsum": _einsum,
+    "IsInf": _is_infinite,
     "LpNormalization": _lp_normalization,
-    "Upsample": _upsample,
+    "Mod": _modulo,
+    "OneHot": _one_hot,
+    "Pad": _pad,
+    "Pow": _power,
+    "RMSNormalization": rms_norm,
+    "Resize": resize,
+    "RoiAlign": roi_align,
     "Round": _round,
+    "Slice": _slice,
+    "SpaceToDepth": space_to_depth,
+    "Split": _split,
+    "Tile": _tile,
+    "Upsample": _upsample,
 }
 """By the operator's name, with its domain if it is not ONNX's own."""
 
-_RANDOM = "its result is random; a split network gives the same answer to the same input"
-_DYNAMIC = "the shape of its result depends on the values of its input"
-_LOOP = "it loops while it runs"
+_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(
-        ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"), _RANDOM
-    ),
-    **dict.fromkeys(("NonZero", "Unique", "Compress", "NonMaxSuppression"), _DYNAMIC),
-    **dict.fromkeys(("Loop", "Scan"), _LOOP),
-    "If": "it chooses what to compute while it runs",
+    **dict.fromkeys(_RANDOM, RANDOM),
+    **dict.fromkeys(("NonZero", "Unique", "Compress", "NonMaxSuppression"), DYNAMIC),
+    **dict.fromkeys(("Loop", "Scan"), LOOP),
+    "If": BRANCH,
 }
 """Operator name to the reason."""

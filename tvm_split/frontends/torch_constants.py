@@ -10,6 +10,8 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from tvm_split.frontends.torch_graph import held_tensors
+
 _NEED_ONLY_THE_SHAPE = (
     "full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
 )  # fmt: skip
@@ -20,13 +22,7 @@ _LARGEST = 1 << 22
 
 def constant_values(program: ExportedProgram) -> dict[fx.Node, torch.Tensor]:
     """Every call of the graph that has the same value for every input, with this value."""
-    known: dict[fx.Node, torch.Tensor] = {}
-    placeholders = program.graph.find_nodes(op="placeholder")
-    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-        if spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            value = program.state_dict.get(spec.target, program.constants.get(spec.target))
-            if isinstance(value, torch.Tensor):
-                known[node] = value
+    known = held_tensors(program, {InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
     found: dict[fx.Node, torch.Tensor] = {}
     for node in program.graph.nodes:
         if node.op == "call_function":

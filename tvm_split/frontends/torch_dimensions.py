@@ -6,26 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.dimensions import OpenSizes
+from tvm_split.frontends.torch_graph import user_inputs
+from tvm_split.frontends.torch_tensors import shown
 
 TENSOR = object()
 """Stands for a leaf of the arguments that is a tensor (in ``constant_leaves``)."""
-
-
-def user_inputs(program: ExportedProgram) -> list[fx.Node]:
-    """The placeholders of the tensors that the user gives, in order."""
-    specs = program.graph_signature.input_specs
-    placeholders = program.graph.find_nodes(op="placeholder")
-    return [
-        node
-        for node, spec in zip(placeholders, specs, strict=True)
-        if spec.kind is InputKind.USER_INPUT and isinstance(node.meta.get("val"), torch.Tensor)
-    ]
 
 
 def constant_leaves(program: ExportedProgram) -> list[Any]:
@@ -79,16 +70,12 @@ def checked_leaves(program: ExportedProgram, arguments: Any) -> list[Any]:
         )
         if not fits or leaf.dtype != value.dtype:
             raise ModelImportError(
-                f"input {node.name!r} of the exported program is {_shown(value)}, example_inputs has {_shown(leaf)}"
+                f"input {node.name!r} of the exported program is {shown(value)}, example_inputs has {shown(leaf)}"
             )
     return leaves
 
 
-def _shown(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(str(size) for size in tensor.shape)}]"
-
-
-def sizes(
+def bound_sizes(
     program: ExportedProgram, examples: Sequence[Any] | None, batch: int | None, dimensions: Mapping[str, int]
 ) -> dict[str, int]:
     """Every symbol of the program's inputs and its size, from ``dimensions``, ``batch`` or the examples, in this order.
@@ -96,72 +83,36 @@ def sizes(
     A symbol has torch's name (``s77``), or is called by its place: ``x[1]`` is axis 1 of input ``x``.
     Raises ModelImportError if a symbol is left open, two sources disagree, or torch's own bounds are violated.
     """
-    found: dict[str, tuple[int, str]] = {}
-    places: dict[str, str] = {}
-    expressions: list[tuple[Any, int, str]] = []
     inputs = user_inputs(program)
-    for index, node in enumerate(inputs):
+    known = OpenSizes(batch, dimensions)
+    has_open_batch = any(isinstance(size, torch.SymInt) for node in inputs for size in node.meta["val"].shape[:1])
+    for node in inputs:
         for axis, size in enumerate(node.meta["val"].shape):
+            place = f"{node.name}[{axis}]"
             if not isinstance(size, torch.SymInt):
-                if axis == 0 and batch is not None and int(size) != batch and not _has_symbols(inputs):
+                known.fixed(place, int(size))
+                if axis == 0 and batch is not None and int(size) != batch and not has_open_batch:
                     raise ModelImportError(
                         f"batch={batch}, but axis 0 of input {node.name!r} was exported with the fixed size {int(size)}"
                         ". Export the model with dynamic_shapes for this axis, or with example inputs of this batch"
                     )
-                continue
-            expression = size.node.expr
-            place = f"{node.name}[{axis}]"
-            for symbol in expression.free_symbols:
-                places.setdefault(str(symbol), place)
-            if expression.is_Symbol:
-                _take(found, str(expression), dimensions.get(place), f"dimensions[{place!r}]")
-                _take(found, str(expression), dimensions.get(str(expression)), f"dimensions[{str(expression)!r}]")
-                if axis == 0:
-                    _take(found, str(expression), batch, "batch")
-            if examples is not None:
-                expressions.append((expression, int(examples[index].shape[axis]), place))
-    known = set(places) | set(places.values())
-    for wrong in dimensions:
-        if wrong not in known and not any(
-            wrong == f"{n.name}[{a}]" for n in inputs for a in range(n.meta["val"].dim())
-        ):
-            raise ModelImportError(f"dimensions names {wrong!r}, the program's open sizes are {_open(places)}")
-    for expression, size, place in expressions:
-        if expression.is_Symbol and str(expression) not in found:
-            found[str(expression)] = (size, f"the example input at {place}")
-    for symbol, place in places.items():
-        if symbol not in found:
-            raise ModelImportError(
-                f"axis {place.partition('[')[2][:-1]} of input {place.partition('[')[0]!r} has no size "
-                f"(symbol {symbol}); give it as batch=…, dimensions={{{place!r}: …}}, or with example_inputs"
-            )
-    _check_bounds(program, found, places)
-    return {symbol: size for symbol, (size, _) in found.items()}
-
-
-def _has_symbols(inputs: Sequence[fx.Node]) -> bool:
-    return any(node.meta["val"].dim() and isinstance(node.meta["val"].shape[0], torch.SymInt) for node in inputs)
-
-
-def _open(places: Mapping[str, str]) -> str:
-    return ", ".join(f"{place} ({symbol})" for symbol, place in places.items()) or "none"
-
-
-def _take(found: dict[str, tuple[int, str]], symbol: str, size: int | None, source: str) -> None:
-    if size is None:
-        return
-    before = found.get(symbol)
-    if before is not None and before[0] != size:
-        raise ModelImportError(f"{source} is {size}, but {before[1]} says {before[0]} for the same size ({symbol})")
-    found.setdefault(symbol, (size, source))
-
-
-def _check_bounds(program: ExportedProgram, found: Mapping[str, tuple[int, str]], places: Mapping[str, str]) -> None:
+            elif size.node.expr.is_Symbol:
+                known.open(str(size.node.expr), place)
+            else:
+                for symbol in size.node.expr.free_symbols:
+                    known.places.setdefault(str(symbol), place)
+    said = set(known.found)
+    for node, example in zip(inputs, examples or [], strict=examples is not None):
+        for axis, size in enumerate(node.meta["val"].shape):
+            symbol = str(size.node.expr) if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol else ""
+            if symbol and symbol not in said:
+                known.bind(symbol, int(example.shape[axis]), f"the example input at {node.name}[{axis}]")
+    sizes = known.sizes()
     for symbol, bounds in program.range_constraints.items():
-        if str(symbol) in found:
-            size, source = found[str(symbol)]
-            if not bounds.lower <= size <= bounds.upper:
-                raise ModelImportError(
-                    f"{source} gives {places.get(str(symbol), symbol)} the size {size}, the program was exported for "
-                    f"{bounds.lower} to {bounds.upper}"
-                )
+        if str(symbol) in sizes and not bounds.lower <= sizes[str(symbol)] <= bounds.upper:
+            size, source = known.found[str(symbol)]
+            raise ModelImportError(
+                f"{source} gives {known.places[str(symbol)]} the size {size}, the program was exported for "
+                f"{bounds.lower} to {bounds.upper}"
+            )
+    return sizes

@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import torch_dimensions
 from tvm_split.frontends.normal_form import identifier, normal_form
-from tvm_split.frontends.torch_graph import check_no_state, decomposed, fixed
+from tvm_split.frontends.torch_graph import check_no_state, decomposed, fixed, user_inputs
 from tvm_split.frontends.torch_importer import import_graph
 from tvm_split.frontends.torch_layers import LayerNames
 from tvm_split.frontends.torch_reference import TorchReference
-from tvm_split.frontends.torch_tensors import to_numpy, to_torch
+from tvm_split.frontends.torch_tensors import shown, to_numpy, to_torch
 from tvm_split.model import Model
 from tvm_split.rpc_runtime.program.program import TensorSpec
 
@@ -75,38 +75,20 @@ def _model(
     dimensions: Mapping[str, int],
     name: str,
 ) -> Model:
-    if given is None and program.example_inputs is not None:
-        given_by_program: Arguments = program.example_inputs
-        examples: list[Any] | None = pytree.tree_leaves(given_by_program)
-    else:
-        examples = None if given is None else torch_dimensions.checked_leaves(program, given)
-    sizes = torch_dimensions.sizes(program, None if given is None else examples, batch, dimensions)
+    examples = None if given is None else torch_dimensions.checked_leaves(program, given)
+    sizes = torch_dimensions.bound_sizes(program, examples, batch, dimensions)
+    if examples is None and program.example_inputs is not None:
+        examples = pytree.tree_leaves(program.example_inputs)
     lowered = decomposed(program)
     fixed(lowered, sizes)
     names = LayerNames(lowered)
     check_no_state(lowered, names)
     graph = import_graph(lowered, names)
-    user_inputs = torch_dimensions.user_inputs(lowered)
-    form = normal_form(graph.function, graph.layers, [node.name for node in user_inputs])
-    function = form.module["main"]
-    inputs = tuple(_spec(parameter.name, parameter.ty) for parameter in function.params)
-    outputs = tuple(_spec(f"output_{index}", field) for index, field in enumerate(function.body.body.ty.fields))
-    variables = {node: form.renamed[old] for node, old in graph.values.items() if old in form.renamed}
-    reference = TorchReference(run, _structure(program, len(inputs)), lowered, _first_of_each(variables))
+    form = normal_form(graph.function, graph.layers, [node.name for node in user_inputs(lowered)])
+    inputs = form.inputs
+    reference = TorchReference(run, _structure(program, len(inputs)), lowered, form.variables(graph.held))
     arrays = _arrays(examples, inputs)
-    return Model(identifier(name), "torch", form.module, inputs, outputs, form.layers, reference, arrays)
-
-
-def _first_of_each(variables: Mapping[torch.fx.Node, str]) -> dict[torch.fx.Node, str]:
-    """Several nodes may end in one variable (a clone, a detach): keep the one that computed it."""
-    kept: dict[str, torch.fx.Node] = {}
-    for node, variable in variables.items():
-        kept.setdefault(variable, node)
-    return {node: variable for variable, node in kept.items()}
-
-
-def _spec(name: str, kind: Any) -> TensorSpec:
-    return TensorSpec(name, tuple(int(size) for size in kind.shape), str(kind.dtype))
+    return Model(identifier(name), "torch", form.module, inputs, form.outputs(), form.layers, reference, arrays)
 
 
 def _arrays(examples: list[Any] | None, inputs: Sequence[TensorSpec]) -> tuple[Any, ...] | None:
@@ -186,18 +168,11 @@ def _export(module: nn.Module, arguments: Arguments) -> ExportedProgram:
             warnings.simplefilter("ignore")
             return torch.export.export(module, positional, keyword or None)
     except Exception as error:
+        inputs = ", ".join(map(shown, pytree.tree_leaves(arguments)))
         raise ModelImportError(
-            f"torch.export cannot export {type(module).__name__} for inputs {_described(arguments)}: "
+            f"torch.export cannot export {type(module).__name__} for inputs {inputs}: "
             f"{type(error).__name__}: {_first_lines(str(error))}"
         ) from error
-
-
-def _described(arguments: Arguments) -> str:
-    leaves = pytree.tree_leaves(arguments)
-    return ", ".join(
-        f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf)
-        for leaf in leaves
-    )
 
 
 def _first_lines(text: str, count: int = 6) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import operator
 import warnings
+from collections.abc import Container
 from typing import Any
 
 import torch
 from torch import fx
+from torch._decomp import get_decompositions
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
+from torch.export.graph_signature import InputKind, OutputKind
 
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.torch_layers import LayerNames
+from tvm_split.frontends.torch_repairs_resampling import RESAMPLINGS
 
 aten = torch.ops.aten
 
@@ -23,12 +26,6 @@ KEPT_OPERATORS = (
     aten.layer_norm.default,
     aten.group_norm.default,
     aten.scaled_dot_product_attention.default,
-    aten.conv1d.default,
-    aten.conv1d.padding,
-    aten.conv2d.default,
-    aten.conv2d.padding,
-    aten.conv3d.default,
-    aten.conv3d.padding,
     aten.max_pool1d.default,
     aten.max_pool2d.default,
     aten.max_pool3d.default,
@@ -38,27 +35,21 @@ KEPT_OPERATORS = (
     aten.adaptive_avg_pool3d.default,
     aten.silu.default,
     aten.hardswish.default,
-    aten.upsample_nearest1d.vec,
-    aten.upsample_nearest2d.vec,
-    aten.upsample_nearest3d.vec,
-    aten._upsample_nearest_exact1d.vec,
-    aten._upsample_nearest_exact2d.vec,
-    aten._upsample_nearest_exact3d.vec,
-    aten.upsample_linear1d.vec,
-    aten.upsample_bilinear2d.vec,
-    aten.upsample_trilinear3d.vec,
-    aten.upsample_bicubic2d.vec,
-    aten._upsample_bilinear2d_aa.vec,
-    aten._upsample_bicubic2d_aa.vec,
     aten.unfold.default,
-    aten.softmax.int,
-    aten.log_softmax.int,
+    *(getattr(aten, name).vec for name in RESAMPLINGS),
+)
+
+TAKEN_APART = (
+    # Batch norms that train: torch's one operator reads the statistics that it only updates.
+    aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_functional.default,
 )
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:
     """``program`` over core ATen operators and those that Relax has, functional (no in-place operators)."""
     table = torch.export.default_decompositions()
+    table.update(get_decompositions(TAKEN_APART))
     for kept in KEPT_OPERATORS:
         table.pop(kept, None)
     try:
@@ -69,28 +60,8 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
         raise ModelImportError(
             f"torch cannot decompose the exported program: {type(error).__name__}: {error}"
         ) from error
-    _part_from_running_statistics(lowered.graph)
     lowered.graph.eliminate_dead_code()
     return lowered
-
-
-def _part_from_running_statistics(graph: fx.Graph) -> None:
-    """A batch norm that trains computes with its batch alone: its result does not read the statistics it updates.
-
-    Torch's one operator for both reads them, and by it a result would depend on buffers that change in every call.
-    """
-    for node in graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_functional.default):
-        data, weight, bias, _, _, is_training, momentum, epsilon = node.args
-        if not is_training:
-            continue
-        with graph.inserting_before(node):
-            of_batch = graph.call_function(
-                aten._native_batch_norm_legit.no_stats, (data, weight, bias, True, momentum, epsilon)
-            )
-        of_batch.meta = {**node.meta, "val": node.meta["val"][:3]}
-        for user in list(node.users):
-            if user.target is operator.getitem and user.args[1] < 3:
-                user.replace_input_with(node, of_batch)
 
 
 def check_no_state(program: ExportedProgram, names: LayerNames) -> None:
@@ -110,6 +81,32 @@ def check_no_state(program: ExportedProgram, names: LayerNames) -> None:
                 f"layer {layer!r} reads buffer {placeholders[node.name]!r} and the model changes it in every call; "
                 "a split network keeps no state between calls. Make the buffer an input and an output of the model"
             )
+
+
+def held_tensors(
+    program: ExportedProgram, kinds: Container[InputKind] = frozenset(InputKind) - {InputKind.USER_INPUT}
+) -> dict[fx.Node, torch.Tensor]:
+    """The placeholders of parameters, buffers and lifted constants that are used, with their values."""
+    held: dict[fx.Node, torch.Tensor] = {}
+    placeholders = program.graph.find_nodes(op="placeholder")
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        if spec.kind in kinds and node.users:
+            value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+            if not isinstance(value, torch.Tensor):
+                raise ModelImportError(f"the model takes {spec.target!r} ({spec.kind.name}), which is not a tensor")
+            held[node] = value
+    return held
+
+
+def user_inputs(program: ExportedProgram) -> list[fx.Node]:
+    """The placeholders of the tensors that the user gives, in order."""
+    specs = program.graph_signature.input_specs
+    placeholders = program.graph.find_nodes(op="placeholder")
+    return [
+        node
+        for node, spec in zip(placeholders, specs, strict=True)
+        if spec.kind is InputKind.USER_INPUT and isinstance(node.meta.get("val"), torch.Tensor)
+    ]
 
 
 def user_outputs(program: ExportedProgram) -> list[Any]:

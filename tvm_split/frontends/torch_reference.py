@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from tvm_split.frontends.torch_graph import held_tensors, user_inputs
 from tvm_split.frontends.torch_tensors import to_numpy, to_torch
 
 
@@ -61,15 +61,7 @@ def _exported_path() -> Iterator[None]:
 
 def _results(program: ExportedProgram, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[fx.Node, Any]]:
     """Every call of the graph with its result; results are dropped after their last use."""
-    waiting = iter(inputs)
-    known: dict[fx.Node, Any] = {}
-    for node, spec in zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True):
-        if spec.kind is InputKind.USER_INPUT:
-            known[node] = next(waiting) if isinstance(node.meta.get("val"), torch.Tensor) else node.meta.get("val")
-        elif spec.target in program.state_dict:
-            known[node] = program.state_dict[spec.target]
-        else:
-            known[node] = program.constants[spec.target]
+    known: dict[fx.Node, Any] = held_tensors(program) | dict(zip(user_inputs(program), inputs, strict=True))
     last_use = {source: node for node in program.graph.nodes for source in node.all_input_nodes}
     for node in program.graph.nodes:
         if node.op == "call_function":

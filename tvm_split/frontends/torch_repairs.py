@@ -13,7 +13,8 @@ from tvm_split.frontends import (
     torch_repairs_reductions,
     torch_repairs_resampling,
 )
-from tvm_split.frontends.torch_repair_tools import Repair
+from tvm_split.frontends.importing import BRANCH, DYNAMIC, LOOP, RANDOM
+from tvm_split.frontends.torch_calls import Repair
 
 REPAIRS: dict[str, Repair] = {
     **torch_repairs_arithmetic.REPAIRS,
@@ -23,32 +24,17 @@ REPAIRS: dict[str, Repair] = {
     **torch_repairs_resampling.REPAIRS,
 }
 
-_RANDOM = "its result is random; a split network gives the same answer to the same input"
-_DYNAMIC = "the shape of its result depends on the values of its input"
+_RANDOM = (
+    "randn.default", "randn_like.default", "rand.default", "rand_like.default", "randint.low", "randint_like.default",
+    "randperm.default", "bernoulli.p", "bernoulli.default", "exponential.default", "normal.Tensor_float",
+    "multinomial.default", "native_dropout.default", "dropout.default",
+)  # fmt: skip
+"""TVM's importer computes them once, or leaves them out, without a word."""
 
 REFUSED: dict[str, str] = {
-    # TVM's importer computes the random ones once, or leaves them out, without a word.
-    **dict.fromkeys(
-        (
-            "randn.default",
-            "randn_like.default",
-            "rand.default",
-            "rand_like.default",
-            "randint.low",
-            "randint_like.default",
-            "randperm.default",
-            "bernoulli.p",
-            "bernoulli.default",
-            "exponential.default",
-            "normal.Tensor_float",
-            "multinomial.default",
-            "native_dropout.default",
-            "dropout.default",
-        ),
-        _RANDOM,
-    ),
-    **dict.fromkeys(("masked_select.default", "nonzero.default", "unique_dim.default", "_unique2.default"), _DYNAMIC),
-    "cond": "it chooses what to compute while it runs",
-    "while_loop": "it loops while it runs",
+    **dict.fromkeys(_RANDOM, RANDOM),
+    **dict.fromkeys(("masked_select.default", "nonzero.default", "unique_dim.default", "_unique2.default"), DYNAMIC),
+    "cond": BRANCH,
+    "while_loop": LOOP,
 }
 """Operator name to the reason."""

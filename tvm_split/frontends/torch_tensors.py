@@ -1,4 +1,4 @@
-"""torch tensors to numpy arrays and back, bfloat16 included."""
+"""torch tensors to numpy arrays and back, bfloat16 included, and how errors show them."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ def to_torch(array: np.ndarray[Any, Any]) -> torch.Tensor:
         bits = np.array(array, order="C").view(np.int16)
         return torch.from_numpy(bits).view(torch.bfloat16).reshape(array.shape)
     return torch.from_numpy(np.array(array, copy=True, order="C")).reshape(array.shape)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """numpy's name of a torch dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
+def shown(value: Any) -> str:
+    """``float32[2, 3]`` for a tensor, other values as Python writes them."""
+    return f"{dtype_name(value.dtype)}{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)

@@ -139,6 +139,13 @@ def test_keyword_inputs_are_given_as_a_dict() -> None:
     assert_equal_to_source(model, model.example_inputs)
 
 
+@pytest.mark.parametrize("other", [3, None, True])
+def test_arguments_that_are_no_tensors_stay_as_they_were_given(other: Any) -> None:
+    model = load_model(Lambda(lambda x, other: x * 2 if other is None else x * other), (torch.ones(2), other))
+    assert len(model.inputs) == 1
+    assert_equal_to_source(model, [np.float32([5, 7])])
+
+
 def test_arrays_are_taken_as_example_inputs() -> None:
     model = load_model(nn.ReLU(), np.float32([[-1, 1]]))
     assert run(model, [np.float32([[-3, 3]])])[0].tolist() == [[0, 3]]
@@ -300,6 +307,22 @@ def test_an_open_size_without_value_is_named() -> None:
 def test_sizes_that_contradict_show_both_sides() -> None:
     with pytest.raises(ModelImportError, match=r"batch is 5.*3|3.*batch is 5"):
         load_model(exported(), batch=5, dimensions={"inputs_0[0]": 3, "inputs_0[1]": 4})
+
+
+def test_a_fixed_size_given_otherwise_shows_both_sides() -> None:
+    with pytest.raises(ModelImportError, match=r"dimensions\['inputs_0\[2\]'\].*size 3.*fixed size 2"):
+        load_model(exported(), batch=5, dimensions={"inputs_0[1]": 4, "inputs_0[2]": 3})
+
+
+def test_example_inputs_that_disagree_on_one_open_size() -> None:
+    batch = {0: torch.export.Dim("batch", min=1, max=64)}
+    program = torch.export.export(
+        Lambda(lambda x, y: (x.sum(1) + y.sum(1)) * 2), (torch.randn(3, 4), torch.randn(3, 5)),
+        dynamic_shapes={"inputs": (batch, batch)},
+    )  # fmt: skip
+    assert load_model(program, (torch.randn(2, 4), torch.randn(2, 5))).outputs[0].shape == (2,)
+    with pytest.raises(ModelImportError, match=r"inputs_1\[0\] is 3.*inputs_0\[0\] says 2"):
+        load_model(program, (torch.randn(2, 4), torch.randn(3, 5)))
 
 
 def test_sizes_outside_the_export_s_bounds() -> None:

@@ -1,0 +1,61 @@
+"""Sizes that a model leaves open: what is said about them, by whom, and whether it agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm_split.errors import ModelImportError
+
+
+class OpenSizes:
+    """The sizes of a model's symbols. An axis may be called by its symbol (``N``) or its place (``x[1]``)."""
+
+    def __init__(self, batch: int | None, dimensions: Mapping[str, int]) -> None:
+        """``batch`` is the size of every open first axis."""
+        self.batch = batch
+        self.dimensions = dimensions
+        self.found: dict[str, tuple[int, str]] = {}
+        self.places: dict[str, str] = {}
+        self.fixed_places: set[str] = set()
+
+    def open(self, symbol: str, place: str) -> None:
+        """``symbol`` is the size at ``place``: bind it to what ``dimensions`` and ``batch`` say."""
+        self.places.setdefault(symbol, place)
+        self.bind(symbol, self.dimensions.get(place), f"dimensions[{place!r}]")
+        self.bind(symbol, self.dimensions.get(symbol), f"dimensions[{symbol!r}]")
+        self.bind(symbol, self.batch if place.endswith("[0]") else None, "batch")
+
+    def bind(self, symbol: str, size: int | None, source: str) -> None:
+        """Raises ModelImportError if another source said otherwise before."""
+        if size is None:
+            return
+        before, other = self.found.setdefault(symbol, (size, source))
+        if before != size:
+            raise ModelImportError(f"{source} is {size}, but {other} says {before} for the same size ({symbol!r})")
+
+    def fixed(self, place: str, fixed: int, *said: tuple[int | None, str]) -> None:
+        """Raises ModelImportError if ``dimensions``, or one of ``said`` with its source, has another size there."""
+        for size, source in ((self.dimensions.get(place), f"dimensions[{place!r}]"), *said):
+            if size is not None and size != fixed:
+                raise ModelImportError(
+                    f"{source} gives {place} the size {size}, the model has the fixed size {fixed} there; "
+                    "export it again with an open size, or use the model's own"
+                )
+        self.fixed_places.add(place)
+
+    def sizes(self) -> dict[str, int]:
+        """Every symbol's size. Raises ModelImportError if one is left open, or ``dimensions`` has names of none."""
+        for wrong in sorted(
+            self.dimensions.keys() - self.places.keys() - set(self.places.values()) - self.fixed_places
+        ):
+            known = ", ".join(f"{place} ({symbol!r})" for symbol, place in self.places.items()) or "none"
+            raise ModelImportError(f"dimensions names {wrong!r}, the model's open sizes are {known}")
+        for symbol, place in self.places.items():
+            if symbol not in self.found:
+                name, _, axis = place[:-1].rpartition("[")
+                way = "batch=… or " if axis == "0" else ""
+                raise ModelImportError(
+                    f"axis {axis} of input {name!r} has no size (it is called {symbol!r}); "
+                    f"give {way}dimensions={{{place!r}: …}}, or example_inputs"
+                )
+        return {symbol: size for symbol, (size, _) in self.found.items()}
