@@ -10,7 +10,8 @@ from contextlib import closing
 
 import pytest
 
-from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread
+from tests.helpers.waiting import wait_for
+from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
 
 VARIABLE = "TVM_NUM_THREADS"
 WAIT_SECONDS = 30.0
@@ -57,3 +58,19 @@ def test_what_fails_leaves_the_environment_as_it_was() -> None:
 
     with closing(ComputingThread(3)) as thread, pytest.raises(ValueError, match="no such thing"):
         thread.run(compute)
+
+
+def test_who_asks_again_waits_for_those_who_asked_before() -> None:
+    turns, order = TakingTurns(), []
+
+    def ask(name: str) -> None:
+        with turns.one():
+            order.append(name)
+
+    with ThreadPoolExecutor(3) as threads:
+        with turns.one():
+            for number, name in enumerate("abc"):
+                threads.submit(ask, name)
+                wait_for(lambda count=number + 2: len(turns._queue) == count)
+        ask("again")
+    assert order == ["a", "b", "c", "again"]

@@ -17,11 +17,11 @@ from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, endless
 from tests.helpers.rpc_runtime.raw_calls import hello, speak
 from tests.helpers.rpc_runtime.worker_process import Start, ready
-from tvm_split.rpc_runtime.client import pipeline
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.transports import links
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.framing import FrameKind, control_frame, tensor_frames
 
@@ -169,7 +169,7 @@ def test_a_peer_that_breaks_the_protocol_fails_only_its_deployment(
     batch = batches_for(program, 1)[0]
     with open_on(workers, program, maker) as good:
         expected = good.run(batch)
-        monkeypatch.setattr(pipeline.OutgoingLink, "frames", lambda self: iter(frames))
+        monkeypatch.setattr(links.OutgoingLink, "frames", lambda self: iter(frames))
         with pytest.raises(ProtocolError, match=A), open_on(workers, program, maker) as bad:
             list(bad.stream(endless(program)))
         monkeypatch.undo()
