@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from tvm_split.measuring.cache_folder import CACHE_VARIABLE
+from tvm_split.measuring.store import CACHE_VARIABLE
 from tvm_split.rpc_runtime.wire.loopback_token import STATE_VARIABLE
 
 # How long an example takes says more about who else computes than about the code.

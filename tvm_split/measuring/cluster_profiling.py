@@ -19,8 +19,8 @@ from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.errors import ProfileError
 from tvm_split.measuring.kernel_calls import KernelCall, shared_weight_bytes
 from tvm_split.measuring.machine_timing import HostTiming, MachineTimes
-from tvm_split.measuring.profile_cache import ProfileCache, default_folder
 from tvm_split.measuring.profiled_machine import ProfiledMachine, profiled_machines
+from tvm_split.measuring.store import Store, default_folder
 from tvm_split.measuring.target_code import CeilingCode, TargetCode, ceiling_code, target_code
 from tvm_split.model import Model
 from tvm_split.planner.layer_graph import layer_graph
@@ -85,7 +85,7 @@ class ModelProfiler:
 
         Args:
             refresh: measure everything again, whatever is cached.
-            cache_folder: where times are kept; by default `tvm_split.measuring.profile_cache.default_folder`.
+            cache_folder: where times are kept; by default `tvm_split.measuring.store.default_folder`.
             timeout_seconds: the longest wait for a worker; also limits how long a machine's kernels are timed.
 
         Raises:
@@ -125,7 +125,7 @@ class ModelProfiler:
                 self._ceilings[key] = ceiling_code(machine.target, machine.threads)
             others = [each for each in machines if each.host == machine.host and each is not machine]
             companions = tuple(sorted(f"{each.name} with {each.threads} threads" for each in others))
-            cache = ProfileCache(folder, machine.identity)
+            cache = Store(folder, machine.identity)
             found.append(MachineTimes(machine, self._codes[key[0]], self._ceilings[key], cache, companions))
         return found
 

@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import Field, TypeAdapter
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.measuring.profile_cache import CachedTime, ProfileCache, entry_key
 from tvm_split.measuring.profiled_machine import ProfiledMachine
+from tvm_split.measuring.store import Store, entry_key
 from tvm_split.measuring.target_code import CeilingCode, TargetCode, symbol
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
 from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
@@ -52,6 +54,21 @@ class KernelSession(Protocol):
     def close(self) -> None: ...
 
 
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class CachedTime:
+    """Seconds of one call, and when (in seconds since 1970) that was measured."""
+
+    seconds: Seconds
+    best_seconds: Seconds
+    measured_at: float
+
+
+_CACHED_TIME = TypeAdapter(CachedTime)
+
+
 @dataclass
 class MachineTimes:
     """What is known of one machine: times by digest, alone and in company, and why others are not known."""
@@ -59,7 +76,7 @@ class MachineTimes:
     machine: ProfiledMachine
     code: TargetCode
     ceilings: CeilingCode | None
-    cache: ProfileCache
+    cache: Store
     companions: tuple[str, ...]
     alone: dict[str, CachedTime] = field(default_factory=dict)
     contended: dict[str, CachedTime] = field(default_factory=dict)
@@ -71,11 +88,11 @@ class MachineTimes:
         """Take what the cache has."""
         for digest in self.code.distinct:
             for times, companions in ((self.alone, ()), (self.contended, self.companions)):
-                found = self.cache.get(self._key(digest, companions))
+                found = self.cache.get(self._key(digest, companions), _CACHED_TIME)
                 if found is not None:
                     times[digest] = found
         for digest in self.ceilings.functions if self.ceilings is not None else ():
-            found = self.cache.get(self._ceiling_key(digest))
+            found = self.cache.get(self._ceiling_key(digest), _CACHED_TIME)
             if found is not None:
                 self.ceiling_times[digest] = found
 
@@ -118,7 +135,7 @@ class MachineTimes:
         if not self.companions:
             self.contended.update(found)
         self.measured |= found.keys()
-        self._keep({self._key(digest, companions): each for digest, each in found.items()})
+        self.cache.put({self._key(digest, companions): each for digest, each in found.items()})
 
     def take_ceilings(self, times: Sequence[KernelTime]) -> None:
         by_symbol = {symbol(digest): digest for digest in (self.ceilings.functions if self.ceilings else ())}
@@ -128,11 +145,7 @@ class MachineTimes:
             if not each.error
         }
         self.ceiling_times.update(found)
-        self._keep({self._ceiling_key(digest): each for digest, each in found.items()})
-
-    def _keep(self, entries: Mapping[str, CachedTime]) -> None:
-        with contextlib.suppress(OSError):  # a cache that cannot be written only costs time the next time
-            self.cache.put(entries)
+        self.cache.put({self._ceiling_key(digest): each for digest, each in found.items()})
 
     def _key(self, digest: str, companions: tuple[str, ...]) -> str:
         # What else is in the caches counts only by its size: a power of two is near enough.

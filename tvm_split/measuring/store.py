@@ -1,0 +1,119 @@
+"""What was measured, kept between runs: one file of JSON for each subject, such as a machine.
+
+A subject says on what was measured: host, versions, threads. The key of a measurement in its file says what: the code
+and shapes of a kernel, the ends of a link. So a second model, or another batch, takes from here what is equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+CACHE_VARIABLE = "TVM_SPLIT_CACHE"
+FORMAT = "tvm-split measurements"
+VERSION = 2
+
+Measurement = TypeVar("Measurement")
+
+
+def default_folder() -> Path:
+    """``measurements`` in the folder of the variable TVM_SPLIT_CACHE, else in ``tvm-split`` in the user's cache."""
+    named = os.environ.get(CACHE_VARIABLE, "")
+    if named:
+        return Path(named) / "measurements"
+    cache = os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache"
+    return Path(cache) / "tvm-split" / "measurements"
+
+
+def entry_key(**parts: Any) -> str:
+    """A name for what is described by ``parts``, which JSON can hold."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+class Store:
+    """The measurements of ``subject``, which JSON can hold; with ``folder`` None only as long as this lives.
+
+    ``notes`` says what could not be read.
+    """
+
+    def __init__(self, folder: Path | None, subject: Mapping[str, Any]) -> None:
+        self.path = None if folder is None else folder / f"{entry_key(**subject)[:32]}.json"
+        self.notes: list[str] = []
+        self._subject = dict(subject)
+        self._entries = self._read()
+
+    def get(self, key: str, kind: TypeAdapter[Measurement]) -> Measurement | None:
+        """A measurement, which has a ``measured_at`` in seconds since 1970; none is from the future."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        try:
+            return kind.validate_python({**entry, "measured_at": min(entry["measured_at"], time.time())})
+        except (LookupError, TypeError, ValidationError) as error:
+            self._note(f"{type(error).__name__} in an entry")
+            return None
+
+    def put(self, entries: Mapping[str, Any]) -> None:
+        """Keep dataclasses by key, beside what others have written in the meantime.
+
+        A folder that cannot be written to only costs time the next time.
+        """
+        added = {key: asdict(entry) for key, entry in entries.items()}
+        self._entries = {**self._entries, **added}
+        if self.path is None:
+            return
+        with contextlib.suppress(OSError), _locked(self.path.parent):
+            _write(self.path, {**self._read(), **added}, self._subject)
+
+    def _read(self) -> dict[str, Any]:
+        if self.path is None:
+            return {}
+        try:
+            content = json.loads(self.path.read_bytes())
+            if (content["format"], content["version"]) == (FORMAT, VERSION):
+                return {**content["entries"]}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            self._note(str(error))
+        return {}  # another version's is measured anew and written over
+
+    def _note(self, problem: str) -> None:
+        note = f"{self.path} is damaged ({problem}): it is measured again"
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, entries: Mapping[str, Any], subject: Mapping[str, Any]) -> None:
+    """Whoever reads meanwhile sees the old file or the new one, never half of one."""
+    content = {"format": FORMAT, "version": VERSION, "subject": subject, "entries": dict(sorted(entries.items()))}
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(content, file, indent=1)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
