@@ -25,6 +25,8 @@ from tvm_split.rpc_runtime.program.turns import Recurrence, common, together
 
 CLOCK_ERROR = 5_000_000
 """Nanoseconds by which the clocks of two machines may seem to differ: half a round trip of a slow link."""
+SECONDS = ("period", "latency", "compute", "receive", "send")
+"""The comparisons of a report that are in seconds."""
 
 
 @dataclass(frozen=True)
@@ -52,39 +54,19 @@ class DeploymentReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it; each comparison also has its ratio, measured by predicted."""
-        return {
-            "model": self.model,
-            "origin": self.origin,
-            "limiting": self.limiting,
-            "period_seconds": self.period.to_dict(),
-            "latency_seconds": self.latency.to_dict(),
-            "machines": [
-                {
-                    "machine": each.machine,
-                    "stages": list(each.stages),
-                    "shares": list(each.shares),
-                    "micro_batches": each.micro_batches,
-                    "compute_seconds": each.compute.to_dict(),
-                    "receive_seconds": each.receive.to_dict(),
-                    "send_seconds": each.send.to_dict(),
-                }
-                for each in self.machines
-            ],
-            "links": [
-                {
-                    "source": each.source,
-                    "destination": each.destination,
-                    "bytes": each.bytes.to_dict(),
-                    "seconds": each.seconds.to_dict(),
-                }
-                for each in self.links
-            ],
-            "runs": self.runs,
-            "streamed": self.streamed,
-            "advice": list(self.advice),
-            "profiled_at": self.profiled_at,
-            "corrections": dataclasses.asdict(self.corrections),
-        }
+        return dict(_plain(self))
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as dictionaries; a comparison of times under a name that says so."""
+    if isinstance(value, Comparison):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    named = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    return {f"{name}_seconds" if name in SECONDS else name: _plain(each) for name, each in named.items()}
 
 
 def report_of(plan: Plan, program: Program, trace: Sequence[TraceEvent], measured: MeasuredRuns) -> DeploymentReport:
@@ -197,29 +179,20 @@ def _machine_report(
     predicted: MachinePrediction | None = None
     if prediction is not None:
         predicted = next((each for each in prediction.machines if each.machine == machine), None)
-    measured = times.of_machine(stages, COMPUTE)
-    compute = None
+    expected = least = None
     if predicted is not None:
-        compute = _expected_compute(predicted, measured) if contended else predicted.alone_seconds
+        expected = predicted.compute_seconds if contended else predicted.alone_seconds
+        if contended and predicted.transfer_seconds:
+            least = predicted.compute_seconds - predicted.transfer_seconds
     return MachineReport(
         machine=machine,
         stages=names,
         shares=tuple(stage.own_turns.share for stage in stages),
         micro_batches=times.count(machine, names),
-        compute=Comparison(compute, measured),
+        compute=Comparison(expected, times.of_machine(stages, COMPUTE), least),
         receive=Comparison(None if predicted is None else predicted.receive_seconds, times.of_machine(stages, RECEIVE)),
         send=Comparison(None if predicted is None else predicted.send_seconds, times.of_machine(stages, SEND)),
     )
-
-
-def _expected_compute(predicted: MachinePrediction, measured: float | None) -> float:
-    """Computing with what serialising takes from it, or without, whichever is nearer, or in between.
-
-    Serialising falls into the time of computing only as far as the machine has no pauses for it.
-    """
-    if measured is None:
-        return predicted.compute_seconds
-    return min(max(measured, predicted.compute_seconds - predicted.transfer_seconds), predicted.compute_seconds)
 
 
 def _link_reports(program: Program, times: _Times, prediction: Prediction | None) -> tuple[LinkReport, ...]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
+from tvm_split.planner.replanning import SMALLEST_SHARE_OF_PERIOD
 
 PARTED = 0.15
 """Predictions are good to 10 % for throughput and 15 % for latency; beyond this, something has changed."""
 NEGLIGIBLE = 0.02
 """A difference below this share of the period changes nothing that a user would notice, whatever its ratio."""
+LEAST_WIRE_SECONDS = 1e-3
+"""Below, the ends of a transfer say more about threads that wake up than about the link."""
 PLAN_ANEW = "plan with new measurements: `tvm-split plan MODEL --cluster FILE --refresh`"
 IMPROVE = "or by what was measured here: `tvm-split plan MODEL --cluster FILE --replan PLAN --measured REPORT`"
 
@@ -44,6 +47,12 @@ def parted(comparison: Comparison, scale_seconds: float) -> bool:
     return abs(comparison.difference) > NEGLIGIBLE * scale_seconds
 
 
+def tells_of_a_link(seconds: Comparison, scale_seconds: float) -> bool:
+    """Whether receiving or sending takes, or was to take, so long that its time is that of the link."""
+    longest = max(seconds.predicted or 0.0, seconds.measured or 0.0)
+    return longest >= max(LEAST_WIRE_SECONDS, SMALLEST_SHARE_OF_PERIOD * scale_seconds)
+
+
 def _of_machine(report: MachineReport, scale: float, estimated_share: float) -> Iterator[str]:
     if not parted(report.compute, scale):
         return
@@ -58,7 +67,7 @@ def _of_machine(report: MachineReport, scale: float, estimated_share: float) -> 
 
 
 def _of_link(report: LinkReport, scale: float) -> Iterator[str]:
-    if not parted(report.seconds, scale):
+    if not (tells_of_a_link(report.seconds, scale) and parted(report.seconds, scale)):
         return
     slower = report.seconds.difference > 0
     why = "others may use it, or it has changed" if slower else "it can carry more than the plan gives it"
@@ -71,7 +80,8 @@ def _of_unknown_links(report: MachineReport, links: Sequence[LinkReport], scale:
         ("receives", report.receive, [link for link in links if link.destination == report.machine]),
         ("sends", report.send, [link for link in links if link.source == report.machine]),
     ):
-        if parted(compared, scale) and all(link.seconds.measured is None for link in own):
+        unknown = all(link.seconds.measured is None for link in own)
+        if unknown and tells_of_a_link(compared, scale) and parted(compared, scale):
             named = ", ".join(f"{link.source} → {link.destination}" for link in own)
             yield f"{report.machine} {doing} {_both(compared)}, over {named}. Probe these links again"
 
@@ -93,5 +103,8 @@ def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:
 
 
 def _both(comparison: Comparison) -> str:
-    measured, predicted = comparison.measured or 0.0, comparison.predicted or 0.0
-    return f"{measured * 1e3:.3g} ms and not {predicted * 1e3:.3g} ms ({measured / predicted:.2f} times as long)"
+    measured, least = comparison.measured or 0.0, comparison.predicted_least
+    predicted = f"{(comparison.predicted or 0.0) * 1e3:.3g} ms"
+    if least is not None:
+        predicted = f"{least * 1e3:.3g} to {predicted}"
+    return f"{measured * 1e3:.3g} ms and not {predicted} ({comparison.ratio:.2f} times as long)"
