@@ -26,7 +26,14 @@ from tvm_split.measuring.target_code import TargetCode, target_code
 from tvm_split.model import Model
 from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.pieces import pieces_of, pieces_of_kernels
-from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
+from tvm_split.planner.profile import (
+    SHORTEST_SECONDS,
+    ClusterProfile,
+    MachineProfile,
+    ModelPiece,
+    PieceTime,
+    StreamingCost,
+)
 from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.steps import StepProgress, Steps
 
@@ -246,7 +253,7 @@ def _machine_profile(
 
     def piece_time(own: Sequence[KernelCall]) -> PieceTime:
         found = [seconds(call) for call in own]
-        by_itself, in_company = sum(each[0] for each in found), sum(each[1] for each in found)
+        by_itself, in_company = (max(sum(each[place] for each in found), SHORTEST_SECONDS) for place in (0, 1))
         known = all(call.digest in times.alone and call.digest in times.contended for call in own)
         # Company never helps: what took longer alone was disturbed then.
         return PieceTime(min(by_itself, in_company), in_company, "measured" if known else "estimated")
