@@ -261,7 +261,7 @@ def _plan(
 ) -> Plan:
     targets = resolve_targets(cluster, {machine for stage in planned for machine in stage.machines})
     machines = tuple(
-        PlannedMachine(machine.name, targets[machine.name], machine.threads)
+        PlannedMachine(machine.name, targets[machine.name], machine.threads, machine.address)
         for machine in cluster.machines
         if machine.name in targets
     )

@@ -62,7 +62,9 @@ def compile(
         print_json({"folder": str(output), **description(bundle)})
     else:
         print_bundle(bundle)
-        print_note(f"written to {output}; `tvm-split run {output}` runs it")
+        elsewhere = any(machine.address is not None for machine in planned.machines)
+        where = f" --cluster {cluster or 'FILE'}" if elsewhere else ""
+        print_note(f"written to {output}; `tvm-split run {output}{where}` runs it")
 
 
 def compile_with_progress(
