@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tvm_split.rpc_runtime.endings import before_end, cleared
+
 PREFIX = "tvm-split-scratch-"
 LOCK = ".owner"
 
@@ -28,6 +30,7 @@ class ScratchFolder:
         remove_orphans()
         self.path, lock = _make(purpose)
         self._remove = weakref.finalize(self, _remove, self.path, lock)
+        before_end(self.path, self._remove)
 
     def close(self) -> None:
         """Remove the folder and all in it."""
@@ -62,6 +65,7 @@ def _make(purpose: str) -> tuple[Path, int]:
 
 
 def _remove(path: Path, lock: int) -> None:
+    cleared(path)
     shutil.rmtree(path, ignore_errors=True)
     os.close(lock)
 

@@ -137,9 +137,8 @@ def _stop_at_interrupt() -> Iterator[Callable[[], bool]]:
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
         asked = True
+        signal.signal(signal.SIGINT, before)
         print_note("stopping after the measurements under way; Ctrl-C again stops at once")
 
     before = signal.signal(signal.SIGINT, ask)
