@@ -75,11 +75,3 @@ def tuning_progress() -> Iterator[Callable[[TuningProgress], None]]:
             )
 
         yield report
-
-
-def short_list(names: tuple[str, ...] | list[str], most: int = 6) -> str:
-    """Names with commas between them; the middle of a long list is left out, and by how much is said."""
-    if len(names) <= most:
-        return ", ".join(names)
-    head, tail = names[: most // 2], names[-(most // 2) :]
-    return f"{', '.join(head)}, … {len(names) - len(head) - len(tail)} more …, {', '.join(tail)}"

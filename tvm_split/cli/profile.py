@@ -10,11 +10,12 @@ import typer
 from tvm_split.cli import options
 from tvm_split.cli.cluster_profile import profile_on_cluster
 from tvm_split.cli.compile import compile_with_progress
-from tvm_split.cli.console import STDOUT, print_json, short_list
+from tvm_split.cli.console import STDOUT, print_json
 from tvm_split.cli.model_source import ModelRequest
 from tvm_split.cli.planning import ClusterRequest
 from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.progress import step_progress
+from tvm_split.units import short_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ import onnx
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from tvm_split.errors import ModelImportError, last_line
+from tvm_split.errors import ModelImportError, last_line, not_importable
 from tvm_split.frontends.onnx_graph import OnnxGraph, TensorKind
 from tvm_split.frontends.onnx_repairs import REFUSED, REPAIRS
 from tvm_split.frontends.recording import RecordingBuilder
@@ -93,8 +93,7 @@ class _Importer(onnx_frontend.ONNXGraphImporter):  # type: ignore[misc]
             elif operator not in REPAIRS and not self._is_importable(node):
                 problems.setdefault(operator, []).append(node.name)
         if problems:
-            found = "; ".join(f"{operator} in {', '.join(names)}" for operator, names in problems.items())
-            raise ModelImportError(f"the model has operators that cannot be imported: {found}")
+            raise not_importable(problems)
 
     def _is_importable(self, node: onnx.NodeProto) -> bool:
         is_own = node.domain in ("", "ai.onnx")

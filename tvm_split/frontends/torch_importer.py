@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from tvm_split.errors import ModelImportError, last_line
+from tvm_split.errors import ModelImportError, last_line, not_importable
 from tvm_split.frontends.recording import RecordingBuilder
 from tvm_split.frontends.torch_constants import constant_values
 from tvm_split.frontends.torch_graph import user_outputs
@@ -115,8 +115,7 @@ class _Importer(ExportedProgramImporter):  # type: ignore[misc]
                 elif name not in self.convert_map:
                     problems.setdefault(name, []).append(self.names.layer_of(node))
         if problems:
-            found = "; ".join(f"{name} in {', '.join(dict.fromkeys(layers))}" for name, layers in problems.items())
-            raise ModelImportError(f"the model has operators that cannot be imported: {found}")
+            raise not_importable(problems)
 
     def _converted(self, node: fx.Node) -> Any:
         name = _operator(node)

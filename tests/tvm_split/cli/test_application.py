@@ -36,6 +36,11 @@ def test_version(invoke):
     assert invoke("--version").stdout.strip() == tvm_split.__version__
 
 
+def test_as_a_module():
+    command = [sys.executable, "-m", "tvm_split", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == tvm_split.__version__
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
