@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 import tvm_split
-from tvm_split.cli import bench, compile, demo, deploy, doctor, plan, profile, run, status, tune, worker
+from tvm_split.cli import bench, cache, compile, demo, deploy, doctor, plan, profile, run, status, tune, worker
 from tvm_split.cli.console import print_error
 from tvm_split.cli.interrupts import ended_by_signals
 from tvm_split.rpc_runtime.errors import TvmSplitError
@@ -83,6 +83,7 @@ app.command("deploy")(deploy.deploy)
 app.command("run")(run.run)
 app.command("bench")(bench.bench)
 app.command("profile")(profile.profile)
+app.command("cache")(cache.cache)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 

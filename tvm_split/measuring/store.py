@@ -13,8 +13,8 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,6 +93,31 @@ class Store:
         note = f"{self.path} is damaged ({problem}): it is measured again"
         if note not in self.notes:
             self.notes.append(note)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A store's file: what its measurements are of and when each was made; both empty where it cannot be read."""
+
+    path: Path
+    size_bytes: int
+    subject: Mapping[str, Any]
+    measured_at: Sequence[float]
+
+
+def kept(folder: Path) -> tuple[Kept, ...]:
+    """All stores in a folder."""
+    return tuple(_kept(path) for path in sorted(folder.glob("*.json")))
+
+
+def _kept(path: Path) -> Kept:
+    subject: Mapping[str, Any] = {}
+    moments: Sequence[float] = ()
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        content = json.loads(path.read_bytes())
+        moments = [float(each["measured_at"]) for each in content["entries"].values()]
+        subject = {**content["subject"]}
+    return Kept(path, path.stat().st_size, subject, moments)
 
 
 @contextlib.contextmanager
