@@ -22,9 +22,9 @@ def precise_bytes_text(count: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration with a unit that fits it, and three digits."""
+    """A duration with a unit that fits it, and three digits or more."""
     number, unit = _in_unit(seconds, SECONDS_PER_UNIT, "s")
-    return f"{number:.3g} {unit}"
+    return f"{number:.0f} {unit}" if number >= 1000 else f"{number:.3g} {unit}"
 
 
 def age_text(seconds: float) -> str:

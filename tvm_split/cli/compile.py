@@ -9,7 +9,7 @@ import typer
 
 from tvm_split.cli import options
 from tvm_split.cli.annotations import ConfigurationOption, SplitFromModelOption, annotated_model
-from tvm_split.cli.console import STDOUT, print_json, print_note
+from tvm_split.cli.console import STDOUT, new_table, print_json, print_note
 from tvm_split.cli.model_source import ModelRequest
 from tvm_split.cli.planning import ClusterRequest, PlanRequest
 from tvm_split.cli.wrong_use import WrongUseError
@@ -102,17 +102,15 @@ def description(bundle: Bundle) -> dict[str, Any]:
 
 def print_bundle(bundle: Bundle) -> None:
     """A table of what was compiled."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"{bundle.model}: compiled stages"))
-    for heading in ("stage", "machine", "library", "weights"):
-        table.add_column(heading, justify="left" if heading in ("stage", "machine") else "right")
-    table.add_column("kernels; a name of several operators is one fused kernel", overflow="fold")
+    caption = "a kernel that is named after several operators is one fused kernel"
+    table = new_table(
+        f"{bundle.model}: compiled stages", ("stage", "machine", "kernels"), ("library", "weights"), caption
+    )
     for stage in description(bundle)["stages"]:
-        kernels = Text("\n".join(stage["kernels"]))
         sizes = (bytes_text(stage["library_bytes"]), bytes_text(stage["weight_bytes"]))
-        table.add_row(stage["name"], Text(stage["machine"]), *sizes, kernels)
+        table.add_row(stage["name"], Text(stage["machine"]), Text("\n".join(stage["kernels"])), *sizes)
     STDOUT.print(table)
     print_note(f"compared with the source framework: {_verified_words(bundle)}")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tvm_split.cli.console import new_table
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_advice import parted, tells_of_a_link
 from tvm_split.deployment.report_values import Comparison
@@ -18,11 +18,7 @@ NOTHING = "–"
 def print_report(report: DeploymentReport, console: Console) -> None:
     """Prediction, measurement and their ratio for the whole, every machine and every link; and what to do."""
     scale = report.period.measured or report.latency.measured or 0.0
-    table = Table(title=Text(f"{report.model}: milliseconds per micro-batch"), box=box.SIMPLE_HEAD, title_style="bold")
-    table.add_column("", overflow="fold")
-    table.add_column("", no_wrap=True)
-    for heading in ("predicted", "measured", "ratio"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = new_table(f"{report.model}: milliseconds per micro-batch", ("", " "), ("predicted", "measured", "ratio"))
     _add(table, "whole", "a result every", report.period, scale)
     _add(table, "", "one alone", report.latency, scale)
     for machine in report.machines:
