@@ -55,7 +55,9 @@ def compile(
     if plan is not None and (machines.is_given or threads is not None or request.is_given):
         raise WrongUseError("it says all this already; leave other planning options out", "--plan")
     loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
-    planned = _read_plan(plan) if plan is not None else request.plan(loaded, machines.cluster())
+    from tvm_split.planner.plan import Plan
+
+    planned = Plan.load(plan) if plan is not None else request.plan(loaded, machines.cluster())
     bundle = compile_with_progress(loaded, planned, verify=not no_verify, dump=dump, database=database)
     bundle.save(output)
     if json:
@@ -129,9 +131,3 @@ def _verified_words(bundle: Bundle) -> str:
     return (
         f"{bundle.verified.value}; the code that {', '.join(foreign)} will execute cannot run here and has not been run"
     )
-
-
-def _read_plan(path: Path) -> Plan:
-    from tvm_split.planner.plan import Plan
-
-    return Plan.load(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json as json_format
 import signal
 from collections.abc import Callable, Iterator
@@ -151,32 +152,11 @@ def _stop_at_interrupt() -> Iterator[Callable[[], bool]]:
 
 def _description(report: TuningReport) -> dict[str, Any]:
     return {
-        "model": report.model,
+        **dataclasses.asdict(report),
         "database": str(report.database),
-        "machines": report.machines,
-        "target": dict(report.target),
-        "trials": report.trials,
-        "devices": report.devices,
-        "stopped": report.stopped,
         "default_seconds": report.default_seconds,
         "tuned_seconds": report.tuned_seconds,
-        "kernels": [
-            {
-                "name": each.name,
-                "template": each.template,
-                "count": each.count,
-                "share": each.share,
-                "default_seconds": each.default_seconds,
-                "tuned_seconds": each.tuned_seconds,
-                "gain": each.gain,
-                "kept": each.kept,
-                "choices": each.choices,
-                "default_choices": each.default_choices,
-                "trials": each.trials,
-                "failures": each.failures,
-            }
-            for each in report.kernels
-        ],
+        "kernels": [{**dataclasses.asdict(each), "gain": each.gain} for each in report.kernels],
     }
 
 
