@@ -41,8 +41,8 @@ def print_report(report: DeploymentReport, console: Console) -> None:
 def summary(report: DeploymentReport) -> list[str]:
     """What the table does not say: rates, how much was measured, and advice."""
     lines = []
-    if any(each.compute.predicted_least is not None for each in report.machines):
-        lines.append("From … to: without and with all of what serialising takes; the ratio is to the nearer end.")
+    if any(each.compute.predicted is not None for each in report.machines):
+        lines.append("From … to: without and with what serialising, or a latency, takes; ratios are to the nearer end.")
     if report.period.measured is not None:
         predicted = report.period.predicted
         beside = "" if predicted is None else f" (predicted: {1 / predicted:.1f})"

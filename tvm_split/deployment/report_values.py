@@ -32,6 +32,11 @@ class Comparison:
         return self.measured - self._nearest
 
     @property
+    def spread(self) -> float:
+        """How wide the prediction is as a range."""
+        return (self.predicted or 0.0) - self.predicted_least if self.predicted_least is not None else 0.0
+
+    @property
     def _nearest(self) -> float | None:
         if self.measured is None or self.predicted is None or self.predicted_least is None:
             return self.predicted

@@ -267,8 +267,20 @@ def test_short_times_on_the_wire_are_no_reason_to_probe_again(predicted, wire):
         machine_prediction(name, seconds, receive_seconds=predicted, send_seconds=predicted)
         for name, seconds in ((A, 0.010), (B, 0.006))
     )
-    links = (LinkPrediction(A, B, 1000.0, 0.001, predicted),)
+    links = (LinkPrediction(A, B, 1000.0, predicted, predicted),)
     expected = dataclasses.replace(prediction(machines, links), latency_seconds=0.016)
     report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=wire), streamed())
     assert report.links[1].seconds.ratio > 10
     assert report.advice == ()
+
+
+def test_a_link_takes_from_its_bytes_alone_to_its_latency_as_well():
+    """Forty bytes that take as long as ever to arrive are no link that has changed."""
+    machines = tuple(machine_prediction(name, 0.006, send_seconds=1e-6, receive_seconds=1e-6) for name in (A, B))
+    expected = prediction(machines, (LinkPrediction(A, B, 1000.0, 0.004, 1e-6),))
+    expected = dataclasses.replace(expected, period_seconds=0.010, latency_seconds=0.016)
+    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (6, 6), 3.9), streamed())
+    seconds = report.links[1].seconds
+    assert (seconds.predicted_least, seconds.predicted, seconds.ratio) == (1e-6, 0.004, 1.0)
+    assert report.machines[0].send.ratio == report.machines[1].receive.ratio == pytest.approx(1.0)
+    assert not any(f"{A} → {B}" in text for text in report.advice)
