@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -134,11 +133,6 @@ def _locked(folder: Path) -> Iterator[None]:
 def _write(path: Path, entries: Mapping[str, Any], subject: Mapping[str, Any]) -> None:
     """Whoever reads meanwhile sees the old file or the new one, never half of one."""
     content = {"format": FORMAT, "version": VERSION, "subject": subject, "entries": dict(sorted(entries.items()))}
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(content, file, indent=1)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    writing = path.with_suffix(".writing")  # one name for all, who have the lock: a killed writer's is written over
+    writing.write_text(json.dumps(content, indent=1))
+    writing.replace(path)
