@@ -63,6 +63,18 @@ def streamed(count: int = 20) -> MeasuredRuns:
     return MeasuredRuns((Window(0, 16 * MILLISECOND, 1),), (window,), count)
 
 
+SLOW = dataclasses.replace(streamed(), streams=(Window(0, 240 * MILLISECOND, 20),))
+"""A result every 12 ms, where 10 are predicted."""
+
+
+def test_a_link_that_takes_longer_and_holds_nothing_up_is_no_reason_to_probe():
+    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)), LINKS)
+    expected = dataclasses.replace(expected, latency_seconds=0.016)
+    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=5), streamed())
+    assert report.links[1].seconds.ratio > 1.5
+    assert report.advice == ()
+
+
 def test_every_number_has_its_place():
     expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)), LINKS)
     report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN), streamed())
@@ -129,7 +141,8 @@ def test_advice(compute, wire, words):
     links = LINKS if wire > 1.2 else (LinkPrediction(A, B, 1000.0, 0.004, 0.003),)
     expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)), links)
     expected = dataclasses.replace(expected, latency_seconds=0.016)
-    text = "\n".join(report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, compute, wire), streamed()).advice)
+    measured = streamed() if wire < 4 else SLOW
+    text = "\n".join(report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, compute, wire), measured).advice)
     assert all(word in text for word in words), text
     assert bool(text) == bool(words)
 
@@ -172,7 +185,7 @@ def test_several_links_that_cannot_be_told_apart_are_probed_together():
     program = Program((tensor("x"),), (tensor("w"), tensor("z"), tensor("y")), stages)
     machines = tuple(machine_prediction(name, 0.010) for name in (A, B, C))
     expected = dataclasses.replace(prediction(machines), latency_seconds=0.016)
-    advice = report_of(plan_for(program, expected), program, events_of(program, (10, 10, 10), 4), streamed()).advice
+    advice = report_of(plan_for(program, expected), program, events_of(program, (10, 10, 10), 4), SLOW).advice
     assert any(text.startswith("machine-c receives 4 ms and not 1 ms") for text in advice)
     assert any("Probe these links again" in text and "machine-b → machine-c" in text for text in advice)
 
