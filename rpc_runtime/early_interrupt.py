@@ -1,8 +1,7 @@
 """Ctrl-C while a process loads its modules: it ends at once and without a word, with the code that it has later on.
 
 Whatever Python is importing when it is interrupted would write a traceback, and no ``except`` of ours is there yet. So
-the modules that processes start with import this one first, which needs next to nothing itself, and call `end_quietly`;
-what has to clear up behind it asks to be `Told` instead.
+the modules that processes start with import this one first, which needs next to nothing itself, and call `end_quietly`.
 """
 
 import os
@@ -17,18 +16,3 @@ def end_quietly() -> None:
     """From now on Ctrl-C ends this process; one that was started so as to ignore it still does."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
-
-
-class Told:
-    """Inside, Ctrl-C raises KeyboardInterrupt, as it does where nobody has called `end_quietly`. A context manager."""
-
-    def __init__(self) -> None:
-        self._quiet = signal.getsignal(signal.SIGINT) is _end
-
-    def __enter__(self) -> None:
-        if self._quiet:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def __exit__(self, *error: object) -> None:
-        if self._quiet:
-            end_quietly()

@@ -16,6 +16,7 @@ import weakref
 from pathlib import Path
 
 from tvm_split.rpc_runtime.closing import Closing
+from tvm_split.rpc_runtime.endings import before_end, cleared
 from tvm_split.rpc_runtime.own_process import OwnProcess
 
 PREFIX = "tvm-split-scratch-"
@@ -29,6 +30,7 @@ class ScratchFolder(Closing):
         remove_orphans()
         self.path, lock = _make(purpose)
         self._remove = weakref.finalize(self, _remove_own, self.path, lock, OwnProcess())
+        before_end(self.path, self._remove)
 
     def close(self) -> None:
         """Remove the folder and all in it."""
@@ -60,6 +62,7 @@ def _remove_own(path: Path, lock: int, owner: OwnProcess) -> None:
 
 
 def _remove(path: Path, lock: int) -> None:
+    cleared(path)
     shutil.rmtree(path, ignore_errors=True)
     os.close(lock)
 

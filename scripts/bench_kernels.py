@@ -155,10 +155,10 @@ def compare(
     }
 
 
-def print_results(results: Sequence[dict[str, Any]], ceilings: Ceilings) -> float:
+def print_results(threads: int, results: Sequence[dict[str, Any]], ceilings: Ceilings) -> float:
     """A table; returns the geometric mean of the ratios."""
     title = (
-        f"{ceilings.threads} threads; peak {ceilings.operations_per_second / 1e9:.0f} GFLOP/s, "
+        f"{threads} threads; peak {ceilings.operations_per_second / 1e9:.0f} GFLOP/s, "
         f"memory {ceilings.bytes_per_second / 1e9:.0f} GB/s"
     )
     headings = ("model", "ours, ms", "tuned", "onnxruntime", "torch", "tvm default", "ratio to onnxruntime")
@@ -205,7 +205,7 @@ def main() -> int:
                 own.mkdir(exist_ok=True)
                 print(f"{name}, {threads} threads", file=sys.stderr)
                 results.append(compare(name, threads, arguments.rounds, ceilings, own, arguments.database))
-            mean = print_results(results, ceilings)
+            mean = print_results(threads, results, ceilings)
             written.append(
                 {
                     "threads": threads,

@@ -49,8 +49,8 @@ def compile_and_deploy(
         verify: compare the compiled stages with the source before anything is deployed.
         timeout_seconds: the longest wait for a worker's answer or the next result.
         in_flight: so many micro-batches of a stream are under way at most; see `deploy`.
-        on_progress: called with what is being done, the steps done and all steps; by default a bar is shown in a
-            terminal.
+        on_progress: called with what is being done, the steps done and all steps; by default they are shown
+            on stderr (TVM_SPLIT_PROGRESS=0: not).
 
     Returns:
         A running `Deployment`; use it as a context manager, or close it.

@@ -21,6 +21,7 @@ from tvm_split.compiler.verification import verify_bundle
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan, PlannedStage
+from tvm_split.progress import says_progress
 from tvm_split.relay_passes.communication import Computation, computation, machine_modules
 from tvm_split.relay_passes.contract import main_function, returned_fields
 from tvm_split.relay_passes.pipeline import Observer, partition_phases, run_phases
@@ -44,6 +45,7 @@ class CutModel:
     output_names: tuple[str, ...]
 
 
+@says_progress("compiling")
 def compile(
     model: Model,
     plan: Plan,
@@ -56,7 +58,8 @@ def compile(
     """Compile every stage of a plan for its machine's target; one with replicas once for each target among them.
 
     With ``verify`` the compiled stages are run in this process on the model's example inputs and compared with the
-    source framework, where both are at hand. ``dump_folder`` receives the IR after every phase.
+    source framework, where both are at hand. ``dump_folder`` receives the IR after every phase. ``on_progress`` is
+    called with the steps, which are shown on stderr by default.
 
     Kernels that were tuned for a machine's target come from ``database``, a folder of `tvm_split.tune`; by default
     the one that `tvm_split.compiler.tuning_folder.default_folder` finds, if it exists.

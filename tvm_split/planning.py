@@ -37,12 +37,14 @@ from tvm_split.planner.profile import ClusterProfile, LinkProfile
 from tvm_split.planner.replanning import DEFAULT_THRESHOLD, Measured, Replanned, calibrated, corrections_of, replan
 from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
 from tvm_split.planner.thrift import spared
+from tvm_split.progress import says_progress
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.steps import StepProgress
 
 Names = Mapping[str, str | Sequence[str]]
 
 
+@says_progress("planning")
 def plan(
     model: Model,
     cluster: Cluster,
@@ -82,7 +84,7 @@ def plan(
         refresh: measure anew what was measured before.
         database: tuned kernels, as `tvm_split.compile` takes them.
         time_limit_seconds: for the search; then the best plan so far is returned, with its bound.
-        on_progress: called with what is being done, the steps done and all steps.
+        on_progress: called with what is being done, the steps done and all steps; by default they are shown on stderr.
 
     Raises:
         PlanError: the split, the number of stages or the constraints do not fit the model or the cluster.
@@ -261,7 +263,7 @@ def _plan(
 ) -> Plan:
     targets = resolve_targets(cluster, {machine for stage in planned for machine in stage.machines})
     machines = tuple(
-        PlannedMachine(machine.name, targets[machine.name], machine.threads)
+        PlannedMachine(machine.name, targets[machine.name], machine.threads, machine.address)
         for machine in cluster.machines
         if machine.name in targets
     )

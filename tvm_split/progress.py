@@ -1,9 +1,17 @@
-"""Bars for what takes long, on stderr, and only where a person looks at them."""
+"""What takes long says so on stderr: with a bar where a person looks at it, elsewhere with a line every ten seconds.
+
+The variable TVM_SPLIT_PROGRESS=0 turns both off.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -17,22 +25,64 @@ from rich.progress import (
 )
 
 STDERR = Console(stderr=True)
+PROGRESS_VARIABLE = "TVM_SPLIT_PROGRESS"
+SECONDS_BETWEEN_LINES = 10.0
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def says_progress(what: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """For a function with ``on_progress``: without one given, its steps are shown."""
+
+    def shown(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @functools.wraps(function)
+        def call(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+            if named.get("on_progress") is not None:
+                return function(*arguments, **named)
+            with step_progress(what) as report:
+                changed: Any = {**named, "on_progress": report}
+                return function(*arguments, **changed)
+
+        return call
+
+    return shown
 
 
 @contextmanager
 def step_progress(what: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for counted steps, to be called with what is being done, the steps done and all steps."""
+    """Counted steps, to be called with what is being done, the steps done and all steps."""
     with progress_bars(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bars:
         task = bars.add_task(what, total=None)
         yield lambda description, done, steps: bars.update(task, description=description, completed=done, total=steps)
 
 
-def progress_bars(*columns: ProgressColumn) -> Progress:
-    return Progress(
+@contextmanager
+def progress_bars(*columns: ProgressColumn) -> Iterator[Progress]:
+    """A bar for each task that is added."""
+    bars = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         *columns,
         console=STDERR,
         transient=True,
-        disable=not STDERR.is_terminal,
+        disable=not STDERR.is_terminal or os.environ.get(PROGRESS_VARIABLE) == "0",
     )
+    ended = threading.Event()
+    if not STDERR.is_terminal and os.environ.get(PROGRESS_VARIABLE) != "0":
+        threading.Thread(target=_say_lines, args=(bars, ended), name="progress", daemon=True).start()
+    try:
+        with bars:
+            yield bars
+    finally:
+        ended.set()
+
+
+def _say_lines(bars: Progress, ended: threading.Event) -> None:
+    begun = time.monotonic()
+    while not ended.wait(SECONDS_BETWEEN_LINES):
+        for task in bars.tasks:
+            if not task.finished:
+                share = "" if task.total is None else f" ({task.completed / max(task.total, 1):.0%} done)"
+                line = f"{task.description}{share}, {time.monotonic() - begun:.0f} s"
+                STDERR.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Quantities as people read them."""
+"""Quantities, and lists, as people read them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def precise_bytes_text(count: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration with a unit that fits it, and three digits."""
+    """A duration with a unit that fits it, and three digits or more."""
     number, unit = _in_unit(seconds, SECONDS_PER_UNIT, "s")
-    return f"{number:.3g} {unit}"
+    return f"{number:.0f} {unit}" if number >= 1000 else f"{number:.3g} {unit}"
 
 
 def age_text(seconds: float) -> str:
@@ -34,6 +34,14 @@ def age_text(seconds: float) -> str:
         return "less than a minute"
     count = int(number)
     return f"{count} {unit}{'' if count == 1 else 's'}"
+
+
+def short_list(names: Sequence[str], most: int = 6) -> str:
+    """Names with commas between them; the middle of a long list is left out, and by how much is said."""
+    if len(names) <= most:
+        return ", ".join(names)
+    head, tail = names[: most // 2], names[-(most // 2) :]
+    return f"{', '.join(head)}, … {len(names) - len(head) - len(tail)} more …, {', '.join(tail)}"
 
 
 def _in_unit(value: float, units: Sequence[tuple[float, str]], smallest: str) -> tuple[float, str]:

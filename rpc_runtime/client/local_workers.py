@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import logging
@@ -18,6 +17,7 @@ from typing import IO
 
 from tvm_split.rpc_runtime import own_modules
 from tvm_split.rpc_runtime.closing import Closing
+from tvm_split.rpc_runtime.endings import before_end, cleared
 from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from tvm_split.rpc_runtime.own_process import OwnProcess
 from tvm_split.rpc_runtime.program.program import CLIENT
@@ -61,7 +61,7 @@ class LocalWorkers(Closing):
         self._endpoints: dict[str, WorkerEndpoint] = {}
         self._closed = False
         self._own_process = OwnProcess()
-        atexit.register(self.close)
+        before_end(self, self.close)
         try:
             for name, cores in zip(names, _cores(len(names), threads, pin), strict=True):
                 self._processes[name] = self._start(name, threads, cores, cache)
@@ -94,13 +94,14 @@ class LocalWorkers(Closing):
         if self._closed or not self._own_process.is_this:
             return
         self._closed = True
-        atexit.unregister(self.close)
-        for process in self._processes.values():
+        cleared(self)
+        processes = list(self._processes.values())  # one may be starting in another thread
+        for process in processes:
             with contextlib.suppress(OSError):
                 process.terminate()
                 process.send_signal(signal.SIGCONT)  # one that was stopped could not end
         deadline = time.monotonic() + TERMINATE_SECONDS
-        for process in self._processes.values():
+        for process in processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:

@@ -28,7 +28,6 @@ from tvm_split.schedules.tuning.devices import (
 )
 from tvm_split.schedules.tuning.errors import DeviceError, TuningError
 
-LOCAL = "this machine"
 MAIN = "main"
 POLL_SECONDS = 0.05
 BUILDS_PER_PROCESS = 50

@@ -12,14 +12,13 @@ import pytest
 
 from tests.helpers.rpc_runtime.worker_process import ROOT, announced
 from tvm_split.compiler.tuning_folder import default_folder as tuning_folder
-from tvm_split.measuring.link_cache import default_folder as links_folder
-from tvm_split.measuring.profile_cache import default_folder as profiles_folder
+from tvm_split.measuring.store import default_folder as measurements_folder
 from tvm_split.rpc_runtime.errors import InputError
 from tvm_split.rpc_runtime.files import CACHE_VARIABLE, cache_folder, is_kept, keep, locked, replacing, state_folder
 
 
 def test_one_variable_holds_for_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folders = {"tuning": tuning_folder, "links": links_folder, "profiles": profiles_folder}
+    folders = {"tuning": tuning_folder, "measurements": measurements_folder}
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     assert {name: folder() for name, folder in folders.items()} == {name: tmp_path / name for name in folders}
     monkeypatch.delenv(CACHE_VARIABLE)

@@ -297,6 +297,15 @@ def test_a_tiny_network_is_not_distributed():
     np.testing.assert_allclose(y, network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("measure", [False, True])
+def test_a_network_that_computes_and_sends_nothing(measure):
+    nothing = tvm_split.load_model(torch.nn.Identity(), (torch.zeros(0, 2),))
+    for cluster in (tvm_split.Cluster.in_process(2), tvm_split.Cluster.local(2)):
+        prediction = tvm_split.plan(nothing, cluster, stages=1, measure=measure).prediction
+        assert 0 < prediction.period_seconds <= prediction.latency_seconds < 1
+        assert 0 <= prediction.gap <= 1
+
+
 def test_a_split_by_hand_is_nobody_elses_business():
     network = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(2))).eval()
     with warnings.catch_warnings():

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 import warnings
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 import tvm_split
-from tvm_split.cli import bench, compile, demo, deploy, doctor, plan, profile, run, status, tune, worker
+from tvm_split.cli import bench, cache, compile, demo, deploy, doctor, plan, profile, run, status, tune, worker
 from tvm_split.cli.console import print_error
-from tvm_split.rpc_runtime.early_interrupt import Told
+from tvm_split.cli.interrupts import ended_by_signals
 from tvm_split.rpc_runtime.errors import TvmSplitError
 
 DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
 FAILED = 1
 WRONG_USE = 2
-TERMINATED = 128 + signal.SIGTERM
 
 
 class Commands(TyperGroup):
@@ -30,8 +27,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with Told():
-                return super().invoke(ctx)
+            return super().invoke(ctx)
         except TvmSplitError as error:
             _end_with(error, str(error), wrong_use=isinstance(error, ValueError))
         except BrokenPipeError:
@@ -87,19 +83,20 @@ app.command("deploy")(deploy.deploy)
 app.command("run")(run.run)
 app.command("bench")(bench.bench)
 app.command("profile")(profile.profile)
+app.command("cache")(cache.cache)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 
 
 def run_application() -> None:
     """Run the command of this process's arguments and end the process."""
-    signal.signal(signal.SIGTERM, _terminate)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries, about code that the user of a command cannot change
-    try:
-        app()
-    finally:
-        _flush()
+    with ended_by_signals():
+        try:
+            app()
+        finally:
+            _flush()
 
 
 def _flush() -> None:
@@ -108,8 +105,3 @@ def _flush() -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    # As an exception, so that worker processes and temporary folders are cleared away as after Ctrl-C.
-    raise SystemExit(TERMINATED)

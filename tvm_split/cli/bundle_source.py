@@ -20,28 +20,30 @@ def cluster_for(bundle: Bundle, request: ClusterRequest) -> Cluster:
     """The machines that the command line asks for; else workers on this host with the names that the bundle uses.
 
     Raises:
-        ClusterError: the bundle is for machines that this host cannot stand in for.
+        ClusterError: the bundle is for machines elsewhere, or for some that this host cannot stand in for.
     """
     from tvm_split.cluster.cluster import Cluster
     from tvm_split.cluster.machine import Machine
-
-    if request.file is not None:
-        return request.cluster()
-    _require_runnable_here(bundle)
-    if request.workers is not None:
-        return request.cluster()
-    planned = [bundle.plan.machine(name) for name in bundle.program.machines]
-    machines = tuple(Machine(each.name, request.threads or each.threads) for each in planned)
-    return Cluster("in_process" if request.in_process else "local", machines)
-
-
-def _require_runnable_here(bundle: Bundle) -> None:
     from tvm_split.compiler.targets import runs_here
     from tvm_split.errors import ClusterError
 
-    for machine in bundle.plan.machines:
-        if not runs_here(machine.target):
+    if request.file is not None:
+        return request.cluster()
+    planned = [bundle.plan.machine(name) for name in bundle.program.machines]
+    elsewhere = ", ".join(f"{each.name} at {each.address}" for each in planned if each.address is not None)
+    if elsewhere and not request.is_given:
+        raise ClusterError(
+            f"the bundle was compiled for {elsewhere}: give --cluster with the file that names them, or try it on this "
+            f"host with --workers {len(planned)}"
+        )
+    for each in planned:
+        if not runs_here(each.target):
             raise ClusterError(
-                f"the stages of {machine.name!r} are compiled for {dict(machine.target)}, which this host cannot run; "
+                f"the stages of {each.name!r} are compiled for {dict(each.target)}, which this host cannot run; "
                 "give --cluster with the machines that the bundle was compiled for, or compile for this host"
             )
+    if not request.in_process and (request.workers or len(planned)) < len(planned):
+        names = ", ".join(each.name for each in planned)
+        raise ClusterError(f"the bundle needs {len(planned)} workers ({names}), --workers gives {request.workers}")
+    machines = tuple(Machine(each.name, request.threads or each.threads) for each in planned)
+    return Cluster("in_process" if request.in_process else "local", machines)

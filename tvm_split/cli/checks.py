@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
-from importlib.util import find_spec
 from typing import Any
+
+from packaging.requirements import Requirement
 
 DISTRIBUTION = "tvm-split"
 EXTRAS = {
-    "torch": (("torch",), "models of PyTorch"),
-    "onnx": (("onnx", "onnxruntime"), "models in ONNX files"),
-    "demo": (("torch", "sklearn", "matplotlib"), "`tvm-split demo`, and timelines as pictures"),
-    "tracker": (("tornado",), "starting TVM's RPC tracker, for tuning on several machines"),
-    "cross": (("ziglang",), "compiling for machines of another architecture"),
+    "torch": "models of PyTorch",
+    "onnx": "models in ONNX files",
+    "demo": "`tvm-split demo`, and timelines as pictures",
+    "images": "images as inputs of `tvm-split run`",
+    "tracker": "starting TVM's RPC tracker, for tuning on several machines",
+    "cross": "compiling for machines of another architecture",
 }
 PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 14)
-PINNED = re.compile(r"^([A-Za-z0-9_.-]+)\s*==\s*([^;,\s]+)$")
 VECTOR_LEVELS = ("x86-64-v3", "x86-64-v4")
 
 
@@ -43,8 +43,7 @@ class Check:
 def all_checks() -> Iterator[Check]:
     """Every check, in an order in which a failure explains those after it."""
     yield _python()
-    yield from _pinned_packages()
-    yield from _extras()
+    yield from _packages()
     for check in (_compiler, _linker, _processor, _cores, _tiny_program, _worker, _cuda):
         yield _guarded(check)
 
@@ -66,33 +65,32 @@ def _python() -> Check:
     return Check("Python", Verdict.FAIL, version, f"use Python {wanted}")
 
 
-def _pinned_packages() -> Iterator[Check]:
-    """The packages whose version this one fixes: other versions are known to break."""
+def _packages() -> Iterator[Check]:
+    """What this one requires, and each extra; other versions than required are known to break, or untried."""
     try:
-        requirements = metadata.requires(DISTRIBUTION) or []
+        required = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
     except metadata.PackageNotFoundError:
         yield Check("installation", Verdict.WARN, f"{DISTRIBUTION} is not installed as a package", "pip install -e .")
         return
-    for requirement in requirements:
-        pinned = PINNED.match(requirement)
-        if pinned is None:
-            continue
-        name, wanted = pinned.groups()
-        found = _version(name)
-        if found == wanted:
-            yield Check(name, Verdict.OK, wanted)
-        else:
-            yield Check(name, Verdict.FAIL, found or "not installed", f"pip install {name}=={wanted}")
+    own = [each for each in required if each.marker is None]
+    yield _versions("packages", own, Verdict.FAIL, "")
+    for extra, purpose in EXTRAS.items():
+        its = [each for each in required if each.marker is not None and each.marker.evaluate({"extra": extra})]
+        yield _versions(f"extra {extra}", its, Verdict.WARN, f"for {purpose}: ")
 
 
-def _extras() -> Iterator[Check]:
-    for extra, (modules, purpose) in EXTRAS.items():
-        missing = [module for module in modules if find_spec(module) is None]
-        if missing:
-            advice = f"for {purpose}: pip install 'tvm-split[{extra}]'"
-            yield Check(f"extra {extra}", Verdict.WARN, f"without {', '.join(missing)}", advice)
-        else:
-            yield Check(f"extra {extra}", Verdict.OK, ", ".join(modules))
+def _versions(name: str, required: Sequence[Requirement], verdict: Verdict, purpose: str) -> Check:
+    found = {each.name: _version(each.name) for each in required}
+    wrong = [
+        each
+        for each in required
+        if (version := found[each.name]) is None or not each.specifier.contains(version, prereleases=True)
+    ]
+    text = ", ".join(f"{each.name} {found[each.name] or 'is not installed'}" for each in wrong or required)
+    if not wrong:
+        return Check(name, Verdict.OK, text)
+    install = " ".join(f"'{each.name}{each.specifier}'" for each in wrong)
+    return Check(name, verdict, text, f"{purpose}pip install {install}")
 
 
 def _compiler() -> Check:

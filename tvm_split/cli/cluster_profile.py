@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tvm_split.cli.console import STDOUT, print_json, print_note
+from tvm_split.cli.console import STDOUT, new_table, print_json, print_line, print_note
 from tvm_split.progress import step_progress
 from tvm_split.units import age_text, bytes_text
 
@@ -46,15 +46,12 @@ def _description(found: MeasuredCluster) -> dict[str, Any]:
 
 
 def _print(found: MeasuredCluster) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     profile = found.profile
-    table = Table(title=Text(f"{profile.model}: {len(profile.pieces)} pieces, one micro-batch"))
-    table.add_column("machine", overflow="fold")
-    table.add_column("kernels")
-    for heading in ("alone, ms", "together, ms", "GFLOP/s", "GB/s", "memory free"):
-        table.add_column(heading, justify="right")
+    title = f"{profile.model}: {len(profile.pieces)} pieces, one micro-batch"
+    numbers = ("alone, ms", "together, ms", "GFLOP/s", "GB/s", "free")
+    table = new_table(title, ("machine", "kernels"), numbers)
     for machine, report in zip(profile.machines, found.reports, strict=True):
         alone, contended = _sums(machine)
         table.add_row(
@@ -70,28 +67,22 @@ def _print(found: MeasuredCluster) -> None:
     _print_links(profile)
     for report in found.reports:
         for problem in report.problems:
-            _line(f"{report.machine}: estimated where a kernel could not be timed: {problem}")
+            print_line(f"{report.machine}: estimated where a kernel could not be timed: {problem}")
     if any(report.cached for report in found.reports):
-        _line("what is cached is measured again with --refresh")
+        print_line("what is cached is measured again with --refresh")
 
 
 def _print_links(profile: ClusterProfile) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="links")
-    for heading in ("from", "to"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("latency, ms", "MB/s"):
-        table.add_column(heading, justify="right")
-    table.add_column("origin")
+    table = new_table("links", ("from", "to", "origin"), ("latency, ms", "MB/s"))
     for link in profile.links:
         speeds = (f"{link.latency_seconds * 1e3:.2f}", f"{link.bytes_per_second / 1e6:.1f}")
-        table.add_row(Text(link.source), Text(link.destination), *speeds, link.origin)
+        table.add_row(Text(link.source), Text(link.destination), link.origin, *speeds)
     STDOUT.print(table)
     for machine in profile.machines:
         cost = machine.streaming
-        _line(
+        print_line(
             f"{machine.machine}: a stream takes {cost.alone_transfer_seconds * 1e3:.2f} ms of it per tensor and makes "
             f"computing {cost.alone_ratio:.2f} times as long; {cost.transfer_seconds * 1e3:.2f} ms and "
             f"{cost.ratio:.2f} times while the others of its host compute too"
@@ -112,7 +103,3 @@ def _origins(report: MachineReport) -> str:
     if report.estimated:
         parts.append(f"{report.estimated} estimated")
     return ", ".join(parts)
-
-
-def _line(text: str) -> None:
-    STDOUT.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -9,7 +9,7 @@ import typer
 
 from tvm_split.cli import options
 from tvm_split.cli.annotations import ConfigurationOption, SplitFromModelOption, annotated_model
-from tvm_split.cli.console import STDOUT, print_json, print_note
+from tvm_split.cli.console import STDOUT, new_table, print_json, print_note
 from tvm_split.cli.model_source import ModelRequest
 from tvm_split.cli.planning import ClusterRequest, PlanRequest
 from tvm_split.cli.wrong_use import WrongUseError
@@ -55,14 +55,18 @@ def compile(
     if plan is not None and (machines.is_given or threads is not None or request.is_given):
         raise WrongUseError("it says all this already; leave other planning options out", "--plan")
     loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
-    planned = _read_plan(plan) if plan is not None else request.plan(loaded, machines.cluster())
+    from tvm_split.planner.plan import Plan
+
+    planned = Plan.load(plan) if plan is not None else request.plan(loaded, machines.cluster())
     bundle = compile_with_progress(loaded, planned, verify=not no_verify, dump=dump, database=database)
     bundle.save(output)
     if json:
         print_json({"folder": str(output), **description(bundle)})
     else:
         print_bundle(bundle)
-        print_note(f"written to {output}; `tvm-split run {output}` runs it")
+        elsewhere = any(machine.address is not None for machine in planned.machines)
+        where = f" --cluster {cluster or 'FILE'}" if elsewhere else ""
+        print_note(f"written to {output}; `tvm-split run {output}{where}` runs it")
 
 
 def compile_with_progress(
@@ -100,17 +104,15 @@ def description(bundle: Bundle) -> dict[str, Any]:
 
 def print_bundle(bundle: Bundle) -> None:
     """A table of what was compiled."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"{bundle.model}: compiled stages"))
-    for heading in ("stage", "machine", "library", "weights"):
-        table.add_column(heading, justify="left" if heading in ("stage", "machine") else "right")
-    table.add_column("kernels; a name of several operators is one fused kernel", overflow="fold")
+    caption = "a kernel that is named after several operators is one fused kernel"
+    table = new_table(
+        f"{bundle.model}: compiled stages", ("stage", "machine", "kernels"), ("library", "weights"), caption
+    )
     for stage in description(bundle)["stages"]:
-        kernels = Text("\n".join(stage["kernels"]))
         sizes = (bytes_text(stage["library_bytes"]), bytes_text(stage["weight_bytes"]))
-        table.add_row(stage["name"], Text(stage["machine"]), *sizes, kernels)
+        table.add_row(stage["name"], Text(stage["machine"]), Text("\n".join(stage["kernels"])), *sizes)
     STDOUT.print(table)
     print_note(f"compared with the source framework: {_verified_words(bundle)}")
 
@@ -129,9 +131,3 @@ def _verified_words(bundle: Bundle) -> str:
     return (
         f"{bundle.verified.value}; the code that {', '.join(foreign)} will execute cannot run here and has not been run"
     )
-
-
-def _read_plan(path: Path) -> Plan:
-    from tvm_split.planner.plan import Plan
-
-    return Plan.load(path)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TransferSpeedColumn
+from rich.table import Table
 from rich.text import Text
 
 from tvm_split.progress import STDERR, progress_bars
@@ -30,6 +32,28 @@ def print_json(value: Any) -> None:
 def print_json_file(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
     print_note(f"written to {path}")
+
+
+def new_table(title: str, texts: Sequence[str], numbers: Sequence[str], caption: str | None = None) -> Table:
+    """A table that fits 80 columns as long as its numbers do: texts are folded, numbers never."""
+    table = Table(
+        title=Text(title),
+        title_style="bold",
+        caption=caption,
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for heading in texts:
+        table.add_column(heading, overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def print_line(text: str) -> None:
+    """A sentence on stdout, as it is: neither wrapped nor marked up."""
+    STDOUT.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_error(text: str) -> None:
@@ -75,11 +99,3 @@ def tuning_progress() -> Iterator[Callable[[TuningProgress], None]]:
             )
 
         yield report
-
-
-def short_list(names: tuple[str, ...] | list[str], most: int = 6) -> str:
-    """Names with commas between them; the middle of a long list is left out, and by how much is said."""
-    if len(names) <= most:
-        return ", ".join(names)
-    head, tail = names[: most // 2], names[-(most // 2) :]
-    return f"{', '.join(head)}, … {len(names) - len(head) - len(tail)} more …, {', '.join(tail)}"

@@ -16,7 +16,7 @@ from tvm_split.cli.compile import description, print_bundle
 from tvm_split.cli.console import STDOUT
 from tvm_split.cli.statistics import statistics_as_json, statistics_table
 from tvm_split.cluster.cluster import usable_cores
-from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, WARM_UP_MICRO_BATCHES, Demonstration
+from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, Demonstration
 from tvm_split.deployment.timeline import (
     LANE_NAMES,
     Timeline,
@@ -29,6 +29,7 @@ from tvm_split.deployment.timeline import (
 )
 from tvm_split.pictures.timeline_picture import draw_picture
 from tvm_split.rpc_runtime.program.measurements import COMPUTE
+from tvm_split.units import seconds_text
 
 COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "red", "bright_green", "bright_black")
 LEAST_COLUMNS, MOST_COLUMNS = 40, 150
@@ -46,6 +47,7 @@ def as_json(found: Demonstration, folder: Path) -> dict[str, Any]:
         "largest_difference": found.largest_difference,
         "pipelined_seconds": found.pipelined_seconds,
         "one_by_one_seconds": found.one_by_one_seconds,
+        "gain": found.one_by_one_seconds / found.pipelined_seconds,
         "machines_at_work_at_once": _at_once(found, LANE_NAMES),
         "machines_computing_at_once": _at_once(found, (COMPUTE,)),
         "stages": statistics_as_json(found.statistics),
@@ -85,8 +87,7 @@ def print_report(found: Demonstration, folder: Path, console: Console = STDOUT) 
     print_bundle(found.bundle)
     console.print(Rule("What came out"))
     console.print(_outcome(found))
-    title = f"{found.micro_batches} micro-batches, and {WARM_UP_MICRO_BATCHES} before them to warm up"
-    console.print(statistics_table(found.statistics, title))
+    console.print(statistics_table(found.statistics, f"{found.statistics[0].micro_batches} micro-batches in all"))
     console.print(Rule(f"The first {SHOWN_MICRO_BATCHES} micro-batches"))
     width = len(max(machines, key=len)) + len("  receive ")
     columns = min(max(console.width - width - 1, LEAST_COLUMNS), MOST_COLUMNS)
@@ -102,7 +103,8 @@ def _outcome(found: Demonstration) -> RenderableType:
         f"{found.test_images} test images in {found.micro_batches} micro-batches of {MICRO_BATCH}\n"
         f"accuracy: {found.accuracy_unsplit:.2%} before the split (torch), {found.accuracy_split:.2%} after it\n"
         f"largest difference of any score: {found.largest_difference:.2g}\n"
-        f"images a second: {per_second:,.0f} as a pipeline, {one_by_one:,.0f} one micro-batch after the other"
+        f"images a second: {per_second:,.0f} as a pipeline, {one_by_one:,.0f} one micro-batch after the other: "
+        f"{per_second / one_by_one:.2f} times as many"
     )
 
 
@@ -120,13 +122,17 @@ def _coloured(drawn: Timeline) -> Group:
 
 
 def _overlap(found: Demonstration) -> str:
-    working, computing = (
-        sum(share for count, share in machines_at_once(found.events, kinds).items() if count > 1)
-        for kinds in (LANE_NAMES, (COMPUTE,))
-    )
+    def share_of_time(kinds: Collection[str], least: int) -> str:
+        return f"{sum(share for count, share in machines_at_once(found.events, kinds).items() if count >= least):.0%}"
+
+    alone = found.one_by_one_seconds / found.micro_batches
+    computing = sum(stage.median_compute_seconds for stage in found.statistics)
     text = (
-        "A number is a micro-batch, and so is a colour; a dot is a machine that does not compute. While the test set "
-        f"ran, two or more machines were at work at once {working:.0%} of the time, computing {computing:.0%} of it."
+        "A number is a micro-batch, and so is a colour; a dot is a machine that does not compute. In a stream of some "
+        f"seconds, a machine computed {share_of_time((COMPUTE,), 1)} of the time, and two or more at once "
+        f"{share_of_time((COMPUTE,), 2)} of it; with receiving and sending, two or more were at work "
+        f"{share_of_time(LANE_NAMES, 2)} of it. A micro-batch by itself takes {seconds_text(alone)}, of which machines "
+        f"compute {seconds_text(computing)}; the rest is the way between processes."
     )
     cores, processes = usable_cores(), len(found.bundle.program.machines) + 1
     if cores < processes:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_split.cli import options
 from tvm_split.cli.bundle_source import cluster_for
-from tvm_split.cli.console import STDOUT, print_json, transfer_progress
+from tvm_split.cli.console import STDOUT, new_table, print_json, transfer_progress
 from tvm_split.cli.planning import ClusterRequest
 from tvm_split.units import bytes_text
 
@@ -75,14 +75,9 @@ def _machine_report(bundle: Bundle, machine: str, sent_bytes: int) -> dict[str, 
 
 
 def _print_report(bundle: Bundle, report: list[dict[str, Any]]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"{bundle.model} is on its machines"))
-    table.add_column("machine")
-    table.add_column("stages")
-    table.add_column("needs", justify="right")
-    table.add_column("was sent", justify="right")
+    table = new_table(f"{bundle.model} is on its machines", ("machine", "stages"), ("needs", "was sent"))
     for machine in report:
         sizes = bytes_text(machine["needed_bytes"]), bytes_text(machine["sent_bytes"])
         table.add_row(Text(machine["machine"]), ", ".join(machine["stages"]), *sizes)

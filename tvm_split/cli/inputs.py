@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,8 +84,10 @@ def save_outputs(path: Path, names: Sequence[str], results: Sequence[Arrays]) ->
         key = name if name not in arrays else f"{name}_{position}"
         arrays[key] = stacked.astype(np.float32) if stacked.dtype.kind == "V" else stacked
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+    with zipfile.ZipFile(path, "w") as file:  # what numpy.savez does, which takes no array named "file"
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
     return {name: list(array.shape) for name, array in arrays.items()}
 
 
@@ -111,11 +114,15 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _by_input(expected: Sequence[TensorSpec], found: Mapping[str, np.ndarray], path: Path) -> Arrays:
+    from tvm_split.frontends.normal_form import identifier
+
     names = [spec.name for spec in expected]
     numbered = [f"arr_{position}" for position in range(len(expected))]
-    for keys in (names, numbered):
-        if set(found) == set(keys):
-            return tuple(_with_dtype(spec, found[key], path) for spec, key in zip(expected, keys, strict=True))
+    # An input that ONNX calls in/put:0 is in_put_0 here, and its file may have either name.
+    renamed = {identifier(name): array for name, array in found.items()}
+    for arrays, keys in ((found, names), (found, numbered), (renamed, names)):
+        if set(arrays) == set(keys) and len(arrays) == len(found):
+            return tuple(_with_dtype(spec, arrays[key], path) for spec, key in zip(expected, keys, strict=True))
     raise InputError(
         f"{path} has the arrays {', '.join(sorted(found)) or 'none'}; the model takes {', '.join(map(str, expected))}. "
         f"Name them so, or {', '.join(numbered)}"

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tvm_split.cli.console import short_list
 from tvm_split.planner.problem import objective_seconds
-from tvm_split.units import age_text, bytes_text
+from tvm_split.units import age_text, bytes_text, short_list
 
 if TYPE_CHECKING:
     from tvm_split.planner.micro_batches import SizedPlan

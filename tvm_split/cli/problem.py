@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tvm_split.cli.console import STDOUT, print_error, print_json, short_list
+from tvm_split.cli.console import STDOUT, print_error, print_json
 from tvm_split.cli.wrong_use import WrongUseError, given_options
-from tvm_split.units import bytes_text, seconds_text
+from tvm_split.units import bytes_text, seconds_text, short_list
 
 if TYPE_CHECKING:
     from tvm_split.planner.problem import MachineLoad, Problem, Solution

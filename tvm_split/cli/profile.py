@@ -10,11 +10,12 @@ import typer
 from tvm_split.cli import options
 from tvm_split.cli.cluster_profile import profile_on_cluster
 from tvm_split.cli.compile import compile_with_progress
-from tvm_split.cli.console import STDOUT, print_json, short_list
+from tvm_split.cli.console import STDOUT, new_table, print_json, print_line
 from tvm_split.cli.model_source import ModelRequest
 from tvm_split.cli.planning import ClusterRequest
 from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.progress import step_progress
+from tvm_split.units import short_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,25 +146,19 @@ def _description(found: ModelProfile, rows: Sequence[_Row]) -> dict[str, Any]:
 
 
 def _print(found: ModelProfile, rows: Sequence[_Row]) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     peak, bandwidth = found.ceilings.operations_per_second, found.ceilings.bytes_per_second
-    table = Table(
-        title=Text(
-            f"{found.model}: {found.seconds * 1e3:.2f} ms, one input at a time, {_count(found.threads, 'thread')}"
-        )
-    )
-    for heading in ("kernel", "rule", "layers"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("calls", "ms", "share", "GFLOP/s", "of peak", "GB/s"):
-        table.add_column(heading, justify="right")
+    threads = f"{found.threads} thread{'' if found.threads == 1 else 's'}"
+    title = f"{found.model}: {found.seconds * 1e3:.2f} ms, one input at a time, {threads}"
+    table = new_table(title, ("kernel, rule, layers",), ("calls", "ms", "share", "GFLOP/s", "of peak", "GB/s"))
     for row in rows:
         kernel = row.calls[0].kernel
+        name = Text(f"{kernel.function}\n  ")
+        name.append(f"{kernel.rule} (slow)" if kernel.is_slow else kernel.rule, "red" if kernel.is_slow else "dim")
+        name.append(f": {short_list(row.layers, MOST_LAYERS_SHOWN) or '(layout)'}", "dim")
         table.add_row(
-            Text(kernel.function),
-            Text(f"{kernel.rule} (slow)" if kernel.is_slow else kernel.rule, "red" if kernel.is_slow else ""),
-            Text(short_list(row.layers, MOST_LAYERS_SHOWN) or "(layout)"),
+            name,
             str(len(row.calls)),
             f"{row.seconds * 1e3:.3f}",
             f"{row.seconds / found.kernel_seconds:.1%}",
@@ -172,22 +167,10 @@ def _print(found: ModelProfile, rows: Sequence[_Row]) -> None:
             f"{row.moved_bytes / row.seconds / 1e9:.1f}",
         )
     STDOUT.print(table)
-    STDOUT.print(
+    print_line(
         f"{found.operations / 1e9:.2f} GFLOP at {found.operations / found.seconds / 1e9:.0f} GFLOP/s, "
         f"{found.share_of_peak(found.operations, found.seconds):.0%} of {peak / 1e9:.0f}; "
-        f"this machine reads {bandwidth / 1e9:.1f} GB/s (both measured now)",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"this machine reads {bandwidth / 1e9:.1f} GB/s (both measured now)"
     )
     if found.slow_share > 0:
-        STDOUT.print(
-            f"{found.slow_share:.1%} of the time is in kernels that no schedule took: they run as plain loops",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+        print_line(f"{found.slow_share:.1%} of the time is in kernels that no schedule took: they run as plain loops")

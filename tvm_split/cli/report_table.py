@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tvm_split.cli.console import new_table
 from tvm_split.deployment.deployment_report import DeploymentReport
-from tvm_split.deployment.report_advice import parted
+from tvm_split.deployment.report_advice import parted, tells_of_a_link
 from tvm_split.deployment.report_values import Comparison
 from tvm_split.units import bytes_text
 
@@ -18,25 +18,21 @@ NOTHING = "–"
 def print_report(report: DeploymentReport, console: Console) -> None:
     """Prediction, measurement and their ratio for the whole, every machine and every link; and what to do."""
     scale = report.period.measured or report.latency.measured or 0.0
-    table = Table(title=Text(f"{report.model}: milliseconds per micro-batch"), box=box.SIMPLE_HEAD, title_style="bold")
-    table.add_column("", overflow="fold")
-    table.add_column("", no_wrap=True)
-    for heading in ("predicted", "measured", "ratio"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = new_table(f"{report.model}: milliseconds per micro-batch", ("", " "), ("predicted", "measured", "ratio"))
     _add(table, "whole", "a result every", report.period, scale)
     _add(table, "", "one alone", report.latency, scale)
     for machine in report.machines:
         table.add_section()
         name = f"{machine.machine} ({', '.join(map(_stage, machine.stages, machine.shares))})"
         _add(table, name, "compute", machine.compute, scale)
-        _add(table, "", "receive", machine.receive, scale)
-        _add(table, "", "send", machine.send, scale)
+        _add(table, "", "receive", machine.receive, scale, wire=True)
+        _add(table, "", "send", machine.send, scale, wire=True)
     if report.links:
         table.add_section()
     for link in report.links:
         size = link.bytes.measured if link.bytes.measured is not None else link.bytes.predicted
         name = f"{link.source} → {link.destination}"
-        _add(table, name, NOTHING if size is None else bytes_text(size), link.seconds, scale)
+        _add(table, name, NOTHING if size is None else bytes_text(size), link.seconds, scale, wire=True)
     console.print(table)
     for line in summary(report):
         console.print(Text(line))
@@ -45,6 +41,8 @@ def print_report(report: DeploymentReport, console: Console) -> None:
 def summary(report: DeploymentReport) -> list[str]:
     """What the table does not say: rates, how much was measured, and advice."""
     lines = []
+    if any(each.compute.predicted is not None for each in report.machines):
+        lines.append("From … to: without and with what serialising, or a latency, takes; ratios are to the nearer end.")
     if report.period.measured is not None:
         predicted = report.period.predicted
         beside = "" if predicted is None else f" (predicted: {1 / predicted:.1f})"
@@ -57,13 +55,18 @@ def summary(report: DeploymentReport) -> list[str]:
     return [*lines, *(f"• {text}" for text in report.advice)]
 
 
-def _add(table: Table, name: str, what: str, compared: Comparison, scale_seconds: float) -> None:
+def _add(table: Table, name: str, what: str, compared: Comparison, scale_seconds: float, *, wire: bool = False) -> None:
     ratio = compared.ratio
-    style = "red" if parted(compared, scale_seconds) else ""
+    if wire and not tells_of_a_link(compared, scale_seconds):
+        ratio = None
+    style = "red" if ratio is not None and parted(compared, scale_seconds) else ""
+    predicted = _milliseconds(compared.predicted)
+    if compared.predicted_least is not None:
+        predicted = f"{_milliseconds(compared.predicted_least)} to {predicted}"
     table.add_row(
         Text(name),
         Text(what),
-        _milliseconds(compared.predicted),
+        predicted,
         _milliseconds(compared.measured),
         Text(NOTHING if ratio is None else f"{ratio:.2f}", style),
     )

@@ -6,22 +6,19 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from tvm_split.cli.console import new_table
 from tvm_split.rpc_runtime.program.measurements import StageStatistics
-from tvm_split.units import bytes_text
+from tvm_split.units import bytes_text, seconds_text
 
 
 def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
-    """Milliseconds per stage: what it computed, waited for inputs, and spent on the wire; and the bytes it sent."""
-    caption = "milliseconds; median of one micro-batch, the rest in all. Receiving and sending overlap computing."
-    table = Table(title=Text(title), caption=caption, box=box.SIMPLE_HEAD, title_style="bold")
-    table.add_column("stage", no_wrap=True)
-    table.add_column("machine", overflow="fold")
-    for heading in ("median", "compute", "wait", "receive", "send", "sent"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    """Times per stage: what it computed, waited for inputs, and spent on the wire; and the bytes it sent."""
+    caption = "median of one micro-batch, the rest in all; receiving and sending overlap computing"
+    numbers = ("median", "compute", "wait", "receive", "send", "sent")
+    table = new_table(title, ("stage", "machine"), numbers, caption)
     for stage in stages:
         seconds = (
             stage.median_compute_seconds,
@@ -30,8 +27,7 @@ def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
             stage.receive_seconds,
             stage.send_seconds,
         )
-        numbers = [f"{value * 1e3:.3f}" for value in seconds[:1]] + [f"{value * 1e3:.2f}" for value in seconds[1:]]
-        table.add_row(Text(stage.name), Text(stage.machine), *numbers, bytes_text(stage.bytes_sent))
+        table.add_row(Text(stage.name), Text(stage.machine), *map(seconds_text, seconds), bytes_text(stage.bytes_sent))
     return table
 
 

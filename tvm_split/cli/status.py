@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, print_error, print_json, short_list
+from tvm_split.cli.console import STDOUT, print_error, print_json
 from tvm_split.cli.wrong_use import WrongUseError
-from tvm_split.units import bytes_text
+from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:
     from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json as json_format
 import signal
 from collections.abc import Callable, Iterator
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, print_json, print_note, tuning_progress
+from tvm_split.cli.console import STDOUT, new_table, print_json, print_note, tuning_progress
 from tvm_split.cli.model_source import ModelRequest
 from tvm_split.cli.planning import ClusterRequest, PlanRequest
 from tvm_split.cli.wrong_use import WrongUseError
+from tvm_split.units import seconds_text
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
@@ -137,9 +139,8 @@ def _stop_at_interrupt() -> Iterator[Callable[[], bool]]:
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
         asked = True
+        signal.signal(signal.SIGINT, before)
         print_note("stopping after the measurements under way; Ctrl-C again stops at once")
 
     before = signal.signal(signal.SIGINT, ask)
@@ -151,57 +152,29 @@ def _stop_at_interrupt() -> Iterator[Callable[[], bool]]:
 
 def _description(report: TuningReport) -> dict[str, Any]:
     return {
-        "model": report.model,
+        **dataclasses.asdict(report),
         "database": str(report.database),
-        "machines": report.machines,
-        "target": dict(report.target),
-        "trials": report.trials,
-        "devices": report.devices,
-        "stopped": report.stopped,
         "default_seconds": report.default_seconds,
         "tuned_seconds": report.tuned_seconds,
-        "kernels": [
-            {
-                "name": each.name,
-                "template": each.template,
-                "count": each.count,
-                "share": each.share,
-                "default_seconds": each.default_seconds,
-                "tuned_seconds": each.tuned_seconds,
-                "gain": each.gain,
-                "kept": each.kept,
-                "choices": each.choices,
-                "default_choices": each.default_choices,
-                "trials": each.trials,
-                "failures": each.failures,
-            }
-            for each in report.kernels
-        ],
+        "kernels": [{**dataclasses.asdict(each), "gain": each.gain} for each in report.kernels],
     }
 
 
 def _print_report(report: TuningReport, list_only: bool) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     title = f"{report.model}: kernels that can be tuned" if list_only else f"{report.model}: tuned kernels"
-    table = Table(title=Text(title))
-    table.add_column("kernel", overflow="fold")
-    table.add_column("template")
-    for heading in ("calls", "share", "default", "tuned", "gain", "trials"):
-        table.add_column(heading, justify="right")
-    table.add_column("choices", overflow="fold")
+    numbers = ("calls", "share", "default", "tuned", "gain", "trials")
+    table = new_table(title, ("kernel, template, choices",), numbers)
     for each in report.kernels:
         table.add_row(
-            Text(each.name),
-            each.template,
+            Text(f"{each.name}\n  ").append(f"{each.template}: {each.choices}", "dim"),
             str(each.count),
             f"{each.share:.1%}",
-            _microseconds(each.default_seconds),
-            _microseconds(each.tuned_seconds) if each.kept else "default",
+            _time(each.default_seconds),
+            _time(each.tuned_seconds) if each.kept else "default",
             f"{each.gain:.2f}" if each.kept else "",
             f"{each.trials}" + (f" ({each.failures} failed)" if each.failures else ""),
-            Text(each.choices),
         )
     STDOUT.print(table)
     print_note(
@@ -210,5 +183,5 @@ def _print_report(report: TuningReport, list_only: bool) -> None:
     )
 
 
-def _microseconds(seconds: float | None) -> str:
-    return "failed" if seconds is None else f"{seconds * 1e6:.1f} µs"
+def _time(seconds: float | None) -> str:
+    return "failed" if seconds is None else seconds_text(seconds)

@@ -28,6 +28,11 @@ class Machine:
     memory_bytes: int | None = None
     endpoint: WorkerEndpoint | None = None
 
+    @property
+    def address(self) -> str | None:
+        """Where its worker listens; None as long as no worker runs."""
+        return None if self.endpoint is None else self.endpoint.address
+
     def __post_init__(self) -> None:
         if not self.name or self.name == CLIENT:
             raise ClusterError(f"a machine cannot be named {self.name!r}")

@@ -25,6 +25,8 @@ from tvm_split.rpc_runtime.program.turns import Recurrence, common, together
 
 CLOCK_ERROR = 5_000_000
 """Nanoseconds by which the clocks of two machines may seem to differ: half a round trip of a slow link."""
+SECONDS = ("period", "latency", "compute", "receive", "send")
+"""The comparisons of a report that are in seconds."""
 
 
 @dataclass(frozen=True)
@@ -52,39 +54,19 @@ class DeploymentReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it; each comparison also has its ratio, measured by predicted."""
-        return {
-            "model": self.model,
-            "origin": self.origin,
-            "limiting": self.limiting,
-            "period_seconds": self.period.to_dict(),
-            "latency_seconds": self.latency.to_dict(),
-            "machines": [
-                {
-                    "machine": each.machine,
-                    "stages": list(each.stages),
-                    "shares": list(each.shares),
-                    "micro_batches": each.micro_batches,
-                    "compute_seconds": each.compute.to_dict(),
-                    "receive_seconds": each.receive.to_dict(),
-                    "send_seconds": each.send.to_dict(),
-                }
-                for each in self.machines
-            ],
-            "links": [
-                {
-                    "source": each.source,
-                    "destination": each.destination,
-                    "bytes": each.bytes.to_dict(),
-                    "seconds": each.seconds.to_dict(),
-                }
-                for each in self.links
-            ],
-            "runs": self.runs,
-            "streamed": self.streamed,
-            "advice": list(self.advice),
-            "profiled_at": self.profiled_at,
-            "corrections": dataclasses.asdict(self.corrections),
-        }
+        return dict(_plain(self))
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as dictionaries; a comparison of times under a name that says so."""
+    if isinstance(value, Comparison):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    named = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    return {f"{name}_seconds" if name in SECONDS else name: _plain(each) for name, each in named.items()}
 
 
 def report_of(plan: Plan, program: Program, trace: Sequence[TraceEvent], measured: MeasuredRuns) -> DeploymentReport:
@@ -96,8 +78,9 @@ def report_of(plan: Plan, program: Program, trace: Sequence[TraceEvent], measure
     prediction = plan.prediction
     windows = measured.streams or _around(measured.runs)
     times = _Times(_begun_in(windows, trace))
+    links = _link_reports(program, times, prediction)
     machines = tuple(
-        _machine_report(program, machine, times, prediction, contended=bool(measured.streams))
+        _machine_report(program, machine, times, prediction, links, contended=bool(measured.streams))
         for machine in program.machines
     )
     report = DeploymentReport(
@@ -107,7 +90,7 @@ def report_of(plan: Plan, program: Program, trace: Sequence[TraceEvent], measure
         period=Comparison(None if prediction is None else prediction.period_seconds, measured.period_seconds),
         latency=Comparison(None if prediction is None else prediction.latency_seconds, measured.latency_seconds),
         machines=machines,
-        links=_link_reports(program, times, prediction),
+        links=links,
         runs=len(measured.runs),
         streamed=measured.streamed,
         advice=(),
@@ -190,36 +173,47 @@ class _Times:
 
 
 def _machine_report(
-    program: Program, machine: str, times: _Times, prediction: Prediction | None, *, contended: bool
+    program: Program,
+    machine: str,
+    times: _Times,
+    prediction: Prediction | None,
+    links: Sequence[LinkReport],
+    *,
+    contended: bool,
 ) -> MachineReport:
     stages = program.stages_on(machine)
     names = tuple(stage.name for stage in stages)
     predicted: MachinePrediction | None = None
     if prediction is not None:
         predicted = next((each for each in prediction.machines if each.machine == machine), None)
-    measured = times.of_machine(stages, COMPUTE)
-    compute = None
+    expected = least = None
     if predicted is not None:
-        compute = _expected_compute(predicted, measured) if contended else predicted.alone_seconds
+        expected = predicted.compute_seconds if contended else predicted.alone_seconds
+        if contended and predicted.transfer_seconds:
+            least = predicted.compute_seconds - predicted.transfer_seconds
+    received = sum(link.seconds.spread for link in links if link.destination == machine)
+    sent = sum(link.seconds.spread for link in links if link.source == machine)
     return MachineReport(
         machine=machine,
         stages=names,
         shares=tuple(stage.own_turns.share for stage in stages),
         micro_batches=times.count(machine, names),
-        compute=Comparison(compute, measured),
-        receive=Comparison(None if predicted is None else predicted.receive_seconds, times.of_machine(stages, RECEIVE)),
-        send=Comparison(None if predicted is None else predicted.send_seconds, times.of_machine(stages, SEND)),
+        compute=Comparison(expected, times.of_machine(stages, COMPUTE), least),
+        receive=_range(
+            None if predicted is None else predicted.receive_seconds, times.of_machine(stages, RECEIVE), received
+        ),
+        send=_range(None if predicted is None else predicted.send_seconds, times.of_machine(stages, SEND), sent),
     )
 
 
-def _expected_compute(predicted: MachinePrediction, measured: float | None) -> float:
-    """Computing with what serialising takes from it, or without, whichever is nearer, or in between.
+def _range(least: float | None, measured: float | None, spread: float) -> Comparison:
+    """Of times on the wire: from the bytes alone to what a tensor by itself takes, the link's latency included.
 
-    Serialising falls into the time of computing only as far as the machine has no pauses for it.
+    In a stream latencies overlap, as far as the ends are not busy with other things.
     """
-    if measured is None:
-        return predicted.compute_seconds
-    return min(max(measured, predicted.compute_seconds - predicted.transfer_seconds), predicted.compute_seconds)
+    if least is None or not spread:
+        return Comparison(least, measured)
+    return Comparison(least + spread, measured, least)
 
 
 def _link_reports(program: Program, times: _Times, prediction: Prediction | None) -> tuple[LinkReport, ...]:
@@ -232,24 +226,29 @@ def _link_reports(program: Program, times: _Times, prediction: Prediction | None
     reports = []
     for (source, destination), size in crossing.items():
         expected = predicted.get((source, destination))
+        when = functools.reduce(together, (route.when for route in _routes(program, source, destination)))
         reports.append(
             LinkReport(
                 source,
                 destination,
                 Comparison(None if expected is None else expected.bytes, size if times.crossed() else None),
-                Comparison(
+                _range(
                     None if expected is None else expected.stream_seconds,
-                    _wire_seconds(program, times, source, destination),
+                    _wire_seconds(program, times, source, destination, when),
+                    0.0 if expected is None else max(0.0, expected.seconds * when.share - expected.stream_seconds),
                 ),
             )
         )
     return tuple(reports)
 
 
-def _wire_seconds(program: Program, times: _Times, source: str, destination: str) -> float | None:
+def _routes(program: Program, source: str, destination: str) -> list[Route]:
+    return [route for route in program.routes if (route.source, route.destination) == (source, destination)]
+
+
+def _wire_seconds(program: Program, times: _Times, source: str, destination: str, when: Recurrence) -> float | None:
     """The longer of sending and receiving, as far as the events of a stage belong to this link alone."""
-    link = [route for route in program.routes if (route.source, route.destination) == (source, destination)]
-    when = functools.reduce(together, (route.when for route in link))
+    link = _routes(program, source, destination)
     sent = [(route, _maker(program, route)) for route in program.routes if route.source == source]
     taken = [(route, _taker(program, route)) for route in program.routes if route.destination == destination]
     found = []

@@ -17,8 +17,8 @@ class _Report(BaseModel):
 
 
 class _Comparison(_Report):
-    predicted: float | None
     measured: float | None
+    ratio: float | None
 
 
 class _Machine(_Report):
@@ -65,11 +65,8 @@ def read_measured(path: Path, model: str) -> Measured:
         raise PlanError(f"{path} is no report of `tvm-split bench --json`: {error}") from error
     if report.model != model:
         raise PlanError(f"{path} is of model {report.model!r}, the model is {model!r}")
-    ratios = {
-        each.machine: each.compute_seconds.measured / each.compute_seconds.predicted
-        for each in report.machines
-        if each.compute_seconds.predicted and each.compute_seconds.measured
-    }
+    compared = {each.machine: each.compute_seconds for each in report.machines}
+    ratios = {machine: each.ratio for machine, each in compared.items() if each.ratio and each.measured}
     if not ratios:
         raise PlanError(
             f"{path} has nothing to compare: the plan that was measured had no prediction; make one with "

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
+from tvm_split.planner.replanning import SMALLEST_SHARE_OF_PERIOD
 
 PARTED = 0.15
 """Predictions are good to 10 % for throughput and 15 % for latency; beyond this, something has changed."""
 NEGLIGIBLE = 0.02
 """A difference below this share of the period changes nothing that a user would notice, whatever its ratio."""
+LEAST_WIRE_SECONDS = 1e-3
+"""Below, the ends of a transfer say more about threads that wake up than about the link."""
 PLAN_ANEW = "plan with new measurements: `tvm-split plan MODEL --cluster FILE --refresh`"
 IMPROVE = "or by what was measured here: `tvm-split plan MODEL --cluster FILE --replan PLAN --measured REPORT`"
 
@@ -26,10 +29,12 @@ def advice_for(
     ``estimated_shares`` says by machine which share of its predicted time was never measured.
     """
     scale = max(period.measured or 0.0, period.predicted or 0.0) or latency.measured or 0.0
+    whole = latency if period.measured is None else period
+    slower = parted(whole, 0.0) and whole.difference > 0
     parts = [
         *(text for each in machines for text in _of_machine(each, scale, estimated_shares.get(each.machine, 0.0))),
-        *(text for each in links for text in _of_link(each, scale)),
-        *(text for each in machines for text in _of_unknown_links(each, links, scale)),
+        *(text for each in links for text in _of_link(each, scale, slower)),
+        *(text for each in machines for text in _of_unknown_links(each, links, scale, slower)),
     ]
     if parts:
         return (*parts, f"{PLAN_ANEW}, {IMPROVE}")
@@ -42,6 +47,18 @@ def parted(comparison: Comparison, scale_seconds: float) -> bool:
     if ratio is None or 1 - PARTED <= ratio <= 1 + PARTED:
         return False
     return abs(comparison.difference) > NEGLIGIBLE * scale_seconds
+
+
+def tells_of_a_link(seconds: Comparison, scale_seconds: float) -> bool:
+    """Whether receiving or sending takes, or was to take, so long that its time is that of the link."""
+    longest = max(seconds.predicted or 0.0, seconds.measured or 0.0)
+    return longest >= max(LEAST_WIRE_SECONDS, SMALLEST_SHARE_OF_PERIOD * scale_seconds)
+
+
+def _link_parted(seconds: Comparison, scale: float, whole_is_slower: bool) -> bool:
+    """A link's time that nothing suffers from is that of ends which have time to wait."""
+    harmless = seconds.difference > 0 and not whole_is_slower
+    return not harmless and tells_of_a_link(seconds, scale) and parted(seconds, scale)
 
 
 def _of_machine(report: MachineReport, scale: float, estimated_share: float) -> Iterator[str]:
@@ -57,21 +74,24 @@ def _of_machine(report: MachineReport, scale: float, estimated_share: float) -> 
     yield f"{text}. Profile {report.machine} again"
 
 
-def _of_link(report: LinkReport, scale: float) -> Iterator[str]:
-    if not parted(report.seconds, scale):
+def _of_link(report: LinkReport, scale: float, whole_is_slower: bool) -> Iterator[str]:
+    if not _link_parted(report.seconds, scale, whole_is_slower):
         return
     slower = report.seconds.difference > 0
     why = "others may use it, or it has changed" if slower else "it can carry more than the plan gives it"
     yield (f"the link {report.source} → {report.destination} takes {_both(report.seconds)}: {why}. Probe it again")
 
 
-def _of_unknown_links(report: MachineReport, links: Sequence[LinkReport], scale: float) -> Iterator[str]:
+def _of_unknown_links(
+    report: MachineReport, links: Sequence[LinkReport], scale: float, whole_is_slower: bool
+) -> Iterator[str]:
     """For a machine whose time on the wire parts, but is that of several links which cannot be told apart."""
     for doing, compared, own in (
         ("receives", report.receive, [link for link in links if link.destination == report.machine]),
         ("sends", report.send, [link for link in links if link.source == report.machine]),
     ):
-        if parted(compared, scale) and all(link.seconds.measured is None for link in own):
+        unknown = all(link.seconds.measured is None for link in own)
+        if unknown and _link_parted(compared, scale, whole_is_slower):
             named = ", ".join(f"{link.source} → {link.destination}" for link in own)
             yield f"{report.machine} {doing} {_both(compared)}, over {named}. Probe these links again"
 
@@ -93,5 +113,8 @@ def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:
 
 
 def _both(comparison: Comparison) -> str:
-    measured, predicted = comparison.measured or 0.0, comparison.predicted or 0.0
-    return f"{measured * 1e3:.3g} ms and not {predicted * 1e3:.3g} ms ({measured / predicted:.2f} times as long)"
+    measured, least = comparison.measured or 0.0, comparison.predicted_least
+    predicted = f"{(comparison.predicted or 0.0) * 1e3:.3g} ms"
+    if least is not None:
+        predicted = f"{least * 1e3:.3g} to {predicted}"
+    return f"{measured * 1e3:.3g} ms and not {predicted} ({comparison.ratio:.2f} times as long)"

@@ -7,27 +7,48 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Comparison:
-    """None where nothing was predicted, or measured."""
+    """None where nothing was predicted, or measured.
+
+    Where ``predicted_least`` is given, anything from there to ``predicted`` is as predicted; ``ratio`` and
+    ``difference`` are to the nearer end.
+    """
 
     predicted: float | None
     measured: float | None
+    predicted_least: float | None = None
 
     @property
     def ratio(self) -> float | None:
         """Measured by predicted; None where one of them is missing, or nothing was expected."""
-        if self.measured is None or not self.predicted:
+        if self.measured is None or not self._nearest:
             return None
-        return self.measured / self.predicted
+        return self.measured / self._nearest
 
     @property
     def difference(self) -> float:
         """Measured less predicted, 0 where one of them is missing."""
-        if self.measured is None or self.predicted is None:
+        if self.measured is None or self._nearest is None:
             return 0.0
-        return self.measured - self.predicted
+        return self.measured - self._nearest
+
+    @property
+    def spread(self) -> float:
+        """How wide the prediction is as a range."""
+        return (self.predicted or 0.0) - self.predicted_least if self.predicted_least is not None else 0.0
+
+    @property
+    def _nearest(self) -> float | None:
+        if self.measured is None or self.predicted is None or self.predicted_least is None:
+            return self.predicted
+        return min(max(self.measured, self.predicted_least), self.predicted)
 
     def to_dict(self) -> dict[str, float | None]:
-        return {"predicted": self.predicted, "measured": self.measured, "ratio": self.ratio}
+        return {
+            "predicted": self.predicted,
+            "predicted_least": self.predicted_least,
+            "measured": self.measured,
+            "ratio": self.ratio,
+        }
 
 
 @dataclass(frozen=True)
@@ -36,7 +57,8 @@ class MachineReport:
 
     ``shares`` of the micro-batches are computed here, one for each of the ``stages``; below 1 where replicas take
     turns. Seconds are then those of a micro-batch of the whole stream, on average: a half of what one takes here, if
-    every second one is computed here.
+    every second one is computed here. ``compute`` is predicted as a range: what serialising takes from the cores falls
+    into it as far as the machine has no pauses for that.
     """
 
     machine: str

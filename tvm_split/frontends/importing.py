@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_split.errors import ModelImportError, last_line
+from tvm_split.errors import ModelImportError, last_line, not_importable
 
 RANDOM = "its result is random; a split network gives the same answer to the same input"
 DYNAMIC = "the shape of its result depends on the values of its input"
@@ -63,12 +63,11 @@ class RecordingBuilder(relax.BlockBuilder):  # type: ignore[misc]
 
 def refuse(problems: Iterable[tuple[str, str]]) -> None:
     """Raise ModelImportError if there are operators that cannot be imported, each given with a layer that it is in."""
-    layers: dict[str, dict[str, None]] = {}
+    layers: dict[str, list[str]] = {}
     for operator, layer in problems:
-        layers.setdefault(operator, {})[layer] = None
+        layers.setdefault(operator, []).append(layer)
     if layers:
-        found = "; ".join(f"{operator} in {', '.join(names)}" for operator, names in layers.items())
-        raise ModelImportError(f"the model has operators that cannot be imported: {found}")
+        raise not_importable(layers)
 
 
 @contextmanager

@@ -1,79 +1,75 @@
-"""What this machine can do at most, measured: multiply-adds a second and bytes read a second."""
+"""What a processor can do at most, measured: multiply-adds a second and bytes read a second."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
-from tvm import relax
+from typing import Any
 
 from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.compiler.build import build_module
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.compiler.targets import host_target
-from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
-from tvm_split.rpc_runtime.program.program import Program, StageSpec, TensorSpec
-from tvm_split.rpc_runtime.scratch import ScratchFolder
+from tvm_split.errors import ProfileError
+from tvm_split.measuring.kernel_calls import kernel_digest
+from tvm_split.measuring.target_code import library_of, symbol
+from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
+from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimedKernel, TimingEffort
+from tvm_split.rpc_runtime.program.program import BlobSpec, TensorSpec
 from tvm_split.schedules.ceilings import CeilingKernel, memory_read_kernel, multiply_add_kernel
 
-ROUNDS = 7
+EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.0)
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Of float32 operations (a multiplication and an addition are two) and of reading memory, with ``threads``."""
+    """Of float32 operations (a multiplication and an addition are two) and of reading memory."""
 
-    threads: int
     operations_per_second: float
     bytes_per_second: float
 
 
-def measure_ceilings(threads: int, rounds: int = ROUNDS) -> Ceilings:
-    """The best of ``rounds`` runs of each ceiling's kernel, since whatever disturbs a run makes it slower."""
-    target = tvm_target(host_target(threads))
-    return Ceilings(
-        threads,
-        _best_rate(multiply_add_kernel(target, threads), threads, rounds),
-        _best_rate(memory_read_kernel(target, threads), threads, rounds),
-    )
+@dataclass(frozen=True)
+class CeilingCode:
+    """The two kernels whose rates no other exceeds, by digest: first multiply-adds, then reading."""
+
+    target: Mapping[str, Any]
+    kernels: Mapping[str, CeilingKernel]
+
+    def build(self, blobs: BlobFolder) -> BlobSpec:
+        named = {symbol(digest): kernel.function for digest, kernel in self.kernels.items()}
+        return library_of(named, self.target, blobs, "the library of the machine's ceilings")
+
+    def kernel_set(self, machine: str, library: BlobSpec) -> KernelSet:
+        return KernelSet(machine, "cpu", library, tuple(map(_timed, self.kernels, self.kernels.values())), 0)
+
+    def ceilings(self, best_seconds: Mapping[str, float]) -> Ceilings:
+        """From the best time of each kernel, by digest: whatever disturbs a run makes it slower."""
+        return Ceilings(*(kernel.amount / best_seconds[digest] for digest, kernel in self.kernels.items()))
 
 
-def _best_rate(kernel: CeilingKernel, threads: int, rounds: int) -> float:
-    program, blobs = _program(kernel, threads)
-    inputs = [np.full(kernel.input_shape, 0.5, np.float32)]
-    best = float("inf")
-    with InProcessPipeline(program, blobs.path, threads, on_calling_thread=False) as pipeline:
-        before = 0.0
-        for _ in range(rounds):
-            pipeline.run(inputs)
-            (stage,) = pipeline.statistics()
-            best = min(best, stage.compute_seconds - before)
-            before = stage.compute_seconds
-    return kernel.amount / best
+def ceiling_code(target: Mapping[str, Any], threads: int) -> CeilingCode:
+    """The kernels for a CPU's target; for GPUs there are none."""
+    built_for = tvm_target(target)
+    made = (multiply_add_kernel(built_for, threads), memory_read_kernel(built_for, threads))
+    return CeilingCode(target, {kernel_digest(kernel.function): kernel for kernel in made})
 
 
-def _program(kernel: CeilingKernel, threads: int) -> tuple[Program, BlobFolder]:
-    """The kernel as a program of one stage, which any machine can run."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(kernel.input_shape, "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            function = builder.add_func(kernel.function, "ceiling")
-            call = relax.call_tir(function, (x,), relax.TensorType(kernel.output_shape, "float32"))
-            result = builder.emit_output(relax.Tuple([builder.emit(call)]))
-        builder.emit_func_output(result)
-    blobs = BlobFolder.temporary()
-    with ScratchFolder("build") as folder:
-        built = build_module(builder.get(), host_target(threads), folder.path / "ceiling.so", "ceiling")
-        stage = StageSpec(
-            index=0,
-            name="ceiling",
-            machine="here",
-            layers=(),
-            device="cpu",
-            library=blobs.add_file(built.library),
-            weights=(),
-            inputs=(TensorSpec("x", kernel.input_shape, "float32"),),
-            outputs=(TensorSpec("sums", kernel.output_shape, "float32"),),
-        )
-    return Program(stage.inputs, stage.outputs, (stage,)), blobs
+def measure_ceilings(threads: int) -> Ceilings:
+    """Those of this machine, with ``threads`` threads.
+
+    Raises:
+        ProfileError: the kernels do not run here.
+    """
+    code, blobs = ceiling_code(host_target(threads), threads), BlobFolder.temporary()
+    with InProcessKernels(threads) as kernels:
+        kernels.load(code.kernel_set("here", code.build(blobs)), blobs.path)
+        times = kernels.measure(EFFORT)
+    for each in times:
+        if each.error:
+            raise ProfileError(f"what this machine can do at most cannot be measured: {each.error}")
+    return code.ceilings(dict(zip(code.kernels, (each.best_seconds for each in times), strict=True)))
+
+
+def _timed(digest: str, kernel: CeilingKernel) -> TimedKernel:
+    arguments = tuple(TensorSpec("", shape, "float32") for shape in (kernel.input_shape, kernel.output_shape))
+    return TimedKernel(symbol(digest), arguments, frozenset(), 1)

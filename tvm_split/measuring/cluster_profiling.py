@@ -17,15 +17,23 @@ from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.targets import resolve_targets
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.errors import ProfileError
+from tvm_split.measuring.ceilings import CeilingCode, Ceilings, ceiling_code
 from tvm_split.measuring.kernel_calls import KernelCall, shared_weight_bytes
+from tvm_split.measuring.machine_facts import MachineFacts, machine_facts
 from tvm_split.measuring.machine_timing import HostTiming, MachineTimes
-from tvm_split.measuring.profile_cache import ProfileCache, default_folder
-from tvm_split.measuring.profiled_machine import ProfiledMachine, profiled_machines
-from tvm_split.measuring.target_code import CeilingCode, TargetCode, ceiling_code, target_code
+from tvm_split.measuring.store import Store, default_folder
+from tvm_split.measuring.target_code import TargetCode, target_code
 from tvm_split.model import Model
 from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.pieces import pieces_of, pieces_of_kernels
-from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
+from tvm_split.planner.profile import (
+    SHORTEST_SECONDS,
+    ClusterProfile,
+    MachineProfile,
+    ModelPiece,
+    PieceTime,
+    StreamingCost,
+)
 from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.steps import StepProgress, Steps
 
@@ -85,7 +93,7 @@ class ModelProfiler:
 
         Args:
             refresh: measure everything again, whatever is cached.
-            cache_folder: where times are kept; by default `tvm_split.measuring.profile_cache.default_folder`.
+            cache_folder: where times are kept; by default `tvm_split.measuring.store.default_folder`.
             timeout_seconds: the longest wait for a worker; also limits how long a machine's kernels are timed.
 
         Raises:
@@ -96,7 +104,7 @@ class ModelProfiler:
         try:
             steps = Steps(on_progress)
             targets = resolve_targets(cluster, cluster.machine_names)
-            machines = profiled_machines(cluster, targets, timeout_seconds)
+            machines = machine_facts(cluster, targets, timeout_seconds)
             _require_runnable(cluster, machines)
             self._compile(machines, steps)
             times = self._times(machines, Path(cache_folder) if cache_folder is not None else default_folder())
@@ -109,7 +117,7 @@ class ModelProfiler:
         finally:
             cluster.release()
 
-    def _compile(self, machines: Sequence[ProfiledMachine], steps: Steps) -> None:
+    def _compile(self, machines: Sequence[MachineFacts], steps: Steps) -> None:
         """The model's kernels for each distinct target, by `_target_key`."""
         missing = {_target_key(each): each for each in machines if _target_key(each) not in self._codes}
         steps.total = len(missing)
@@ -117,15 +125,15 @@ class ModelProfiler:
             steps.begin(f"compiling {self._model.name} for {machine.name}")
             self._codes[key] = target_code(self._model, machine.target, self._tuned)
 
-    def _times(self, machines: Sequence[ProfiledMachine], folder: Path) -> list[MachineTimes]:
+    def _times(self, machines: Sequence[MachineFacts], folder: Path) -> list[MachineTimes]:
         found = []
         for machine in machines:
             key = (_target_key(machine), machine.threads)
             if key not in self._ceilings:
-                self._ceilings[key] = ceiling_code(machine.target, machine.threads)
+                self._ceilings[key] = None if machine.has_gpu else ceiling_code(machine.target, machine.threads)
             others = [each for each in machines if each.host == machine.host and each is not machine]
             companions = tuple(sorted(f"{each.name} with {each.threads} threads" for each in others))
-            cache = ProfileCache(folder, machine.identity)
+            cache = Store(folder, machine.identity)
             found.append(MachineTimes(machine, self._codes[key[0]], self._ceilings[key], cache, companions))
         return found
 
@@ -175,7 +183,7 @@ def model_digest(model: Model) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _require_runnable(cluster: Cluster, machines: Sequence[ProfiledMachine]) -> None:
+def _require_runnable(cluster: Cluster, machines: Sequence[MachineFacts]) -> None:
     for machine in machines:
         if cluster.kind == "in_process" and machine.target["kind"] != "llvm":
             raise ProfileError(
@@ -184,7 +192,7 @@ def _require_runnable(cluster: Cluster, machines: Sequence[ProfiledMachine]) -> 
             )
 
 
-def _target_key(machine: ProfiledMachine) -> str:
+def _target_key(machine: MachineFacts) -> str:
     return json.dumps(dict(machine.target), sort_keys=True)
 
 
@@ -230,7 +238,7 @@ def _calls_of_pieces(count: int, code: TargetCode, payers: Sequence[int]) -> lis
 def _machine_profile(
     times: MachineTimes, pieces: Sequence[Sequence[str]], calls: Sequence[Sequence[KernelCall]]
 ) -> MachineProfile:
-    operations, bytes_ = _ceilings(times)
+    ceilings = _ceilings(times)
     measured = [digest for digest in times.code.distinct if digest in times.alone and digest in times.contended]
     alone = sum(times.alone[digest].seconds for digest in measured)
     slower = sum(times.contended[digest].seconds for digest in measured) / alone if measured else 1.0
@@ -238,12 +246,14 @@ def _machine_profile(
     def seconds(call: KernelCall) -> tuple[float, float]:
         if call.digest in times.alone and call.digest in times.contended:
             return times.alone[call.digest].seconds, times.contended[call.digest].seconds
-        roofline = max(call.kernel.operations / operations, call.kernel.moved_bytes / bytes_)
+        roofline = max(
+            call.kernel.operations / ceilings.operations_per_second, call.kernel.moved_bytes / ceilings.bytes_per_second
+        )
         return roofline, roofline * slower
 
     def piece_time(own: Sequence[KernelCall]) -> PieceTime:
         found = [seconds(call) for call in own]
-        by_itself, in_company = sum(each[0] for each in found), sum(each[1] for each in found)
+        by_itself, in_company = (max(sum(each[place] for each in found), SHORTEST_SECONDS) for place in (0, 1))
         known = all(call.digest in times.alone and call.digest in times.contended for call in own)
         # Company never helps: what took longer alone was disturbed then.
         return PieceTime(min(by_itself, in_company), in_company, "measured" if known else "estimated")
@@ -255,22 +265,19 @@ def _machine_profile(
         threads=machine.threads,
         hostname=machine.hostname,
         memory_free_bytes=machine.memory_free_bytes,
-        operations_per_second=operations,
-        bytes_per_second=bytes_,
+        operations_per_second=ceilings.operations_per_second,
+        bytes_per_second=ceilings.bytes_per_second,
         streaming=StreamingCost(),
         pieces={piece[0]: piece_time(own) for piece, own in zip(pieces, calls, strict=True)},
         measured_at=_oldest(times),
     )
 
 
-def _ceilings(times: MachineTimes) -> tuple[float, float]:
+def _ceilings(times: MachineTimes) -> Ceilings:
     """Operations and bytes a second: measured, or where there is no measure what the best kernel reached."""
     code = times.ceilings
-    if code is not None and len(times.ceiling_times) == len(code.functions):
-        operations, read = (
-            code.amounts[digest] / times.ceiling_times[digest].best_seconds for digest in (code.operations, code.bytes)
-        )
-        return operations, read
+    if code is not None and not times.lacks_ceilings:
+        return code.ceilings({digest: each.best_seconds for digest, each in times.ceiling_times.items()})
     reached = [
         (call.kernel.operations / times.alone[digest].best_seconds, call.kernel.moved_bytes / seconds)
         for digest, call in times.code.distinct.items()
@@ -279,7 +286,7 @@ def _ceilings(times: MachineTimes) -> tuple[float, float]:
     if not reached:
         reasons = "; ".join(sorted(set(times.problems.values()))) or "none of its kernels can be timed"
         raise ProfileError(f"nothing could be measured on machine {times.machine.name!r}: {reasons}")
-    return max(each[0] for each in reached), max(each[1] for each in reached)
+    return Ceilings(*(max(rates) for rates in zip(*reached, strict=True)))
 
 
 def _oldest(times: MachineTimes) -> float:

@@ -12,23 +12,25 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.errors import CompileError, ProfileError
-from tvm_split.measuring.link_cache import LinkCache, MachineProbe, PairProbe, StreamProbe, link_cache
 from tvm_split.measuring.link_samples import (
     SMALLEST_BYTES,
     LinkSample,
     StreamCost,
+    StreamSample,
     fitted_line,
     probe_sizes,
     stream_cost,
     waking_seconds,
     worthwhile_size,
 )
+from tvm_split.measuring.link_store import MachineProbe, PairProbe, StreamProbe, link_store
 from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.stream_probing import probe_streams
 from tvm_split.planner.profile import LinkProfile
@@ -94,8 +96,8 @@ def probe_links(
     Args:
         sizes_bytes: of the tensors that may cross.
         timeout_seconds: for each wait, as of a deployment.
-        cache_folder: where measurements are kept and found again, say `link_cache.default_folder()`;
-            None keeps nothing. Ages are in ``measured_at``.
+        cache_folder: where measurements are kept and found again, say `store.default_folder()`; None keeps
+            nothing. Ages are in ``measured_at``.
         refresh: measure what the cache has as well.
 
     Raises:
@@ -139,7 +141,7 @@ class _Probing:
         self._endpoints: dict[str, WorkerEndpoint] = cluster.endpoints()
         self._workers = {name: describe(endpoint, timeout_seconds) for name, endpoint in self._endpoints.items()}
         self._programs = ProbePrograms({name: worker.architecture for name, worker in self._workers.items()})
-        self._cache: LinkCache = link_cache(cache_folder, cluster, self._workers, self._sizes, refresh)
+        self._store = link_store(cache_folder, cluster, self._workers, self._sizes, refresh)
 
     def run(self) -> LinkProbe:
         names = self._cluster.machine_names
@@ -149,11 +151,11 @@ class _Probing:
         machines: dict[str, MachineProbe] = {}
         for name in names:
             self._on_progress(f"link between {name} and the client", len(machines), steps)
-            machines[name] = self._cache.machine(name, self._probe_machine)
+            machines[name] = self._store.known_or(MachineProbe, [name], partial(self._probe_machine, name))
         measured: dict[tuple[str, str], PairProbe] = {}
 
         def probe(pair: tuple[str, str]) -> PairProbe:
-            return self._cache.pair(*pair, lambda source, destination: self._probe_pair(source, destination, machines))
+            return self._store.known_or(PairProbe, pair, partial(self._probe_pair, *pair, machines))
 
         for together in _rounds(pairs, {name: worker.hostname for name, worker in self._workers.items()}):
             what = "links " + ", ".join(f"{a} to {b}" for a, b in together)
@@ -164,8 +166,8 @@ class _Probing:
         waking = dict.fromkeys(names, 0.0)
         for place, host in enumerate(hosts):
             self._on_progress(f"streams through {', '.join(host)}", len(machines) + len(measured) + place, steps)
-            alone = {name: self._cache.stream((name,), self._probe_stream).samples[name] for name in host}
-            company = self._cache.stream(host, self._probe_stream).samples if len(host) > 1 else alone
+            alone = {name: self._probed_stream([name])[name] for name in host}
+            company = self._probed_stream(host) if len(host) > 1 else alone
             for name in host:
                 per_byte = machines[name].seconds_per_byte
                 costs[name] = TransferCost(per_byte, stream_cost(alone[name]), stream_cost(company[name]))
@@ -181,11 +183,12 @@ class _Probing:
                 found.setdefault(worker.hostname, []).append(name)
         return [tuple(names) for names in found.values()]
 
-    def _probe_stream(self, names: Sequence[str]) -> StreamProbe:
+    def _probed_stream(self, names: Sequence[str]) -> Mapping[str, Sequence[StreamSample]]:
         def opened(name: str, products: int) -> Pipeline:
             return self._opened(self._programs.busy(name, products))
 
-        return probe_streams(names, opened, self._timeout_seconds)
+        probe = partial(probe_streams, names, opened, self._timeout_seconds)
+        return self._store.known_or(StreamProbe, names, probe).samples
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)

@@ -16,6 +16,8 @@ LEAST_LARGEST_BYTES = 1024 * 1024
 LARGEST_BYTES = 16 * 1024 * 1024
 WORTHWHILE_SECONDS = 0.12
 """A slow link is probed with tensors that take no longer."""
+MOST_OVER_ARRIVED = 4.0
+"""A link is not believed to be faster than so many times the rate at which its largest tensors came."""
 SHORTEST_SECONDS = 1e-9
 """What clocks can tell apart."""
 
@@ -98,8 +100,9 @@ def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
     for one, two in pairwise(streamed[-2:]):
         rise = (two.stream_seconds or 0.0) - (one.stream_seconds or 0.0)
         seconds_per_byte = max(seconds_per_byte, rise / (two.size_bytes - one.size_bytes))
-    if seconds_per_byte * largest.size_bytes < SHORTEST_SECONDS:  # nothing but noise: no faster than what arrived
-        seconds_per_byte = max(largest.single_seconds, SHORTEST_SECONDS) / largest.size_bytes
+    # Where the way of a small tensor was disturbed, nothing is left of a large one's: that is noise and no bandwidth.
+    arrived = largest.single_seconds if largest.stream_seconds is None else largest.stream_seconds
+    seconds_per_byte = max(seconds_per_byte, max(arrived / MOST_OVER_ARRIVED, SHORTEST_SECONDS) / largest.size_bytes)
     latency_seconds = statistics.median(each.single_seconds - each.size_bytes * seconds_per_byte for each in samples)
     return LinkLine(max(latency_seconds, 0.0), 1 / seconds_per_byte)
 

@@ -15,13 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import Field, TypeAdapter
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.measuring.profile_cache import CachedTime, ProfileCache, entry_key
-from tvm_split.measuring.profiled_machine import ProfiledMachine
-from tvm_split.measuring.target_code import CeilingCode, TargetCode, symbol
+from tvm_split.measuring.ceilings import EFFORT as CEILING_EFFORT
+from tvm_split.measuring.ceilings import CeilingCode
+from tvm_split.measuring.machine_facts import MachineFacts
+from tvm_split.measuring.store import Store, entry_key
+from tvm_split.measuring.target_code import TargetCode, symbol
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
 from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
 from tvm_split.rpc_runtime.program.kernel_times import (
@@ -36,7 +40,6 @@ EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.5)
 # Odd, so that the median is a time that was measured.
 TURNS = 3
 TURN_EFFORT = TimingEffort(EFFORT.minimum_rounds // TURNS, EFFORT.minimum_seconds / TURNS)
-CEILING_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.0)
 # So long that all machines are at work for the whole of the slowest one's rounds, which company makes longer.
 OVERLAP = 1.25
 MOST_OF_MEMORY = 0.5
@@ -52,14 +55,29 @@ class KernelSession(Protocol):
     def close(self) -> None: ...
 
 
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class CachedTime:
+    """Seconds of one call, and when (in seconds since 1970) that was measured."""
+
+    seconds: Seconds
+    best_seconds: Seconds
+    measured_at: float
+
+
+_CACHED_TIME = TypeAdapter(CachedTime)
+
+
 @dataclass
 class MachineTimes:
     """What is known of one machine: times by digest, alone and in company, and why others are not known."""
 
-    machine: ProfiledMachine
+    machine: MachineFacts
     code: TargetCode
     ceilings: CeilingCode | None
-    cache: ProfileCache
+    cache: Store
     companions: tuple[str, ...]
     alone: dict[str, CachedTime] = field(default_factory=dict)
     contended: dict[str, CachedTime] = field(default_factory=dict)
@@ -71,11 +89,11 @@ class MachineTimes:
         """Take what the cache has."""
         for digest in self.code.distinct:
             for times, companions in ((self.alone, ()), (self.contended, self.companions)):
-                found = self.cache.get(self._key(digest, companions))
+                found = self.cache.get(self._key(digest, companions), _CACHED_TIME)
                 if found is not None:
                     times[digest] = found
-        for digest in self.ceilings.functions if self.ceilings is not None else ():
-            found = self.cache.get(self._ceiling_key(digest))
+        for digest in self.ceilings.kernels if self.ceilings is not None else ():
+            found = self.cache.get(self._ceiling_key(digest), _CACHED_TIME)
             if found is not None:
                 self.ceiling_times[digest] = found
 
@@ -95,7 +113,7 @@ class MachineTimes:
 
     @property
     def lacks_ceilings(self) -> bool:
-        return self.ceilings is not None and len(self.ceiling_times) < len(self.ceilings.functions)
+        return self.ceilings is not None and len(self.ceiling_times) < len(self.ceilings.kernels)
 
     def kernel_set(self, digests: frozenset[str], library: BlobSpec) -> KernelSet:
         ordered = [digest for digest in self.code.distinct if digest in digests]
@@ -118,21 +136,17 @@ class MachineTimes:
         if not self.companions:
             self.contended.update(found)
         self.measured |= found.keys()
-        self._keep({self._key(digest, companions): each for digest, each in found.items()})
+        self.cache.put({self._key(digest, companions): each for digest, each in found.items()})
 
     def take_ceilings(self, times: Sequence[KernelTime]) -> None:
-        by_symbol = {symbol(digest): digest for digest in (self.ceilings.functions if self.ceilings else ())}
+        by_symbol = {symbol(digest): digest for digest in (self.ceilings.kernels if self.ceilings else ())}
         found = {
             by_symbol[each.function]: CachedTime(each.seconds, each.best_seconds, time.time())
             for each in times
             if not each.error
         }
         self.ceiling_times.update(found)
-        self._keep({self._ceiling_key(digest): each for digest, each in found.items()})
-
-    def _keep(self, entries: Mapping[str, CachedTime]) -> None:
-        with contextlib.suppress(OSError):  # a cache that cannot be written only costs time the next time
-            self.cache.put(entries)
+        self.cache.put({self._ceiling_key(digest): each for digest, each in found.items()})
 
     def _key(self, digest: str, companions: tuple[str, ...]) -> str:
         # What else is in the caches counts only by its size: a power of two is near enough.
@@ -188,10 +202,8 @@ class HostTiming:
                 session = self._session(each)
                 stack.callback(session.close)
                 if each.lacks_ceilings and each.ceilings is not None:
-                    kernels = tuple(each.ceilings.kernels.values())
-                    session.load(
-                        KernelSet(each.machine.name, "cpu", ceilings[id(each.ceilings)], kernels, 0), blobs.path
-                    )
+                    library = ceilings[id(each.ceilings)]
+                    session.load(each.ceilings.kernel_set(each.machine.name, library), blobs.path)
                     each.take_ceilings(session.measure(CEILING_EFFORT))
                 if wanted:
                     session.load(each.kernel_set(wanted, libraries[id(each.code)]), blobs.path)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.measuring.cluster_profiling import DEFAULT_TIMEOUT_SECONDS, MeasuredCluster, ModelProfiler
-from tvm_split.measuring.link_cache import default_folder
 from tvm_split.measuring.link_probing import LinkProbe, TransferCost, probe_links
+from tvm_split.measuring.store import default_folder
 from tvm_split.model import Model
 from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.pieces import piece_edges
@@ -32,7 +32,7 @@ def profile_model(
     Arguments and errors are those of `ModelProfiler` and `probe_links`; what was measured is kept in ``cache_folder``,
     by default in the user's cache. A ``profiler`` of this model that measured before need not compile again.
     """
-    folder = None if cache_folder is None else Path(cache_folder)
+    folder = default_folder() if cache_folder is None else Path(cache_folder)
     try:
         with cluster.kept():
             measured = (profiler or ModelProfiler(model, database)).measure(
@@ -49,7 +49,7 @@ def profile_model(
                 sorted({int(edge.bytes) for edge in edges}),
                 timeout_seconds=timeout_seconds,
                 on_progress=on_progress,
-                cache_folder=folder / "links" if folder is not None else default_folder(),
+                cache_folder=folder,
                 refresh=refresh,
             )
     finally:

@@ -10,8 +10,8 @@ from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 
-from tvm_split.measuring.link_cache import StreamProbe
 from tvm_split.measuring.link_samples import StreamSample, median_sample
+from tvm_split.measuring.link_store import StreamProbe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 
 PRODUCTS = (3, 15)

@@ -13,20 +13,17 @@ from tvm import tirx
 from tvm_split import schedules
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import build_kernels, schedule_stage
-from tvm_split.compiler.placement import tvm_target
 from tvm_split.measuring.kernel_calls import (
     KernelCall,
     is_safe_to_time,
     kernel_calls,
-    kernel_digest,
     shared_weight_bytes,
 )
 from tvm_split.model import Model
 from tvm_split.relay_passes.contract import main_function
 from tvm_split.rpc_runtime.program.kernel_times import TimedKernel
-from tvm_split.rpc_runtime.program.program import BlobSpec, TensorSpec
+from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.scratch import ScratchFolder
-from tvm_split.schedules.ceilings import memory_read_kernel, multiply_add_kernel
 
 SYMBOL_LETTERS = 24
 
@@ -63,7 +60,7 @@ class TargetCode:
     def build(self, digests: Collection[str], blobs: BlobFolder) -> BlobSpec:
         """A library of some of the kernels."""
         wanted = {symbol(digest): self.functions[digest] for digest in self.distinct if digest in digests}
-        return _library(wanted, self.target, blobs, f"the library of {len(wanted)} kernels to time")
+        return library_of(wanted, self.target, blobs, f"the library of {len(wanted)} kernels to time")
 
     def timed(self, digest: str) -> TimedKernel:
         call = self.distinct[digest]
@@ -83,56 +80,10 @@ def symbol(digest: str) -> str:
     return f"kernel_{digest[:SYMBOL_LETTERS]}"
 
 
-@dataclass(frozen=True)
-class CeilingCode:
-    """The two kernels whose rates no other exceeds; ``amounts`` by digest: operations, or bytes read, of one call."""
-
-    target: Mapping[str, Any]
-    functions: Mapping[str, tirx.PrimFunc]
-    kernels: Mapping[str, TimedKernel]
-    amounts: Mapping[str, float]
-
-    @property
-    def operations(self) -> str:
-        """The digest of the kernel that multiplies and adds."""
-        return next(iter(self.functions))
-
-    @property
-    def bytes(self) -> str:
-        """The digest of the kernel that reads memory."""
-        return list(self.functions)[1]
-
-    def build(self, blobs: BlobFolder) -> BlobSpec:
-        named = {symbol(digest): function for digest, function in self.functions.items()}
-        return _library(named, self.target, blobs, "the library of the machine's ceilings")
-
-
-def ceiling_code(target: Mapping[str, Any], threads: int) -> CeilingCode | None:
-    """The kernels for a CPU's target; None for a GPU, for which there are none."""
-    if target["kind"] == "cuda":
-        return None
-    built_for = tvm_target(target)
-    made = (multiply_add_kernel(built_for, threads), memory_read_kernel(built_for, threads))
-    digests = [kernel_digest(kernel.function) for kernel in made]
-    return CeilingCode(
-        target,
-        {digest: kernel.function for digest, kernel in zip(digests, made, strict=True)},
-        {
-            digest: TimedKernel(
-                symbol(digest),
-                (TensorSpec("", kernel.input_shape, "float32"), TensorSpec("", kernel.output_shape, "float32")),
-                frozenset(),
-                1,
-            )
-            for digest, kernel in zip(digests, made, strict=True)
-        },
-        {digest: kernel.amount for digest, kernel in zip(digests, made, strict=True)},
-    )
-
-
-def _library(
+def library_of(
     functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, Any], blobs: BlobFolder, name: str
 ) -> BlobSpec:
+    """The functions compiled and linked under their names; ``name`` is for errors."""
     with ScratchFolder("build") as folder:
         path = folder.path / "kernels.so"
         build_kernels(functions, target, path, name)

@@ -8,7 +8,15 @@ from typing import Any
 
 from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND
 from tvm_split.planner.layer_graph import LayerGraph
-from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
+from tvm_split.planner.profile import (
+    SHORTEST_SECONDS,
+    ClusterProfile,
+    LinkProfile,
+    MachineProfile,
+    ModelPiece,
+    PieceTime,
+    StreamingCost,
+)
 
 LINK_BYTES_PER_SECOND = 125e6
 LINK_LATENCY_SECONDS = 0.5e-3
@@ -28,7 +36,7 @@ def estimated_profile(
     ``seconds`` (on one core) and ``weight_bytes`` are the layers', ``threads`` those of every machine.
     """
     pieces = tuple(ModelPiece(unit[0], unit, sum(weight_bytes[layer] for layer in unit), 0) for unit in graph.units)
-    alone = {piece.name: sum(seconds[layer] for layer in piece.layers) for piece in pieces}
+    alone = {piece.name: max(sum(seconds[layer] for layer in piece.layers), SHORTEST_SECONDS) for piece in pieces}
     return ClusterProfile(
         model=model,
         model_digest="",

@@ -21,11 +21,15 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class PlannedMachine:
-    """A machine as a stage is compiled for it: its name, TVM target (as a dictionary) and threads."""
+    """A machine as a stage is compiled for it: its name, TVM target (as a dictionary) and threads.
+
+    ``address`` is where its worker listened when the plan was made; None for the workers of a local cluster.
+    """
 
     name: str
     target: Mapping[str, Any]
     threads: int
+    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ class Plan:
             "objective": self.objective,
             "origin": self.origin,
             "machines": [
-                {"name": machine.name, "target": dict(machine.target), "threads": machine.threads}
+                {name: value for name, value in asdict(machine).items() if value is not None}
                 for machine in self.machines
             ],
             "stages": [_stage_content(stage) for stage in self.stages],
@@ -150,7 +154,7 @@ class Plan:
             raise PlanError(
                 f"{source} is a {parsed.format!r} of version {parsed.version}; this version reads {FORMAT!r} {VERSION}"
             )
-        machines = tuple(PlannedMachine(each.name, each.target, each.threads) for each in parsed.machines)
+        machines = tuple(PlannedMachine(**dict(each)) for each in parsed.machines)
         try:
             stages = tuple(each.stage() for each in parsed.stages)
         except PlanError as error:
@@ -177,6 +181,7 @@ class _PlannedMachine(_Strict):
     name: str
     target: dict[str, Any]
     threads: int = Field(ge=1)
+    address: str | None = None
 
 
 class _PlannedReplica(_Strict):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Origin = Literal["measured", "given", "estimated"]
+SHORTEST_SECONDS = 1e-9
+"""Of a piece that computes nothing: without it, one that sends nothing either would have an endless throughput."""
 
 
 @dataclass(frozen=True)

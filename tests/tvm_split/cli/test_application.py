@@ -1,13 +1,17 @@
 """What all commands have in common: help, start-up, exit codes, signals."""
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
+import onnx
 import psutil
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import tvm_split
 from tests.helpers.waiting import wait_while_running
@@ -31,6 +35,11 @@ def test_help_of_a_command(invoke, command):
 
 def test_version(invoke):
     assert invoke("--version").stdout.strip() == tvm_split.__version__
+
+
+def test_as_a_module():
+    command = [sys.executable, "-m", "tvm_split", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == tvm_split.__version__
 
 
 @pytest.mark.parametrize(
@@ -90,3 +99,45 @@ def test_a_signal_ends_a_run_and_its_workers(start_process, bundle, tmp_path, nu
     assert "Traceback" not in errors
     assert not any(worker.is_running() for worker in workers)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_signal_ends_a_command_that_is_deep_inside_of_tvm(start_process, tmp_path, number, code, word):
+    """There nothing of Python runs for a long time, and what is raised in a callback becomes an error of TVM's own."""
+    onnx.save(deep_model(), tmp_path / "deep.onnx")
+    (tmp_path / "scratch").mkdir()
+    process = start_process(
+        *("compile", tmp_path / "deep.onnx", "--split", "machine-a=conv_0", "--split", "machine-b=conv_1"),
+        *("--output", tmp_path / "bundle", "--no-verify"),
+        env={**os.environ, "TMPDIR": str(tmp_path / "scratch"), "TVM_SPLIT_PROGRESS": "0"},
+    )
+    wait_while_running(process, lambda: list((tmp_path / "scratch").glob("*-build-*")))
+    time.sleep(0.5)
+    process.send_signal(number)
+    started = time.monotonic()
+    output, errors = process.communicate(timeout=120)
+    assert (process.returncode, output, errors) == (code, "", f"{word}\n")
+    assert time.monotonic() - started < 5
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert not (tmp_path / "bundle").exists()
+
+
+def deep_model() -> onnx.ModelProto:
+    """Convolutions of many shapes, which take much longer to compile than a test should."""
+    channels = [16 + 8 * (index % 7) + index for index in range(61)]
+    weights = [
+        numpy_helper.from_array(np.zeros((after, before, 3, 3), np.float32), f"w{index}")
+        for index, (before, after) in enumerate(itertools.pairwise(channels))
+    ]
+    nodes = [
+        helper.make_node("Conv", [f"x{index}", f"w{index}"], [f"x{index + 1}"], name=f"conv_{index}", pads=[1] * 4)
+        for index in range(len(weights))
+    ]
+    ends = [
+        helper.make_tensor_value_info(f"x{index}", TensorProto.FLOAT, [1, channels[index], 56, 56])
+        for index in (0, len(weights))
+    ]
+    graph = helper.make_graph(nodes, "deep", ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)

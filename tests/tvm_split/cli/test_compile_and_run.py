@@ -119,6 +119,27 @@ def test_a_worker_that_is_not_there(invoke, bundle, tmp_path):
     assert result.stdout == ""
 
 
+def test_a_bundle_for_machines_elsewhere_runs_nowhere_else_by_itself(invoke, invoke_json, onnx_path, tmp_path):
+    """It remembers their addresses, not their secrets."""
+    machines = [
+        {"name": name, "address": f"127.0.0.1:{port}", "target": {"kind": "llvm"}, "token_file": "token"}
+        for name, port in (("desk", 8), ("box", 9))
+    ]
+    cluster, folder = tmp_path / "cluster.yaml", tmp_path / "bundle"
+    cluster.write_text(json.dumps({"machines": machines}))
+    (tmp_path / "token").write_text("open-sesame")
+    split = ["--split", "desk=conv_1,relu_1", "--split", "box=conv_2,flatten,dense"]
+    result = invoke("compile", onnx_path, "--cluster", cluster, "--output", folder, "--no-verify", *split)
+    assert f"`tvm-split run {folder} --cluster {cluster}` runs it" in result.stderr
+    assert "open-sesame" not in "".join(path.read_text() for path in folder.glob("manifest.*"))
+    for command in ("run", "bench", "deploy"):
+        error = invoke(command, folder, code=2).stderr
+        assert "desk at 127.0.0.1:8, box at 127.0.0.1:9: give --cluster" in error
+    assert "127.0.0.1:8" in invoke("run", folder, "--cluster", cluster, "--timeout", "3", code=1).stderr
+    found = invoke_json("run", folder, "--workers", "2")
+    assert [stage["machine"] for stage in found["stages"]] == ["desk", "box"]
+
+
 def test_a_changed_bundle(invoke, onnx_path, tmp_path):
     invoke("compile", onnx_path, "--output", tmp_path / "bundle", "--workers", "1", "--no-verify")
     (tmp_path / "bundle" / "manifest.json").write_text("{}")

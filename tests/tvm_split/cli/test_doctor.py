@@ -1,3 +1,5 @@
+from importlib import metadata
+
 from tvm_split.cli.checks import Check, Verdict, all_checks
 
 
@@ -25,3 +27,15 @@ def test_a_check_that_raises_is_a_failure(monkeypatch):
     failed = [check for check in all_checks() if check.verdict is Verdict.FAIL]
     assert [check.name for check in failed] == ["linker", "tiny program"]
     assert {check.found for check in failed} == {"RuntimeError: broken"}
+
+
+def test_versions_are_compared_with_those_that_are_required(monkeypatch):
+    installed = metadata.version
+    others = {"torch": "2.11.0", "numpy": "1.26.4"}
+    monkeypatch.setattr(metadata, "version", lambda name: others.get(name) or installed(name))
+    checks = {check.name: check for check in all_checks()}
+    assert (checks["packages"].verdict, checks["packages"].found) == (Verdict.FAIL, "numpy 1.26.4")
+    for extra in ("torch", "demo"):
+        assert (checks[f"extra {extra}"].verdict, checks[f"extra {extra}"].found) == (Verdict.WARN, "torch 2.11.0")
+        assert "pip install 'torch==2.13.0'" in checks[f"extra {extra}"].advice
+    assert checks["extra onnx"].verdict is Verdict.OK

@@ -27,6 +27,23 @@ def test_arrays_in_order_are_one_micro_batch(tmp_path):
     assert mask.tolist() == [1, 1, 1, 1]
 
 
+def test_arrays_under_the_names_that_the_model_itself_has(tmp_path):
+    """ONNX calls inputs ``in/put:0``, which are ``in_put_0`` here."""
+    expected = (TensorSpec("in_put_0", (4,), "int64"), TensorSpec("mask", (4,), "float32"))
+    np.savez(tmp_path / "in.npz", **{"in/put:0": np.arange(4), "mask": np.ones(4, np.float32)})
+    ((first, _),) = inputs_from_file(expected, tmp_path / "in.npz").stream(1)
+    assert first.tolist() == [0, 1, 2, 3]
+    np.savez(tmp_path / "in.npz", **{"in/put:0": np.arange(4), "in_put:0": np.arange(4)})
+    with pytest.raises(InputError, match="has the arrays in/put:0, in_put:0; the model takes"):
+        inputs_from_file(expected[:1], tmp_path / "in.npz")
+
+
+def test_outputs_of_any_name(tmp_path):
+    save_outputs(tmp_path / "out.npz", ["file", "a/b"], [(np.zeros(1), np.ones(2))])
+    with np.load(tmp_path / "out.npz") as content:
+        assert {name: content[name].shape for name in content.files} == {"file": (1, 1), "a/b": (1, 2)}
+
+
 def test_a_leading_axis_is_several_micro_batches(tmp_path):
     np.savez(tmp_path / "in.npz", ids=np.arange(12).reshape(3, 4), mask=np.ones((3, 4), np.float32))
     fed = inputs_from_file(TWO, tmp_path / "in.npz")

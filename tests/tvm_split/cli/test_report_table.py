@@ -10,6 +10,7 @@ from tests.helpers.traces import CHAIN, LINKS, A, B, events_of, plan_for, stream
 from tvm_split.cli.report_table import print_report, summary
 from tvm_split.deployment.deployment_report import report_of
 from tvm_split.deployment.run_times import MeasuredRuns
+from tvm_split.planner.prediction import LinkPrediction
 
 
 def report(compute=(10, 6), predicted=True):
@@ -38,6 +39,20 @@ def test_what_parts_is_red_and_explained():
 @pytest.mark.parametrize(("predicted", "words"), [(True, "Nothing that matters"), (False, "no prediction")])
 def test_summary(predicted, words):
     assert words in "\n".join(summary(report(predicted=predicted)))
+
+
+def test_a_range_and_times_that_say_nothing_of_a_link():
+    first = machine_prediction(A, 0.01, transfer_seconds=0.0015, receive_seconds=1e-9, send_seconds=1e-9)
+    links = (LinkPrediction(A, B, 1000.0, 1e-9, 1e-9),)
+    expected = prediction((first, machine_prediction(B, 0.006)), links)
+    file = io.StringIO()
+    found = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (9, 6), 0.5), streamed())
+    print_report(found, Console(file=file, width=80))
+    lines = file.getvalue().splitlines()
+    assert next(line for line in lines if "compute" in line).split()[-5:] == ["8.500", "to", "10.000", "9.000", "1.00"]
+    assert [line.split()[-1] for line in lines if "receive" in line or "send" in line or "→" in line] == ["–"] * 7
+    assert any("nearer end" in line for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_nothing_measured_yet():

@@ -54,3 +54,10 @@ def test_the_files_are_there(found):
 def test_machines_work_at_once(found):
     shares = found[1]["machines_at_work_at_once"]
     assert sum(share for count, share in shares.items() if int(count) > 1) > 0
+
+
+def test_it_is_measured_long_enough_to_say_something(found):
+    _, report = found
+    assert report["gain"] == pytest.approx(report["one_by_one_seconds"] / report["pipelined_seconds"])
+    passes = (report["stages"][0]["micro_batches"] - 60) / report["micro_batches"]
+    assert passes * (report["one_by_one_seconds"] + report["pipelined_seconds"]) / 2 > 0.5

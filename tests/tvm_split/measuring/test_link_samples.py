@@ -48,6 +48,12 @@ def test_one_disturbed_sample_does_no_harm_to_the_bandwidth() -> None:
     assert line.latency_seconds == pytest.approx(0.01, rel=0.01)
 
 
+def test_a_disturbed_round_trip_makes_no_link_of_endless_bandwidth() -> None:
+    """Half a round trip is taken off each sample; measured too long, it leaves nothing."""
+    samples = [LinkSample(64, 5e-4, None), LinkSample(1 << 16, 0.0, 2e-4), LinkSample(1 << 20, 0.0, 4e-4)]
+    assert fitted_line(samples).bytes_per_second <= 4.001 * (1 << 20) / 4e-4
+
+
 def test_a_link_that_slows_down_in_a_stream_is_as_fast_as_the_stream() -> None:
     samples = [LinkSample(64, 0.0, 0.0), LinkSample(1 << 16, 0.001, 0.01), LinkSample(1 << 20, 0.016, 0.16)]
     assert fitted_line(samples).bytes_per_second == pytest.approx(6.55e6, rel=0.01)

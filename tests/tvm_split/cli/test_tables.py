@@ -1,0 +1,36 @@
+"""Tables are whole in a terminal of 80 columns: no name of a usual length is broken, no number cut."""
+
+import io
+
+from rich.console import Console
+
+from tvm_split.cli.statistics import statistics_table
+from tvm_split.rpc_runtime.program.measurements import StageStatistics
+
+
+def lines_of(table) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=80).print(table)
+    return file.getvalue().splitlines()
+
+
+def test_long_runs():
+    seconds = {f"{each}_seconds": 4321.5 for each in ("compute", "wait", "receive", "send")}
+    stages = [
+        StageStatistics(f"stage_{index}", f"machine-{letter}", 100, **seconds, bytes_sent=987_600_000)
+        for index, letter in enumerate("abc")
+    ]
+    lines = lines_of(statistics_table(stages, "net"))
+    assert [line.split()[:2] for line in lines if "stage_" in line] == [
+        [f"stage_{index}", f"machine-{letter}"] for index, letter in enumerate("abc")
+    ]
+    assert all("987.6 MB" in line for line in lines if "stage_" in line)
+    assert max(map(len, lines)) <= 80
+
+
+def test_kernels(invoke, onnx_path):
+    lines = invoke("profile", onnx_path, "--rounds", "1", "--threads", "1").stdout.splitlines()
+    table = lines[: next(index for index, line in enumerate(lines) if "GFLOP at" in line)]
+    assert max(map(len, table)) <= 80
+    assert any(line.split()[0] == "fused_conv2d_add_relu" and len(line.split()) == 7 for line in table if line.strip())
+    assert any(line.split() == ["conv2d:", "conv_1,", "relu_1"] for line in table)

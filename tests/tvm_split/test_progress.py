@@ -1,0 +1,45 @@
+"""What takes long says so where no bar can be drawn, too, unless it is told not to."""
+
+import time
+
+import pytest
+
+from tvm_split import progress
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.02)
+
+
+def takes_a_while(on_progress=None):
+    on_progress("lowering", 1, 4)
+    time.sleep(0.2)
+    return on_progress
+
+
+def test_lines_where_there_is_no_terminal(capsys):
+    progress.says_progress("working")(takes_a_while)()
+    time.sleep(0.1)
+    lines = capsys.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 15
+    assert all(line.startswith("lowering (25% done), ") for line in lines)
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_it_can_be_turned_off(capsys, monkeypatch):
+    monkeypatch.setenv("TVM_SPLIT_PROGRESS", "0")
+    progress.says_progress("working")(takes_a_while)()
+    assert capsys.readouterr().err == ""
+
+
+def test_who_asks_for_the_steps_gets_them_instead(capsys):
+    steps = []
+
+    def report(*step):
+        steps.append(step)
+
+    assert progress.says_progress("working")(takes_a_while)(on_progress=report) is report
+    assert steps == [("lowering", 1, 4)]
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,77 @@
+"""``tvm-split cache``: what is kept on this host between runs."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tvm_split.cli import options
+from tvm_split.cli.console import print_json, print_line
+from tvm_split.units import age_text, bytes_text
+
+if TYPE_CHECKING:
+    from tvm_split.measuring.store import Kept
+
+
+class Action(StrEnum):
+    """What to do with what is kept."""
+
+    SHOW = "show"
+    CLEAR = "clear"
+
+
+def cache(
+    action: Annotated[Action, typer.Argument(metavar="show|clear", show_default=False)],
+    json: options.JsonOption = False,
+) -> None:
+    """Show what was measured of machines and links, or remove it: the next plan measures it again.
+
+    Tuned kernels and what workers on this host were sent are shown as well, and stay: tuning takes hours, and workers
+    keep to their own limit.
+    """
+    from tvm_split.compiler import tuning_folder
+    from tvm_split.measuring import store
+    from tvm_split.rpc_runtime.files import cache_folder
+
+    measured = store.kept(store.default_folder())
+    others = {"tuned kernels": tuning_folder.default_folder(), "workers' blobs": cache_folder("blobs")}
+    if action is Action.CLEAR:
+        for each in measured:
+            each.path.unlink(missing_ok=True)
+    if json:
+        print_json(
+            {
+                "action": action.value,
+                "measurements": [
+                    {"path": str(each.path), **each.subject, "measured_at": each.measured_at} for each in measured
+                ],
+                "others": {name: {"path": str(folder), "bytes": _size(folder)} for name, folder in others.items()},
+            }
+        )
+        return
+    done = "removed" if action is Action.CLEAR else "kept"
+    whole = bytes_text(sum(each.size_bytes for each in measured))
+    lines = [
+        *map(_line, measured),
+        f"measurements: {whole} {done} in {store.default_folder()}",
+        *(f"{name}: {bytes_text(_size(folder))} kept in {folder}" for name, folder in others.items()),
+    ]
+    for line in lines:
+        print_line(line)
+
+
+def _line(each: Kept) -> str:
+    if not each.measured_at:
+        return f"{each.path.name}: cannot be read, and is measured again"
+    of = f"links from {each.subject.get('links from')}"
+    if "machine" in each.subject:
+        of = f"{each.subject['machine']} on {each.subject.get('hostname')}, threads: {each.subject.get('threads')}"
+    return f"{of}: {len(each.measured_at)} measurements, up to {age_text(time.time() - min(each.measured_at))} old"
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,69 @@
+"""Ctrl-C and SIGTERM end a command within a second or two, in one line, with 130 and 143, whatever it is doing.
+
+The main thread may be inside of TVM, which takes minutes to come back to Python, and makes errors of its own from a
+KeyboardInterrupt in one of its callbacks. So nothing is raised there: another thread waits for signals, clears away
+what the command would leave behind, and ends the process. A command that handles a signal itself is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from tvm_split.rpc_runtime.endings import clear_away
+
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
+"""A bar hides it, and nobody comes back to show it again; its line is wiped."""
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside, both signals end the process, unless it was started so as to ignore them. For the main thread."""
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    for number in WORDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _heard)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    ending = threading.Event()
+    threading.Thread(target=_wait, args=(heard, ending), name="signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        if ending.is_set():
+            threading.Event().wait()  # an error that comes of what is cleared away is not how this ends
+
+
+def _heard(number: int, frame: FrameType | None) -> None:
+    """Only a handler of Python's own has signals written to the pipe."""
+
+
+def _wait(heard: int, ending: threading.Event) -> None:
+    while True:
+        for number in os.read(heard, 64):
+            if signal.getsignal(number) is _heard:
+                ending.set()
+                _end(signal.Signals(number))
+
+
+def _end(number: signal.Signals) -> None:
+    text = SHOW_CURSOR if sys.stderr.isatty() else ""
+    os.write(2, f"{text}{WORDS[number]}\n".encode())
+    # What fails from now on, because it is cleared away, is nobody's concern.
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nothing, stream)
+    try:
+        clear_away()
+        for task in Path("/proc/self/task").iterdir():  # what nobody knows of yet or any more: builders, linkers
+            for child in (task / "children").read_text().split():
+                os.kill(int(child), signal.SIGKILL)
+    finally:
+        os._exit(128 + number)

@@ -1,0 +1,90 @@
+"""What probing found of links, which is found again between the same ends, by the same versions, with tensors alike."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.measuring.link_samples import LinkSample, StreamSample
+from tvm_split.measuring.store import Store, entry_key
+from tvm_split.rpc_runtime.client.client import WorkerDescription
+
+
+@dataclass(frozen=True)
+class MachineProbe:
+    """A machine and the client: the samples in both directions.
+
+    ``seconds_per_byte`` is the machine's processor time for one more byte of a tensor.
+    ``measured_at`` is in seconds since 1970.
+    """
+
+    measured_at: float
+    round_trip_seconds: float
+    to_machine: tuple[LinkSample, ...]
+    from_machine: tuple[LinkSample, ...]
+    seconds_per_byte: float
+
+
+@dataclass(frozen=True)
+class PairProbe:
+    """Two machines, one direction."""
+
+    measured_at: float
+    samples: tuple[LinkSample, ...]
+
+
+@dataclass(frozen=True)
+class StreamProbe:
+    """Machines that compute at the same time, each with its own stream: samples for every duration of computing."""
+
+    measured_at: float
+    samples: Mapping[str, tuple[StreamSample, ...]]
+
+
+Probe = TypeVar("Probe", MachineProbe, PairProbe, StreamProbe)
+
+
+@dataclass(frozen=True)
+class LinkStore:
+    """The store of one client; ``ends`` says of each machine what it is, ``addresses`` where its peers reach it."""
+
+    store: Store
+    ends: Mapping[str, Any]
+    addresses: Mapping[tuple[str, str], str]
+    sizes: Sequence[int]
+    refresh: bool
+
+    def known_or(self, kind: type[Probe], machines: Sequence[str], measure: Callable[[], Probe]) -> Probe:
+        """A probe of these machines in this order, measured if it is not known."""
+        ends = [[name, self.ends[name]] for name in machines]
+        reached = [self.addresses.get((one, other)) for one in machines for other in machines]
+        key = entry_key(kind=kind.__name__, ends=ends, reached=reached, sizes=list(self.sizes))
+        found = None if self.refresh else self.store.get(key, TypeAdapter(kind))
+        if found is None:
+            found = measure()
+            self.store.put({key: found})
+        return found
+
+
+def link_store(
+    folder: Path | None,
+    cluster: Cluster,
+    workers: Mapping[str, WorkerDescription],
+    sizes: Sequence[int],
+    refresh: bool,
+) -> LinkStore:
+    """The store for one cluster. Local workers listen on another port every time, but are alike."""
+    ends = {}
+    for name, worker in workers.items():
+        endpoint = cluster.endpoints()[name]
+        place = len(cluster.machines) if cluster.kind == "local" else [endpoint.address, endpoint.tls is not None]
+        versions = [worker.protocol_version, worker.tvm_version, worker.numpy_version]
+        ends[name] = [place, worker.hostname, worker.cores, worker.threads, versions]
+    store = Store(folder, {"links from": socket.gethostname()})
+    return LinkStore(store, ends, cluster.peer_addresses, sizes, refresh)

@@ -1,0 +1,117 @@
+"""What was measured, kept between runs: one file of JSON for each subject, such as a machine.
+
+A subject says on what was measured: host, versions, threads. The key of a measurement in its file says what: the code
+and shapes of a kernel, the ends of a link. So a second model, or another batch, takes from here what is equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from tvm_split.rpc_runtime.files import cache_folder, locked, replacing
+
+FORMAT = "tvm-split measurements"
+VERSION = 2
+
+Measurement = TypeVar("Measurement")
+
+
+def default_folder() -> Path:
+    return cache_folder("measurements")
+
+
+def entry_key(**parts: Any) -> str:
+    """A name for what is described by ``parts``, which JSON can hold."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+class Store:
+    """The measurements of ``subject``, which JSON can hold; with ``folder`` None only as long as this lives.
+
+    ``notes`` says what could not be read.
+    """
+
+    def __init__(self, folder: Path | None, subject: Mapping[str, Any]) -> None:
+        self.path = None if folder is None else folder / f"{entry_key(**subject)[:32]}.json"
+        self.notes: list[str] = []
+        self._subject = dict(subject)
+        self._entries = self._read()
+
+    def get(self, key: str, kind: TypeAdapter[Measurement]) -> Measurement | None:
+        """A measurement, which has a ``measured_at`` in seconds since 1970; none is from the future."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        try:
+            return kind.validate_python({**entry, "measured_at": min(entry["measured_at"], time.time())})
+        except (LookupError, TypeError, ValidationError) as error:
+            self._note(f"{type(error).__name__} in an entry")
+            return None
+
+    def put(self, entries: Mapping[str, Any]) -> None:
+        """Keep dataclasses by key, beside what others have written in the meantime.
+
+        A folder that cannot be written to only costs time the next time.
+        """
+        added = {key: asdict(entry) for key, entry in entries.items()}
+        self._entries = {**self._entries, **added}
+        if self.path is None:
+            return
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(self.path.parent), replacing(self.path) as file:
+                entries = dict(sorted({**self._read(), **added}.items()))
+                content = {"format": FORMAT, "version": VERSION, "subject": self._subject, "entries": entries}
+                file.write(json.dumps(content, indent=1).encode())
+
+    def _read(self) -> dict[str, Any]:
+        if self.path is None:
+            return {}
+        try:
+            content = json.loads(self.path.read_bytes())
+            if (content["format"], content["version"]) == (FORMAT, VERSION):
+                return {**content["entries"]}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            self._note(str(error))
+        return {}  # another version's is measured anew and written over
+
+    def _note(self, problem: str) -> None:
+        note = f"{self.path} is damaged ({problem}): it is measured again"
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A store's file: what its measurements are of and when each was made; both empty where it cannot be read."""
+
+    path: Path
+    size_bytes: int
+    subject: Mapping[str, Any]
+    measured_at: Sequence[float]
+
+
+def kept(folder: Path) -> tuple[Kept, ...]:
+    """All stores in a folder."""
+    return tuple(_kept(path) for path in sorted(folder.glob("*.json")))
+
+
+def _kept(path: Path) -> Kept:
+    subject: Mapping[str, Any] = {}
+    moments: Sequence[float] = ()
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        content = json.loads(path.read_bytes())
+        moments = [float(each["measured_at"]) for each in content["entries"].values()]
+        subject = {**content["subject"]}
+    return Kept(path, path.stat().st_size, subject, moments)
