@@ -18,10 +18,10 @@ import tvm_ffi
 from tvm import relax
 from tvm.tirx import IndexMap
 
-from tvm_split.relay_passes.communication import Computation
-from tvm_split.relay_passes.contract import bindings_of, returned_fields
+from tvm_split.relay_passes.contract import bindings_of, operations_of, returned_fields
+from tvm_split.relay_passes.partition import Computation
 from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.substitute import substitute
+from tvm_split.relay_passes.substitute import emit_operations, substitute
 
 LAYOUT_TRANSFORM = "relax.layout_transform"
 
@@ -85,11 +85,7 @@ def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Com
                     back = layouts[plain.name].index_map.inverse(list(_shape(plain)))
                     change = relax.op.layout_transform(parameter, back)
                     values[plain.name] = builder.emit(change, name_hint=_free_name(plain.name, "plain", taken))
-            result = function.body.body
-            for binding in bindings_of(function):
-                if not binding.var.same_as(result):
-                    value = substitute(binding.value, values)
-                    values[binding.var.name] = builder.emit(value, name_hint=binding.var.name)
+            emit_operations(builder, operations_of(function), values)
             results = [
                 _changed(builder, substitute(field, values), layouts.get(name), _free_name(name, "sent", taken))
                 for name, field in zip(computation.sent, returned_fields(function), strict=True)
