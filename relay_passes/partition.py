@@ -11,7 +11,7 @@ A value that depends on no input (a mask, a table) crosses nothing: each stage t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tvm
 from tvm import relax
@@ -33,13 +33,15 @@ class Computation:
     """What a stage computes: a pure function, on no device in particular.
 
     ``function`` takes the received tensors, in the order of ``received``, and returns a tuple of the sent ones, in the
-    order of ``sent``; both hold the tensors' names.
+    order of ``sent``; both hold the tensors' names. ``origins`` leads from other forms of a tensor, which passes have
+    added, to its name.
     """
 
     name: str
     function: relax.Function
     received: tuple[str, ...]
     sent: tuple[str, ...]
+    origins: Mapping[str, str] = field(default_factory=dict)
 
 
 def partition(module: tvm.IRModule, placement: Placement) -> tuple[Computation, ...]:
@@ -76,10 +78,10 @@ def partition(module: tvm.IRModule, placement: Placement) -> tuple[Computation, 
 def output_names(function: relax.Function) -> tuple[str, ...]:
     """The names of the variables that a function returns as a tuple."""
     fields = returned_fields(function)
-    for field in fields:
-        if not isinstance(field, relax.Var):
-            raise ContractError(f"the model returns {field}, which is no variable")
-    return tuple(field.name for field in fields)
+    for each in fields:
+        if not isinstance(each, relax.Var):
+            raise ContractError(f"the model returns {each}, which is no variable")
+    return tuple(each.name for each in fields)
 
 
 def _contents(

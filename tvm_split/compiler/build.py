@@ -48,7 +48,10 @@ def build_stage(
     Raises:
         CompileError: the stage has what TVM cannot compile, or the target cannot be compiled for, or has no linker.
     """
-    return build_module(_module_of(computation), target, library, computation.name, layers, database, observe)
+    layers = layers or {}
+    other_forms = {form: layers[name] for form, name in computation.origins.items() if name in layers}
+    named = {**layers, **other_forms}
+    return build_module(_module_of(computation), target, library, computation.name, named, database, observe)
 
 
 def build_module(
