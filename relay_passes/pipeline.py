@@ -44,11 +44,11 @@ class Phase:
 class Schedules:
     """What the phases of a stage take from outside: decisions that depend on the target.
 
-    ``convert_layouts`` and ``schedule`` are whole passes, before lowering and after fusion; ``legalizations`` maps
-    operator names (``relax.nn.conv2d``) to functions that lower them, as ``relax.transform.LegalizeOps`` takes them.
+    ``layout_passes`` come before lowering and ``schedule`` after fusion; ``legalizations`` maps operator names
+    (``relax.nn.conv2d``) to functions that lower them, as ``relax.transform.LegalizeOps`` takes them.
     """
 
-    convert_layouts: ModulePass
+    layout_passes: tuple[ModulePass, ...]
     legalizations: Mapping[str, Callable[..., Any]]
     schedule: ModulePass
 
@@ -80,7 +80,7 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
                 transform.DeadCodeElimination(["main"]),
             ),
         ),
-        Phase("layout", (schedules.convert_layouts, transform.FoldConstant())),
+        Phase("layout", (*schedules.layout_passes, transform.FoldConstant())),
         Phase(
             "lower",
             (

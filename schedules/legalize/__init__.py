@@ -11,7 +11,7 @@ from tvm.target import Target
 from tvm_split.schedules.legalize import gpu_convolution, gpu_matmul
 from tvm_split.schedules.legalize.convolution import legalize_conv2d
 from tvm_split.schedules.legalize.elementary import ELEMENTARY, legalize_elementary
-from tvm_split.schedules.legalize.extremes import legalize_extreme
+from tvm_split.schedules.legalize.extremes import legalize_bounds, legalize_extreme
 from tvm_split.schedules.legalize.matmul import legalize_matmul
 from tvm_split.schedules.legalize.normalization import (
     legalize_group_norm,
@@ -27,8 +27,10 @@ Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
 
 def legalizations(target: Target) -> dict[str, Legalization]:
     """Own lowerings by operator name; operators that are not named keep TVM's."""
+    bounds = dict.fromkeys(("relax.clip", "relax.nn.relu", "relax.nn.relu6"), legalize_bounds)
     if str(target.kind.name) == "cuda":
         return {
+            **bounds,
             "relax.nn.conv2d": gpu_convolution.legalize_conv2d(target),
             "relax.matmul": gpu_matmul.legalize_matmul(target),
         }
@@ -37,6 +39,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
     traits = traits_of(target)
     elementary = {name: legalize_elementary(name) for name in ELEMENTARY}
     return {
+        **bounds,
         **elementary,
         "relax.nn.conv2d": legalize_conv2d(traits),
         "relax.matmul": legalize_matmul(traits),

@@ -50,7 +50,7 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
         transform.FoldConstant(),
-        lambda current: schedules.convert_layouts(current, target),
+        *schedules.layout_passes(target),
         transform.LegalizeOps(dict(schedules.legalizations(target))),
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),

@@ -98,3 +98,20 @@ def test_gates_grow_with_their_number_not_with_its_power():
     for _ in range(10):
         right = right + torch.sigmoid(right + other) * torch.tanh(right)
     assert_close(run(many, inputs), right.numpy())
+
+
+@pytest.mark.parametrize("bounds", ["relu", "relu6", "clip"])
+def test_bounds_keep_nan(bounds):
+    """Behind a convolution too, in whose tile they are computed."""
+    operator = (lambda x: relax.op.clip(x, -1, 2)) if bounds == "clip" else getattr(relax.op.nn, bounds)
+    low, high = {"relu": (0, np.inf), "relu6": (0, 6), "clip": (-1, 2)}[bounds]
+    x = np.array([np.nan, np.inf, -np.inf, -3, 0.5, 9], "float32").reshape(1, 1, 2, 3)
+    right = np.clip(x, low, high)
+    actual, _ = evaluate(lambda builder, data: builder.emit(operator(data)), [x])
+    assert np.array_equal(actual, right, equal_nan=True)
+    weight = relax.const(np.ones((16, 1, 1, 1), "float32"))
+    actual, chosen = evaluate(
+        lambda builder, data: builder.emit(operator(builder.emit(relax.op.nn.conv2d(data, weight)))), [x]
+    )
+    assert chosen >= {"conv2d"}
+    assert np.array_equal(actual, np.repeat(right, 16, axis=1), equal_nan=True)

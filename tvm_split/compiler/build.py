@@ -152,7 +152,7 @@ def _module_of(computation: Computation) -> tvm.IRModule:
 
 def _schedules(target: tvm.target.Target, database: schedules.TunedKernels | None) -> Schedules:
     return Schedules(
-        convert_layouts=lambda module: schedules.convert_layouts(module, target),
+        layout_passes=schedules.layout_passes(target),
         legalizations=schedules.legalizations(target),
         schedule=lambda module: schedules.apply(module, target, database),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,8 +127,3 @@ def _kernel_call(kernel: Kernel, call: relax.Call, digest: str, consumers: tuple
 def shared_weight_bytes(calls: tuple[KernelCall, ...] | list[KernelCall]) -> int:
     """The bytes of all weights of some calls, each once."""
     return sum(weight.size_bytes for weight in {weight for call in calls for weight in call.weights})
-
-
-def functions_by_digest(module: tvm.IRModule, calls: tuple[KernelCall, ...]) -> Mapping[str, tirx.PrimFunc]:
-    """One function for each distinct kernel."""
-    return {call.digest: module[call.kernel.function] for call in calls}
