@@ -1,186 +1,131 @@
-"""Communication: one module per machine, in which a stage receives what it needs, computes, and sends what others need.
+"""Communication: how a split is shown, from the very functions that are compiled.
 
-Requires: a module that `relay_passes.partition.PartitionStages` made.
-Ensures: for each machine a module with its stages as impure functions without parameters or results, that read like
-what the machine does: ``R.call_packed("tvm_split.receive", name, source)`` for every tensor from elsewhere, the
-operations, and ``R.call_packed("tvm_split.send", tensor, name, destination)`` once per destination machine. A source or
-destination is a machine's name or ``client``; a machine that sends to itself hands a tensor from one of its stages to
-another, in memory. A stage with replicas stands in the module of each of their machines, with the attributes
-``replica`` and ``turns``; to others it is one source or destination, ``machine-b or machine-c``, and each micro-batch
-goes to the one whose turn it is.
+`annotated_module` is the whole graph with a device on every value: one `VDevice` per machine, whose memory scope is the
+machine's name. The operations of a stage stand together, and a value that crosses to another machine crosses once per
+machine, by an ``R.to_vdevice`` in the first stage that needs it.
 
-These modules are the form in which the split is shown, kept and compiled: `computation` gives back the pure function
-between receiving and sending. (What crosses may get another layout after that: `relay_passes.exchange_layouts`.)
+`machine_modules` are the machines' parts, and read like what each does: a stage receives what it needs, by
+``R.call_packed("tvm_split.receive", name, source)``, computes, and sends what others need, by
+``R.call_packed("tvm_split.send", tensor, name, destination)`` once per destination. A source or destination is a
+machine's name or ``client``; a machine that sends to itself hands a tensor from one of its stages to another, in
+memory. A stage with replicas stands in the module of each of their machines, with the attributes ``replica`` and
+``turns``; to others it is one source or destination, ``machine-b or machine-c``, and each micro-batch goes to the one
+whose turn it is. (The annotated graph shows it on the first.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import relax
 from tvm.ir import StringImm
 from tvm.relax.global_info import VDevice
 
-from tvm_split.relay_passes.contract import bindings_of, is_transfer, main_function, returned_fields
-from tvm_split.relay_passes.errors import ContractError
-from tvm_split.relay_passes.partition import stage_functions
-from tvm_split.relay_passes.substitute import on_device, substitute, without_device
+from tvm_split.relay_passes.contract import operations_of, returned_fields
+from tvm_split.relay_passes.partition import Computation
+from tvm_split.relay_passes.placement import PlacedStage, Placement
+from tvm_split.relay_passes.substitute import emit_operations, substitute
 
 RECEIVE = "tvm_split.receive"
 SEND = "tvm_split.send"
 CLIENT = "client"
 
 
-@dataclass(frozen=True)
-class Computation:
-    """The pure part of a stage.
+def virtual_devices(placement: Placement) -> dict[str, VDevice]:
+    """One `VDevice` per machine that holds a stage; devices of one target kind are counted from 0."""
+    counts: dict[str, int] = {}
+    devices: dict[str, VDevice] = {}
+    for machine in (machine for stage in placement.stages for machine in stage.machines):
+        if machine not in devices:
+            target = placement.targets[machine]
+            kind = target.kind.name
+            devices[machine] = VDevice(target, counts.get(kind, 0), machine)
+            counts[kind] = counts.get(kind, 0) + 1
+    return devices
 
-    ``function`` takes the received tensors, in the order of ``received``, and returns a tuple of the sent ones, in the
-    order of ``sent``; both hold the tensors' names.
-    """
 
-    name: str
-    function: relax.Function
-    received: tuple[str, ...]
-    sent: tuple[str, ...]
+def annotated_module(
+    parameters: Sequence[relax.Var], computations: Sequence[Computation], outputs: Sequence[str], placement: Placement
+) -> tvm.IRModule:
+    """The stages as one graph of the model's ``parameters`` that returns the tensors named ``outputs``."""
+    devices = virtual_devices(placement)
+    made: dict[str, relax.Expr] = {parameter.name: parameter for parameter in parameters}
+    # What lies on a machine, by the machine and the tensor's name.
+    present: dict[tuple[str, str], relax.Expr] = {}
+    builder = relax.BlockBuilder()
+    with builder.function("main", list(parameters)):
+        with builder.dataflow():
+            for stage, part in zip(placement.stages, computations, strict=True):
+                machine = stage.machine
+                for name in part.received:
+                    if (machine, name) not in present:
+                        crossing = relax.op.to_vdevice(made[name], devices[machine])
+                        hint = f"{name}_on_{machine.replace('-', '_')}"
+                        present[machine, name] = builder.emit(crossing, name_hint=hint)
+                values = {
+                    parameter.name: present[machine, name]
+                    for parameter, name in zip(part.function.params, part.received, strict=True)
+                }
+                sent = _emit_stage(builder, part, values)
+                made.update(sent)
+                present.update({(machine, name): value for name, value in sent.items()})
+            result = builder.emit_output(relax.Tuple([made[name] for name in outputs]))
+        builder.emit_func_output(result)
+    module = builder.get()
+    module.update_global_info("vdevice", list(devices.values()))
+    return module
 
 
-def machine_modules(module: tvm.IRModule) -> dict[str, tvm.IRModule]:
+def machine_modules(
+    computations: Sequence[Computation], outputs: Sequence[str], placement: Placement
+) -> dict[str, tvm.IRModule]:
     """The communicating module of every machine, by the machine's name, in the order of their first stages."""
-    sources = _sources(module)
-    destinations = _destinations(module)
+    devices = virtual_devices(placement)
+    stages = list(zip(placement.stages, computations, strict=True))
+    sources = {name: _written(stage) for stage, part in stages for name in part.sent}
+    destinations: dict[str, dict[str, None]] = {}
+    for stage, part in stages:
+        for name in part.received:
+            destinations.setdefault(name, {}).setdefault(_written(stage))
+    for name in outputs:
+        destinations.setdefault(name, {}).setdefault(CLIENT)
     functions: dict[str, dict[str, relax.Function]] = {}
-    devices = {str(device.memory_scope): device for device in module.global_infos["vdevice"]}
-    for stage in stage_functions(module):
-        name = str(stage.attrs["global_symbol"])
-        for replica, machine in enumerate(_machines(stage)):
-            turns = {"replica": replica, "turns": stage.attrs["turns"]} if "turns" in stage.attrs else {}
-            attributes = {"machine": machine, **turns}
-            moved_to = devices[machine] if replica else None
-            functions.setdefault(machine, {})[name] = _communicating(
-                stage, name, attributes, sources, destinations, moved_to
-            )
-    modules = {}
-    for machine, stages in functions.items():
-        modules[machine] = tvm.IRModule(stages)
+    for stage, part in stages:
+        for replica, machine in enumerate(stage.machines):
+            turns = {"replica": replica, "turns": list(stage.turns)} if stage.turns else {}
+            builder = relax.BlockBuilder()
+            with builder.function(part.name, [], attrs={"machine": machine, **turns}, pure=False):
+                values: dict[str, relax.Expr] = {}
+                for parameter, name in zip(part.function.params, part.received, strict=True):
+                    kind = relax.TensorType(parameter.ty.shape, parameter.ty.dtype, devices[machine])
+                    operands = [StringImm(name), StringImm(sources.get(name, CLIENT))]
+                    receive = relax.Call(relax.ExternFunc(RECEIVE), operands, ty_args=[kind])
+                    values[parameter.name] = builder.emit(receive, name_hint=name)
+                for name, value in _emit_stage(builder, part, values).items():
+                    for destination in destinations[name]:
+                        operands = [value, StringImm(name), StringImm(destination)]
+                        send = relax.Call(relax.ExternFunc(SEND), operands, ty_args=[relax.TupleType([])])
+                        builder.emit(send, name_hint="sent")
+                builder.emit_func_output(relax.Tuple([]))
+            functions.setdefault(machine, {})[part.name] = builder.get()[part.name]
+    modules = {machine: tvm.IRModule(parts) for machine, parts in functions.items()}
+    for module in modules.values():
         # All devices, since a device's number in the printed types is its place in this list.
-        modules[machine].update_global_info("vdevice", list(module.global_infos["vdevice"]))
+        module.update_global_info("vdevice", list(devices.values()))
     return modules
 
 
-def computation(stage: relax.Function) -> Computation:
-    """The pure function between receiving and sending of a communicating stage, on no device in particular."""
-    name = str(stage.attrs["global_symbol"])
-    parameters: dict[str, relax.Var] = {}
-    values: dict[str, relax.Expr] = {}
-    operations: dict[str, relax.Expr] = {}
-    sent: dict[str, relax.Expr] = {}
-    for binding in bindings_of(stage):
-        packed = _packed_name(binding.value)
-        if packed == RECEIVE:
-            tensor = str(binding.value.args[0].value)
-            parameters[tensor] = relax.Var(tensor, without_device(binding.var.ty))
-            values[binding.var.name] = parameters[tensor]
-        elif packed == SEND:
-            sent.setdefault(str(binding.value.args[1].value), binding.value.args[0])
-        else:
-            operations[binding.var.name] = binding.value
-    return computation_of(name, parameters, values, operations, sent)
+def _emit_stage(
+    builder: relax.BlockBuilder, part: Computation, values: Mapping[str, relax.Expr]
+) -> dict[str, relax.Expr]:
+    """Emit a stage's operations; the tensors that it sends, by name."""
+    inside = dict(values)
+    emit_operations(builder, operations_of(part.function), inside)
+    return {
+        name: substitute(field, inside) for name, field in zip(part.sent, returned_fields(part.function), strict=True)
+    }
 
 
-def computation_of(
-    name: str,
-    parameters: Mapping[str, relax.Var],
-    values: Mapping[str, relax.Expr],
-    operations: Mapping[str, relax.Expr],
-    sent: Mapping[str, relax.Expr],
-) -> Computation:
-    """A computation of ``operations`` in their order, by the names of their variables.
-
-    ``values`` are what stands for variables that no operation binds; ``parameters`` and ``sent`` go by their tensors.
-    """
-    bound = dict(values)
-    builder = relax.BlockBuilder()
-    with builder.function(name, list(parameters.values())):
-        with builder.dataflow():
-            for variable, value in operations.items():
-                bound[variable] = builder.emit(substitute(value, bound), name_hint=variable)
-            results = [substitute(value, bound) for value in sent.values()]
-            outputs = builder.emit_output(relax.Tuple(results), name_hint="outputs")
-        builder.emit_func_output(outputs)
-    return Computation(name, builder.get()[name], tuple(parameters), tuple(sent))
-
-
-def _machines(stage: relax.Function) -> tuple[str, ...]:
-    """The machines that run a stage: several if it has replicas."""
-    if "replicas" in stage.attrs:
-        return tuple(str(machine) for machine in stage.attrs["replicas"])
-    return (str(stage.attrs["machine"]),)
-
-
-def _communicating(
-    stage: relax.Function,
-    name: str,
-    attributes: Mapping[str, Any],
-    sources: dict[str, str],
-    destinations: dict[str, tuple[str, ...]],
-    device: VDevice | None,
-) -> relax.Function:
-    """``device`` is where to, if not where the stage's types say."""
-    builder = relax.BlockBuilder()
-    values: dict[str, relax.Expr] = {}
-    with builder.function(name, [], attrs=dict(attributes), pure=False):
-        for parameter in stage.params:
-            receive = relax.Call(
-                relax.ExternFunc(RECEIVE),
-                [StringImm(parameter.name), StringImm(sources[parameter.name])],
-                ty_args=[parameter.ty if device is None else on_device(parameter.ty, device)],
-            )
-            values[parameter.name] = builder.emit(receive, name_hint=parameter.name)
-        result_name = stage.body.body.name
-        for binding in bindings_of(stage):
-            if binding.var.name != result_name:
-                values[binding.var.name] = builder.emit(substitute(binding.value, values), name_hint=binding.var.name)
-        for field in returned_fields(stage):
-            for destination in destinations[field.name]:
-                send = relax.Call(
-                    relax.ExternFunc(SEND),
-                    [values[field.name], StringImm(field.name), StringImm(destination)],
-                    ty_args=[relax.TupleType([])],
-                )
-                builder.emit(send, name_hint="sent")
-        builder.emit_func_output(relax.Tuple([]))
-    return builder.get()[name]
-
-
-def _sources(module: tvm.IRModule) -> dict[str, str]:
-    """Tensor name to the machine that makes it, or `CLIENT`."""
-    sources = {parameter.name: CLIENT for parameter in main_function(module).params}
-    for stage in stage_functions(module):
-        for field in returned_fields(stage):
-            sources[field.name] = " or ".join(_machines(stage))
-    return sources
-
-
-def _destinations(module: tvm.IRModule) -> dict[str, tuple[str, ...]]:
-    """Tensor name to the machines it is sent to, each once, then `CLIENT` where the model returns it."""
-    found: dict[str, dict[str, None]] = {}
-    for stage in stage_functions(module):
-        for parameter in stage.params:
-            found.setdefault(parameter.name, {}).setdefault(" or ".join(_machines(stage)))
-    main = main_function(module)
-    values = {binding.var.name: binding.value for binding in bindings_of(main)}
-    for field in returned_fields(main):
-        if field.name in values and is_transfer(values[field.name]):
-            raise ContractError(f"the model returns {field.name!r}, a transfer")
-        found.setdefault(field.name, {}).setdefault(CLIENT)
-    return {name: tuple(machines) for name, machines in found.items()}
-
-
-def _packed_name(expression: relax.Expr) -> str | None:
-    if isinstance(expression, relax.Call) and isinstance(expression.op, relax.ExternFunc):
-        return str(expression.op.global_symbol)
-    return None
+def _written(stage: PlacedStage) -> str:
+    return " or ".join(stage.machines)

@@ -28,6 +28,11 @@ def bindings_of(function: relax.Function) -> Iterator[relax.VarBinding]:
             yield binding
 
 
+def operations_of(function: relax.Function) -> list[relax.VarBinding]:
+    """All bindings but that of the returned tuple."""
+    return [binding for binding in bindings_of(function) if not binding.var.same_as(function.body.body)]
+
+
 def require_whole_graph(module: tvm.IRModule) -> None:
     """Check the form in which a model enters the passes.
 
@@ -53,11 +58,6 @@ def returned_fields(function: relax.Function) -> tuple[relax.Expr, ...]:
     if not isinstance(result, relax.Tuple):
         raise ContractError(f"the function returns {result}, not a tuple")
     return tuple(result.fields)
-
-
-def is_transfer(expression: relax.Expr) -> bool:
-    """Whether an expression is a call of ``R.to_vdevice``."""
-    return isinstance(expression, relax.Call) and expression.op == tvm.ir.Op.get("relax.to_vdevice")
 
 
 def used_variables(expression: relax.Expr) -> tuple[relax.Var, ...]:

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm_ffi
 from tvm import relax
 from tvm.tirx import IndexMap
 
-from tvm_split.relay_passes.communication import Computation
-from tvm_split.relay_passes.contract import bindings_of, returned_fields
+from tvm_split.relay_passes.contract import bindings_of, operations_of, returned_fields
+from tvm_split.relay_passes.partition import Computation
 from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.substitute import substitute
+from tvm_split.relay_passes.substitute import emit_operations, substitute
 
 LAYOUT_TRANSFORM = "relax.layout_transform"
 
@@ -73,50 +73,35 @@ def count_changes(function: relax.Function) -> int:
 def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Computation:
     """The stage with those of its received and sent tensors in ``layouts``, by name; the others as they are."""
     function = computation.function
-    parameters = [_in_layout(each, layouts.get(each.name)) for each in function.params]
-    taken = {each.name for each in (*parameters, *(binding.var for binding in bindings_of(function)))}
-    values: dict[str, relax.Expr] = {}
+    taken = {each.name for each in (*function.params, *(binding.var for binding in bindings_of(function)))}
+    origins = dict(computation.origins)
     builder = relax.BlockBuilder()
-    with builder.function(computation.name, parameters):
+
+    def changed(value: relax.Expr, index_map: IndexMap, tensor: str, form: str) -> relax.Var:
+        # Passes go by names: another variable's may not be taken.
+        names = itertools.chain([f"{tensor}_{form}"], (f"{tensor}_{number}_{form}" for number in itertools.count(1)))
+        free = next(name for name in names if name not in taken)
+        taken.add(free)
+        origins[free] = tensor
+        return builder.emit(relax.op.layout_transform(value, index_map), name_hint=free)
+
+    values: dict[str, relax.Expr] = {each.name: each for each in function.params}
+    for name in values.keys() & layouts.keys():
+        values[name] = relax.Var(name, relax.TensorType(layouts[name].shape, values[name].ty.dtype))
+    with builder.function(computation.name, list(values.values())):
         with builder.dataflow():
-            for plain, parameter in zip(function.params, parameters, strict=True):
-                values[plain.name] = parameter
+            for plain in function.params:
                 if plain.name in layouts:
                     back = layouts[plain.name].index_map.inverse(list(_shape(plain)))
-                    change = relax.op.layout_transform(parameter, back)
-                    values[plain.name] = builder.emit(change, name_hint=_free_name(plain.name, "plain", taken))
-            result = function.body.body
-            for binding in bindings_of(function):
-                if not binding.var.same_as(result):
-                    value = substitute(binding.value, values)
-                    values[binding.var.name] = builder.emit(value, name_hint=binding.var.name)
-            results = [
-                _changed(builder, substitute(field, values), layouts.get(name), _free_name(name, "sent", taken))
-                for name, field in zip(computation.sent, returned_fields(function), strict=True)
-            ]
+                    values[plain.name] = changed(values[plain.name], back, plain.name, "plain")
+            emit_operations(builder, operations_of(function), values)
+            results = [substitute(field, values) for field in returned_fields(function)]
+            for position, name in enumerate(computation.sent):
+                if name in layouts:
+                    results[position] = changed(results[position], layouts[name].index_map, name, "sent")
             outputs = builder.emit_output(relax.Tuple(results), name_hint="outputs")
         builder.emit_func_output(outputs)
-    return Computation(computation.name, builder.get()[computation.name], computation.received, computation.sent)
-
-
-def _in_layout(parameter: relax.Var, layout: Layout | None) -> relax.Var:
-    if layout is None:
-        return parameter
-    return relax.Var(parameter.name, relax.TensorType(layout.shape, parameter.ty.dtype))
-
-
-def _changed(builder: relax.BlockBuilder, value: relax.Expr, layout: Layout | None, name: str) -> relax.Expr:
-    if layout is None:
-        return value
-    return builder.emit(relax.op.layout_transform(value, layout.index_map), name_hint=name)
-
-
-def _free_name(tensor: str, form: str, taken: set[str]) -> str:
-    """A name for another form of a tensor, which the passes to come cannot take for another variable's."""
-    names = itertools.chain([f"{tensor}_{form}"], (f"{tensor}_{number}_{form}" for number in itertools.count(1)))
-    free = next(name for name in names if name not in taken)
-    taken.add(free)
-    return free
+    return replace(computation, function=builder.get()[computation.name], origins=origins)
 
 
 def _is_change(expression: relax.Expr) -> bool:

@@ -150,7 +150,7 @@ def _shifted(name: str, product: relax.Var, chain: _Chain, builder: relax.BlockB
     if not chain.shift.any():
         return product
     trailing = _PRODUCTS[chain.operator][0] - 1
-    # Behind a convolution of its full rank, or TVM's ConvertLayout changes the layout back before the addition.
+    # Of the result's rank: what changes layouts later then needs not think of broadcasting.
     shape = [1, -1] + [1] * trailing if trailing else [-1]
     shift = chain.shift.astype(str(product.ty.dtype)).reshape(shape)
     return builder.emit(relax.op.add(product, constant(shift)), name_hint=name)

@@ -2,7 +2,7 @@
 
 Relay left TVM; Relax is the IR here. The room keeps the name its first user gave it.
 
-    whole graph ──▶ annotate ──▶ partition ──▶ verify ──▶ one communicating module per machine
+    whole graph ──▶ partition ──▶ verify ──▶ one pure function per stage
     each stage  ──▶ simplify ──▶ layout ──▶ lower ──▶ group ──▶ fuse ──▶ schedule ──▶ lift weights ──▶ build
 
 Between the phases a module is plain Relax that can be printed; `run_phases` shows each to an observer.
@@ -17,15 +17,14 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.annotate import AnnotateDevices
 from tvm_split.relay_passes.bound_indices import BoundIndices
 from tvm_split.relay_passes.fold_affine import FoldAffine
 from tvm_split.relay_passes.fold_small import FoldSmall
-from tvm_split.relay_passes.partition import PartitionStages
+from tvm_split.relay_passes.partition import Computation, partition
 from tvm_split.relay_passes.placement import Placement
 from tvm_split.relay_passes.remove_identities import RemoveIdentities
 from tvm_split.relay_passes.unique_names import UniqueNames
-from tvm_split.relay_passes.verify_partition import VerifyPartition
+from tvm_split.relay_passes.verify_partition import verify_partition
 
 ModulePass = Any
 """A callable from module to module. TVM's pass objects are such, but have no types to say so."""
@@ -45,22 +44,20 @@ class Phase:
 class Schedules:
     """What the phases of a stage take from outside: decisions that depend on the target.
 
-    ``convert_layouts`` and ``schedule`` are whole passes, before lowering and after fusion; ``legalizations`` maps
-    operator names (``relax.nn.conv2d``) to functions that lower them, as ``relax.transform.LegalizeOps`` takes them.
+    ``layout_passes`` come before lowering and ``schedule`` after fusion; ``legalizations`` maps operator names
+    (``relax.nn.conv2d``) to functions that lower them, as ``relax.transform.LegalizeOps`` takes them.
     """
 
-    convert_layouts: ModulePass
+    layout_passes: tuple[ModulePass, ...]
     legalizations: Mapping[str, Callable[..., Any]]
     schedule: ModulePass
 
 
-def partition_phases(whole: tvm.IRModule, placement: Placement) -> tuple[Phase, ...]:
-    """From a whole graph to a module with one function per stage; ``whole`` is what the result is verified against."""
-    return (
-        Phase("annotate", (AnnotateDevices(placement),)),
-        Phase("partition", (PartitionStages(),)),
-        Phase("verify", (VerifyPartition(whole),)),
-    )
+def cut(whole: tvm.IRModule, placement: Placement) -> tuple[Computation, ...]:
+    """The stages of a whole graph, which together are what it was."""
+    stages = partition(whole, placement)
+    verify_partition(whole, stages)
+    return stages
 
 
 def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
@@ -83,7 +80,7 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
                 transform.DeadCodeElimination(["main"]),
             ),
         ),
-        Phase("layout", (schedules.convert_layouts, transform.FoldConstant())),
+        Phase("layout", (*schedules.layout_passes, transform.FoldConstant())),
         Phase(
             "lower",
             (

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from tvm_split.relay_passes.communication import Computation, computation_of
-from tvm_split.relay_passes.contract import bindings_of, returned_fields, used_variables
+from tvm_split.relay_passes.contract import bindings_of, operations_of, returned_fields, used_variables
+from tvm_split.relay_passes.partition import Computation, computation_of
 from tvm_split.relay_passes.rewrite import operator_name
 
 CONV2D = "relax.nn.conv2d"
@@ -51,8 +51,8 @@ def _part(computation: Computation, graph: _Graph, kept: set[str], results: Mapp
     read = {operand for name in kept for operand in graph.operands[name]}.union(*map(_names_in, results.values()))
     parameters = {each.name: each for each in computation.function.params if each.name in read}
     parameters |= {name: relax.Var(name, graph.variables[name].ty) for name in graph.values if name in read - kept}
-    operations = {name: value for name, value in graph.values.items() if name in kept}
-    return computation_of(computation.name, parameters, parameters, operations, results)
+    operations = [each for each in operations_of(computation.function) if each.var.name in kept]
+    return computation_of(computation.name, parameters, operations, results)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _Graph:
 
     @classmethod
     def of(cls, function: relax.Function) -> _Graph:
-        bindings = [each for each in bindings_of(function) if not each.var.same_as(function.body.body)]
+        bindings = operations_of(function)
         values = {each.var.name: each.value for each in bindings}
         variables = {each.var.name: each.var for each in bindings}
         return cls(values, variables, {name: _names_in(value) for name, value in values.items()})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm.relax.global_info import VDevice
 
 
 def substitute(expression: relax.Expr, replacements: Mapping[str, relax.Expr]) -> relax.Expr:
@@ -18,18 +17,13 @@ def substitute(expression: relax.Expr, replacements: Mapping[str, relax.Expr]) -
     return _Substitution(replacements).visit_expr(expression)
 
 
-def without_device(value_type: relax.Type) -> relax.Type:
-    """The same shapes and dtypes, on no device in particular."""
-    return on_device(value_type, None)
-
-
-def on_device(value_type: relax.Type, device: VDevice | None) -> relax.Type:
-    """The same shapes and dtypes on a device."""
-    if isinstance(value_type, relax.TensorType):
-        return relax.TensorType(value_type.shape, value_type.dtype, device)
-    if isinstance(value_type, relax.TupleType):
-        return relax.TupleType([on_device(field, device) for field in value_type.fields])
-    return value_type
+def emit_operations(
+    builder: relax.BlockBuilder, operations: Iterable[relax.VarBinding], values: dict[str, relax.Expr]
+) -> None:
+    """Emit bindings under their names, on ``values`` in place of the variables of these names; adds what they bind."""
+    for binding in operations:
+        name = binding.var.name
+        values[name] = builder.emit(substitute(binding.value, values), name_hint=name)
 
 
 @mutator

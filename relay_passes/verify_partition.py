@@ -1,89 +1,60 @@
 """Verify: putting the stages back together gives the original function.
 
-Requires: the whole graph and the module that was partitioned from it.
-Ensures: nothing but the check; the module is returned as it is, or a `ContractError` names the output that differs.
+Requires: the whole graph and the stages that it was cut into, in their order.
+Ensures: nothing but the check; a `ContractError` names the output that differs.
 
-Both functions are reduced to numbered values (value numbering: equal operations on equal values are one value), so the
-order of independent operations and the copies of values that depend on no input make no difference, and nothing else
-is let through.
+Both are reduced to numbered values (value numbering: equal operations on equal values are one value), so the order of
+independent operations and the copies of values that depend on no input make no difference, and nothing else is let
+through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import tvm
 from tvm import relax
-from tvm.ir.transform import PassContext
 from tvm_ffi.structural import StructuralKey, structural_equal
 
-from tvm_split.relay_passes.contract import bindings_of, is_transfer, main_function, returned_fields
+from tvm_split.relay_passes.contract import main_function, operations_of, returned_fields
 from tvm_split.relay_passes.errors import ContractError
-from tvm_split.relay_passes.substitute import substitute, without_device
+from tvm_split.relay_passes.partition import Computation, output_names
+from tvm_split.relay_passes.substitute import substitute
 
 
-@tvm.transform.module_pass(opt_level=0, name="VerifyPartition")
-class VerifyPartition:
-    """Check a partitioned module against the whole graph it came from."""
-
-    def __init__(self, whole: tvm.IRModule) -> None:
-        self.whole = whole
-
-    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
-        original, together = main_function(self.whole), main_function(module)
-        if [parameter.name for parameter in original.params] != [parameter.name for parameter in together.params]:
-            raise ContractError(f"the parameters are {list(together.params)}, not {list(original.params)} as before")
-        numbering = _Numbering(original.params)
-        expected = numbering.values_of(original, self.whole)
-        actual = numbering.values_of(together, module)
-        if len(expected) != len(actual):
-            raise ContractError(f"the stages return {len(actual)} tensors, the original function {len(expected)}")
-        for position, (before, after) in enumerate(zip(expected, actual, strict=True)):
-            if not structural_equal(before, after):
-                raise ContractError(
-                    f"output {position} of the stages put together is not that of the original function: "
-                    f"{after} instead of {before}"
-                )
-        return module
-
-
-class _Numbering:
-    """Gives every distinct value one variable, whatever function computes it."""
-
-    def __init__(self, parameters: Sequence[relax.Var]) -> None:
-        self._parameters = {
-            parameter.name: relax.Var(parameter.name, without_device(parameter.ty)) for parameter in parameters
+def verify_partition(whole: tvm.IRModule, stages: Sequence[Computation]) -> None:
+    """Check the stages of a whole graph; each takes tensors from the graph's inputs and the stages before it."""
+    function = main_function(whole)
+    known: dict[StructuralKey, relax.Var] = {}
+    expected: dict[str, relax.Expr] = {parameter.name: parameter for parameter in function.params}
+    actual = dict(expected)
+    _number(operations_of(function), expected, known)
+    for stage in stages:
+        missing = [name for name in stage.received if name not in actual]
+        if missing:
+            raise ContractError(f"{stage.name} receives {missing[0]!r}, which no stage before it sends")
+        inside = {
+            parameter.name: actual[name] for parameter, name in zip(stage.function.params, stage.received, strict=True)
         }
-        self._known: dict[StructuralKey, relax.Var] = {}
+        _number(operations_of(stage.function), inside, known)
+        for name, field in zip(stage.sent, returned_fields(stage.function), strict=True):
+            actual[name] = substitute(field, inside)
+    for position, name in enumerate(output_names(function)):
+        if name not in actual or not structural_equal(expected[name], actual[name]):
+            raise ContractError(
+                f"output {position} of the stages put together, {name!r}, is not that of the original function: "
+                f"{actual.get(name)} instead of {expected[name]}"
+            )
 
-    def values_of(self, function: relax.Function, module: tvm.IRModule) -> list[relax.Expr]:
-        """The numbered values that a function returns; calls of the module's other functions are looked into."""
-        values: dict[str, relax.Expr] = dict(self._parameters)
-        self._number(bindings_of(function), values, module)
-        return [substitute(field, values) for field in returned_fields(function)]
 
-    def _number(
-        self, bindings: Iterator[relax.VarBinding], values: dict[str, relax.Expr], module: tvm.IRModule
-    ) -> None:
-        for binding in bindings:
-            name, value = binding.var.name, binding.value
-            if is_transfer(value):
-                values[name] = substitute(value.args[0], values)
-            elif isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
-                arguments = [substitute(argument, values) for argument in value.args]
-                values[name] = self._call(module[value.op], arguments, module)
-            else:
-                expression = substitute(value, values)
-                if isinstance(expression, relax.TupleGetItem) and isinstance(expression.tuple_value, relax.Tuple):
-                    expression = expression.tuple_value.fields[expression.index]
-                is_computed = not isinstance(expression, relax.Tuple | relax.Var)
-                values[name] = self._variable_for(expression, binding.var) if is_computed else expression
-
-    def _call(self, function: relax.Function, arguments: Sequence[relax.Expr], module: tvm.IRModule) -> relax.Expr:
-        values = {parameter.name: value for parameter, value in zip(function.params, arguments, strict=True)}
-        self._number(bindings_of(function), values, module)
-        return relax.Tuple([substitute(field, values) for field in returned_fields(function)])
-
-    def _variable_for(self, expression: relax.Expr, bound: relax.Var) -> relax.Var:
-        fresh = relax.Var(bound.name, without_device(bound.ty))
-        return self._known.setdefault(StructuralKey(expression), fresh)
+def _number(
+    operations: Iterable[relax.VarBinding], values: dict[str, relax.Expr], known: dict[StructuralKey, relax.Var]
+) -> None:
+    """Give every distinct value one variable, whatever function computes it."""
+    for binding in operations:
+        value = substitute(binding.value, values)
+        if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
+            value = value.tuple_value.fields[value.index]
+        if not isinstance(value, relax.Tuple | relax.Var):
+            value = known.setdefault(StructuralKey(value), relax.Var(binding.var.name, binding.var.ty))
+        values[binding.var.name] = value

@@ -21,7 +21,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import IndexMap
 
 from tvm_split.schedules.constants import array_of
-from tvm_split.schedules.module_mutator import CONV2D, operator_of
+from tvm_split.schedules.module_mutator import CONV2D, ORIGINS_ATTRIBUTE, operator_of, origins_of
 from tvm_split.schedules.shapes import static_shape
 
 UNARY = frozenset(
@@ -68,15 +68,16 @@ def carry_blocked_channels(module: tvm.IRModule, choose: ChooseLayouts) -> tvm.I
     updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
     for variable, function in module.functions_items():
         if isinstance(function, relax.Function):
-            updated[variable] = _Carrier(choose).rewritten(function)
+            updated[variable] = _Carrier(choose, origins_of(function)).rewritten(function)
     return relax.transform.DeadCodeElimination()(updated)
 
 
 class _Carrier:
     """Knows for every variable of the old function its plain form, its blocked form, or both."""
 
-    def __init__(self, choose: ChooseLayouts) -> None:
+    def __init__(self, choose: ChooseLayouts, origins: dict[str, str]) -> None:
         self._choose = choose
+        self._origins = origins
         self._builder = relax.BlockBuilder()
         # By the hash of the variable, which is its identity: names need not be unique.
         self._plain: dict[int, relax.Expr] = {}
@@ -97,7 +98,16 @@ class _Carrier:
                 returned = self._builder.emit_output(self._with_plain_operands(result))
             self._builder.emit_func_output(returned)
         rewritten = self._builder.get()["main"]
-        return rewritten if function.attrs is None else rewritten.with_attrs(function.attrs)
+        if function.attrs is not None:
+            rewritten = rewritten.with_attrs(function.attrs)
+        return rewritten.with_attr(ORIGINS_ATTRIBUTE, self._origins)
+
+    def _emit(self, expression: relax.Expr, name: str, origin: str) -> relax.Var:
+        """A binding, under the name or, if that is taken, a similar one, that stands for ``origin``."""
+        variable = self._builder.emit(expression, name_hint=name)
+        if variable.name != origin:
+            self._origins[variable.name] = self._origins.get(origin, origin)
+        return variable
 
     def _rewrite(self, binding: relax.VarBinding) -> None:
         name, value = binding.var.name, binding.value
@@ -111,10 +121,10 @@ class _Carrier:
             return
         blocked = self._on_blocks(value) if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) else None
         if blocked is None:
-            self._plain[identity] = self._builder.emit(self._with_plain_operands(value), name_hint=name)
+            self._plain[identity] = self._emit(self._with_plain_operands(value), name, name)
         else:
             call, size = blocked
-            self._blocked[identity] = self._builder.emit(call, name_hint=name), size
+            self._blocked[identity] = self._emit(call, name, name), size
 
     def _on_blocks(self, call: relax.Call) -> tuple[relax.Call, int] | None:
         """The call on blocked operands and the size of its result's blocks, or None if it needs plain ones."""
@@ -241,7 +251,7 @@ class _Carrier:
         if identity not in self._plain:
             blocked, size = self._blocked[identity]
             change = relax.op.layout_transform(blocked, _from_blocks(size))
-            self._plain[identity] = self._builder.emit(change, name_hint=f"{expression.name}_plain")
+            self._plain[identity] = self._emit(change, f"{expression.name}_plain", expression.name)
         return self._plain[identity]
 
     def _with_plain_operands(self, expression: relax.Expr) -> relax.Expr:

@@ -5,18 +5,22 @@ What the schedules for all targets share: finding a kernel's parts, and inlining
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import tvm
 from tvm import s_tir, tirx
+from tvm_ffi import structural_walk
 
 ANCHOR = "tvm_split.anchor"
 """Block annotation that legalizations give the block a schedule is built around; its value names the family."""
 
 INLINE = "tvm_split.inline"
 """Block annotation of what is only another way to read a tensor: never worth memory of its own."""
+
+LARGEST_EXPRESSION = 20000
+"""Nodes that a block which is read in several places may become. Chains of gates would double in every step."""
 
 
 @dataclass(frozen=True)
@@ -136,19 +140,17 @@ def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:
 
 
 def inline_into_outputs(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> list[Block] | None:
-    """Inline all that lies between inputs and outputs; the blocks that write outputs, or None where one reduces."""
+    """Inline what lies between inputs and outputs; the blocks that are left, or None where one reduces."""
     blocks = blocks_of(schedule)
     if blocks is None or any(block.is_reduction for block in blocks):
         return None
     outputs = {buffer.name for buffer in buffers_of(function)}
-    kept: list[Block] = []
-    for block in blocks:
+
+    def is_output(block: Block) -> bool:
         written = block.statement.writes
-        if len(written) == 1 and written[0].source.name not in outputs:
-            schedule.compute_inline(block.handle)
-        else:
-            kept.append(block)
-    return kept
+        return len(written) != 1 or written[0].source.name in outputs
+
+    return _inlined(schedule, blocks, is_output)
 
 
 def finished_block(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) -> s_tir.schedule.SBlockRV | None:
@@ -158,13 +160,50 @@ def finished_block(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block
     """
     if not tail:
         return schedule.cache_write(anchor.handle, 0, "local")
-    last = inline_into_last(schedule, tail)
-    return last.handle if last.extents == anchor.extents[: anchor.spatial] else None
+    last, *rest = inline_tail(schedule, anchor, tail)
+    return last.handle if not rest and last.extents == anchor.extents[: anchor.spatial] else None
 
 
-def inline_into_last(schedule: s_tir.Schedule, blocks: Sequence[Block]) -> Block:
-    """Inline each of a chain of spatial blocks into the next; returns the last, where all of them are computed."""
-    for block in blocks[:-1]:
-        schedule.compute_inline(block.handle)
-    last = blocks[-1]
-    return Block(last.handle, schedule.get(last.handle), last.kinds, last.extents)
+def inline_tail(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) -> list[Block]:
+    """Inline the spatial blocks behind an anchor. The first that is left can be computed on a finished tile.
+
+    It has an element for each of the first block's: a gate of one value a channel ends its tile, and the image that is
+    multiplied by it is computed after it.
+
+    Raises:
+        ValueError: more than one block that is left reads the anchor.
+    """
+    iterations = {block.name: block.iterations for block in tail}
+
+    def ends_tile(block: Block) -> bool:
+        readers = [str(schedule.get(reader).name_hint) for reader in schedule.get_consumers(block.handle)]
+        return not readers or block.iterations == tail[0].iterations < max(iterations[reader] for reader in readers)
+
+    kept = _inlined(schedule, tail, ends_tile)
+    if len(schedule.get_consumers(anchor.handle)) > 1:
+        raise ValueError(f"{anchor.name} is read by more than what ends its tiles")
+    return kept
+
+
+def _inlined(schedule: s_tir.Schedule, blocks: Sequence[Block], stays: Callable[[Block], bool]) -> list[Block]:
+    """Inline blocks into what reads them, but those that stay and those that are `_too_large` for that."""
+    kept: list[Block] = []
+    for block in blocks:
+        if stays(block) or _too_large(schedule, block):
+            kept.append(block)
+        else:
+            schedule.compute_inline(block.handle)
+    return [replace(block, statement=schedule.get(block.handle)) for block in kept]
+
+
+def _too_large(schedule: s_tir.Schedule, block: Block) -> bool:
+    """Whether a block's expression, in all places that read it, would be more than a compiler gets through."""
+    written = block.statement.writes[0].source
+    reads: list[bool] = []
+    nodes: list[object] = []
+    for reader in schedule.get_consumers(block.handle):
+        body = schedule.get(reader).body
+        structural_walk(body, (tvm.ir.TensorLoad, lambda load: reads.append(load.source.same_as(written))))
+    if sum(reads) > 1:
+        structural_walk(schedule.get(block.handle).body, nodes.append)
+    return sum(reads) * len(nodes) > LARGEST_EXPRESSION

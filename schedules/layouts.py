@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,20 +27,23 @@ from tvm_split.schedules.views import view_of
 VIEWS = ("relax.permute_dims", "relax.broadcast_to", "relax.reshape")
 
 
-def convert_layouts(module: tvm.IRModule, target: Target) -> tvm.IRModule:
-    """Blocked layouts for a CPU; the module itself for other targets.
+def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule], ...]:
+    """For a CPU the passes from plain to blocked layouts, in order; none for other targets.
 
-    Requires weights as constants. Run FoldConstant afterwards, before and after LegalizeOps: it computes the layout
+    They require weights as constants. Run FoldConstant afterwards, before and after LegalizeOps: it computes the layout
     changes of weights.
     """
     if not is_cpu(target):
-        return module
+        return ()
     traits = traits_of(target)
-    module = widen_groups(raise_to_two_dimensions(module), traits)
-    module = _PadOutputChannels(module, traits).transform()
-    module = carry_blocked_channels(module, _conv2d_layouts(traits))
-    module = use_winograd(module, traits, threads_of(target))
-    return _PackMatmul(module, traits).transform()
+    return (
+        raise_to_two_dimensions,
+        partial(widen_groups, traits=traits),
+        lambda module: _PadOutputChannels(module, traits).transform(),
+        partial(carry_blocked_channels, choose=_conv2d_layouts(traits)),
+        partial(use_winograd, traits=traits, threads=threads_of(target)),
+        lambda module: _PackMatmul(module, traits).transform(),
+    )
 
 
 def _conv2d_layouts(traits: Traits) -> Callable[[relax.Call], Layouts | None]:

@@ -135,8 +135,8 @@ class _Raise(ModuleMutator):
             return relax.op.reshape(expression, with_height)
         identity = hash(expression)
         if identity not in self._raised:
-            self._raised[identity] = self.builder_.emit(
-                relax.op.reshape(expression, with_height), name_hint=f"{expression.name}_raised"
+            self._raised[identity] = self.emit_beside(
+                relax.op.reshape(expression, with_height), "raised", expression.name
             )
         return self._raised[identity]
 

@@ -2,7 +2,7 @@
 
 A new family of kernels becomes a template with two functions: one that says which choices a function of the family
 leaves open, one that schedules the function by given choices. Everything else (the default kernel, tuning, its
-database, MetaSchedule's view of the space) comes from here and from `schedules.tuning`.
+database) comes from here and from `schedules.tuning`.
 """
 
 from __future__ import annotations

@@ -20,10 +20,6 @@ class Traits:
     lanes: int
     registers: int
 
-    @property
-    def vector_bytes(self) -> int:
-        return self.lanes * 4
-
 
 def traits_of(target: Target) -> Traits:
     """The traits of a CPU target; unknown processors count as 128-bit ones with 16 registers."""

@@ -22,9 +22,10 @@ from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan, PlannedStage
 from tvm_split.progress import says_progress
-from tvm_split.relay_passes.communication import Computation, computation, machine_modules
-from tvm_split.relay_passes.contract import main_function, returned_fields
-from tvm_split.relay_passes.pipeline import Observer, partition_phases, run_phases
+from tvm_split.relay_passes.communication import annotated_module, machine_modules
+from tvm_split.relay_passes.contract import main_function
+from tvm_split.relay_passes.partition import Computation, output_names
+from tvm_split.relay_passes.pipeline import Observer, cut
 from tvm_split.rpc_runtime.program.program import Program, StageSpec, TensorSpec
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.steps import StepProgress
@@ -35,8 +36,8 @@ class CutModel:
     """A model cut by a plan, before any code is made.
 
     ``annotated`` is the whole graph with a device on every value and ``R.to_vdevice`` at every crossing,
-    ``machine_modules`` what each machine does, with receive and send. ``computations`` are the stages' pure functions,
-    with what they exchange in the layouts that both sides compute in.
+    ``machine_modules`` what each machine does, with receive and send. Both show ``computations``, the stages' pure
+    functions that are compiled, with what they exchange in the layouts that both sides compute in.
     """
 
     annotated: tvm.IRModule
@@ -107,28 +108,20 @@ def compile(
 
 
 def cut_model(model: Model, plan: Plan, dump_folder: Path | None = None) -> CutModel:
-    """Annotate, partition, verify the partition, and make the machines' communicating modules; no code yet."""
+    """Partition, verify the partition, agree on layouts, and make what shows the split; no code yet."""
     placement = placement_of(model, plan)
-    seen: dict[str, tvm.IRModule] = {}
-    partitioned = run_phases(model.module, partition_phases(model.module, placement), seen.__setitem__)
-    if dump_folder is not None:
-        write = _dump_to(dump_folder, "whole")
-        for name, module in seen.items():
-            write(name, module)
-    modules = machine_modules(partitioned)
-    parts = {
-        variable.name_hint: computation(function)
-        for module in modules.values()
-        for variable, function in module.functions_items()
-    }
-    output_names = tuple(field.name for field in returned_fields(main_function(partitioned)))
-    plain = [parts[stage.name] for stage in plan.stages]
-    return CutModel(
-        annotated=seen["annotate"],
-        machine_modules=modules,
-        computations=in_common_layouts(plain, plan, output_names),
-        output_names=output_names,
+    function = main_function(model.module)
+    names = output_names(function)
+    computations = in_common_layouts(cut(model.module, placement), plan, names)
+    found = CutModel(
+        annotated=annotated_module(function.params, computations, names, placement),
+        machine_modules=machine_modules(computations, names, placement),
+        computations=computations,
+        output_names=names,
     )
+    if dump_folder is not None:
+        _dump_to(dump_folder, "whole")("annotated", found.annotated)
+    return found
 
 
 def tensor_spec(name: str, tensor_type: Any) -> TensorSpec:

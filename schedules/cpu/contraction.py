@@ -13,7 +13,7 @@ from math import prod
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvm_split.schedules.blocks import Parts, inline_into_last
+from tvm_split.schedules.blocks import Parts, inline_tail
 from tvm_split.schedules.cpu.elementwise import schedule_spatial_block
 from tvm_split.schedules.cpu.register_tile import RegisterTile, divisors
 from tvm_split.schedules.prefetch import Region, mark_for_prefetch
@@ -63,7 +63,9 @@ def schedule_contraction(
     if not tiling.prepare_inside:
         for block in parts.preparation:
             schedule_spatial_block(schedule, block, traits)
-    last = inline_into_last(schedule, parts.tail)
+    last, *after = inline_tail(schedule, parts.anchor, parts.tail)
+    for block in after:
+        schedule_spatial_block(schedule, block, traits)
     anchor = parts.anchor.handle
     compute = _in_one_pass if tiling.chunk is None else _in_chunks
     lanes = parts.anchor.extents[roles.lanes]

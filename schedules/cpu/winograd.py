@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from tvm_split.schedules.blocks import Block, Parts, find_parts, inline_into_last, new_schedule
+from tvm_split.schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
 from tvm_split.schedules.cpu.contraction import unroll_and_vectorize
+from tvm_split.schedules.cpu.elementwise import schedule_spatial_block
 from tvm_split.schedules.cpu.register_tile import RegisterTile, dividing_tile
 from tvm_split.schedules.cpu.winograd_choice import COLUMNS, FAMILY, STAGED
 from tvm_split.schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
@@ -34,7 +35,9 @@ def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc 
     extents = parts.anchor.extents
     tile = dividing_tile(extents[5], extents[4], traits)
     sums, output_rows, output, *stores = parts.tail
-    last = inline_into_last(schedule, stores)
+    last, *after = inline_tail(schedule, output, stores)
+    for block in after:
+        schedule_spatial_block(schedule, block, traits)
     group = _tile_results(schedule, last, output, output_rows, columns, staged)
     _multiply(schedule, parts.anchor, sums, tile, group)
     _transform_input(schedule, parts, group)

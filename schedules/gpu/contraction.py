@@ -11,14 +11,19 @@ The blocks of a warp write neighbouring columns, and neighbours in memory are lo
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 from tvm.target import Target
 
-from tvm_split.schedules.blocks import Block, Parts, find_parts, inline_into_last, new_schedule
+from tvm_split.schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
 from tvm_split.schedules.gpu.elementwise import bind_elements
 from tvm_split.schedules.gpu.families import DEPTH_FIRST, FETCH, STORE, TILE, TILED
 from tvm_split.schedules.gpu.tile import TILES, Tile
+
+logger = logging.getLogger(__name__)
 
 UNROLL = 512
 """Statements up to which nvcc is asked to unroll what is not unrolled by name."""
@@ -32,8 +37,7 @@ def schedule_tiled(function: tirx.PrimFunc, target: Target, family: str) -> tirx
         return None
     left, right = operand_views(schedule, parts)
     tile = TILES[str(parts.anchor.statement.annotations[TILE])]
-    last = inline_into_last(schedule, parts.tail)
-    _tile(schedule, parts.anchor, left, right, last, tile)
+    _tile(schedule, parts.anchor, left, right, inline_tail(schedule, parts.anchor, parts.tail), tile)
     return schedule.mod["main"]
 
 
@@ -46,7 +50,7 @@ def operand_views(schedule: s_tir.Schedule, parts: Parts) -> tuple[Block, Block]
     return named["left"], named["right"]
 
 
-def _tile(schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, last: Block, tile: Tile) -> None:
+def _tile(schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, tail: list[Block], tile: Tile) -> None:
     part, batch, rows, columns, position, depth = schedule.get_loops(anchor.handle)
     lanes = int(anchor.statement.annotations[STORE])
     row_block, row_thread, row = schedule.split(rows, [None, tile.row_threads, tile.row_registers])
@@ -70,8 +74,7 @@ def _tile(schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, la
 
     stored = schedule.cache_write(anchor.handle, 0, "local")
     schedule.reverse_compute_at(stored, column_thread, preserve_unit_loops=True)
-    if not (anchor.extents[0] == 1 and inline_into_store(schedule, last.handle)):
-        bind_elements(schedule, last.handle)
+    finish(schedule, anchor, tail)
     schedule.vectorize(schedule.get_loops(stored)[-1])
 
     for index, view in enumerate((left, right)):
@@ -104,11 +107,16 @@ def _load_together(schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, t
     schedule.vectorize(vector)
 
 
-def inline_into_store(schedule: s_tir.Schedule, last: SBlockRV) -> bool:
-    """Compute ``last`` where its input is stored, if it has one element for each of it."""
-    try:
-        schedule.reverse_compute_inline(last)
-    except Exception:
-        # A broadcast to a larger shape, for example: a kernel of its own then.
-        return False
-    return True
+def finish(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) -> None:
+    """Compute what follows a sum: the first block where the sum is stored, if it can be; else in kernels of their own.
+
+    It cannot while the sum is in slices, nor where it makes several elements of one.
+    """
+    if anchor.extents[0] == 1:
+        try:
+            schedule.reverse_compute_inline(tail[0].handle)
+            tail = tail[1:]
+        except Exception as error:
+            logger.debug("%s is a kernel of its own: %s", tail[0].name, error)
+    for block in tail:
+        bind_elements(schedule, block.handle)

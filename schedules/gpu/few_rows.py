@@ -9,9 +9,8 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.target import Target
 
-from tvm_split.schedules.blocks import find_parts, inline_into_last, new_schedule
-from tvm_split.schedules.gpu.contraction import inline_into_store
-from tvm_split.schedules.gpu.elementwise import bind_elements
+from tvm_split.schedules.blocks import find_parts, inline_tail, new_schedule
+from tvm_split.schedules.gpu.contraction import finish
 from tvm_split.schedules.gpu.families import FEW_ROWS
 from tvm_split.schedules.gpu.tile import SMALL_COLUMNS
 
@@ -28,7 +27,7 @@ def schedule_few_rows(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc 
     anchor = parts.anchor
     for block in parts.preparation:
         schedule.compute_inline(block.handle)
-    last = inline_into_last(schedule, parts.tail)
+    tail = inline_tail(schedule, anchor, parts.tail)
     part, batch, row, column, depth = schedule.get_loops(anchor.handle)
     column_block, column_thread = schedule.split(column, [None, SMALL_COLUMNS])
     outer, inner = schedule.split(depth, [None, min(STEPS, anchor.extents[-1])])
@@ -39,7 +38,6 @@ def schedule_few_rows(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc 
     schedule.unroll(row)
     stored = schedule.cache_write(anchor.handle, 0, "local")
     schedule.reverse_compute_at(stored, column_thread, preserve_unit_loops=True)
-    if not (anchor.extents[0] == 1 and inline_into_store(schedule, last.handle)):
-        bind_elements(schedule, last.handle)
+    finish(schedule, anchor, tail)
     schedule.decompose_reduction(anchor.handle, outer)
     return schedule.mod["main"]

@@ -15,9 +15,8 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from tvm_split.schedules.blocks import Block, find_parts, inline_into_last, new_schedule
-from tvm_split.schedules.gpu.contraction import inline_into_store, operand_views
-from tvm_split.schedules.gpu.elementwise import bind_elements
+from tvm_split.schedules.blocks import Block, find_parts, inline_tail, new_schedule
+from tvm_split.schedules.gpu.contraction import finish, operand_views
 from tvm_split.schedules.gpu.families import FETCH, STORE, TENSOR_CORE, TILE
 from tvm_split.schedules.gpu.fragments import CLEAR, LOAD_LEFT, LOAD_RIGHT, MULTIPLY, register_fragments
 from tvm_split.schedules.gpu.fragments import STORE as STORE_RESULT
@@ -39,12 +38,12 @@ def schedule_tensor_core(
     if parts is None:
         return None
     left, right = operand_views(schedule, parts)
-    _fragments(schedule, parts.anchor, left, right, inline_into_last(schedule, parts.tail), with_instructions)
+    _fragments(schedule, parts.anchor, left, right, inline_tail(schedule, parts.anchor, parts.tail), with_instructions)
     return schedule.mod["main"]
 
 
 def _fragments(
-    schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, last: Block, with_instructions: bool
+    schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, tail: list[Block], with_instructions: bool
 ) -> None:
     tile = FRAGMENT_TILES[str(anchor.statement.annotations[TILE])]
     part, batch, row, column, position, depth = schedule.get_loops(anchor.handle)
@@ -80,8 +79,7 @@ def _fragments(
     pieces = [_in_fragments(schedule, block) for block in (*loaded, to_shared)]
     if with_instructions:
         _use_instructions(schedule, pieces, schedule.get_child_blocks(initial)[0], anchor.handle)
-    if not (anchor.extents[0] == 1 and inline_into_store(schedule, last.handle)):
-        bind_elements(schedule, last.handle)
+    finish(schedule, anchor, tail)
     fused = schedule.fuse(*schedule.get_loops(to_memory)[-2:])
     lanes = int(anchor.statement.annotations[STORE])
     _, thread, vector = schedule.split(fused, [None, WARP, lanes])

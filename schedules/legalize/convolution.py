@@ -10,6 +10,8 @@ from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
 from tvm_split.schedules.blocks import ANCHOR
+from tvm_split.schedules.cpu.conv2d import FAMILY as CONV2D
+from tvm_split.schedules.cpu.depthwise_conv2d import FAMILY as DEPTHWISE
 from tvm_split.schedules.cpu.register_tile import padded_extent
 from tvm_split.schedules.legalize.common import (
     OUT_ELEMENTWISE_FUSABLE,
@@ -17,9 +19,6 @@ from tvm_split.schedules.legalize.common import (
     default_legalization,
 )
 from tvm_split.schedules.traits import Traits
-
-CONV2D = "conv2d_blocked"
-DEPTHWISE = "depthwise_conv2d_blocked"
 
 
 def legalize_conv2d(traits: Traits) -> Callable[[BlockBuilder, relax.Call], relax.Expr]:

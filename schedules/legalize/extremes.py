@@ -1,6 +1,7 @@
-"""Largest and smallest values over axes -> TE, where the maximum of a row of -inf is -inf.
+"""Largest and smallest values over axes, and values within bounds -> TE.
 
-TVM's reductions start from the largest finite number and answer that.
+TVM's reductions start from the largest finite number, and answer that for a row of -inf; its bounds are a maximum and a
+minimum, which answer the bound for NaN.
 """
 
 from __future__ import annotations
@@ -52,3 +53,25 @@ def legalize_extreme(*, largest: bool) -> Callable[[BlockBuilder, relax.Call], r
         return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
 
     return legalize
+
+
+def legalize_bounds(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+    """``relax.clip``, ``relax.nn.relu`` or ``relax.nn.relu6`` of a float; NaN stays NaN, which costs nothing.
+
+    A comparison with NaN is false. x86's maximum gives its second operand where one is NaN, and LLVM takes it for this.
+    """
+    dtype, name = str(call.ty.dtype), call.op.name.rsplit(".", 1)[-1]
+    if not dtype.startswith("float"):
+        return default_legalization(builder, call)
+    limits = [each.value for each in call.args[1:]] if name == "clip" else [0.0, 6.0 if name == "relu6" else None]
+    low, high = (None if limit is None else tirx.const(float(limit), dtype) for limit in limits)
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        def element(*index: Any) -> Any:
+            value = x[index]
+            value = value if low is None else tirx.Select(value < low, low, value)
+            return value if high is None else tirx.Select(value > high, high, value)
+
+        return te.compute(x.shape, element, name=name)
+
+    return builder.call_te(compute, call.args[0], primfunc_name_hint=name)

@@ -10,6 +10,7 @@ from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
 from tvm_split.schedules.blocks import ANCHOR
+from tvm_split.schedules.cpu.matmul import FAMILY as MATMUL
 from tvm_split.schedules.cpu.register_tile import padded_extent
 from tvm_split.schedules.legalize.common import (
     OUT_ELEMENTWISE_FUSABLE,
@@ -19,7 +20,6 @@ from tvm_split.schedules.legalize.common import (
 from tvm_split.schedules.shapes import static_shape
 from tvm_split.schedules.traits import Traits
 
-MATMUL = "matmul_packed"
 PATTERN = {"op_pattern": OUT_ELEMENTWISE_FUSABLE}
 
 

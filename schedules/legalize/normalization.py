@@ -138,51 +138,10 @@ def group_norm(
     return te.compute((batch, groups, channels, inner), element, name="group_norm")
 
 
-Legalize = Callable[[BlockBuilder, relax.Call], relax.Expr]
-
-
-def legalize_layer_norm(traits: Traits) -> Legalize:
-    """Over any number of trailing axes."""
-
-    def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-        return _on_trailing_axes(builder, call, layer_norm, "layer_norm", traits)
-
-    return legalize
-
-
-def legalize_rms_norm(traits: Traits) -> Legalize:
-    """Over any number of trailing axes."""
-
-    def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-        return _on_trailing_axes(builder, call, rms_norm, "rms_norm", traits)
-
-    return legalize
-
-
-def legalize_group_norm(traits: Traits) -> Legalize:
-    """[N, C, ...] with C cut into groups."""
-
-    def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-        return _on_groups(builder, call, int(call.attrs.num_groups), "group_norm", traits)
-
-    return legalize
-
-
-def legalize_instance_norm(traits: Traits) -> Legalize:
-    """[N, C, ...] with every channel a group."""
-
-    def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-        shape = static_shape(call.args[0])
-        if shape is None or len(shape) < 2:
-            return default_legalization(builder, call)
-        return _on_groups(builder, call, shape[1], "instance_norm", traits)
-
-    return legalize
-
-
-def _on_trailing_axes(
-    builder: BlockBuilder, call: relax.Call, compute: Callable[..., te.Tensor], name: str, traits: Traits
+def legalize_rows(
+    builder: BlockBuilder, call: relax.Call, compute: Callable[..., te.Tensor], traits: Traits
 ) -> relax.Expr:
+    """Layer or RMS norm, by ``compute``, over any number of trailing axes."""
     shape = static_shape(call.args[0])
     if shape is None or not fits(shape, call):
         return default_legalization(builder, call)
@@ -193,17 +152,20 @@ def _on_trailing_axes(
     extent = prod(shape[first:])
     rows = reshaped(builder, call.args[0], (*(shape[:first] or (1,)), extent))
     weights = [reshaped(builder, weight, (extent,)) for weight in call.args[1:]]
-    compute = partial(compute, epsilon=float(call.attrs.epsilon), traits=traits)
-    return reshaped(builder, builder.call_te(compute, rows, *weights, primfunc_name_hint=name), shape)
+    computed = partial(compute, epsilon=float(call.attrs.epsilon), traits=traits)
+    return reshaped(builder, builder.call_te(computed, rows, *weights, primfunc_name_hint=compute.__name__), shape)
 
 
-def _on_groups(builder: BlockBuilder, call: relax.Call, groups: int, name: str, traits: Traits) -> relax.Expr:
+def legalize_groups(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
+    """Group norm of [N, C, ...], or instance norm, where every channel is a group."""
     shape, attributes = static_shape(call.args[0]), call.attrs
     if shape is None or not fits(shape, call) or not (attributes.center and attributes.scale):
         return default_legalization(builder, call)
     axes = sorted(int(axis) % len(shape) for axis in attributes.axes)
     if int(attributes.channel_axis) % len(shape) != 1 or not axes or axes != list(range(2, len(shape))):
         return default_legalization(builder, call)
+    name = call.op.name.rsplit(".", 1)[-1]
+    groups = int(attributes.num_groups) if name == "group_norm" else shape[1]
     channels = shape[1] // groups
     rows = reshaped(builder, call.args[0], (shape[0], groups, channels * prod(shape[2:])))
     compute = partial(group_norm, channels=channels, epsilon=float(attributes.epsilon), traits=traits)

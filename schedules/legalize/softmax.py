@@ -11,13 +11,12 @@ from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
 from tvm_split.schedules.blocks import ANCHOR
+from tvm_split.schedules.cpu.columns import FAMILY as COLUMNS
 from tvm_split.schedules.legalize.common import default_legalization
 from tvm_split.schedules.legalize.elementary import exp
 from tvm_split.schedules.legalize.normalization import fits, reduce_rows, reshaped
 from tvm_split.schedules.shapes import static_shape
 from tvm_split.schedules.traits import Traits
-
-COLUMNS = "columns"
 
 
 def softmax(x: te.Tensor, logarithm: bool, traits: Traits) -> te.Tensor:

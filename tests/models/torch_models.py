@@ -1,7 +1,8 @@
 """Well-known networks as plain torch modules, seeded and well-conditioned, without torchvision or transformers.
 
 Every constructor takes its sizes, so that tests can make tiny ones; ``resnet50()``, ``vgg16()``, ``mobilenet_v2()``,
-``vit_b16()``, ``bert_base()`` and ``gpt2_small()`` have the published sizes. All are in evaluation mode.
+``efficientnet_b0()``, ``vit_b16()``, ``bert_base()`` and ``gpt2_small()`` have the published sizes. All are in
+evaluation mode.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _conditioned(build: Callable[[], nn.Module], seed: int) -> nn.Module:
             elif isinstance(part, nn.Embedding):
                 nn.init.normal_(part.weight, std=0.5)
         for part in model.modules():
-            if isinstance(part, Bottleneck | InvertedResidual):
+            if isinstance(part, Bottleneck | InvertedResidual | MBConv):
                 # The last norm of a residual branch is small, or the activations grow with every block.
                 nn.init.uniform_(part.last_norm.weight, 0.1, 0.3)
     return model.eval()
@@ -218,6 +219,84 @@ def mobilenet_v2(seed: int = 0) -> nn.Module:
     return mobilenet(32, settings, 1280, 1000, seed)
 
 
+class SqueezeExcite(nn.Module):
+    """A gate of one value a channel, from all pixels, which the image is multiplied by (Hu et al., 2018)."""
+
+    def __init__(self, channels: int, squeezed: int) -> None:
+        super().__init__()
+        self.pool, self.activation, self.gate = nn.AdaptiveAvgPool2d(1), nn.SiLU(), nn.Sigmoid()
+        self.fc1, self.fc2 = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gate(self.fc2(self.activation(self.fc1(self.pool(x)))))
+
+
+class MBConv(nn.Module):
+    """Expand, depthwise, squeeze and excite, project (Tan and Le, 2019)."""
+
+    def __init__(self, channels: int, out: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = channels * expansion
+        layers: list[nn.Module] = []
+        if expansion != 1:
+            layers += [nn.Conv2d(channels, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.SiLU(inplace=True)]
+        layers += [
+            nn.Conv2d(hidden, hidden, kernel, stride, kernel // 2, groups=hidden, bias=False), nn.BatchNorm2d(hidden),
+            nn.SiLU(inplace=True), SqueezeExcite(hidden, max(1, channels // 4)),
+            nn.Conv2d(hidden, out, 1, bias=False), nn.BatchNorm2d(out),
+        ]  # fmt: skip
+        self.conv = nn.Sequential(*layers)
+        self.has_shortcut = stride == 1 and channels == out
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        norm = self.conv[-1]
+        assert isinstance(norm, nn.BatchNorm2d)
+        return norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(x) if self.has_shortcut else self.conv(x)
+
+
+class EfficientNet(nn.Module):
+    """Input float32[batch, 3, height, width], output float32[batch, classes].
+
+    ``settings`` are expansion, kernel, stride, channels and number of blocks.
+    """
+
+    def __init__(self, stem: int, settings: Sequence[tuple[int, ...]], last: int, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(3, stem, 3, 2, 1, bias=False), nn.BatchNorm2d(stem), nn.SiLU(inplace=True)]
+        channels = stem
+        for expansion, kernel, stride, out, count in settings:
+            for position in range(count):
+                layers.append(MBConv(channels, out, kernel, stride if position == 0 else 1, expansion))
+                channels = out
+        layers += [nn.Conv2d(channels, last, 1, bias=False), nn.BatchNorm2d(last), nn.SiLU(inplace=True)]
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(last, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.adaptive_avg_pool2d(self.features(x), (1, 1))
+        return self.classifier(torch.flatten(x, 1))
+
+
+def efficientnet(
+    stem: int = 8, settings: Sequence[tuple[int, ...]] = ((1, 3, 1, 8, 1), (4, 5, 2, 12, 2)), last: int = 32,
+    classes: int = 10, seed: int = 0,
+) -> nn.Module:  # fmt: skip
+    return _conditioned(lambda: EfficientNet(stem, settings, last, classes), seed)
+
+
+def efficientnet_b0(seed: int = 0) -> nn.Module:
+    """Input float32[batch, 3, 224, 224]."""
+    settings = [
+        (1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3),
+        (6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1),
+    ]  # fmt: skip
+    return efficientnet(32, settings, 1280, 1000, seed)
+
+
 class Attention(nn.Module):
     """Self-attention with torch's scaled_dot_product_attention; [batch, tokens, width] in and out."""
 
@@ -375,6 +454,7 @@ def small_models() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
         "resnet": (resnet(), (image,)),
         "vgg": (vgg(), (image,)),
         "mobilenet": (mobilenet(), (image,)),
+        "efficientnet": (efficientnet(), (image,)),
         "vit": (vit(), (image,)),
         "bert": (bert(), (tokens, mask)),
         "gpt2": (gpt2(), (tokens,)),
@@ -393,6 +473,7 @@ def published_models(tokens: int = 128) -> dict[str, PublishedModel]:
         "resnet50": (resnet50, image),
         "vgg16": (vgg16, image),
         "mobilenet_v2": (mobilenet_v2, image),
+        "efficientnet_b0": (efficientnet_b0, image),
         "vit_b16": (vit_b16, image),
         "bert_base": (bert_base, (words, torch.ones_like(words))),
         "gpt2_small": (gpt2_small, (words,)),

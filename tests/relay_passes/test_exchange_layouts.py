@@ -12,7 +12,6 @@ from tvm.script import tirx as T
 from tvm.tirx import IndexMap
 
 from tests.helpers.placements import run
-from tvm_split.relay_passes.communication import Computation
 from tvm_split.relay_passes.contract import bindings_of
 from tvm_split.relay_passes.exchange_layouts import (
     Layout,
@@ -21,6 +20,7 @@ from tvm_split.relay_passes.exchange_layouts import (
     layouts_made,
     with_layouts,
 )
+from tvm_split.relay_passes.partition import Computation
 
 BLOCKED = Layout((1, 2, 4, 4, 8), IndexMap.from_func(lambda n, c, h, w: (n, c // 8, h, w, c % 8)))
 

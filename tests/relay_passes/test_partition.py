@@ -1,71 +1,73 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tests.helpers.placements import placement
-from tvm_split.relay_passes.annotate import AnnotateDevices
-from tvm_split.relay_passes.errors import ContractError
-from tvm_split.relay_passes.partition import PartitionStages, stage_functions
+from tests.helpers.placements import STAGE_OF, placement, run
+from tvm_split.relay_passes.errors import ContractError, SelfWaitError
+from tvm_split.relay_passes.partition import partition
 
 
-@pytest.fixture
-def partitioned(whole: tvm.IRModule) -> tvm.IRModule:
-    return PartitionStages()(AnnotateDevices(placement())(whole))
-
-
-def test_stage_holds_what_it_needs_and_returns_what_others_need(partitioned: tvm.IRModule) -> None:
+def test_stage_holds_what_it_needs_and_returns_what_others_need(whole: tvm.IRModule) -> None:
     @I.ir_module
     class Expected:
-        I.module_global_infos(
-            {
-                "vdevice": [
-                    I.vdevice({"kind": "llvm"}, 0, "machine-a"),
-                    I.vdevice({"kind": "llvm"}, 1, "machine-b"),
-                ]
-            }
-        )
-
         @R.function
-        def stage_2(
-            joined: R.Tensor((1, 16), "float32", vdevice="llvm:0:machine-a"),
-            conv1: R.Tensor((1, 16), "float32", vdevice="llvm:0:machine-a"),
-        ):
-            R.func_attr({"machine": "machine-a"})
+        def stage_2(joined: R.Tensor((1, 16), "float32"), conv1: R.Tensor((1, 16), "float32")):
             with R.dataflow():
                 skip = R.add(joined, conv1)
                 outputs = (skip,)
                 R.output(outputs)
             return outputs
 
-    tvm.ir.assert_structural_equal(partitioned["stage_2"], Expected["stage_2"])
+    tvm.ir.assert_structural_equal(partition(whole, placement())[2].function, Expected["stage_2"])
 
 
-def test_borders(partitioned: tvm.IRModule) -> None:
-    stages = stage_functions(partitioned)
-    assert [str(stage.attrs["machine"]) for stage in stages] == ["machine-a", "machine-b", "machine-a"]
-    assert [[each.name for each in stage.params] for stage in stages] == [
-        ["x"],
-        ["left", "y", "right"],
-        ["joined", "conv1"],
-    ]
-    returned = [[field.name for field in stage.body.blocks[-1].bindings[-1].value.fields] for stage in stages]
-    assert [sorted(names) for names in returned] == [["conv1", "left", "right"], ["joined", "other"], ["skip"]]
+def test_borders(whole: tvm.IRModule) -> None:
+    stages = partition(whole, placement())
+    assert [stage.name for stage in stages] == ["stage_0", "stage_1", "stage_2"]
+    assert [stage.received for stage in stages] == [("x",), ("left", "y", "right"), ("joined", "conv1")]
+    assert [stage.sent for stage in stages] == [("conv1", "left", "right"), ("joined", "other"), ("skip",)]
+    for stage in stages:
+        assert stage.received == tuple(parameter.name for parameter in stage.function.params)
 
 
-def test_main_transfers_each_tensor_once_per_machine(partitioned: tvm.IRModule) -> None:
-    transfers = [line for line in partitioned["main"].script().splitlines() if "R.to_vdevice" in line]
-    assert [line.strip().partition(":")[0] for line in transfers] == [
-        "x_on_machine_a",
-        "left_on_machine_b",
-        "y_on_machine_b",
-        "right_on_machine_b",
-        "joined_on_machine_a",
-    ]
+def test_value_without_inputs_is_made_where_it_is_needed(whole: tvm.IRModule) -> None:
+    assert ["R.ones(" in stage.function.script() for stage in partition(whole, placement())] == [False, True, False]
+    both = partition(whole, placement({**STAGE_OF, "other": 2}))
+    assert ["R.ones(" in stage.function.script() for stage in both] == [False, True, True]
 
 
-def test_a_graph_that_is_not_annotated_is_refused(whole: tvm.IRModule) -> None:
-    with pytest.raises(ContractError, match="run AnnotateDevices first"):
-        PartitionStages()(whole)
+def test_stages_called_in_turn_give_the_whole(whole: tvm.IRModule) -> None:
+    x, y = (
+        np.random.default_rng(seed).standard_normal((1, size)).astype("float32") for seed, size in ((0, 16), (1, 8))
+    )
+    values = {"x": x, "y": y}
+    for stage in partition(whole, placement()):
+        module = tvm.IRModule({"main": stage.function.with_attr("global_symbol", "main")})
+        results = run(module, *[values[name] for name in stage.received])
+        values.update(zip(stage.sent, results, strict=True))
+    for name, right in zip(["skip", "x", "other", "y", "other"], run(whole, x, y), strict=True):
+        np.testing.assert_array_equal(values[name], right)
+
+
+def test_a_stage_that_needs_a_later_one_is_refused(whole: tvm.IRModule) -> None:
+    with pytest.raises(SelfWaitError, match=r"'skip' in stage_0 needs 'joined', which is computed in stage_1"):
+        partition(whole, placement({**STAGE_OF, "skip": 0}))
+
+
+def test_a_tuple_that_crosses_is_refused(whole: tvm.IRModule) -> None:
+    with pytest.raises(ContractError, match=r"'halves' is a .* not a tensor"):
+        partition(whole, placement({**STAGE_OF, "left": 1}))
+
+
+def test_an_unplaced_variable_is_refused(whole: tvm.IRModule) -> None:
+    with pytest.raises(ContractError, match="names no stage for 'joined'"):
+        partition(whole, placement({name: stage for name, stage in STAGE_OF.items() if name != "joined"}))
+
+
+def test_a_stage_without_operations_is_refused(whole: tvm.IRModule) -> None:
+    with pytest.raises(ContractError, match="'stage_3' has no operation"):
+        partition(whole, placement(machines=("a", "b", "a", "c")))

@@ -9,7 +9,7 @@ from tvm.ir import assert_structural_equal
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tvm_split.relay_passes.communication import Computation
+from tvm_split.relay_passes.partition import Computation
 from tvm_split.relay_passes.stage_ends import has_convolution, receiving_end, sending_end
 
 WEIGHT = relax.const(np.zeros((8, 8, 1, 1), np.float32))

@@ -1,20 +1,22 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.placements import STAGE_OF, Whole, placement
-from tvm_split.relay_passes.annotate import AnnotateDevices
 from tvm_split.relay_passes.errors import ContractError, SelfWaitError
-from tvm_split.relay_passes.partition import PartitionStages
-from tvm_split.relay_passes.verify_partition import VerifyPartition
+from tvm_split.relay_passes.partition import Computation, partition
+from tvm_split.relay_passes.pipeline import cut
+from tvm_split.relay_passes.verify_partition import verify_partition
 
 
-def test_a_right_partition_passes(whole: tvm.IRModule) -> None:
-    partitioned = PartitionStages()(AnnotateDevices(placement())(whole))
-    tvm.ir.assert_structural_equal(VerifyPartition(whole)(partitioned), partitioned)
+def rewritten(stage: Computation, right: str, wrong: str) -> Computation:
+    text = tvm.IRModule({stage.name: stage.function}).script(show_meta=True)
+    return replace(stage, function=tvm.script.from_source(text.replace(right, wrong))[stage.name])
 
 
 @pytest.mark.parametrize(
@@ -27,19 +29,26 @@ def test_a_right_partition_passes(whole: tvm.IRModule) -> None:
     ],
 )
 def test_a_wrong_partition_is_refused(whole: tvm.IRModule, right: str, wrong: str) -> None:
-    partitioned = PartitionStages()(AnnotateDevices(placement())(whole))
-    text = partitioned.script(show_meta=True)
-    assert right in text
+    stages = partition(whole, placement())
+    assert sum(right in stage.function.script() for stage in stages) == 1
+    verify_partition(whole, [rewritten(stage, right, right) for stage in stages])
     with pytest.raises(ContractError, match="not that of the original function"):
-        VerifyPartition(whole)(tvm.script.from_source(text.replace(right, wrong)))
+        verify_partition(whole, [rewritten(stage, right, wrong) for stage in stages])
+
+
+def test_stages_in_a_wrong_order_are_refused(whole: tvm.IRModule) -> None:
+    first, *rest = partition(whole, placement())
+    with pytest.raises(ContractError, match="receives 'left', which no stage before it sends"):
+        verify_partition(whole, [*rest, first])
 
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(0, 3), min_size=len(STAGE_OF), max_size=len(STAGE_OF)), st.permutations("aabc"))
 def test_every_placement_is_verified_or_refused(stages: list[int], machines: list[str]) -> None:
     """Whatever the placement: either a clear refusal, or stages that together are the original function."""
+    placed = placement(dict(zip(STAGE_OF, stages, strict=True)), tuple(machines))
     try:
-        annotated = AnnotateDevices(placement(dict(zip(STAGE_OF, stages, strict=True)), tuple(machines)))(Whole)
+        partition(Whole, placed)
     except (SelfWaitError, ContractError):
         return
-    VerifyPartition(Whole)(PartitionStages()(annotated))
+    cut(Whole, placed)

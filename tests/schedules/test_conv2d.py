@@ -5,10 +5,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import relax
+from tvm import relax, tirx
 
 from tests.helpers.schedules.convolutions import convolution, expected
-from tests.helpers.schedules.schedule_harness import assert_close, evaluate, normal
+from tests.helpers.schedules.schedule_harness import (
+    HOST,
+    assert_close,
+    evaluate,
+    graph_of,
+    lower,
+    nodes,
+    normal,
+    rules,
+    run,
+)
 
 
 @settings(max_examples=12, derandomize=True)
@@ -104,3 +114,54 @@ def test_weights_that_are_no_constant():
     actual, _ = evaluate(graph, [x, weight])
     exact = (torch.tensor(array.astype("float64")) for array in (x, weight))
     assert_close(actual, torch.nn.functional.conv2d(*exact, padding=1).numpy())
+
+
+def squeezed(size):
+    """A squeeze-and-excite block behind a convolution, its input of ``size`` x ``size`` pixels, and the answer."""
+    first, second, x = normal(1, 48, 8, 1, 1), normal(2, 48, 48, 1, 1), normal(3, 1, 8, size, size)
+
+    def graph(builder, data):
+        image = builder.emit(relax.op.nn.conv2d(data, relax.const(first)))
+        mean = builder.emit(relax.op.mean(image, axis=[2, 3], keepdims=True))
+        gate = builder.emit(relax.op.sigmoid(builder.emit(relax.op.nn.conv2d(mean, relax.const(second)))))
+        return builder.emit(relax.op.nn.relu(builder.emit(relax.op.multiply(image, gate))))
+
+    x_, first_, second_ = (torch.tensor(array).double() for array in (x, first, second))
+    image = torch.nn.functional.conv2d(x_, first_)
+    gate = torch.sigmoid(torch.nn.functional.conv2d(image.mean((2, 3), keepdim=True), second_))
+    return graph, [x], (image * gate).relu().numpy()
+
+
+def test_a_tile_ends_where_one_value_is_spread_over_an_image():
+    """The image's pixels are no part of the gate's tile: they would be unrolled with it, 3136 of 56 x 56."""
+    unrolled = {}
+    for size in (7, 14):
+        graph, inputs, right = squeezed(size)
+        lowered = lower(graph_of(graph, inputs), HOST)
+        assert_close(run(lowered, inputs), right)
+        loops = [loop for loop in nodes(lowered, tirx.For) if loop.kind == tirx.ForKind.UNROLLED]
+        unrolled[size] = sorted(int(loop.extent) for loop in loops)
+    assert unrolled[14] == unrolled[7]
+
+
+@pytest.mark.parametrize("activation", ["nn.gelu", "tanh"])
+def test_what_reads_a_value_often_does_not_compute_it_as_often(activation):
+    """Each polynomial reads its operand some sixty times: three of them in one expression are 200 000 terms."""
+    weight = normal(1, 16, 16, 1, 1)
+    name = activation.removeprefix("nn.")
+    operator = getattr(relax.op.nn if "." in activation else relax.op, name)
+
+    def graph(builder, x):
+        y = builder.emit(relax.op.nn.conv2d(x, relax.const(weight)))
+        for _ in range(3):
+            y = builder.emit(operator(y))
+        return y
+
+    x = normal(0, 1, 16, 5, 7)
+    lowered = lower(graph_of(graph, [x]), HOST)
+    assert "conv2d" in rules(lowered)
+    assert len(nodes(lowered)) < 20_000
+    right = torch.nn.functional.conv2d(torch.tensor(x).double(), torch.tensor(weight).double())
+    for _ in range(3):
+        right = getattr(torch.nn.functional, name)(right)
+    assert_close(run(lowered, [x]), right.numpy())

@@ -7,7 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
-from tests.helpers.schedules.schedule_harness import assert_close, evaluate, normal
+from tests.helpers.schedules.schedule_harness import (
+    HOST,
+    assert_close,
+    evaluate,
+    graph_of,
+    lower,
+    nodes,
+    normal,
+    rules,
+    run,
+)
 
 extents = st.lists(st.sampled_from([1, 3, 13, 17, 130]), min_size=1, max_size=3)
 
@@ -76,3 +86,42 @@ def test_polynomials_at_the_ends():
     actual, _ = evaluate(lambda builder, data: builder.emit(relax.op.tanh(data)), [x])
     assert_close(actual[1:], np.array([1.0, -1.0, 1.0, -1.0, 0.0]))
     assert np.isnan(actual[0])
+
+
+def test_gates_grow_with_their_number_not_with_its_power():
+    """Each gate reads the state three times: as one expression, ten of them would have 60 000 terms and more."""
+
+    def graph(steps):
+        def build(builder, x, y):
+            for _ in range(steps):
+                gate = builder.emit(relax.op.sigmoid(builder.emit(relax.op.add(x, y))))
+                x = builder.emit(relax.op.add(x, builder.emit(relax.op.multiply(gate, builder.emit(relax.op.tanh(x))))))
+            return x
+
+        return build
+
+    inputs = [normal(0, 4, 33), normal(1, 4, 33)]
+    few, many = (lower(graph_of(graph(steps), inputs), HOST) for steps in (5, 10))
+    assert rules(many) == {"elementwise"}
+    assert len(nodes(many)) < 3 * len(nodes(few))
+    right, other = (torch.tensor(each).double() for each in inputs)
+    for _ in range(10):
+        right = right + torch.sigmoid(right + other) * torch.tanh(right)
+    assert_close(run(many, inputs), right.numpy())
+
+
+@pytest.mark.parametrize("bounds", ["relu", "relu6", "clip"])
+def test_bounds_keep_nan(bounds):
+    """Behind a convolution too, in whose tile they are computed."""
+    operator = (lambda x: relax.op.clip(x, -1, 2)) if bounds == "clip" else getattr(relax.op.nn, bounds)
+    low, high = {"relu": (0, np.inf), "relu6": (0, 6), "clip": (-1, 2)}[bounds]
+    x = np.array([np.nan, np.inf, -np.inf, -3, 0.5, 9], "float32").reshape(1, 1, 2, 3)
+    right = np.clip(x, low, high)
+    actual, _ = evaluate(lambda builder, data: builder.emit(operator(data)), [x])
+    assert np.array_equal(actual, right, equal_nan=True)
+    weight = relax.const(np.ones((16, 1, 1, 1), "float32"))
+    actual, chosen = evaluate(
+        lambda builder, data: builder.emit(operator(builder.emit(relax.op.nn.conv2d(data, weight)))), [x]
+    )
+    assert chosen >= {"conv2d"}
+    assert np.array_equal(actual, np.repeat(right, 16, axis=1), equal_nan=True)

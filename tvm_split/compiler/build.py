@@ -19,8 +19,8 @@ from tvm_split.compiler.instruction_sets import cpu_part
 from tvm_split.compiler.kernels import Kernel, kernels_of
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.errors import CompileError, last_line
-from tvm_split.relay_passes.communication import Computation
 from tvm_split.relay_passes.lift_weights import lift_weights
+from tvm_split.relay_passes.partition import Computation
 from tvm_split.relay_passes.pipeline import Observer, Schedules, run_phases, stage_phases, up_to_layouts
 
 
@@ -48,7 +48,10 @@ def build_stage(
     Raises:
         CompileError: the stage has what TVM cannot compile, or the target cannot be compiled for, or has no linker.
     """
-    return build_module(_module_of(computation), target, library, computation.name, layers, database, observe)
+    layers = layers or {}
+    other_forms = {form: layers[name] for form, name in computation.origins.items() if name in layers}
+    named = {**layers, **other_forms}
+    return build_module(_module_of(computation), target, library, computation.name, named, database, observe)
 
 
 def build_module(
@@ -149,7 +152,7 @@ def _module_of(computation: Computation) -> tvm.IRModule:
 
 def _schedules(target: tvm.target.Target, database: schedules.TunedKernels | None) -> Schedules:
     return Schedules(
-        convert_layouts=lambda module: schedules.convert_layouts(module, target),
+        layout_passes=schedules.layout_passes(target),
         legalizations=schedules.legalizations(target),
         schedule=lambda module: schedules.apply(module, target, database),
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tvm
@@ -46,7 +45,11 @@ class Kernel:
 def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) -> tuple[Kernel, ...]:
     """The kernels of a stage from its module after each phase; ``layers`` gives a variable's layer in the source."""
     counted = _operations_by_variable(phases["simplify"])
-    sources = kernel_sources(phases["lower"], phases["group"])
+    origins = schedules.origins_of(main_function(phases["layout"]))
+    sources = {
+        name: [origins.get(each, each) for each in behind]
+        for name, behind in kernel_sources(phases["lower"], phases["group"]).items()
+    }
     scheduled = phases["schedule"]
     rules = schedules.chosen_rules(scheduled)
     found = []
@@ -60,24 +63,15 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
         found.append(
             Kernel(
                 function=function,
-                layers=_layers_of(behind, layers),
+                layers=tuple(dict.fromkeys(layers[name] for name in behind if name in layers)),
                 rule=rules.get(function, "none"),
                 choices=str(scheduled[function].attrs.get(schedules.CHOICES_ATTRIBUTE, "")),
                 # What is padded or changed in layout has the operations of the layer it stands for, once.
-                operations=sum(counted.pop(_original(name), 0.0) for name in behind),
+                operations=sum(counted.pop(name, 0.0) for name in behind),
                 moved_bytes=sum(size_bytes(tensor) for tensor in [*operands, *tensors_in(call.ty)]),
             )
         )
     return tuple(found)
-
-
-def _layers_of(variables: Sequence[str], layers: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(layers[name] for name in map(_original, variables) if name in layers))
-
-
-def _original(variable: str) -> str:
-    """The model's variable that a layout change was made for: ``avgpool`` for ``avgpool_plain``."""
-    return re.sub(r"_(plain|blocked|padded|raised|sent)$", "", variable)
 
 
 def _operations_by_variable(module: tvm.IRModule) -> dict[str, float]:

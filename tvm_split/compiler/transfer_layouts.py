@@ -9,7 +9,6 @@ from tvm import relax
 from tvm_split.compiler.build import laid_out_stage
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.planner.plan import Plan, PlannedStage
-from tvm_split.relay_passes.communication import Computation
 from tvm_split.relay_passes.contract import main_function
 from tvm_split.relay_passes.exchange_layouts import (
     Layout,
@@ -18,6 +17,7 @@ from tvm_split.relay_passes.exchange_layouts import (
     layouts_made,
     with_layouts,
 )
+from tvm_split.relay_passes.partition import Computation
 from tvm_split.relay_passes.stage_ends import IMAGE_DIMENSIONS, has_convolution, receiving_end, sending_end
 
 

@@ -17,10 +17,10 @@ from tvm_split.compiler.targets import host_target, runs_here
 from tvm_split.errors import VerificationError
 from tvm_split.model import Model, Reference
 from tvm_split.planner.plan import Plan
-from tvm_split.relay_passes.communication import Computation
 from tvm_split.relay_passes.contract import bindings_of, main_function
+from tvm_split.relay_passes.partition import Computation
 from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.substitute import substitute
+from tvm_split.relay_passes.substitute import emit_operations
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
 from tvm_split.rpc_runtime.program.program import Program
 from tvm_split.rpc_runtime.scratch import ScratchFolder
@@ -175,8 +175,7 @@ def _every_value_returned(model: Model) -> tuple[list[str], tvm.IRModule]:
     values: dict[str, relax.Expr] = {}
     with builder.function("main", list(function.params)):
         with builder.dataflow():
-            for binding in bindings_of(function):
-                values[binding.var.name] = builder.emit(substitute(binding.value, values), name_hint=binding.var.name)
+            emit_operations(builder, bindings_of(function), values)
             tensors = {name: value for name, value in values.items() if isinstance(value.ty, relax.TensorType)}
             result = builder.emit_output(relax.Tuple(list(tensors.values())))
         builder.emit_func_output(result)

@@ -1,4 +1,4 @@
-"""A machine's IR in a short form for reading: what is received, computed and sent, without layouts and devices.
+"""A machine's IR in a short form for reading: what is received, computed and sent, without devices.
 
     def stage_0():  # on machine-a
         images = receive("images", "client")                # float32[8, 3, 8, 8]
@@ -39,7 +39,7 @@ def _line(binding: relax.VarBinding) -> str | None:
     text, kind = _text(value), _type_text(binding.var.ty)
     if not kind:
         return text
-    return f"{binding.var.name} = {text}".ljust(COMMENT_COLUMN) + f"# {kind}"
+    return f"{binding.var.name} = {text} ".ljust(COMMENT_COLUMN) + f"# {kind}"
 
 
 def _text(value: relax.Expr) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 from tvm.target import Target
+from tvm_ffi import structural_walk
 
 from tvm_split import schedules
 
@@ -49,7 +50,7 @@ def fuse(module: tvm.IRModule, target: Target) -> tvm.IRModule:
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
         transform.FoldConstant(),
-        lambda current: schedules.convert_layouts(current, target),
+        *schedules.layout_passes(target),
         transform.LegalizeOps(dict(schedules.legalizations(target))),
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
@@ -67,6 +68,15 @@ def run(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Target = HO
     machine = relax.VirtualMachine(tvm.compile(lowered, target=target), tvm.cpu())
     result = machine["main"](*(tvm.runtime.tensor(array) for array in inputs))
     return result.numpy()
+
+
+def nodes(lowered: tvm.IRModule, kind: type = tvm.runtime.Object) -> list[tvm.runtime.Object]:
+    """The nodes of a kind in the kernels, each as often as it is written."""
+    found: list[tvm.runtime.Object] = []
+    for _, function in lowered.functions_items():
+        if isinstance(function, tirx.PrimFunc):
+            structural_walk(function.body, (kind, found.append))
+    return found
 
 
 def rules(lowered: tvm.IRModule) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import tvm_split
 from tests.models import torch_models
@@ -28,3 +29,27 @@ def test_no_work_is_lost_or_counted_twice(name: str) -> None:
     products = {kernel.layers[0] for kernel in kernels if kernel.rule in ("conv2d", "winograd", "matmul")}
     assert len(products) > 4
     assert products <= set(model.layer_names)
+
+
+class Alike(nn.Module):
+    """Layers that are named as other forms of a layer's tensor would be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.gate_padded = nn.Conv2d(3, 17, 1, bias=False), nn.Conv2d(17, 32, 1, bias=False)
+        self.gate_plain, self.last = nn.Softmax(1), nn.Conv2d(32, 16, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.gate_plain(self.gate_padded(self.gate(x))))
+
+
+def test_layers_are_told_apart_whatever_their_names() -> None:
+    model = tvm_split.load_model(Alike().eval(), (torch.zeros(1, 3, 8, 8),))
+    cluster = tvm_split.Cluster.in_process(2, threads=1)
+    split = {"machine-a": ["gate", "gate_padded"], "machine-b": ["gate_plain", "last"]}
+    bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=split))
+    kernels = [kernel for stage in bundle.kernels.values() for kernel in stage]
+    assert {layer for kernel in kernels for layer in kernel.layers} == set(model.layer_names)
+    products = [kernel for kernel in kernels if kernel.rule == "conv2d"]
+    assert [kernel.layers for kernel in products] == [("gate",), ("gate_padded",), ("last",)]
+    assert [kernel.operations for kernel in products] == [2 * 64 * 3 * 17, 2 * 64 * 17 * 32, 2 * 64 * 32 * 16]
