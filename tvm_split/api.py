@@ -13,8 +13,8 @@ from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment,
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
 from tvm_split.planner.advice import one_machine_advice
-from tvm_split.planner.by_hand import Split
 from tvm_split.planner.problem import Objective
+from tvm_split.planner.request import Split
 from tvm_split.planning import plan
 from tvm_split.progress import step_progress
 

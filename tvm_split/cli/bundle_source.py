@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvm_split.cli.planning import ClusterRequest
+from tvm_split.cli.planning import ClusterOptions, ClusterOrProcessOptions
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
@@ -16,7 +16,7 @@ def is_bundle(path: str) -> bool:
     return (Path(path) / "manifest.json").is_file()
 
 
-def cluster_for(bundle: Bundle, request: ClusterRequest) -> Cluster:
+def cluster_for(bundle: Bundle, request: ClusterOptions) -> Cluster:
     """The machines that the command line asks for; else workers on this host with the names that the bundle uses.
 
     Raises:
@@ -25,14 +25,15 @@ def cluster_for(bundle: Bundle, request: ClusterRequest) -> Cluster:
     from tvm_split.cluster.cluster import Cluster
     from tvm_split.cluster.machine import Machine
 
-    if request.file is not None:
-        return request.cluster()
+    if request.cluster is not None:
+        return request.machines()
     _require_runnable_here(bundle)
     if request.workers is not None:
-        return request.cluster()
+        return request.machines()
     planned = [bundle.plan.machine(name) for name in bundle.program.machines]
     machines = tuple(Machine(each.name, request.threads or each.threads) for each in planned)
-    return Cluster("in_process" if request.in_process else "local", machines)
+    in_process = isinstance(request, ClusterOrProcessOptions) and request.in_process
+    return Cluster("in_process" if in_process else "local", machines)
 
 
 def _require_runnable_here(bundle: Bundle) -> None:

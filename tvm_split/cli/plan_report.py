@@ -20,26 +20,33 @@ if TYPE_CHECKING:
     from tvm_split.planner.plan import Plan
     from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction
 
-BAR_COLUMNS = 8
 NAMES_SHOWN = 2
 LONGEST_NAME = 24
 MACHINES_SHOWN = 4
 
 
-def print_plan(plan: Plan, shares: Sequence[float], seconds_now: float, console: Console) -> None:
+def print_plan(
+    plan: Plan, shares: Sequence[float], seconds_now: float, console: Console, *, details: bool = False
+) -> None:
     """Explain a plan; of one without a prediction, show its stages.
 
-    ``shares`` are the stages' estimated shares of the model's work, ``seconds_now`` the time since 1970.
+    ``shares`` are the stages' estimated shares of the model's work, ``seconds_now`` the time since 1970. ``details``
+    are how sure the plan is, and all that it was compared with.
     """
     prediction = plan.prediction
     if prediction is None:
         console.print(_stages_table(plan, shares))
         return
     console.print(_predicted_stages_table(plan, prediction))
-    for line in predicted_lines(prediction, plan.objective):
+    for line in predicted_lines(prediction, plan.objective, seconds_now):
         console.print(Text(line))
+    if not details:
+        for line in _best_others(plan, prediction):
+            console.print(Text(line))
+        console.print(Text("What else was considered, and how sure this is: --details", "dim"))
+        return
     console.print()
-    for line in certificate_lines(prediction, plan.objective, seconds_now):
+    for line in certificate_lines(prediction, plan.objective):
         console.print(Text(line))
     for title, others in (("Without a planner", prediction.baselines), ("Plans that lost", prediction.alternatives)):
         if others:
@@ -80,41 +87,51 @@ def ratio_to_plan(other: ComparedPlan, prediction: Prediction, objective: str) -
     return objective_seconds(objective, prediction) / objective_seconds(objective, other)
 
 
-def predicted_lines(prediction: Prediction, objective: str) -> list[str]:
-    """Throughput, latency, bubble and micro-batches in flight, the objective first."""
+def predicted_lines(prediction: Prediction, objective: str, seconds_now: float) -> list[str]:
+    """Throughput and latency, the objective first; what limits them, and what they rest on."""
     throughput = (
         f"{prediction.samples_per_second:.4g} micro-batches a second (one every {_ms(prediction.period_seconds)} ms)"
     )
     latency = f"{_ms(prediction.latency_seconds)} ms for one alone"
     first, second = (latency, throughput) if objective == "latency" else (throughput, latency)
+    proven = f"at most {prediction.gap:.2%} from the best" if prediction.gap > 0 else "proven the best"
+    age = (
+        f"measured {age_text(seconds_now - prediction.profiled_at)} ago" if prediction.profiled_at > 0 else "estimated"
+    )
     return [
         f"Predicted: {first}; {second}",
-        f"Bubble: machines wait {prediction.bubble:.1%} of the time. In flight: {prediction.in_flight} micro-batches",
+        f"Limited by {prediction.limiting}; {proven}; {age}",
+        *(f"Doubtful: {doubt}" for doubt in prediction.doubts),
     ]
 
 
-def certificate_lines(prediction: Prediction, objective: str, seconds_now: float) -> list[str]:
+def certificate_lines(prediction: Prediction, objective: str) -> list[str]:
     """Why to believe that there is no better plan."""
     value = "latency" if objective == "latency" else "period"
     bound = f"Lower bound: no plan has a {value} below {_ms(prediction.lower_bound_seconds)} ms; "
     bound += f"this one's gap to it is {prediction.gap:.2%}" if prediction.gap > 0 else "this one reaches it"
-    lines = [bound, f"Method: {prediction.method}", f"Limiting: {prediction.limiting}"]
+    lines = [
+        bound,
+        f"Method: {prediction.method}",
+        f"Bubble: machines wait {prediction.bubble:.1%} of the time. In flight: {prediction.in_flight} micro-batches",
+    ]
     if prediction.why_no_more_machines:
         lines.append(f"Why no more machines: {prediction.why_no_more_machines}")
-    is_measured = prediction.profiled_at > 0
-    age = f"{age_text(seconds_now - prediction.profiled_at)} ago" if is_measured else "none, all is estimated"
-    lines.append(f"Oldest measurement: {age}")
     return lines
 
 
+def _best_others(plan: Plan, prediction: Prediction) -> list[str]:
+    """The best baseline and the best plan that lost, each in a line."""
+    return [
+        f"{title}: {others[0].name}, {ratio_to_plan(others[0], prediction, plan.objective):.2f} times as good"
+        for title, others in (("Best without a planner", prediction.baselines), ("Next", prediction.alternatives))
+        if others
+    ]
+
+
 def memory_text(used: float, limit: float | None) -> str:
-    """A bar of how much of a machine's memory is used, and the numbers; without a limit only the number."""
-    if limit is None:
-        return bytes_text(used)
-    share = used / limit
-    filled = min(BAR_COLUMNS, round(share * BAR_COLUMNS))
-    bar = "█" * filled + "░" * (BAR_COLUMNS - filled)
-    return f"{bar} {share:.0%}\n{bytes_text(used)} of\n{bytes_text(limit)}"
+    """How much of a machine's memory is used, and where there is a limit its share."""
+    return bytes_text(used) if limit is None else f"{bytes_text(used)} {used / limit:.0%}"
 
 
 def _stages_table(plan: Plan, shares: Sequence[float]) -> Table:
@@ -166,7 +183,7 @@ def _layers_text(layers: Sequence[str]) -> str:
     count = f"({len(layers)} layers)" if len(layers) > 1 else "(1 layer)"
     # The end of a long name tells more than its beginning, which its neighbours share.
     names = [name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME + 1 :]}" for name in layers]
-    return f"{', '.join(names) if len(names) <= NAMES_SHOWN else f'{names[0]} … {names[-1]}'}\n{count}"
+    return f"{', '.join(names) if len(names) <= NAMES_SHOWN else f'{names[0]} … {names[-1]}'} {count}"
 
 
 def _comparison_table(title: str, plan: Plan, prediction: Prediction, others: Sequence[ComparedPlan]) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tvm_split.errors import ModelImportError
+from tvm_split.errors import ModelImportError, OpenAxesError
 from tvm_split.frontends.onnx_graph import model_inputs
 
 Array = np.ndarray[Any, Any]
@@ -52,19 +52,23 @@ def bind_sizes(
     for wrong in dimensions:
         if wrong not in usable and not any(wrong.startswith(f"{value.name}[") for value in inputs):
             raise ModelImportError(f"dimensions names {wrong!r}, the model's open sizes are {sorted(usable) or 'none'}")
+    missing: dict[str, str] = {}
+    first = set()
     for value in inputs:
         for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
             if dimension.HasField("dim_value") and dimension.dim_value > 0:
                 continue
-            symbol = dimension.dim_param or f"{value.name}[{axis}]"
-            if symbol not in known:
-                way = f"batch=… or dimensions={{{symbol!r}: …}}" if axis == 0 else f"dimensions={{{symbol!r}: …}}"
-                raise ModelImportError(
-                    f"axis {axis} of input {value.name!r} has no size (it is called {symbol!r}); "
-                    f"give {way}, or example_inputs"
-                )
-            dimension.Clear()
-            dimension.dim_value = known[symbol][0]
+            place = f"{value.name}[{axis}]"
+            symbol = dimension.dim_param or place
+            if symbol in known:
+                dimension.Clear()
+                dimension.dim_value = known[symbol][0]
+                continue
+            missing.setdefault(symbol, place)
+            if axis == 0:
+                first.add(symbol)
+    if missing:
+        raise OpenAxesError(missing, first)
     _forget_other_sizes(model)
     return model
 

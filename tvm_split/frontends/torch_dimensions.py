@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from tvm_split.errors import ModelImportError
+from tvm_split.errors import ModelImportError, OpenAxesError
 
 TENSOR = object()
 """Stands for a leaf of the arguments that is a tensor (in ``constant_leaves``)."""
@@ -129,12 +129,9 @@ def sizes(
     for expression, size, place in expressions:
         if expression.is_Symbol and str(expression) not in found:
             found[str(expression)] = (size, f"the example input at {place}")
-    for symbol, place in places.items():
-        if symbol not in found:
-            raise ModelImportError(
-                f"axis {place.partition('[')[2][:-1]} of input {place.partition('[')[0]!r} has no size "
-                f"(symbol {symbol}); give it as batch=…, dimensions={{{place!r}: …}}, or with example_inputs"
-            )
+    missing = [place for symbol, place in places.items() if symbol not in found]
+    if missing:
+        raise OpenAxesError({place: place for place in missing}, [each for each in missing if each.endswith("[0]")])
     _check_bounds(program, found, places)
     return {symbol: size for symbol, (size, _) in found.items()}
 

@@ -23,7 +23,6 @@ from tvm_split.measuring.profile_cache import ProfileCache, default_folder
 from tvm_split.measuring.profiled_machine import ProfiledMachine, profiled_machines
 from tvm_split.measuring.target_code import CeilingCode, TargetCode, ceiling_code, target_code
 from tvm_split.model import Model
-from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.pieces import pieces_of, pieces_of_kernels
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
 from tvm_split.rpc_runtime.program.program import BlobSpec
@@ -189,9 +188,8 @@ def _target_key(machine: ProfiledMachine) -> str:
 
 
 def _measured_cluster(model: Model, times: Sequence[MachineTimes]) -> MeasuredCluster:
-    graph = layer_graph(model)
     codes = {id(each.code): each.code for each in times}
-    pieces = pieces_of(graph, [call.kernel.layers for code in codes.values() for call in code.calls])
+    pieces = pieces_of(model.graph, [call.kernel.layers for code in codes.values() for call in code.calls])
     payers = {
         key: pieces_of_kernels(
             pieces, [call.kernel.layers for call in code.calls], [call.consumers for call in code.calls]

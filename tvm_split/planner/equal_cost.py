@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+from tvm_split.cluster.machine import Machine
 from tvm_split.errors import PlanError
-from tvm_split.planner.by_hand import name_stages
+from tvm_split.planner.by_hand import named
 from tvm_split.planner.cost import WIRE_BYTES_PER_SECOND
 from tvm_split.planner.layer_graph import LayerGraph
-from tvm_split.planner.plan import PlannedStage
+from tvm_split.planner.problem import Stage
 
 
 def stages_of_equal_cost(
-    graph: LayerGraph, seconds: Mapping[str, float], machines: Sequence[str], threads: Sequence[int]
-) -> tuple[PlannedStage, ...]:
+    graph: LayerGraph, seconds: Mapping[str, float], machines: Sequence[Machine]
+) -> tuple[Stage, ...]:
     """Cut the layers, in the order of execution, into one stage per entry of ``machines``.
 
     ``seconds`` are the layers' estimates on one core; a machine with twice the threads is taken to be twice as fast.
@@ -36,7 +37,7 @@ def stages_of_equal_cost(
     def cost(stage: int, start: int, end: int) -> float:
         compute = sums[bounds[end]] - sums[bounds[start]]
         wire = (crossing[bounds[start]] + crossing[bounds[end]]) / WIRE_BYTES_PER_SECOND
-        return (compute + wire) / threads[stage]
+        return (compute + wire) / machines[stage].threads
 
     # best[end] for the stages so far: (slowest stage, where the last one starts)
     best: list[list[tuple[float, int]]] = [[(cost(0, 0, end), 0) for end in range(len(bounds))]]
@@ -51,8 +52,8 @@ def stages_of_equal_cost(
         ends.append(best[stage][ends[-1]][1])
     ends.append(0)
     ends.reverse()
-    pieces = [graph.layers[bounds[start] : bounds[end]] for start, end in itertools.pairwise(ends)]
-    return name_stages(list(zip(machines, pieces, strict=True)))
+    groups = [graph.layers[bounds[start] : bounds[end]] for start, end in itertools.pairwise(ends)]
+    return named(Stage((machine.name,), group) for machine, group in zip(machines, groups, strict=True))
 
 
 def _useful_bounds(graph: LayerGraph) -> list[int]:

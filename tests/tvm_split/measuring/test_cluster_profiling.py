@@ -16,7 +16,6 @@ from tests.models import torch_models
 from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.measuring.cluster_profiling import MeasuredCluster, ModelProfiler, model_digest
-from tvm_split.planner.layer_graph import layer_graph
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +41,7 @@ def measured(model: tvm_split.Model, workers: Cluster, cache: Path) -> MeasuredC
 
 def test_every_piece_on_every_machine(model: tvm_split.Model, measured: MeasuredCluster) -> None:
     profile = measured.profile
-    graph = layer_graph(model)
+    graph = model.graph
     assert {layer for piece in profile.pieces for layer in piece.layers} == set(graph.layers) - graph.independent
     assert [machine.machine for machine in profile.machines] == ["machine-a", "machine-b"]
     assert profile.links == ()

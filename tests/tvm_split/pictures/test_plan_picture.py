@@ -13,7 +13,6 @@ from tests.tvm_split.predictions import machine_prediction, prediction
 from tvm_split.errors import PlanError
 from tvm_split.pictures.colours import COLOURS, text_colour
 from tvm_split.pictures.plan_picture import draw_plan
-from tvm_split.planner.plan import PlannedReplica
 
 SVG = "{http://www.w3.org/2000/svg}"
 A, B = "machine-a", "machine-b"
@@ -59,8 +58,7 @@ def test_predictions_are_in_the_legend(planned, tmp_path):
 
 def test_machines_that_take_turns_are_all_named(planned, tmp_path):
     model, plan = planned
-    replicas = (PlannedReplica(B, 0.5), PlannedReplica("machine-c", 0.5))
-    stages = (plan.stages[0], dataclasses.replace(plan.stages[1], replicas=replicas))
+    stages = (plan.stages[0], dataclasses.replace(plan.stages[1], machines=(B, "machine-c"), shares=(0.5, 0.5)))
     draw_plan(model, dataclasses.replace(plan, stages=stages), tmp_path / "plan.svg")
     shown = texts(tmp_path / "plan.svg")
     assert "machine-b: 3 layers, in turns with machine-c" in shown

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from tvm_split.planner.demands import keeps_demands
-from tvm_split.planner.problem import Alternative, Problem, Solution, SolvedStage, gap_of, objective_seconds
+from tvm_split.planner.problem import Alternative, Problem, Solution, Stage, gap_of, objective_seconds
 from tvm_split.planner.search import evaluate
 from tvm_split.units import seconds_text
 
@@ -20,7 +20,7 @@ LARGEST_MARGIN = 0.3
 """up to this: such a gain is worth any latency to who asks for throughput."""
 
 
-def spared(problem: Problem, solution: Solution) -> Solution:
+def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
     """The plan of fewest machines among those that lost by hardly anything; the solution itself if there is none.
 
     That is by `MARGIN`, and for throughput by `MARGIN_PER_DOUBLING` more for each time that the solution's latency is
@@ -71,5 +71,5 @@ def _as_alternative(solution: Solution, name: str, gain: float) -> Alternative:
     return Alternative(name, solution.stages, evaluation.period_seconds, evaluation.latency_seconds, why)
 
 
-def _machines(stages: tuple[SolvedStage, ...]) -> int:
+def _machines(stages: tuple[Stage, ...]) -> int:
     return sum(len(stage.machines) for stage in stages)
