@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.targets import resolve_targets
+from tvm_split.compiler.targets import require_known_targets, resolve_targets
 from tvm_split.errors import PlanError
 from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.model import Model
@@ -96,6 +96,7 @@ def plan_as_requested(
     on_problem: Callable[[Problem], None] | None = None,
 ) -> Plan:
     """`plan`, for whoever has a request; ``on_problem`` is called with what is searched, if a search there is."""
+    require_known_targets(cluster)
     machines = cluster.machines
     if request.split is not None:
         stages = stages_by_hand(model.graph, request.split, cluster.machine_names, request.stages)

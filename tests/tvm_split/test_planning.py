@@ -44,6 +44,7 @@ def layer_counts(plan):
     return {machine: len(layers) for machine, layers in layers_on(plan).items()}
 
 
+@pytest.mark.usefixtures("busy_machine")
 def test_measured_on_workers_and_kept(model):
     steps = []
     found = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), on_progress=lambda *step: steps.append(step[0]))

@@ -100,8 +100,7 @@ class ModelProfiler:
             self._compile(machines, steps)
             times = self._times(machines, Path(cache_folder) if cache_folder is not None else default_folder())
             if not refresh:
-                for each in times:
-                    each.recall()
+                self._recall(times, cluster, timeout_seconds, steps)
             self._measure(times, cluster, timeout_seconds, steps)
             steps.done()
             return _measured_cluster(self._model, times)
@@ -127,6 +126,19 @@ class ModelProfiler:
             cache = ProfileCache(folder, machine.identity)
             found.append(MachineTimes(machine, self._codes[key[0]], self._ceilings[key], cache, companions))
         return found
+
+    def _recall(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: Steps) -> None:
+        """Take from the caches what one fresh measurement of each machine does not contradict."""
+
+        def library_of(each: MachineTimes, digest: str) -> BlobSpec:
+            return self._library(id(each.code), {digest}, partial(each.code.build, {digest}))
+
+        for each in times:
+            each.recall()
+        known = [each for each in times if each.checked_kernel is not None]
+        steps.total += len(known)
+        if known:
+            HostTiming(known, cluster, timeout_seconds, steps.begin).check(library_of, self._blobs)
 
     def _measure(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: Steps) -> None:
         """Time what is lacking; hosts at the same time."""
@@ -213,6 +225,7 @@ def _measured_cluster(model: Model, times: Sequence[MachineTimes]) -> MeasuredCl
         ),
         machines=tuple(_machine_profile(each, pieces, calls[id(each.code)]) for each in times),
         links=(),
+        doubts=tuple(dict.fromkeys(each.doubt for each in times if each.doubt)),
     )
     notes = tuple(dict.fromkeys(note for each in times for note in each.cache.notes))
     return MeasuredCluster(profile, tuple(_report(each) for each in times), notes)

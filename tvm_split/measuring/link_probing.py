@@ -74,6 +74,7 @@ class LinkProbe:
 
     links: tuple[LinkProfile, ...]
     transfer_costs: Mapping[str, TransferCost]
+    doubts: tuple[str, ...] = ()
 
 
 def probe_links(
@@ -161,16 +162,20 @@ class _Probing:
                 measured.update(zip(together, threads.map(probe, together), strict=True))
         costs = dict.fromkeys(names, NO_COST)
         waking = dict.fromkeys(names, 0.0)
+        doubts: list[str] = []
         for place, host in enumerate(hosts):
             self._on_progress(f"streams through {', '.join(host)}", len(machines) + len(measured) + place, steps)
-            alone = {name: self._cache.stream((name,), self._probe_stream).samples[name] for name in host}
-            company = self._cache.stream(host, self._probe_stream).samples if len(host) > 1 else alone
+            streams = [self._cache.stream((name,), self._probe_stream) for name in host]
+            in_company = self._cache.stream(host, self._probe_stream) if len(host) > 1 else streams[0]
+            doubts += (doubt for stream in (*streams, in_company) for doubt in stream.doubts)
+            alone = {name: stream.samples[name] for name, stream in zip(host, streams, strict=True)}
+            company = in_company.samples
             for name in host:
                 per_byte = machines[name].seconds_per_byte
                 costs[name] = TransferCost(per_byte, stream_cost(alone[name]), stream_cost(company[name]))
                 waking[name] = waking_seconds(alone[name], machines[name].round_trip_seconds)
         self._on_progress("done", steps, steps)
-        return LinkProbe(tuple(self._links(machines, measured, waking)), costs)
+        return LinkProbe(tuple(self._links(machines, measured, waking)), costs, tuple(dict.fromkeys(doubts)))
 
     def _busy_hosts(self) -> list[tuple[str, ...]]:
         """The machines of every host on which transfers find no core that computes nothing."""

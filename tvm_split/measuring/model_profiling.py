@@ -61,7 +61,7 @@ def _joined(profile: ClusterProfile, probe: LinkProbe) -> ClusterProfile:
         dataclasses.replace(machine, streaming=_streaming(probe.transfer_costs[machine.machine]))
         for machine in profile.machines
     )
-    return dataclasses.replace(profile, machines=machines, links=probe.links)
+    return dataclasses.replace(profile, machines=machines, links=probe.links, doubts=profile.doubts + probe.doubts)
 
 
 def _streaming(cost: TransferCost) -> StreamingCost:

@@ -11,7 +11,7 @@ from typing import Any
 
 import tvm_split
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Machine
+from tvm_split.cluster.machine import Machine, require_fit
 from tvm_split.compiler.instruction_sets import require_executable
 from tvm_split.rpc_runtime import hardware
 from tvm_split.rpc_runtime.client.client import describe
@@ -94,6 +94,7 @@ def _facts(cluster: Cluster, machine: Machine, has_gpu: bool, timeout_seconds: f
         host = hardware.boot_id() or socket.gethostname()
         return _Facts(machine.threads, socket.gethostname(), host, hardware.available_memory_bytes(), 0, identity)
     worker = describe(cluster.endpoints()[machine.name], timeout_seconds)
+    require_fit(machine, worker)
     identity = _identity(worker.hostname, worker.architecture, worker.cpu_features, worker.tvm_version)
     identity["cuda_devices"] = [device.arch for device in worker.cuda_devices]
     device_memory = worker.cuda_devices[0].memory_bytes if worker.cuda_devices else 0

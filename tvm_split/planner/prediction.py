@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm_split.errors import PlanError
@@ -16,6 +16,9 @@ from tvm_split.planner.search.evaluate import evaluate, transfers
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
 from tvm_split.units import seconds_text
+
+SLOWEST_STREAM = 1.25
+"""What sharing cores with the client and other machines may add to a stream, beside results one by one."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +169,17 @@ def predict(
         baselines=compared_baselines(problem, layers_of, evaluation),
         alternatives=tuple(_compared(each.name, each.stages, layers_of, each, each.why) for each in best.alternatives),
         corrections=corrections,
-        doubts=profile.doubts,
+        doubts=(*profile.doubts, *_contradictions(stages, period, latency)),
     )
+
+
+def _contradictions(stages: Sequence[Stage], period: float, latency: float) -> Iterator[str]:
+    """Without replicas, results that wait for each other come every ``latency`` seconds; in a stream not much later."""
+    if period > SLOWEST_STREAM * latency and all(len(stage.machines) == 1 for stage in stages):
+        yield (
+            f"one result every {seconds_text(period)} in a stream, and {seconds_text(latency)} for one alone: "
+            "something else ran while machines were measured in company; measure again on quiet machines"
+        )
 
 
 def compared_baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation) -> tuple[ComparedPlan, ...]:

@@ -65,6 +65,7 @@ def test_estimates_are_called_estimates(planned):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("busy_machine")
 def test_measured_once_and_again_when_asked(invoke_json, onnx_path):
     first = invoke_json("plan", onnx_path)["prediction"]
     again = invoke_json("plan", onnx_path)["prediction"]

@@ -182,3 +182,25 @@ def _profile_of(problem):
     )  # fmt: skip
     pieces = tuple(ModelPiece(each.name, (each.name,), 0, 0) for each in problem.pieces)
     return ClusterProfile("net", "", pieces, machines, ())
+
+
+def test_a_stream_that_would_be_slower_than_one_result_after_the_other_is_doubtful():
+    slow = StreamingCost(alone_ratio=4.0)
+    profile = chain_profile({A: [0.0245]})
+    disturbed = dataclasses.replace(
+        profile, machines=(dataclasses.replace(profile.machines[0], streaming=slow),), doubts=("it was disturbed",)
+    )
+    first, second = predict(chain_problem(disturbed), disturbed, solve(chain_problem(disturbed))).doubts
+    assert first == "it was disturbed"
+    assert second.startswith("one result every 98 ms in a stream, and 24.7 ms for one alone")
+    assert predict(chain_problem(profile), profile, solve(chain_problem(profile))).doubts == ()
+
+
+def test_what_streams_take_from_a_machine_alone_is_no_transfer():
+    profile = chain_profile({A: [0.02]})
+    streaming = StreamingCost(alone_ratio=1.5, alone_transfer_seconds=0.001)
+    profile = dataclasses.replace(profile, machines=(dataclasses.replace(profile.machines[0], streaming=streaming),))
+    problem = chain_problem(profile)
+    (machine,) = predict(problem, profile, solve(problem)).machines
+    assert machine.compute_seconds == pytest.approx(0.032)
+    assert machine.transfer_seconds == pytest.approx(0.002)
