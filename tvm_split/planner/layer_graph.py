@@ -39,41 +39,15 @@ class LayerGraph:
     """Layers in the order of execution, and for each the layers whose results it needs.
 
     ``independent`` are the layers that depend on no input of the model: tables and masks. They are computed where they
-    are needed and never make a stage of their own. ``values`` are what layers make for
-    other layers or for the user, ``inputs`` the model's own.
+    are needed and never make a stage of their own. ``values`` are what layers make for other layers or for the user,
+    ``inputs`` the model's own.
     """
 
     layers: tuple[str, ...]
     predecessors: Mapping[str, frozenset[str]]
     independent: frozenset[str]
-    spans: Mapping[str, tuple[int, int]]
     values: tuple[Value, ...] = ()
     inputs: tuple[Value, ...] = ()
-
-    @cached_property
-    def cut_points(self) -> tuple[int, ...]:
-        """Positions ``p`` such that the layers before ``layers[p]`` can be one side of a cut, the others the other.
-
-        A layer whose operations lie on both sides would have to be in both stages, so such positions are left out.
-        """
-        points = []
-        for position in range(1, len(self.layers)):
-            start = self.spans[self.layers[position]][0]
-            if all(self.spans[layer][1] < start for layer in self.layers[:position]):
-                points.append(position)
-        return tuple(points)
-
-    @cached_property
-    def crossing_bytes(self) -> tuple[int, ...]:
-        """Bytes made before ``layers[p]`` and needed from there on, for each ``p`` from 0 to the number of layers."""
-        place = {layer: index for index, layer in enumerate(self.layers)}
-        crossing = [0] * (len(self.layers) + 1)
-        for value in self.values:
-            if value.consumers:
-                last = max(place[layer] for layer in value.consumers)
-                for position in range(place[value.producer] + 1, last + 1):
-                    crossing[position] += value.size_bytes
-        return tuple(crossing)
 
     @property
     def dependent(self) -> dict[str, frozenset[str]]:
@@ -138,10 +112,8 @@ def layer_graph(model: Model) -> LayerGraph:
     depends_on_input = set(inputs)
     consumers: dict[str, set[str]] = {}
     predecessors: dict[str, set[str]] = {layer: set() for layer in model.layer_names}
-    spans: dict[str, tuple[int, int]] = {}
-    for position, binding in enumerate(bindings):
+    for binding in bindings:
         layer = model.layers[binding.var.name]
-        spans[layer] = (spans.get(layer, (position, position))[0], position)
         for used in used_variables(binding.value):
             if used.name in depends_on_input:
                 depends_on_input.add(binding.var.name)
@@ -156,7 +128,6 @@ def layer_graph(model: Model) -> LayerGraph:
         layers=model.layer_names,
         predecessors={layer: frozenset(before - independent) for layer, before in predecessors.items()},
         independent=independent,
-        spans=spans,
         values=tuple(
             Value(
                 size_bytes(binding.var.ty),

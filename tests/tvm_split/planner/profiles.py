@@ -25,7 +25,6 @@ def chain_graph(layers: Sequence[str], size_bytes: int = 1000) -> LayerGraph:
         layers=tuple(layers),
         predecessors={layers[0]: frozenset(), **{second: frozenset({first}) for first, second in pairs}},
         independent=frozenset(),
-        spans={layer: (index, index) for index, layer in enumerate(layers)},
         values=(*values, Value(size_bytes, layers[-1], frozenset(), "y", is_output=True)),
         inputs=(Value(size_bytes, CLIENT, frozenset({layers[0]}), "x"),),
     )

@@ -16,7 +16,6 @@ def graph(edges: dict[str, list[str]], independent: tuple[str, ...] = ()) -> Lay
         layers=layers,
         predecessors={layer: frozenset(before) - set(independent) for layer, before in edges.items()},
         independent=frozenset(independent),
-        spans={layer: (index, index) for index, layer in enumerate(layers)},
     )
 
 

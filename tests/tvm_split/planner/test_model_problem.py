@@ -125,7 +125,6 @@ def test_layers_without_inputs_go_with_their_neighbours():
         layers=("table", "layer_0", "mask", "layer_1"),
         predecessors={**chain.predecessors, "table": frozenset(), "mask": frozenset()},
         independent=frozenset({"table", "mask"}),
-        spans={},
         values=chain.values,
         inputs=chain.inputs,
     )

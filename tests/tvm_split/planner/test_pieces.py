@@ -22,7 +22,6 @@ def graph_of(
         layers=tuple(needs),
         predecessors={layer: frozenset(before) for layer, before in needs.items()},
         independent=frozenset(independent),
-        spans={layer: (index, index) for index, layer in enumerate(needs)},
         values=tuple(values),
         inputs=tuple(inputs),
     )
