@@ -63,8 +63,12 @@ class ClusterOrProcessOptions(ClusterOptions):
         return super().machines()
 
 
-def _planning(*names: str, help: str, **settings: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel="Planning", **settings)
+def _value(metavar: str | None, help: str, minimum: float | None = None) -> Any:
+    return typer.Option(metavar=metavar, help=help, min=minimum, rich_help_panel="Planning")
+
+
+def _flag(name: str, help: str) -> Any:
+    return typer.Option(name, help=help, rich_help_panel="Planning")
 
 
 SEARCHING = (
@@ -89,65 +93,32 @@ class PlanOptions:
 
     split: Annotated[
         list[str] | None,
-        _planning(
-            "--split",
-            metavar="MACHINE=LAYER,LAYER",
-            help="Layers for a machine, in the model's own names; a name takes all layers below it. Repeatable.",
-        ),
+        _value("MACHINE=LAYER,LAYER", "Layers for a machine; a name takes all layers below it. Repeatable."),
     ] = None
     split_from_model: Annotated[
-        bool,
-        _planning(
-            "--split-from-model",
-            help="Split as the ONNX file's own multi-device annotations say; devices are machines.",
-        ),
+        bool, _flag("--split-from-model", "Split as the ONNX file's own annotations say; devices are machines.")
     ] = False
     configuration: Annotated[
-        str | None,
-        _planning(
-            "--configuration",
-            metavar="NAME",
-            help="Which device configuration of the ONNX file, if it has several.",
-        ),
+        str | None, _value("NAME", "Which device configuration of the ONNX file, if it has several.")
     ] = None
-    stages: Annotated[int | None, _planning("--stages", min=1, help="Exactly so many stages.")] = None
-    objective: Annotated[options.Objective, _planning("--objective", help="What the plan is made for.")] = (
-        options.Objective.THROUGHPUT
-    )
+    stages: Annotated[int | None, _value(None, "Exactly so many stages.", 1)] = None
+    objective: Annotated[options.Objective, _value(None, "What the plan is made for.")] = options.Objective.THROUGHPUT
     pin: Annotated[
-        list[str] | None,
-        _planning("--pin", metavar="LAYER=MACHINE", help="Keep a layer, or all below that name, there. Repeatable."),
+        list[str] | None, _value("LAYER=MACHINE", "Keep a layer, or all below that name, there. Repeatable.")
     ] = None
     keep_off: Annotated[
-        list[str] | None,
-        _planning("--keep-off", metavar="LAYER=MACHINE", help="Keep a layer, or all below that name, off. Repeatable."),
+        list[str] | None, _value("LAYER=MACHINE", "Keep a layer, or all below that name, off. Repeatable.")
     ] = None
-    replicas: Annotated[
-        bool, _planning("--replicas", help="A stage may be dealt out over several machines that take turns.")
-    ] = False
-    maximum_machines: Annotated[
-        int | None, _planning("--maximum-machines", min=1, help="Use so many machines at most.")
-    ] = None
-    maximum_latency: Annotated[
-        float | None,
-        _planning("--maximum-latency", min=1e-9, metavar="SECONDS", help="One input alone may take so long at most."),
-    ] = None
-    minimum_throughput: Annotated[
-        float | None,
-        _planning("--minimum-throughput", min=1e-9, metavar="PER_SECOND", help="Micro-batches a second, at least."),
-    ] = None
-    estimate: Annotated[
-        bool, _planning("--estimate", help="Measure nothing: plan with estimates from operations and bytes.")
-    ] = False
-    refresh: Annotated[bool, _planning("--refresh", help="Measure anew what was measured before.")] = False
+    replicas: Annotated[bool, _flag("--replicas", "A stage may be dealt out over machines that take turns.")] = False
+    maximum_machines: Annotated[int | None, _value(None, "Use so many machines at most.", 1)] = None
+    maximum_latency: Annotated[float | None, _value("SECONDS", "One input alone may take so long at most.", 1e-9)] = (
+        None
+    )
+    minimum_throughput: Annotated[float | None, _value("PER_SECOND", "Micro-batches a second, at least.", 1e-9)] = None
+    estimate: Annotated[bool, _flag("--estimate", "Measure nothing: plan with estimates.")] = False
+    refresh: Annotated[bool, _flag("--refresh", "Measure anew what was measured before.")] = False
     time_limit: Annotated[
-        float | None,
-        _planning(
-            "--time-limit",
-            min=0.1,
-            metavar="SECONDS",
-            help="Search so long, then take the best so far (default: 10).",
-        ),
+        float | None, _value("SECONDS", "Search so long, then take the best so far (default: 10).", 0.1)
     ] = None
     database: options.DatabaseOption = None
 

@@ -52,7 +52,13 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
         why_no_more_machines=f"{_machines(solution.stages)} machines would gain {lost:.1%} and have a latency of "
         f"{seconds_text(solution.evaluation.latency_seconds)} instead of {seconds_text(evaluation.latency_seconds)}",
         alternatives=(
-            _as_alternative(solution, MORE_MACHINES, lost),
+            Alternative(
+                MORE_MACHINES,
+                solution.stages,
+                solution.evaluation.period_seconds,
+                solution.evaluation.latency_seconds,
+                f"gains {lost:.1%} with {_machines(solution.stages)} machines",
+            ),
             *(each for each in solution.alternatives if each is not chosen),
         ),
     )
@@ -63,12 +69,6 @@ def _margin(problem: Problem, solution: Solution, other: Alternative) -> float:
     if problem.objective == "latency" or later <= 1.0:
         return MARGIN
     return min(MARGIN + MARGIN_PER_DOUBLING * math.log2(later), LARGEST_MARGIN)
-
-
-def _as_alternative(solution: Solution, name: str, gain: float) -> Alternative:
-    evaluation = solution.evaluation
-    why = f"gains {gain:.1%} with {_machines(solution.stages)} machines"
-    return Alternative(name, solution.stages, evaluation.period_seconds, evaluation.latency_seconds, why)
 
 
 def _machines(stages: tuple[Stage, ...]) -> int:

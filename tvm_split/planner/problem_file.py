@@ -110,8 +110,8 @@ def read_problem_file(path: Path) -> Problem:
         content = json.loads(text, object_pairs_hook=_distinct_keys)
     except json.JSONDecodeError as error:
         raise PlanError(f"{path}:{error.lineno}: this is no JSON: {error.msg} (column {error.colno})") from error
-    except _DoubledKeyError as error:
-        raise PlanError(f"{path}: the key {error.key!r} is there twice in one object; give it once") from error
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
     try:
         problem = _problem(_ProblemFile.model_validate(content))
     except ValidationError as error:
@@ -178,17 +178,11 @@ def _finite(value: Any) -> Any:
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-class _DoubledKeyError(ValueError):
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
-
-
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise _DoubledKeyError(key)
+            raise PlanError(f"the key {key!r} is there twice in one object; give it once")
         found[key] = value
     return found
 

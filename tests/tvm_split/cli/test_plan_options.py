@@ -216,3 +216,12 @@ def test_all_open_axes_at_once_in_the_words_of_the_command_line(invoke, tmp_path
     assert "for example --batch 1 --dimension height=128" in text
     assert "batch=" not in text
     assert "None" not in text
+
+
+@pytest.mark.parametrize("command", [["plan"], ["compile", "--output", "bundle"], ["run"], ["bench"]])
+def test_tuned_kernels_count_for_what_is_measured(invoke, onnx_path, tmp_path, monkeypatch, command):
+    monkeypatch.setenv("TVM_SPLIT_CACHE", str(tmp_path / "cache"))
+    name, *options = command
+    error = invoke(name, onnx_path, *options, "--database", tmp_path / "none", code=1).stderr
+    assert "no tuning database" in error
+    assert not (tmp_path / "cache").exists()  # it is opened before anything is measured
