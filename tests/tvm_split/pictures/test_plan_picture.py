@@ -86,7 +86,7 @@ def test_more_machines_than_colours(tmp_path):
     plan = tvm_split.plan(model, tvm_split.Cluster.in_process(machines=1, threads=1))
     names = [f"machine {number}" for number in range(len(COLOURS) + 2)]
     stages = tuple(
-        dataclasses.replace(plan.stages[0], machine=name, layers=(layer,))
+        dataclasses.replace(plan.stages[0], machines=(name,), layers=(layer,))
         for name, layer in zip(names, model.layer_names, strict=False)
     )
     draw_plan(model, dataclasses.replace(plan, stages=stages), tmp_path / "plan.SVG")
