@@ -13,14 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tvm_split.cli.console import short_list
-from tvm_split.planner.prediction import ComparedPlan
 from tvm_split.planner.problem import objective_seconds
 from tvm_split.units import age_text, bytes_text
 
 if TYPE_CHECKING:
     from tvm_split.planner.micro_batches import SizedPlan
     from tvm_split.planner.plan import Plan
-    from tvm_split.planner.prediction import MachinePrediction, Prediction
+    from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction
 
 PREDICTED_HEADINGS = ("compute", "receive", "send", "memory", "est.")
 PREDICTED_CAPTION = "milliseconds per micro-batch; est.: the share of computing that was not measured"
@@ -178,6 +177,8 @@ def _layers_text(layers: Sequence[str], most: int) -> str:
 
 
 def _comparison_table(title: str, plan: Plan, prediction: Prediction, others: Sequence[ComparedPlan]) -> Table:
+    from tvm_split.planner.prediction import ComparedPlan
+
     table = _table(Text(title), "× plan: by the plan's objective; 0.50 is half as good", "", "layers on machines")
     for heading in ("a second", "latency ms", "× plan"):
         table.add_column(heading, justify="right", no_wrap=True)
