@@ -27,10 +27,10 @@ from tvm_split.deployment.report_values import Comparison
 from tvm_split.measuring.cluster_profiling import ModelProfiler
 from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.planner.baselines import baseline_stages
-from tvm_split.planner.layer_graph import layer_graph
-from tvm_split.planner.model_problem import Constraints, planned_stages
+from tvm_split.planner.model_problem import stages_of_layers
 from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planning import ask, predict_stages
+from tvm_split.planner.request import PlanRequest
+from tvm_split.planning import pose, predict_stages
 from tvm_split.progress import step_progress
 
 MODELS = ("resnet50", "vgg16", "mobilenet_v2", "bert_base")
@@ -87,10 +87,9 @@ class Contest:
     def round(self, number: int) -> None:
         """Profile the machines, then measure every plan once; in each round another one is the first."""
         profile = self._profile()
-        graph = layer_graph(self._model)
         first = number % len(self.contestants)
         for each in (*self.contestants[first:], *self.contestants[:first]):
-            predicted = predict_stages(graph, self._cluster, profile, "throughput", each.plan.stages)
+            predicted = predict_stages(self._model, self._cluster, profile, "throughput", each.plan.stages)
             assert predicted is not None
             with tvm_split.deploy(each.bundle, self._cluster) as deployment:
                 count = max(20, int(SECONDS_A_TURN / predicted.period_seconds))
@@ -103,14 +102,14 @@ class Contest:
 
     def _plans(self, profile: ClusterProfile) -> dict[str, tvm_split.Plan]:
         """The planner's plans and the baselines, those that are equal only once."""
-        question = ask(self._model, self._cluster, "throughput", Constraints(), profile=profile)
+        posed = pose(self._model, self._cluster, PlanRequest(profile=profile))
         layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
         found = {PLANNED: tvm_split.plan(self._model, self._cluster, profile=profile)}
         workers = len(self._cluster.machines)
         if len(found[PLANNED].stages) < workers:
             found[ALL_WORKERS] = tvm_split.plan(self._model, self._cluster, stages=workers, profile=profile)
-        for name, stages in baseline_stages(question.problem, layers_of).items():
-            split = {stage.machine: stage.layers for stage in planned_stages(question.graph, profile, stages)}
+        for name, stages in baseline_stages(posed.problem, layers_of).items():
+            split = {stage.machine: stage.layers for stage in stages_of_layers(self._model.graph, profile, stages)}
             planned = tvm_split.plan(self._model, self._cluster, split=split)
             if all(planned.stages != other.stages for other in found.values()):
                 found[name] = planned

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tvm_split.cluster.cluster import Cluster
@@ -13,9 +14,9 @@ from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment,
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
 from tvm_split.planner.advice import one_machine_advice
-from tvm_split.planner.by_hand import Split
 from tvm_split.planner.problem import Objective
-from tvm_split.planning import plan
+from tvm_split.planner.request import PlanRequest, Split
+from tvm_split.planning import plan_as_requested
 from tvm_split.progress import step_progress
 
 
@@ -31,6 +32,7 @@ def compile_and_deploy(
     verify: bool = True,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     in_flight: int | None = None,
+    database: str | Path | None = None,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Deployment:
     """Import, plan, compile, verify and deploy a network.
@@ -49,6 +51,7 @@ def compile_and_deploy(
         verify: compare the compiled stages with the source before anything is deployed.
         timeout_seconds: the longest wait for a worker's answer or the next result.
         in_flight: so many micro-batches of a stream are under way at most; see `deploy`.
+        database: tuned kernels, to be measured and compiled; see `tvm_split.compile`.
         on_progress: called with what is being done, the steps done and all steps; by default they are shown
             on stderr (TVM_SPLIT_PROGRESS=0: not).
 
@@ -59,9 +62,10 @@ def compile_and_deploy(
     model = load_model(source, example_inputs, batch=batch)
     with cluster.kept(), contextlib.ExitStack() as bars:
         report = on_progress or bars.enter_context(step_progress("planning"))
-        planned = plan(model, cluster, objective=objective, stages=stages, split=split, on_progress=report)
+        request = PlanRequest(objective, stages, split, database=database)
+        planned = plan_as_requested(model, cluster, request, report)
         advice = one_machine_advice(planned, len(cluster.machines))
         if advice is not None:
             warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=2)
-        bundle = compile(model, planned, verify=verify, on_progress=report)
+        bundle = compile(model, planned, verify=verify, database=database, on_progress=report)
     return deploy(bundle, cluster, timeout_seconds=timeout_seconds, in_flight=in_flight)

@@ -20,7 +20,8 @@ from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verify_bundle
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.plan import Plan, PlannedStage
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.problem import Stage
 from tvm_split.progress import says_progress
 from tvm_split.relay_passes.communication import annotated_module, machine_modules
 from tvm_split.relay_passes.contract import main_function
@@ -131,7 +132,7 @@ def tensor_spec(name: str, tensor_type: Any) -> TensorSpec:
 
 def _stage_spec(
     index: int,
-    stage: PlannedStage,
+    stage: Stage,
     part: Computation,
     built: BuiltStage,
     target: Mapping[str, Any],

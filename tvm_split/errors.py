@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.units import short_list
@@ -10,6 +10,25 @@ from tvm_split.units import short_list
 
 class ModelImportError(TvmSplitError):
     """A model cannot be imported; the message names the operator and the layer."""
+
+
+class OpenAxesError(ModelImportError):
+    """Axes of a model's inputs have no size; the message has them all, ``options`` what a command line may give.
+
+    Args:
+        places: where each open size is first, such as ``ids[1]``, by its name.
+        first: the names of sizes of first axes, which a batch binds.
+    """
+
+    def __init__(self, places: Mapping[str, str], first: Collection[str]) -> None:
+        ends = {name: place[:-1].rpartition("[") for name, place in places.items()}
+        listed = ", ".join(f"axis {axis} of input {given!r} ({name!r})" for name, (given, _, axis) in ends.items())
+        others = {name: 128 for name in places if name not in first}
+        batch = len(others) < len(places)
+        arguments = ["batch=1"] * batch + [f"dimensions={others}"] * bool(others)
+        self.problem = f"open axes have no size: {listed}"
+        self.options = " ".join(["--batch 1"] * batch + [f"--dimension {name}=128" for name in others])
+        super().__init__(f"{self.problem}; give sizes, for example {', '.join(arguments)}, or example_inputs")
 
 
 class PlanError(TvmSplitError, ValueError):

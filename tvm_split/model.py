@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import tvm
 
+from tvm_split.planner.layer_graph import LayerGraph, layer_graph
 from tvm_split.rpc_runtime.program.program import TensorSpec
 
 
@@ -49,3 +51,8 @@ class Model:
     def layer_names(self) -> tuple[str, ...]:
         """Every layer once, in the order of execution."""
         return tuple(dict.fromkeys(self.layers.values()))
+
+    @cached_property
+    def graph(self) -> LayerGraph:
+        """What depends on what."""
+        return layer_graph(self)

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.targets import resolve_targets
+from tvm_split.compiler.targets import require_known_targets, resolve_targets
 from tvm_split.errors import PlanError
 from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.model import Model
-from tvm_split.planner.by_hand import Split, name_stages, stages_by_hand
-from tvm_split.planner.cost import estimated_seconds, weight_bytes
+from tvm_split.planner.by_hand import named, stages_by_hand
+from tvm_split.planner.cost import estimated_seconds
 from tvm_split.planner.equal_cost import stages_of_equal_cost
-from tvm_split.planner.estimating import LINK_BYTES_PER_SECOND, LINK_LATENCY_SECONDS, estimated_profile
-from tvm_split.planner.layer_graph import LayerGraph, layer_graph
-from tvm_split.planner.model_problem import (
-    Constraints,
-    corrected,
-    model_problem,
-    planned_stages,
-    solved_stages,
-    with_turns,
-)
+from tvm_split.planner.estimating import estimated_profile
+from tvm_split.planner.fewer_machines import with_fewest_machines
+from tvm_split.planner.model_problem import model_problem, stages_of_layers, stages_of_pieces, with_turns
 from tvm_split.planner.pieces import piece_edges
-from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
-from tvm_split.planner.predicting import oldest_measurement, predict
-from tvm_split.planner.prediction import Prediction
-from tvm_split.planner.problem import Objective, Problem, Solution
-from tvm_split.planner.profile import ClusterProfile, LinkProfile
+from tvm_split.planner.plan import Plan, PlannedMachine
+from tvm_split.planner.prediction import Prediction, predict
+from tvm_split.planner.problem import Objective, Problem, Stage
+from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.replanning import DEFAULT_THRESHOLD, Measured, Replanned, calibrated, corrections_of, replan
+from tvm_split.planner.request import PlanRequest, Split
 from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
-from tvm_split.planner.thrift import spared
 from tvm_split.progress import says_progress
-from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.steps import StepProgress
 
 Names = Mapping[str, str | Sequence[str]]
@@ -72,128 +61,107 @@ def plan(
     then the best plan is searched for, which may well leave machines idle. What was measured is kept on disk.
 
     Args:
-        objective: ``"throughput"`` (least time between results) or ``"latency"`` (least time for one input).
-        stages: exactly so many stages. More than there are machines go round.
         pin: layers (or prefixes of their names) that must stay on a machine.
         keep_off: layers that must not be on a machine, or on any of several.
-        replicas: a stage may be dealt out over several machines, each of which then holds its weights.
-        maximum_machines: use so many at most.
-        maximum_period_seconds, maximum_latency_seconds: what the plan must keep to besides its objective.
-        profile: measurements to plan with, instead of making them; with ``split``, what to predict by.
-        measure: ``False`` plans with estimates from operations and bytes; nothing is contacted but for targets.
-        refresh: measure anew what was measured before.
-        database: tuned kernels, as `tvm_split.compile` takes them.
-        time_limit_seconds: for the search; then the best plan so far is returned, with its bound.
         on_progress: called with what is being done, the steps done and all steps; by default they are shown on stderr.
+        others: as in `tvm_split.planner.request.PlanRequest`.
 
     Raises:
-        PlanError: the split, the number of stages or the constraints do not fit the model or the cluster.
-        ClusterError: a machine's target is unknown and its worker cannot be asked.
+        PlanError: the split, the number of stages or the demands do not fit the model or the cluster.
+        ClusterError: a machine's target is unknown and its worker cannot be asked, or the two do not fit together.
         WorkerUnavailableError: a machine cannot be measured because its worker cannot be reached.
     """
-    if objective not in get_args(Objective):
-        raise PlanError(f"objective is {objective!r}; it can be {' or '.join(map(repr, get_args(Objective)))}")
-    if stages is not None and stages < 1:
-        raise PlanError(f"stages={stages} was asked for; give at least 1")
-    constraints = Constraints(
+    request = PlanRequest(
+        objective=objective,
         stages=stages,
-        pins=tuple((pin or {}).items()),
+        split=split,
+        pins=_pairs(pin),
         kept_off=_pairs(keep_off),
         replicas=replicas,
         maximum_machines=maximum_machines,
         maximum_period_seconds=maximum_period_seconds,
         maximum_latency_seconds=maximum_latency_seconds,
-    )
-    is_demanding = constraints != Constraints(stages=stages)
-    if split is not None and is_demanding:
-        raise PlanError("a split by hand leaves nothing to search; leave out the split, or pins, replicas and limits")
-    graph = layer_graph(model)
-    if split is not None:
-        by_hand = stages_by_hand(graph, split, cluster.machine_names, stages)
-        prediction = None if profile is None else predict_stages(graph, cluster, profile, objective, by_hand)
-        return _plan(model, cluster, objective, "by hand", by_hand, prediction)
-    if stages is not None and stages > len(cluster.machines):
-        if is_demanding:
-            raise PlanError(
-                f"{stages} stages on {len(cluster.machines)} machines go round, cut by estimated cost; such a plan "
-                "keeps to no pins or limits: leave these out, or ask for fewer stages"
-            )
-        origin = "equal estimated cost, going round the machines"
-        return _plan(model, cluster, objective, origin, _going_round(model, graph, cluster, stages))
-    if len(cluster.machines) == 1 and profile is None and not is_demanding:
-        whole = name_stages([(cluster.machines[0].name, graph.layers)])
-        return _plan(model, cluster, objective, "there is one machine", whole)
-    question = ask(
-        model,
-        cluster,
-        objective,
-        constraints,
         profile=profile,
         measure=measure,
         refresh=refresh,
         database=database,
-        on_progress=on_progress,
+        time_limit_seconds=time_limit_seconds,
     )
+    return plan_as_requested(model, cluster, request, on_progress)
+
+
+def plan_as_requested(
+    model: Model,
+    cluster: Cluster,
+    request: PlanRequest,
+    on_progress: StepProgress | None = None,
+    on_problem: Callable[[Problem], None] | None = None,
+) -> Plan:
+    """`plan`, for whoever has a request; ``on_problem`` is called with what is searched, if a search there is."""
+    require_known_targets(cluster)
+    machines = cluster.machines
+    if request.split is not None:
+        stages = stages_by_hand(model.graph, request.split, cluster.machine_names, request.stages)
+        predicted = None
+        if request.profile is not None:
+            predicted = predict_stages(model, cluster, request.profile, request.objective, stages)
+        return _plan(model, cluster, request.objective, "by hand", stages, predicted)
+    if request.stages is not None and request.stages > len(machines):
+        if request.is_demanding:
+            raise PlanError(
+                f"{request.stages} stages on {len(machines)} machines go round, cut by estimated cost; such a plan "
+                "keeps to no pins or limits: leave these out, or ask for fewer stages"
+            )
+        round_trip = [machines[index % len(machines)] for index in range(request.stages)]
+        stages = stages_of_equal_cost(model.graph, estimated_seconds(model), round_trip)
+        return _plan(model, cluster, request.objective, "equal estimated cost, going round the machines", stages)
+    if len(machines) == 1 and not (request.profile or request.is_demanding or on_problem):
+        stages = named([Stage((machines[0].name,), model.graph.layers)])
+        return _plan(model, cluster, request.objective, "there is one machine", stages)
+    posed = pose(model, cluster, request, on_progress)
+    if on_problem is not None:
+        on_problem(posed.problem)
     if on_progress is not None:
         on_progress("searching for the best plan", 1, 1)
-    return answer(model, cluster, question, solve(question.problem, time_limit_seconds=time_limit_seconds))
+    found = with_fewest_machines(posed.problem, solve(posed.problem, time_limit_seconds=request.time_limit_seconds))
+    chosen = with_turns(found.stages)
+    stages = stages_of_layers(model.graph, posed.profile, chosen)
+    prediction = predict(posed.problem, posed.profile, found, chosen)
+    return _plan(model, cluster, request.objective, posed.origin, stages, prediction)
 
 
 @dataclass(frozen=True)
-class Question:
+class PosedProblem:
     """What the search is asked, and what its answer is read with. ``origin`` says where the numbers come from."""
 
-    graph: LayerGraph
     profile: ClusterProfile
     problem: Problem
     origin: str
 
 
-def ask(
-    model: Model,
-    cluster: Cluster,
-    objective: Objective,
-    constraints: Constraints,
-    *,
-    profile: ClusterProfile | None = None,
-    measure: bool = True,
-    refresh: bool = False,
-    database: str | Path | None = None,
-    on_progress: StepProgress | None = None,
-) -> Question:
-    """Measure what has not been measured, and put the question; arguments and errors as of `plan`."""
-    graph, origin = layer_graph(model), "measured"
-    if profile is None and (not measure or cluster.kind == "in_process"):
-        profile, origin = _estimates(model, graph, cluster), "estimated"
+def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: StepProgress | None = None) -> PosedProblem:
+    """Measure what has not been measured, and put the problem; errors as of `plan`."""
+    profile, origin = request.profile, "measured"
+    if profile is None and (not request.measure or cluster.kind == "in_process"):
+        profile, origin = estimated_profile(model, cluster), "estimated"
     if profile is None:
-        profile = profile_model(model, cluster, database=database, refresh=refresh, on_progress=on_progress).profile
-    return Question(graph, profile, _problem(graph, cluster, profile, objective, constraints), origin)
-
-
-def answer(model: Model, cluster: Cluster, question: Question, solution: Solution) -> Plan:
-    """The solution as a plan, with its prediction; machines that hardly gain anything are left out."""
-    solution = spared(question.problem, solution)
-    chosen = with_turns(solution.stages)
-    given = None if chosen == solution.stages else chosen
-    prediction = predict(question.problem, question.profile, solution, given)
-    stages = planned_stages(question.graph, question.profile, chosen)
-    return _plan(model, cluster, question.problem.objective, question.origin, stages, prediction)
+        found = profile_model(
+            model, cluster, database=request.database, refresh=request.refresh, on_progress=on_progress
+        )
+        profile = found.profile
+    return PosedProblem(profile, _problem(model, cluster, profile, request), origin)
 
 
 def predict_stages(
-    graph: LayerGraph,
-    cluster: Cluster,
-    profile: ClusterProfile,
-    objective: Objective,
-    stages: Sequence[PlannedStage],
+    model: Model, cluster: Cluster, profile: ClusterProfile, objective: Objective, stages: Sequence[Stage]
 ) -> Prediction | None:
     """What is expected of stages that were made by hand or by another rule, beside the best plan's bound.
 
     None where the profile says nothing about them: a stage boundary goes through a measured piece, a machine has
     several stages, or two machines have no link.
     """
-    solved = solved_stages(profile, stages)
-    problem = _problem(graph, cluster, profile, objective, Constraints())
+    solved = stages_of_pieces(profile, stages)
+    problem = _problem(model, cluster, profile, PlanRequest(objective))
     if solved is None:
         return None
     try:
@@ -205,11 +173,11 @@ def predict_stages(
 def plan_again(
     model: Model,
     cluster: Cluster,
-    question: Question,
+    request: PlanRequest,
     current: Plan,
     measured: Measured,
     threshold: float = DEFAULT_THRESHOLD,
-    time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS,
+    on_progress: StepProgress | None = None,
 ) -> tuple[Plan, Replanned]:
     """Improve a plan that has run: the profile is corrected by what was measured of it, and searched again.
 
@@ -220,37 +188,32 @@ def plan_again(
         PlanError: the current plan's stages do not fit the model's measured pieces, or the machines have been profiled
             again since.
     """
-    if measured.profiled_at not in (None, oldest_measurement(question.profile)):
+    posed = pose(model, cluster, request, on_progress)
+    if measured.profiled_at not in (None, posed.profile.measured_at):
         raise PlanError(
             "the machines have been profiled again since the measured plan was made, so what was measured says nothing "
-            "about this profile; make a plan without --replan"
+            "about this profile; make a new plan"
         )
-    solved = solved_stages(question.profile, current.stages)
+    solved = stages_of_pieces(posed.profile, current.stages)
     if solved is None:
         raise PlanError(
             "the plan cuts through layers that run in one kernel, so what was measured of it says nothing about other "
-            "cuts; make a plan without --replan"
+            "cuts; make a new plan"
         )
     corrections = corrections_of(measured)
-    profile = calibrated(question.profile, corrections)
-    problem = corrected(question.problem, profile)
-    found = replan(problem, solved, partial(solve, time_limit_seconds=time_limit_seconds), threshold)
+    profile = calibrated(posed.profile, corrections)
+    problem = _problem(model, cluster, profile, request)
+    found = replan(problem, solved, partial(solve, time_limit_seconds=request.time_limit_seconds), threshold)
     chosen = with_turns(found.stages)
-    prediction = predict(problem, profile, found.best, None if chosen == found.best.stages else chosen, corrections)
-    stages = planned_stages(question.graph, profile, chosen) if found.changed else current.stages
-    return _plan(model, cluster, problem.objective, "corrected by measurements", stages, prediction), found
+    stages = stages_of_layers(model.graph, profile, chosen) if found.changed else current.stages
+    prediction = predict(problem, profile, found.best, chosen, corrections)
+    return _plan(model, cluster, request.objective, "corrected by measurements", stages, prediction), found
 
 
-def _problem(
-    graph: LayerGraph,
-    cluster: Cluster,
-    profile: ClusterProfile,
-    objective: Objective,
-    constraints: Constraints,
-) -> Problem:
+def _problem(model: Model, cluster: Cluster, profile: ClusterProfile, request: PlanRequest) -> Problem:
     limits = {machine.name: machine.memory_bytes for machine in cluster.machines}
-    edges = piece_edges(graph, [piece.layers for piece in profile.pieces])
-    return model_problem(profile, edges, limits, objective, constraints)
+    edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
+    return model_problem(profile, edges, limits, request)
 
 
 def _plan(
@@ -258,16 +221,16 @@ def _plan(
     cluster: Cluster,
     objective: Objective,
     origin: str,
-    planned: tuple[PlannedStage, ...],
+    stages: tuple[Stage, ...],
     prediction: Prediction | None = None,
 ) -> Plan:
-    targets = resolve_targets(cluster, {machine for stage in planned for machine in stage.machines})
+    targets = resolve_targets(cluster, {machine for stage in stages for machine in stage.machines})
     machines = tuple(
         PlannedMachine(machine.name, targets[machine.name], machine.threads, machine.address)
         for machine in cluster.machines
         if machine.name in targets
     )
-    return Plan(model.name, objective, origin, machines, planned, prediction)
+    return Plan(model.name, objective, origin, machines, stages, prediction)
 
 
 def _pairs(names: Names | None) -> tuple[tuple[str, str], ...]:
@@ -276,37 +239,3 @@ def _pairs(names: Names | None) -> tuple[tuple[str, str], ...]:
         for layer, machines in (names or {}).items()
         for machine in ([machines] if isinstance(machines, str) else machines)
     )
-
-
-def _going_round(model: Model, graph: LayerGraph, cluster: Cluster, stages: int) -> tuple[PlannedStage, ...]:
-    chosen = [cluster.machines[index % len(cluster.machines)] for index in range(stages)]
-    return stages_of_equal_cost(
-        graph,
-        estimated_seconds(model),
-        [machine.name for machine in chosen],
-        [machine.threads for machine in chosen],
-    )
-
-
-def _estimates(model: Model, graph: LayerGraph, cluster: Cluster) -> ClusterProfile:
-    return estimated_profile(
-        model.name,
-        graph,
-        estimated_seconds(model),
-        weight_bytes(model),
-        {machine.name: machine.threads for machine in cluster.machines},
-        tuple(_expected_links(cluster)),
-    )
-
-
-def _expected_links(cluster: Cluster) -> Iterator[LinkProfile]:
-    """What the user says of each link, else what a lab's network usually is; in one process nothing is sent at all."""
-    ends = [CLIENT, *cluster.machine_names]
-    for source, destination in itertools.permutations(ends, 2):
-        given = cluster.link(source, destination)
-        if cluster.kind == "in_process":
-            yield LinkProfile(source, destination, math.inf, 0.0, "given", 0.0)
-        elif given is None or given.bytes_per_second is None:
-            yield LinkProfile(source, destination, LINK_BYTES_PER_SECOND, LINK_LATENCY_SECONDS, "estimated", 0.0)
-        elif not given.is_closed:
-            yield LinkProfile(source, destination, given.bytes_per_second, given.latency_seconds, "given", 0.0)

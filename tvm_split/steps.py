@@ -24,4 +24,5 @@ class Steps:
             self._begun += 1
 
     def done(self) -> None:
+        self.total = max(self.total, self._begun)
         self._report("done", self.total, self.total)

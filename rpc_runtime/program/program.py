@@ -16,7 +16,7 @@ from functools import cached_property
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
 import numpy as np
 
-from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, common, together, turns_of
+from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
 
 CLIENT = "client"
 """The name that stands for the client wherever a machine's name could stand; no machine may take it."""
@@ -161,13 +161,13 @@ class Program:
             if tensor.name not in self.producers:
                 raise ValueError(f"tensor {tensor.name!r} is used on {destination!r}, and no stage or input makes it")
             for source, made, held in self._sources(tensor):
-                when = common(made, needed)
+                when = made & needed
                 if when is None or source == destination == CLIENT:
                     continue  # the two never meet, or a model input is an output: it never leaves the client
                 window = lead - held - 2
                 key = (tensor.name, source, destination)
                 if key in found:
-                    when, window = together(found[key].when, when), max(found[key].window, window)
+                    when, window = found[key].when | when, max(found[key].window, window)
                 found[key] = Route(tensor, source, destination, when, window)
         return tuple(found.values())
 

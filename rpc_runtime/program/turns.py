@@ -20,7 +20,7 @@ CYCLE = 840
 """Every list of turns has a length that divides this (all up to 8 do): whatever replicated stages a tensor
 passes, its route repeats after so many micro-batches at most."""
 LONGEST = 60
-"""Turns that are dealt are no longer; a share of 1/60 is met exactly."""
+"""Turns are no longer; a share of 1/60 is met exactly."""
 CLOSE = 0.01
 """A shorter list of turns is preferred if no replica has more work by it than by the best list, up to this share."""
 
@@ -64,6 +64,17 @@ class Recurrence:
         rounds, rest = divmod(sequence, self.period)
         return rounds * len(self.remainders) + bisect_left(self.remainders, rest)
 
+    def __and__(self, other: Recurrence) -> Recurrence | None:
+        """The micro-batches that are in both, if there are any."""
+        period = math.lcm(self.period, other.period)
+        remainders = tuple(place for place in range(period) if place in self and place in other)
+        return Recurrence(period, remainders) if remainders else None
+
+    def __or__(self, other: Recurrence) -> Recurrence:
+        """The micro-batches that are in one of the two, or in both."""
+        period = math.lcm(self.period, other.period)
+        return Recurrence(period, tuple(place for place in range(period) if place in self or place in other))
+
     @property
     def longest_gap(self) -> int:
         """The largest distance from one of these to the next."""
@@ -84,20 +95,7 @@ def turns_of(replica: int, turns: Sequence[int]) -> Recurrence:
     return Recurrence(len(turns), tuple(place for place, turn in enumerate(turns) if turn == replica))
 
 
-def common(left: Recurrence, right: Recurrence) -> Recurrence | None:
-    """The micro-batches that are in both, if there are any."""
-    period = math.lcm(left.period, right.period)
-    remainders = tuple(place for place in range(period) if place in left and place in right)
-    return Recurrence(period, remainders) if remainders else None
-
-
-def together(left: Recurrence, right: Recurrence) -> Recurrence:
-    """The micro-batches that are in one of the two, or in both."""
-    period = math.lcm(left.period, right.period)
-    return Recurrence(period, tuple(place for place in range(period) if place in left or place in right))
-
-
-def deal(shares: Sequence[float], maximum_length: int = LONGEST) -> tuple[int, ...]:
+def turns_by_share(shares: Sequence[float], maximum_length: int = LONGEST) -> tuple[int, ...]:
     """Turns that give each replica its share of the micro-batches, as evenly as whole micro-batches allow.
 
     ``shares`` are positive and count in proportion. The length is the one, of the divisors of `CYCLE` up to

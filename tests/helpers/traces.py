@@ -1,8 +1,9 @@
 """Traces and what was planned, written by hand."""
 
 from tvm_split.deployment.run_times import MeasuredRuns, Window
-from tvm_split.planner.plan import Plan, PlannedMachine, PlannedStage
+from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import LinkPrediction
+from tvm_split.planner.problem import Stage
 from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 
@@ -35,7 +36,7 @@ LINKS = (LinkPrediction(A, B, 1000.0, 0.003, 0.002),)
 
 def plan_for(program: Program, predicted=None) -> Plan:
     machines = tuple(PlannedMachine(name, {"kind": "llvm"}, 1) for name in program.machines)
-    stages = tuple(PlannedStage(name, replicas[0].machine, ()) for name, replicas in program.replicas.items())
+    stages = tuple(Stage((replicas[0].machine,), (), name=name) for name, replicas in program.replicas.items())
     return Plan("net", "throughput", "dynamic programming", machines, stages, predicted)
 
 

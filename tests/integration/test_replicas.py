@@ -17,10 +17,8 @@ from tests.models.torch_graphs import Skip
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.verification import one_by_one, verify_bundle
 from tvm_split.compiling import cut_model
-from tvm_split.planner.cost import estimated_seconds, weight_bytes
 from tvm_split.planner.estimating import estimated_profile
-from tvm_split.planner.layer_graph import layer_graph
-from tvm_split.planner.plan import Plan, PlannedReplica
+from tvm_split.planner.plan import Plan
 from tvm_split.planner.profile import LinkProfile
 from tvm_split.planning import predict_stages
 
@@ -39,8 +37,7 @@ def model() -> tvm_split.Model:
 
 
 def with_replicas(planned: Plan, stage: int, shares: dict[str, float]) -> Plan:
-    replicas = tuple(PlannedReplica(machine, share) for machine, share in shares.items())
-    changed = replace(planned.stages[stage], machine=replicas[0].machine, replicas=replicas)
+    changed = replace(planned.stages[stage], machines=tuple(shares), shares=tuple(shares.values()))
     return replace(planned, stages=(*planned.stages[:stage], changed, *planned.stages[stage + 1 :]))
 
 
@@ -81,11 +78,8 @@ def test_a_report_has_every_replica_beside_its_prediction(
     planned = tvm_split.plan(model, three_workers, split={"machine-a": ["first"], "machine-b": ["middle"]})
     planned = with_replicas(planned, 1, {"machine-b": 2.0, "machine-c": 1.0})
     planned = replace(planned, machines=tuple(replace(planned.machines[0], name=name) for name in everything))
-    graph = layer_graph(model)
-    profile = estimated_profile(
-        model.name, graph, estimated_seconds(model), weight_bytes(model), dict.fromkeys(everything, 1), LINKS
-    )
-    expected = predict_stages(graph, three_workers, profile, "throughput", planned.stages)
+    profile = replace(estimated_profile(model, three_workers), links=LINKS)
+    expected = predict_stages(model, three_workers, profile, "throughput", planned.stages)
     assert expected is not None
     assert {(each.source, each.destination): each.bytes for each in expected.links} == {
         ("client", "machine-a"): 972,

@@ -14,10 +14,10 @@ from tests.models.small_onnx_model import small_model
 from tests.models.torch_graphs import SeveralOutputs, Skip, TwoInputs
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import OneMachineWarning, PlanError
-from tvm_split.planner.model_problem import Constraints
 from tvm_split.planner.prediction import Corrections
 from tvm_split.planner.replanning import Measured
-from tvm_split.planning import ask, plan_again, predict_stages
+from tvm_split.planner.request import PlanRequest
+from tvm_split.planning import plan_again, plan_as_requested, pose, predict_stages
 
 A, B = "machine-a", "machine-b"
 LAYERS = ("conv_1", "relu_1", "conv_2", "flatten", "dense")
@@ -44,6 +44,7 @@ def layer_counts(plan):
     return {machine: len(layers) for machine, layers in layers_on(plan).items()}
 
 
+@pytest.mark.usefixtures("busy_machine")
 def test_measured_on_workers_and_kept(model):
     steps = []
     found = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), on_progress=lambda *step: steps.append(step[0]))
@@ -161,58 +162,59 @@ def test_a_model_without_work(model):
 
 def test_a_split_by_hand_is_predicted_by_a_profile(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    question = ask(wide, cluster, "throughput", Constraints(), measure=False)
-    found = tvm_split.plan(wide, cluster, split={A: ["0"], B: ["1"]}, profile=question.profile)
-    best = tvm_split.plan(wide, cluster, profile=question.profile)
+    profile = pose(wide, cluster, PlanRequest(measure=False)).profile
+    found = tvm_split.plan(wide, cluster, split={A: ["0"], B: ["1"]}, profile=profile)
+    best = tvm_split.plan(wide, cluster, profile=profile)
     assert found.origin == "by hand"
     assert found.prediction.method.startswith("given")
     assert found.prediction.lower_bound_seconds == pytest.approx(best.prediction.period_seconds)
     assert found.prediction.period_seconds > best.prediction.period_seconds
-    twice = tvm_split.plan(wide, cluster, split={A: ["0", "2"], B: ["1", "3"]}, profile=question.profile)
+    twice = tvm_split.plan(wide, cluster, split={A: ["0", "2"], B: ["1", "3"]}, profile=profile)
     assert twice.prediction is None  # a machine with several stages is not in the model of costs
-    assert predict_stages(question.graph, cluster, question.profile, "throughput", twice.stages) is None
+    assert predict_stages(wide, cluster, profile, "throughput", twice.stages) is None
 
 
 def test_improved_by_what_happened(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    question = ask(wide, cluster, "throughput", Constraints(), measure=False)
-    current = tvm_split.plan(wide, cluster, profile=question.profile)
+    profile = pose(wide, cluster, PlanRequest(measure=False)).profile
+    current = tvm_split.plan(wide, cluster, profile=profile)
     slow = Measured(2 * current.prediction.period_seconds, {B: 3.0}, profiled_at=0.0)
-    better, found = plan_again(wide, cluster, question, current, slow)
+    better, found = plan_again(wide, cluster, PlanRequest(profile=profile), current, slow)
     assert found.changed
     assert layer_counts(better) == {A: 3, B: 1}
     assert better.origin == "corrected by measurements"
     assert dict(better.prediction.corrections.compute_ratios) == {B: 3.0}
-    same, found = plan_again(wide, cluster, question, better, slow)
+    same, found = plan_again(wide, cluster, PlanRequest(profile=profile), better, slow)
     assert not found.changed
     assert same.stages == better.stages
     as_predicted = Measured(
         better.prediction.period_seconds, {A: 1.0, B: 1.0}, earlier=better.prediction.corrections, profiled_at=0.0
     )
-    same, found = plan_again(wide, cluster, question, better, as_predicted)
+    same, found = plan_again(wide, cluster, PlanRequest(profile=profile), better, as_predicted)
     assert not found.changed
     assert same.prediction.period_seconds == pytest.approx(better.prediction.period_seconds)
 
 
 def test_replicas_are_kept_when_nothing_is_better(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    question = ask(wide, cluster, "throughput", Constraints(replicas=True, stages=1), measure=False)
-    current = tvm_split.plan(wide, cluster, profile=question.profile, replicas=True, stages=1)
+    profile = pose(wide, cluster, PlanRequest(measure=False)).profile
+    request = PlanRequest(profile=profile, replicas=True, stages=1)
+    current = plan_as_requested(wide, cluster, request)
     assert current.stages[0].machines == (A, B)
-    same, found = plan_again(wide, cluster, question, current, Measured(0.01, {A: 1.1, B: 1.1}))
+    same, found = plan_again(wide, cluster, request, current, Measured(0.01, {A: 1.1, B: 1.1}))
     assert not found.changed
     assert same.stages == current.stages
 
 
 def test_what_cannot_be_improved(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    question = ask(wide, cluster, "throughput", Constraints(), measure=False)
-    current = tvm_split.plan(wide, cluster, profile=question.profile)
+    profile = pose(wide, cluster, PlanRequest(measure=False)).profile
+    current = tvm_split.plan(wide, cluster, profile=profile)
     with pytest.raises(PlanError, match="profiled again"):
-        plan_again(wide, cluster, question, current, Measured(0.01, {A: 2.0}, profiled_at=123.0))
+        plan_again(wide, cluster, PlanRequest(profile=profile), current, Measured(0.01, {A: 2.0}, profiled_at=123.0))
     lost = dataclasses.replace(current, stages=(dataclasses.replace(current.stages[0], layers=("0",)),))
     with pytest.raises(PlanError, match="cuts through layers"):
-        plan_again(wide, cluster, question, lost, Measured(0.01, {A: 2.0}))
+        plan_again(wide, cluster, PlanRequest(profile=profile), lost, Measured(0.01, {A: 2.0}))
 
 
 def test_corrections_travel_in_the_plan_file(wide, tmp_path):

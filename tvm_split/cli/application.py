@@ -12,9 +12,25 @@ import typer
 from typer.core import TyperGroup
 
 import tvm_split
-from tvm_split.cli import bench, cache, compile, demo, deploy, doctor, plan, profile, run, status, tune, worker
+from tvm_split.cli import (
+    bench,
+    cache,
+    compile,
+    demo,
+    deploy,
+    doctor,
+    plan,
+    profile,
+    replan,
+    run,
+    solve,
+    status,
+    tune,
+    worker,
+)
 from tvm_split.cli.console import print_error
 from tvm_split.cli.interrupts import ended_by_signals
+from tvm_split.cli.option_groups import with_groups
 from tvm_split.rpc_runtime.errors import TvmSplitError
 
 DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
@@ -75,14 +91,16 @@ def _common(
 
 
 app.command("demo")(demo.demo)
-app.command("plan")(plan.plan)
-app.command("compile")(compile.compile)
-app.command("tune")(tune.tune)
+app.command("plan")(with_groups(plan.plan))
+app.command("replan")(with_groups(replan.replan))
+app.command("solve")(solve.solve)
+app.command("compile")(with_groups(compile.compile))
+app.command("tune")(with_groups(tune.tune))
 app.command("worker")(worker.worker)
-app.command("deploy")(deploy.deploy)
-app.command("run")(run.run)
-app.command("bench")(bench.bench)
-app.command("profile")(profile.profile)
+app.command("deploy")(with_groups(deploy.deploy))
+app.command("run")(with_groups(run.run))
+app.command("bench")(with_groups(bench.bench))
+app.command("profile")(with_groups(profile.profile))
 app.command("cache")(cache.cache)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)

@@ -10,8 +10,8 @@ import typer
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, print_json
 from tvm_split.cli.deploy import deploy_with_progress
-from tvm_split.cli.model_source import ModelRequest
-from tvm_split.cli.planning import ClusterRequest, PlanRequest
+from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.planning import ClusterOrProcessOptions, PlanOptions
 from tvm_split.cli.run import BAR_STEPS, SOURCE_HELP, bundle_and_cluster
 from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.progress import step_progress
@@ -25,10 +25,9 @@ RANDOM_MICRO_BATCHES = 8
 
 def bench(
     source: Annotated[str, typer.Argument(metavar="BUNDLE|MODEL", help=SOURCE_HELP, show_default=False)],
-    cluster: options.ClusterOption = None,
-    workers: options.WorkersOption = None,
-    threads: options.ThreadsOption = None,
-    in_process: options.InProcessOption = False,
+    cluster: ClusterOrProcessOptions,
+    shapes: ModelOptions,
+    request: PlanOptions,
     inputs: Annotated[
         Path | None,
         typer.Option("--inputs", metavar="FILE.npz", help="Micro-batches, as for `tvm-split run`; used in turn."),
@@ -41,12 +40,6 @@ def bench(
     micro_batches: Annotated[
         int, typer.Option("--micro-batches", min=3, help="Micro-batches of the stream of each round.")
     ] = 100,
-    split: options.SplitOption = None,
-    stages: options.StagesOption = None,
-    objective: options.ObjectiveOption = options.Objective.THROUGHPUT,
-    batch: options.BatchOption = None,
-    dimension: options.DimensionOption = None,
-    input_shape: options.InputShapeOption = None,
     in_flight: options.InFlightOption = None,
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
@@ -54,10 +47,7 @@ def bench(
     """Measure latency and throughput, and put them, every machine and every link beside what the plan predicts."""
     if inputs is not None and random is not None:
         raise WrongUseError("give one of them", "--inputs, --random")
-    request = ClusterRequest(cluster, workers, threads, in_process)
-    plan = PlanRequest(split or (), stages, objective.value)
-    model = ModelRequest(source, batch, dimension or (), input_shape or ())
-    bundle, machines = bundle_and_cluster(model, plan, request)
+    bundle, machines = bundle_and_cluster(source, shapes, request, cluster)
     from tvm_split.cli.inputs import inputs_from_file, random_inputs
 
     expected = bundle.program.inputs

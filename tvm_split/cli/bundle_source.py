@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvm_split.cli.planning import ClusterRequest
+from tvm_split.cli.planning import ClusterOptions, ClusterOrProcessOptions
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
@@ -16,7 +16,7 @@ def is_bundle(path: str) -> bool:
     return (Path(path) / "manifest.json").is_file()
 
 
-def cluster_for(bundle: Bundle, request: ClusterRequest) -> Cluster:
+def cluster_for(bundle: Bundle, request: ClusterOptions) -> Cluster:
     """The machines that the command line asks for; else workers on this host with the names that the bundle uses.
 
     Raises:
@@ -27,11 +27,12 @@ def cluster_for(bundle: Bundle, request: ClusterRequest) -> Cluster:
     from tvm_split.compiler.targets import runs_here
     from tvm_split.errors import ClusterError
 
-    if request.file is not None:
-        return request.cluster()
+    if request.cluster is not None:
+        return request.machines()
+    in_process = isinstance(request, ClusterOrProcessOptions) and request.in_process
     planned = [bundle.plan.machine(name) for name in bundle.program.machines]
     elsewhere = ", ".join(f"{each.name} at {each.address}" for each in planned if each.address is not None)
-    if elsewhere and not request.is_given:
+    if elsewhere and request.workers is None and not in_process:
         raise ClusterError(
             f"the bundle was compiled for {elsewhere}: give --cluster with the file that names them, or try it on this "
             f"host with --workers {len(planned)}"
@@ -42,8 +43,8 @@ def cluster_for(bundle: Bundle, request: ClusterRequest) -> Cluster:
                 f"the stages of {each.name!r} are compiled for {dict(each.target)}, which this host cannot run; "
                 "give --cluster with the machines that the bundle was compiled for, or compile for this host"
             )
-    if not request.in_process and (request.workers or len(planned)) < len(planned):
+    if not in_process and (request.workers or len(planned)) < len(planned):
         names = ", ".join(each.name for each in planned)
         raise ClusterError(f"the bundle needs {len(planned)} workers ({names}), --workers gives {request.workers}")
     machines = tuple(Machine(each.name, request.threads or each.threads) for each in planned)
-    return Cluster("in_process" if request.in_process else "local", machines)
+    return Cluster("in_process" if in_process else "local", machines)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.annotations import ConfigurationOption, SplitFromModelOption, annotated_model
 from tvm_split.cli.console import STDOUT, new_table, print_json, print_note
-from tvm_split.cli.model_source import ModelRequest
-from tvm_split.cli.planning import ClusterRequest, PlanRequest
+from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.planning import PLANNING, ClusterOptions, PlanOptions
 from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.progress import step_progress
 from tvm_split.units import bytes_text
@@ -25,47 +24,38 @@ if TYPE_CHECKING:
 def compile(
     model: options.ModelArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the bundle.", show_default=False)],
+    cluster: ClusterOptions,
+    shapes: ModelOptions,
+    request: PlanOptions,
     plan: Annotated[
         Path | None, typer.Option("--plan", help="A plan that `tvm-split plan --output` wrote.", dir_okay=False)
     ] = None,
-    cluster: options.ClusterOption = None,
-    workers: options.WorkersOption = None,
-    threads: options.ThreadsOption = None,
-    split: options.SplitOption = None,
-    stages: options.StagesOption = None,
-    objective: options.ObjectiveOption = options.Objective.THROUGHPUT,
-    batch: options.BatchOption = None,
-    dimension: options.DimensionOption = None,
-    input_shape: options.InputShapeOption = None,
-    split_from_model: SplitFromModelOption = False,
-    configuration: ConfigurationOption = None,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not compare the compiled stages with the source framework.")
     ] = False,
     dump: Annotated[
         Path | None, typer.Option("--dump", metavar="FOLDER", help="Write the IR after every phase to this folder.")
     ] = None,
-    database: options.DatabaseOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Plan a model, compile each stage for its machine, prove the result, and write it all to a folder."""
-    machines = ClusterRequest(cluster, workers, threads)
-    annotated = annotated_model(model, split_from_model, configuration)
-    request = PlanRequest(split or (), stages, objective.value, annotated)
-    if plan is not None and (machines.is_given or threads is not None or request.is_given):
-        raise WrongUseError("it says all this already; leave other planning options out", "--plan")
-    loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
+    if plan is not None:
+        if cluster != ClusterOptions():
+            raise WrongUseError("it says this already; leave the machines out", "--plan")
+        request.require_none("--plan says this already", PLANNING)
+    request.require_possible(model)
+    loaded = shapes.load(model)
     from tvm_split.planner.plan import Plan
 
-    planned = Plan.load(plan) if plan is not None else request.plan(loaded, machines.cluster())
-    bundle = compile_with_progress(loaded, planned, verify=not no_verify, dump=dump, database=database)
+    planned = Plan.load(plan) if plan is not None else request.plan(model, loaded, cluster.machines())
+    bundle = compile_with_progress(loaded, planned, verify=not no_verify, dump=dump, database=request.database)
     bundle.save(output)
     if json:
         print_json({"folder": str(output), **description(bundle)})
     else:
         print_bundle(bundle)
         elsewhere = any(machine.address is not None for machine in planned.machines)
-        where = f" --cluster {cluster or 'FILE'}" if elsewhere else ""
+        where = f" --cluster {cluster.cluster or 'FILE'}" if elsewhere else ""
         print_note(f"written to {output}; `tvm-split run {output}{where}` runs it")
 
 

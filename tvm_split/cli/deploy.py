@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_split.cli import options
 from tvm_split.cli.bundle_source import cluster_for
 from tvm_split.cli.console import STDOUT, new_table, print_json, transfer_progress
-from tvm_split.cli.planning import ClusterRequest
+from tvm_split.cli.planning import ClusterOptions
 from tvm_split.units import bytes_text
 
 if TYPE_CHECKING:
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 def deploy(
     bundle: options.BundleArgument,
-    cluster: options.ClusterOption = None,
-    workers: options.WorkersOption = None,
-    threads: options.ThreadsOption = None,
+    cluster: ClusterOptions,
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
 ) -> None:
@@ -33,7 +31,7 @@ def deploy(
     from tvm_split.compiler.bundle import Bundle
 
     loaded = Bundle.load(bundle)
-    machines = cluster_for(loaded, ClusterRequest(cluster, workers, threads))
+    machines = cluster_for(loaded, cluster)
     sent: dict[str, int] = {}
     with deploy_with_progress(loaded, machines, timeout, sent) as deployment:
         report = [_machine_report(loaded, name, sent.get(name, 0)) for name in deployment.program.machines]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvm_split.cli import options
 from tvm_split.cli.wrong_use import WrongUseError
 
 if TYPE_CHECKING:
@@ -18,40 +18,42 @@ FILE_SUFFIXES = (".onnx", ".pt2")
 
 
 @dataclass(frozen=True)
-class ModelRequest:
-    """What the command line says of a model."""
+class ModelOptions:
+    """What the command line says of a model besides its source."""
 
-    source: str
-    batch: int | None = None
-    dimensions: Sequence[str] = ()
-    input_shapes: Sequence[str] = ()
+    batch: options.BatchOption = None
+    dimension: options.DimensionOption = None
+    input_shape: options.InputShapeOption = None
 
-    def load(self) -> Model:
+    def load(self, source: str) -> Model:
         """Import the model.
 
         Raises:
             WrongUseError: there is no such file, module or function, or an option cannot be read.
             ModelImportError: the model cannot be imported.
         """
-        dimensions = dict(_dimension(text) for text in self.dimensions)
-        shapes = [_shape(text) for text in self.input_shapes]
-        if Path(self.source).suffix.lower() in FILE_SUFFIXES:
-            if not Path(self.source).is_file():
-                raise WrongUseError(f"there is no file {self.source!r}", "MODEL")
+        from tvm_split.errors import ModelImportError, OpenAxesError
+        from tvm_split.frontends import load_model
+
+        shapes = [_shape(text) for text in self.input_shape or ()]
+        given: Any
+        if Path(source).suffix.lower() in FILE_SUFFIXES:
+            if not Path(source).is_file():
+                raise WrongUseError(f"there is no file {source!r}", "MODEL")
             if shapes:
                 raise WrongUseError(
                     "a file knows its inputs; bind open sizes with --batch or --dimension", "--input-shape"
                 )
-            return self._import(self.source, None, dimensions)
-        source, examples = _from_python(self.source)
-        if shapes:
-            examples = tuple(_example(shape, dtype, seed) for seed, (shape, dtype) in enumerate(shapes))
-        return self._import(source, examples, dimensions)
-
-    def _import(self, source: Any, examples: Any, dimensions: dict[str, int]) -> Model:
-        from tvm_split.frontends import load_model
-
-        return load_model(source, examples, batch=self.batch, dimensions=dimensions or None)
+            given, examples = source, None
+        else:
+            given, examples = _from_python(source)
+            if shapes:
+                examples = tuple(_example(shape, dtype, seed) for seed, (shape, dtype) in enumerate(shapes))
+        dimensions = dict(_dimension(text) for text in self.dimension or ())
+        try:
+            return load_model(given, examples, batch=self.batch, dimensions=dimensions or None)
+        except OpenAxesError as error:
+            raise ModelImportError(f"{error.problem}; give sizes, for example {error.options}") from error
 
 
 def _from_python(reference: str) -> tuple[Any, Any]:

@@ -22,7 +22,6 @@ class Objective(StrEnum):
 
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
-OptionalModelArgument = Annotated[str | None, typer.Argument(metavar="[MODEL]", help=MODEL_HELP, show_default=False)]
 BundleArgument = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A folder of `tvm-split compile`.", exists=True, file_okay=False)
 ]
@@ -63,16 +62,6 @@ InFlightOption = Annotated[
         help="So many micro-batches under way at most (default: as many as queues hold; for latency, as planned).",
     ),
 ]
-SplitOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--split",
-        metavar="MACHINE=LAYER,LAYER",
-        help="Layers for a machine, in the model's own names; a name takes all layers below it. Repeatable.",
-    ),
-]
-StagesOption = Annotated[int | None, typer.Option("--stages", min=1, help="Exactly so many stages.")]
-ObjectiveOption = Annotated[Objective, typer.Option("--objective", help="What the plan is made for.")]
 DatabaseOption = Annotated[
     Path | None,
     typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,26 +20,34 @@ if TYPE_CHECKING:
     from tvm_split.planner.plan import Plan
     from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction
 
-BAR_COLUMNS = 8
-NAMES_SHOWN = 2
+PREDICTED_HEADINGS = ("compute", "receive", "send", "memory", "est.")
+PREDICTED_CAPTION = "milliseconds per micro-batch; est.: the share of computing that was not measured"
+NAMES_SHOWN, MOST_NAMES = 2, 6
 LONGEST_NAME = 24
 MACHINES_SHOWN = 4
 
 
-def print_plan(plan: Plan, shares: Sequence[float], seconds_now: float, console: Console) -> None:
+def print_plan(
+    plan: Plan, shares: Sequence[float], seconds_now: float, console: Console, *, details: bool = False
+) -> None:
     """Explain a plan; of one without a prediction, show its stages.
 
-    ``shares`` are the stages' estimated shares of the model's work, ``seconds_now`` the time since 1970.
+    ``shares`` are the stages' estimated shares of the model's work, ``seconds_now`` the time since 1970. ``details``
+    are how sure the plan is, and all that it was compared with.
     """
     prediction = plan.prediction
+    console.print(_stages_table(plan, shares))
     if prediction is None:
-        console.print(_stages_table(plan, shares))
         return
-    console.print(_predicted_stages_table(plan, prediction))
-    for line in predicted_lines(prediction, plan.objective):
+    for line in predicted_lines(prediction, plan.objective, seconds_now):
         console.print(Text(line))
+    if not details:
+        for line in _best_others(plan, prediction):
+            console.print(Text(line))
+        console.print(Text("What else was considered, and how sure this is: --details", "dim"))
+        return
     console.print()
-    for line in certificate_lines(prediction, plan.objective, seconds_now):
+    for line in certificate_lines(prediction, plan.objective):
         console.print(Text(line))
     for title, others in (("Without a planner", prediction.baselines), ("Plans that lost", prediction.alternatives)):
         if others:
@@ -65,7 +74,7 @@ def prediction_as_json(plan: Plan) -> dict[str, Any] | None:
 
 def print_sizes(sizes: Sequence[SizedPlan], console: Console) -> None:
     """What every micro-batch size would do, the chosen one first."""
-    table = Table(title="micro-batch sizes", box=box.SIMPLE_HEAD, title_style="bold")
+    table = _table(Text("micro-batch sizes"), "")
     for heading in ("size", "stages", "samples a second", "latency ms"):
         table.add_column(heading, justify="right")
     for each in sizes:
@@ -76,84 +85,82 @@ def print_sizes(sizes: Sequence[SizedPlan], console: Console) -> None:
 
 def ratio_to_plan(other: ComparedPlan, prediction: Prediction, objective: str) -> float:
     """How many times as good as the plan another one is, by the objective; below 1 is worse."""
-    return objective_seconds(objective, prediction) / objective_seconds(objective, other)
+    value = objective_seconds(objective, other)
+    return objective_seconds(objective, prediction) / value if value > 0 else 1.0
 
 
-def predicted_lines(prediction: Prediction, objective: str) -> list[str]:
-    """Throughput, latency, bubble and micro-batches in flight, the objective first."""
+def predicted_lines(prediction: Prediction, objective: str, seconds_now: float) -> list[str]:
+    """Throughput and latency, the objective first; what limits them, and what they rest on."""
     throughput = (
         f"{prediction.samples_per_second:.4g} micro-batches a second (one every {_ms(prediction.period_seconds)} ms)"
     )
     latency = f"{_ms(prediction.latency_seconds)} ms for one alone"
     first, second = (latency, throughput) if objective == "latency" else (throughput, latency)
+    proven = f"at most {prediction.gap:.2%} from the best" if prediction.gap > 0 else "proven the best"
+    age = (
+        f"measured {age_text(seconds_now - prediction.profiled_at)} ago" if prediction.profiled_at > 0 else "estimated"
+    )
     return [
         f"Predicted: {first}; {second}",
-        f"Bubble: machines wait {prediction.bubble:.1%} of the time. In flight: {prediction.in_flight} micro-batches",
+        f"Limited by {prediction.limiting}; {proven}; {age}",
+        *(f"Doubtful: {doubt}" for doubt in prediction.doubts),
     ]
 
 
-def certificate_lines(prediction: Prediction, objective: str, seconds_now: float) -> list[str]:
+def certificate_lines(prediction: Prediction, objective: str) -> list[str]:
     """Why to believe that there is no better plan."""
     value = "latency" if objective == "latency" else "period"
     bound = f"Lower bound: no plan has a {value} below {_ms(prediction.lower_bound_seconds)} ms; "
     bound += f"this one's gap to it is {prediction.gap:.2%}" if prediction.gap > 0 else "this one reaches it"
-    lines = [bound, f"Method: {prediction.method}", f"Limiting: {prediction.limiting}"]
+    lines = [
+        bound,
+        f"Method: {prediction.method}",
+        f"Bubble: machines wait {prediction.bubble:.1%} of the time. In flight: {prediction.in_flight} micro-batches",
+    ]
     if prediction.why_no_more_machines:
         lines.append(f"Why no more machines: {prediction.why_no_more_machines}")
-    is_measured = prediction.profiled_at > 0
-    age = f"{age_text(seconds_now - prediction.profiled_at)} ago" if is_measured else "none, all is estimated"
-    lines.append(f"Oldest measurement: {age}")
     return lines
 
 
+def _best_others(plan: Plan, prediction: Prediction) -> list[str]:
+    """The best baseline and the best plan that lost, each in a line."""
+    return [
+        f"{title}: {others[0].name}, {ratio_to_plan(others[0], prediction, plan.objective):.2f} times as good"
+        for title, others in (("Best without a planner", prediction.baselines), ("Next", prediction.alternatives))
+        if others
+    ]
+
+
 def memory_text(used: float, limit: float | None) -> str:
-    """A bar of how much of a machine's memory is used, and the numbers; without a limit only the number."""
-    if limit is None:
-        return bytes_text(used)
-    share = used / limit
-    filled = min(BAR_COLUMNS, round(share * BAR_COLUMNS))
-    bar = "█" * filled + "░" * (BAR_COLUMNS - filled)
-    return f"{bar} {share:.0%}\n{bytes_text(used)} of\n{bytes_text(limit)}"
+    """How much of a machine's memory is used, and where there is a limit its share."""
+    return bytes_text(used) if limit is None else f"{bytes_text(used)} {used / limit:.0%}"
 
 
 def _stages_table(plan: Plan, shares: Sequence[float]) -> Table:
-    table = Table(title=_title(plan))
-    for heading in ("stage", "machine", "layers", "names"):
-        table.add_column(heading, overflow="fold", justify="right" if heading == "layers" else "left")
-    table.add_column("estimated share", justify="right")
+    """A row per stage and replica; what a machine with several stages does in all stands in the row of its first.
+
+    Without a prediction, the stages' estimated shares.
+    """
+    predicted = {each.machine: each for each in plan.prediction.machines} if plan.prediction else None
+    table = _table(_title(plan), "" if predicted is None else PREDICTED_CAPTION, "stage", "machine", "layers")
+    for heading in PREDICTED_HEADINGS if predicted is not None else ("estimated share",):
+        table.add_column(heading, justify="left" if heading == "memory" else "right", no_wrap=True)
     for stage, share in zip(plan.stages, shares, strict=True):
-        names = Text(short_list(stage.layers))
-        machines = Text(", ".join(stage.machines))
-        table.add_row(Text(stage.name), machines, str(len(stage.layers)), names, f"{share:.1%}")
+        for name in stage.machines:
+            most = MOST_NAMES if predicted is None else NAMES_SHOWN
+            layers = _layers_text(stage.layers, most) if name == stage.machine else "takes turns"
+            machine = predicted.pop(name, None) if predicted is not None else None
+            cells = [f"{share:.1%}"] if predicted is None else [""] * 5 if machine is None else _cells(machine)
+            table.add_row(Text(stage.name), Text(name), Text(layers), *cells)
     return table
 
 
-def _predicted_stages_table(plan: Plan, prediction: Prediction) -> Table:
-    """A row per stage and replica; what a machine with several stages does in all stands in the row of its first."""
-    table = _open_table(
-        _title(plan), "milliseconds per micro-batch; est.: the share of computing that was not measured"
-    )
-    table.add_column("stage", overflow="fold")
-    table.add_column("machine", overflow="fold")
-    table.add_column("layers", overflow="fold", min_width=14)
-    for heading in ("compute", "receive", "send"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("memory", no_wrap=True)
-    table.add_column("est.", justify="right", no_wrap=True)
-    predicted = {each.machine: each for each in prediction.machines}
-    shown: set[str] = set()
-    for stage, name in ((each, machine) for each in plan.stages for machine in each.machines):
-        machine = predicted.get(name)
-        cells = [""] * 5 if machine is None or name in shown else _cells(machine)
-        shown.add(name)
-        layers = _layers_text(stage.layers) if name == stage.machine else "takes turns"
-        table.add_row(Text(stage.name), Text(name), Text(layers), *cells)
+def _table(title: Text, caption: str, *names: str) -> Table:
+    """Without lines between its columns, which would leave too little room for the columns of names."""
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_style="bold")
+    for name in names:
+        table.add_column(name, overflow="fold", min_width=14 if name == "layers" else None)
     return table
-
-
-def _open_table(title: Text, caption: str) -> Table:
-    """Without lines between its columns, which would leave too little room for names."""
-    return Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_style="bold")
 
 
 def _cells(machine: MachinePrediction) -> list[str]:
@@ -161,37 +168,30 @@ def _cells(machine: MachinePrediction) -> list[str]:
     return [*times, memory_text(machine.memory_bytes, machine.memory_limit_bytes), f"{machine.estimated_share:.0%}"]
 
 
-def _layers_text(layers: Sequence[str]) -> str:
+def _layers_text(layers: Sequence[str], most: int) -> str:
     count = f"({len(layers)} layers)" if len(layers) > 1 else "(1 layer)"
     # The end of a long name tells more than its beginning, which its neighbours share.
     names = [name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME + 1 :]}" for name in layers]
-    return f"{', '.join(names) if len(names) <= NAMES_SHOWN else f'{names[0]} … {names[-1]}'}\n{count}"
+    return f"{', '.join(names) if len(names) <= most else f'{names[0]} … {names[-1]}'} {count}"
 
 
 def _comparison_table(title: str, plan: Plan, prediction: Prediction, others: Sequence[ComparedPlan]) -> Table:
-    table = _open_table(Text(title), "× plan: by the plan's objective; 0.50 is half as good")
-    table.add_column("", overflow="fold")
-    table.add_column("layers on machines", overflow="fold")
+    from tvm_split.planner.prediction import ComparedPlan
+
+    table = _table(Text(title), "× plan: by the plan's objective; 0.50 is half as good", "", "layers on machines")
     for heading in ("a second", "latency ms", "× plan"):
         table.add_column(heading, justify="right", no_wrap=True)
-    own = _placed([("+".join(stage.machines), len(stage.layers)) for stage in plan.stages])
-    table.add_row(
-        "this plan", Text(own), f"{prediction.samples_per_second:.4g}", _ms(prediction.latency_seconds), "1.00"
-    )
-    for other in others:
+    stages = tuple(("+".join(stage.machines), len(stage.layers)) for stage in plan.stages)
+    own = ComparedPlan("this plan", stages, prediction.period_seconds, prediction.latency_seconds)
+    for each in (own, *others):
         table.add_row(
-            Text(other.name),
-            Text(_placed(other.stages)),
-            f"{1 / other.period_seconds:.4g}",
-            _ms(other.latency_seconds),
-            f"{ratio_to_plan(other, prediction, plan.objective):.2f}",
+            Text(each.name),
+            Text(short_list([f"{machine}: {count}" for machine, count in each.stages], MACHINES_SHOWN)),
+            f"{1 / each.period_seconds if each.period_seconds > 0 else math.inf:.4g}",
+            _ms(each.latency_seconds),
+            f"{ratio_to_plan(each, prediction, plan.objective):.2f}",
         )
     return table
-
-
-def _placed(stages: Sequence[tuple[str, int]]) -> str:
-    parts = [f"{machine}: {count}" for machine, count in stages]
-    return short_list(parts, MACHINES_SHOWN)
 
 
 def _title(plan: Plan) -> Text:

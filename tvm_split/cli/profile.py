@@ -11,8 +11,8 @@ from tvm_split.cli import options
 from tvm_split.cli.cluster_profile import profile_on_cluster
 from tvm_split.cli.compile import compile_with_progress
 from tvm_split.cli.console import STDOUT, new_table, print_json, print_line
-from tvm_split.cli.model_source import ModelRequest
-from tvm_split.cli.planning import ClusterRequest
+from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.planning import ClusterOptions
 from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.progress import step_progress
 from tvm_split.units import short_list
@@ -27,6 +27,7 @@ MOST_LAYERS_SHOWN = 2
 
 def profile(
     model: options.ModelArgument,
+    shapes: ModelOptions,
     cluster: options.ClusterOption = None,
     workers: options.WorkersOption = None,
     threads: Annotated[
@@ -46,22 +47,18 @@ def profile(
     ] = False,
     database: options.DatabaseOption = None,
     timeout: options.TimeoutOption = 60.0,
-    batch: options.BatchOption = None,
-    dimension: options.DimensionOption = None,
-    input_shape: options.InputShapeOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Time every kernel of a model on this machine, beside what the machine can do at most.
 
     With --cluster or --workers: time the pieces of the model on each of these machines, alone and together.
     """
-    request = ClusterRequest(cluster, workers, threads)
-    if request.is_given:
+    if cluster is not None or workers is not None:
         for given, option in ((rounds is not None, "--rounds"), (calls, "--calls")):
             if given:
                 raise WrongUseError("this is for one machine, without --cluster or --workers", option)
-        machines = request.cluster()
-        loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
+        machines = ClusterOptions(cluster, workers, threads).machines()
+        loaded = shapes.load(model)
         profile_on_cluster(loaded, machines, database=database, refresh=refresh, timeout_seconds=timeout, json=json)
         return
     if refresh:
@@ -71,9 +68,9 @@ def profile(
     from tvm_split.measuring.kernel_profile import profile as profile_model
     from tvm_split.planning import plan
 
-    loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
+    loaded = shapes.load(model)
     here = Cluster.in_process(1, threads)
-    bundle = compile_with_progress(loaded, plan(loaded, here), verify=False, database=database)
+    bundle = compile_with_progress(loaded, plan(loaded, here, database=database), verify=False, database=database)
     with step_progress("timing") as report:
         found = profile_model(loaded, bundle, here.machines[0].threads, rounds=rounds or ROUNDS, on_progress=report)
     rows = [_Row((each,)) for each in found.kernels] if calls else _grouped(found.kernels)

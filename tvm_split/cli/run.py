@@ -14,8 +14,8 @@ from tvm_split.cli.bundle_source import cluster_for, is_bundle
 from tvm_split.cli.compile import compile_with_progress
 from tvm_split.cli.console import STDOUT, print_json, print_note
 from tvm_split.cli.deploy import deploy_with_progress
-from tvm_split.cli.model_source import ModelRequest
-from tvm_split.cli.planning import ClusterRequest, PlanRequest
+from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.planning import ClusterOptions, ClusterOrProcessOptions, PlanOptions
 from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.progress import step_progress
 
@@ -32,10 +32,9 @@ SOURCE_HELP = "A folder of `tvm-split compile`, or a MODEL as for `tvm-split pla
 
 def run(
     source: Annotated[str, typer.Argument(metavar="BUNDLE|MODEL", help=SOURCE_HELP, show_default=False)],
-    cluster: options.ClusterOption = None,
-    workers: options.WorkersOption = None,
-    threads: options.ThreadsOption = None,
-    in_process: options.InProcessOption = False,
+    cluster: ClusterOrProcessOptions,
+    shapes: ModelOptions,
+    request: PlanOptions,
     inputs: Annotated[
         Path | None,
         typer.Option(
@@ -62,12 +61,6 @@ def run(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE.npz", help="Write the outputs, stacked over the micro-batches."),
     ] = None,
-    split: options.SplitOption = None,
-    stages: options.StagesOption = None,
-    objective: options.ObjectiveOption = options.Objective.THROUGHPUT,
-    batch: options.BatchOption = None,
-    dimension: options.DimensionOption = None,
-    input_shape: options.InputShapeOption = None,
     in_flight: options.InFlightOption = None,
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
@@ -75,17 +68,14 @@ def run(
     """Stream inputs through the pipeline and say how fast each stage was."""
     if sum(given is not None for given in (inputs, images, random)) > 1:
         raise WrongUseError("give one of them", "--inputs, --images, --random")
-    request = ClusterRequest(cluster, workers, threads, in_process)
-    plan = PlanRequest(split or (), stages, objective.value)
-    model = ModelRequest(source, batch, dimension or (), input_shape or ())
-    bundle, machines = bundle_and_cluster(model, plan, request)
+    bundle, machines = bundle_and_cluster(source, shapes, request, cluster)
     fed = _micro_batches(bundle.program.inputs, inputs, images, size, mean, standard_deviation, random)
     if fed.about.get("padding"):
         print_note(f"the last micro-batch is filled up with {fed.about['padding']} repetitions of the last image")
     with deploy_with_progress(bundle, machines, timeout, in_flight=in_flight) as deployment:
         results, seconds = _stream(deployment, fed, repeat, keep=output is not None)
         statistics = deployment.stats()
-    shapes = _save(bundle, output, results)
+    saved = _save(bundle, output, results)
     count = fed.count * repeat
     if json:
         from tvm_split.cli.statistics import statistics_as_json
@@ -99,7 +89,7 @@ def run(
                 "micro_batches_per_second": count / seconds,
                 "blob_bytes_sent": statistics.blob_bytes_sent,
                 "stages": statistics_as_json(statistics.stages),
-                "output": None if output is None else {"path": str(output), "shapes": shapes},
+                "output": None if output is None else {"path": str(output), "shapes": saved},
             }
         )
         return
@@ -111,20 +101,23 @@ def run(
         print_note(f"outputs written to {output}")
 
 
-def bundle_and_cluster(model: ModelRequest, plan: PlanRequest, request: ClusterRequest) -> tuple[Bundle, Cluster]:
+def bundle_and_cluster(
+    source: str, shapes: ModelOptions, request: PlanOptions, cluster: ClusterOptions
+) -> tuple[Bundle, Cluster]:
     """The bundle that the argument names, or the model, planned and compiled; and where it runs."""
-    if not is_bundle(model.source):
-        if Path(model.source).is_dir():
-            raise WrongUseError(f"{model.source!r} is a folder without a bundle", "BUNDLE|MODEL")
-        loaded = model.load()
-        cluster = request.cluster()
-        return compile_with_progress(loaded, plan.plan(loaded, cluster)), cluster
+    if not is_bundle(source):
+        if Path(source).is_dir():
+            raise WrongUseError(f"{source!r} is a folder without a bundle", "BUNDLE|MODEL")
+        loaded = shapes.load(source)
+        machines = cluster.machines()
+        planned = request.plan(source, loaded, machines)
+        return compile_with_progress(loaded, planned, database=request.database), machines
     from tvm_split.compiler.bundle import Bundle
 
-    if plan.is_given or model.batch is not None or model.dimensions or model.input_shapes:
+    if shapes != ModelOptions() or request != PlanOptions():
         raise WrongUseError("is planned and compiled already; leave options of the plan out", "BUNDLE")
-    bundle = Bundle.load(model.source)
-    return bundle, cluster_for(bundle, request)
+    bundle = Bundle.load(source)
+    return bundle, cluster_for(bundle, cluster)
 
 
 def _micro_batches(

@@ -15,6 +15,7 @@ from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:
+    from tvm_split.cluster.machine import Machine
     from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 ASKED_AT_ONCE = 32
@@ -35,22 +36,26 @@ def status(
     timeout: options.TimeoutOption = 5.0,
     json: options.JsonOption = False,
 ) -> None:
-    """Ask workers what they are and what they hold. Exit code 1 if one of them does not answer."""
+    """Ask workers what they are and what they hold. Exit code 1 if one does not answer, or is another than meant."""
     if (cluster is None) == (not address):
         raise WrongUseError("give one of them", "--cluster, --address")
+    asked: list[tuple[Machine | None, WorkerEndpoint]]
     if cluster is not None:
         from tvm_split.cluster.cluster import Cluster
+        from tvm_split.compiler.targets import require_known_targets
 
-        endpoints = list(Cluster.from_yaml(cluster).endpoints().values())
+        read = Cluster.from_yaml(cluster)
+        require_known_targets(read)
+        asked = list(zip(read.machines, read.endpoints().values(), strict=True))
     else:
-        endpoints = _endpoints(address or [], token_file, tls_ca, tls_certificate, tls_key)
+        asked = [(None, each) for each in _endpoints(address or [], token_file, tls_ca, tls_certificate, tls_key)]
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        answers = list(pool.map(lambda endpoint: _ask(endpoint, timeout), endpoints))
+        answers = list(pool.map(lambda each: _ask(each[0], each[1], timeout), asked))
     if json:
         print_json({"workers": answers})
     else:
         _print(answers)
-    if not all(answer["reachable"] for answer in answers):
+    if any("error" in answer for answer in answers):
         raise typer.Exit(1)
 
 
@@ -72,8 +77,9 @@ def _endpoints(
     return [WorkerEndpoint(address, address, secret, tls) for address in addresses]
 
 
-def _ask(endpoint: WorkerEndpoint, timeout_seconds: float) -> dict[str, Any]:
-    """What a worker says, or why it says nothing."""
+def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: float) -> dict[str, Any]:
+    """What a worker says, or why it says nothing; also where it does not fit the machine that a cluster file names."""
+    from tvm_split.cluster.machine import misfit
     from tvm_split.rpc_runtime.client.client import describe
     from tvm_split.rpc_runtime.errors import TvmSplitError
 
@@ -82,7 +88,9 @@ def _ask(endpoint: WorkerEndpoint, timeout_seconds: float) -> dict[str, Any]:
         worker = describe(endpoint, timeout_seconds=timeout_seconds)
     except TvmSplitError as error:
         return {**asked, "reachable": False, "error": str(error)}
-    return {**asked, "reachable": True, **dataclasses.asdict(worker), "worker": worker.machine, **asked}
+    problem = "" if machine is None else misfit(machine, worker)
+    found = {**asked, "reachable": True, **dataclasses.asdict(worker), "worker": worker.machine, **asked}
+    return {**found, "error": problem} if problem else found
 
 
 def _print(answers: list[dict[str, Any]]) -> None:
@@ -98,6 +106,7 @@ def _print(answers: list[dict[str, Any]]) -> None:
             STDOUT.print(Text(_worker_text(answer)), soft_wrap=True)
         else:
             STDOUT.print(Text("  does not answer", "bold red"))
+        if "error" in answer:
             print_error(answer["error"])
 
 

@@ -7,6 +7,7 @@ import json as json_format
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +16,8 @@ import typer
 
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, new_table, print_json, print_note, tuning_progress
-from tvm_split.cli.model_source import ModelRequest
-from tvm_split.cli.planning import ClusterRequest, PlanRequest
+from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.planning import ClusterOptions, PlanOptions
 from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.units import seconds_text
 
@@ -29,6 +30,8 @@ DEFAULT_TRIALS = 200
 
 
 def tune(
+    shapes: ModelOptions,
+    request: PlanOptions,
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help=options.MODEL_HELP, show_default=False)] = None,
     cluster: options.ClusterOption = None,
     target: Annotated[
@@ -53,38 +56,33 @@ def tune(
     trials: Annotated[
         int, typer.Option("--trials", min=0, help="Measurements over all kernels, those of earlier runs included.")
     ] = DEFAULT_TRIALS,
-    database: options.DatabaseOption = None,
     merge: Annotated[
         Path | None, typer.Option("--merge", metavar="FOLDER", help="Take over another database; tunes nothing.")
     ] = None,
     list_only: Annotated[
         bool, typer.Option("--list", help="Only measure every kernel once, and list their shares of the time.")
     ] = False,
-    split: options.SplitOption = None,
-    stages: options.StagesOption = None,
-    batch: options.BatchOption = None,
-    dimension: options.DimensionOption = None,
-    input_shape: options.InputShapeOption = None,
     json: options.JsonOption = False,
 ) -> None:
     """Tune a model's kernels by measuring, here or on devices of a TVM RPC tracker; `compile` uses what is found."""
     if merge is not None:
         if model is not None:
             raise WrongUseError("it tunes nothing; leave the model out", "--merge")
-        _merge(database, merge, json)
+        _merge(request.database, merge, json)
         return
     if model is None:
         raise WrongUseError("give one", "MODEL")
     machines = _cluster(cluster, target, threads)
     from tvm_split.tuning import tune as tune_model
 
-    loaded = ModelRequest(model, batch, dimension or (), input_shape or ()).load()
-    planned = PlanRequest(split or (), stages).plan(loaded, machines)
+    loaded = shapes.load(model)
+    known = request.database if request.database is not None and request.database.is_dir() else None
+    planned = replace(request, database=known).plan(model, loaded, machines)
     with _stop_at_interrupt() as should_stop, tuning_progress() as report:
         found = tune_model(
             loaded,
             planned,
-            database=database,
+            database=request.database,
             trials=0 if list_only else trials,
             machine=machine,
             tracker=tracker,
@@ -105,7 +103,7 @@ def _cluster(file: Path | None, target: str | None, threads: int | None) -> Clus
     if file is not None:
         if target is not None:
             raise WrongUseError("a cluster file says this for each machine", "--target")
-        return ClusterRequest(file, None, threads).cluster()
+        return ClusterOptions(file, None, threads).machines()
     from tvm_split.cluster.cluster import Cluster
     from tvm_split.cluster.machine import Machine
 

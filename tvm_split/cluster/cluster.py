@@ -48,6 +48,14 @@ class Cluster:
         for name in names:
             if names.count(name) > 1:
                 raise ClusterError(f"{names.count(name)} machines are named {name!r}; names must differ")
+        machine_at: dict[str, str] = {}
+        for machine in self.machines:
+            at = machine.endpoint and machine.endpoint.address
+            if at and machine_at.setdefault(at, machine.name) != machine.name:
+                raise ClusterError(
+                    f"machines {machine_at[at]!r} and {machine.name!r} have the same address {at}; each needs a worker "
+                    "of its own"
+                )
         for link in self.links:
             for end in (link.source, link.destination):
                 if end not in names and end != CLIENT:

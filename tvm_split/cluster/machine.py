@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.client.client import WorkerDescription
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
@@ -42,6 +43,31 @@ class Machine:
             raise ClusterError(
                 f"machine {self.name!r} has memory_bytes={self.memory_bytes}; give more than 0, or None for no limit"
             )
+
+
+def misfit(machine: Machine, worker: WorkerDescription) -> str:
+    """Why the worker that answers for a machine is not the one that is meant, and what to do; empty if it is.
+
+    A worker that was given no name has its host's, and may stand for any machine.
+    """
+    if worker.machine not in (machine.name, worker.hostname):
+        return (
+            f"the worker that answers for machine {machine.name!r} is {worker.machine!r}; give each machine the "
+            f"address of its own worker, or start that one with --name {machine.name}"
+        )
+    if machine.threads > worker.threads:
+        return (
+            f"machine {machine.name!r} is said to have {machine.threads} threads, and its worker computes with "
+            f"{worker.threads}; start it with --threads {machine.threads}, or say threads: {worker.threads}"
+        )
+    return ""
+
+
+def require_fit(machine: Machine, worker: WorkerDescription) -> None:
+    """Raise a `ClusterError` for a `misfit`."""
+    problem = misfit(machine, worker)
+    if problem:
+        raise ClusterError(problem)
 
 
 @dataclass(frozen=True)

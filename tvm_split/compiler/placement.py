@@ -10,8 +10,9 @@ import tvm
 from tvm_split.compiler.instruction_sets import cpu_part
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.layer_graph import LayerGraph, layer_graph
-from tvm_split.planner.plan import Plan, PlannedStage
+from tvm_split.planner.layer_graph import LayerGraph
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.problem import Stage
 from tvm_split.relay_passes.placement import PlacedStage, Placement
 
 
@@ -36,7 +37,7 @@ def placement_of(model: Model, plan: Plan) -> Placement:
     missing = [layer for layer in model.layer_names if layer not in stage_of_layer]
     if missing:
         raise PlanError(f"the plan places no layer {missing[0]!r}, which model {model.name!r} has")
-    _require_no_waiting(layer_graph(model), stage_of_layer, plan)
+    _require_no_waiting(model.graph, stage_of_layer, plan)
     return Placement(
         stages=tuple(_placed(stage) for stage in plan.stages),
         targets={machine.name: tvm_target(machine.target) for machine in plan.machines},
@@ -44,8 +45,8 @@ def placement_of(model: Model, plan: Plan) -> Placement:
     )
 
 
-def _placed(stage: PlannedStage) -> PlacedStage:
-    if not stage.replicas:
+def _placed(stage: Stage) -> PlacedStage:
+    if len(stage.machines) == 1:
         return PlacedStage(stage.name, stage.machine)
     return PlacedStage(stage.name, stage.machine, stage.machines, stage.turns)
 

@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Machine
+from tvm_split.cluster.machine import Machine, require_fit
 from tvm_split.compiler.instruction_sets import cannot_execute, own_features
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.errors import ClusterError, PlanError
@@ -28,12 +28,20 @@ def resolve_targets(cluster: Cluster, names: Iterable[str]) -> dict[str, dict[st
     return {name: _target_of(cluster, cluster.machine(name)) for name in sorted(names)}
 
 
+def require_known_targets(cluster: Cluster) -> None:
+    """Raise a `ClusterError` for a target in the cluster's description that cannot be compiled for; contacts nobody."""
+    for machine in cluster.machines:
+        if machine.target is not None:
+            complete_target(machine.target, machine.threads, machine.name)
+
+
 def _target_of(cluster: Cluster, machine: Machine) -> dict[str, Any]:
     if machine.target is not None:
         return complete_target(machine.target, machine.threads, machine.name)
     if cluster.kind != "remote":
         return host_target(machine.threads)
     description = describe(cluster.endpoints()[machine.name], timeout_seconds=DESCRIBE_TIMEOUT_SECONDS)
+    require_fit(machine, description)
     target = {"kind": "llvm", "mcpu": description.mcpu, "num-cores": description.threads}
     if description.architecture != platform.machine():
         target["mtriple"] = f"{description.architecture}-linux-gnu"

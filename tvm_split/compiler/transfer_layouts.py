@@ -8,7 +8,8 @@ from tvm import relax
 
 from tvm_split.compiler.build import laid_out_stage
 from tvm_split.compiler.placement import tvm_target
-from tvm_split.planner.plan import Plan, PlannedStage
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.problem import Stage
 from tvm_split.relay_passes.contract import main_function
 from tvm_split.relay_passes.exchange_layouts import (
     Layout,
@@ -59,7 +60,7 @@ def _images_between(computations: Sequence[Computation]) -> set[str]:
     return received & {name for computation in computations for name in computation.sent}
 
 
-def _better_plain(end: Computation, layouts: Mapping[str, Layout], plan: Plan, stage: PlannedStage) -> Iterator[str]:
+def _better_plain(end: Computation, layouts: Mapping[str, Layout], plan: Plan, stage: Stage) -> Iterator[str]:
     """The tensors that a stage would change back, or all of them where they make it change others instead."""
     pairs = zip(_laid_out(with_layouts(end, layouts), plan, stage), _laid_out(end, plan, stage), strict=True)
     for function, plain in pairs:
@@ -69,7 +70,7 @@ def _better_plain(end: Computation, layouts: Mapping[str, Layout], plan: Plan, s
                 yield name
 
 
-def _laid_out(end: Computation, plan: Plan, stage: PlannedStage) -> Iterator[relax.Function]:
+def _laid_out(end: Computation, plan: Plan, stage: Stage) -> Iterator[relax.Function]:
     """A computation's function after the layout phase, once for each target of the stage's machines."""
     for first, *_ in plan.machines_by_target(stage):
         yield main_function(laid_out_stage(end, tvm_target(plan.machine(first).target)))

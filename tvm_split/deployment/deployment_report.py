@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import operator
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import Corrections, LinkPrediction, MachinePrediction, Prediction
 from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from tvm_split.rpc_runtime.program.program import Program, Route, StageSpec
-from tvm_split.rpc_runtime.program.turns import Recurrence, common, together
+from tvm_split.rpc_runtime.program.turns import Recurrence
 
 CLOCK_ERROR = 5_000_000
 """Nanoseconds by which the clocks of two machines may seem to differ: half a round trip of a slow link."""
@@ -226,7 +227,7 @@ def _link_reports(program: Program, times: _Times, prediction: Prediction | None
     reports = []
     for (source, destination), size in crossing.items():
         expected = predicted.get((source, destination))
-        when = functools.reduce(together, (route.when for route in _routes(program, source, destination)))
+        when = functools.reduce(operator.or_, (route.when for route in _routes(program, source, destination)))
         reports.append(
             LinkReport(
                 source,
@@ -255,7 +256,7 @@ def _wire_seconds(program: Program, times: _Times, source: str, destination: str
     for machine, kind, booked in ((source, SEND, sent), (destination, RECEIVE, taken)):
         stages = {stage for route, stage in booked if route in link and stage is not None}
         others = [route for route, stage in booked if stage in stages and route not in link]
-        if not any(common(other.when, when) for other in others):
+        if not any(other.when & when for other in others):
             found.append(times.median(machine, stages, kind, when))
     return max((seconds for seconds in found if seconds is not None), default=None)
 

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tvm_split.errors import ModelImportError
+from tvm_split.errors import ModelImportError, OpenAxesError
 
 
 class OpenSizes:
     """The sizes of a model's symbols. An axis may be called by its symbol (``N``) or its place (``x[1]``)."""
 
-    def __init__(self, batch: int | None, dimensions: Mapping[str, int]) -> None:
-        """``batch`` is the size of every open first axis."""
+    def __init__(self, batch: int | None, dimensions: Mapping[str, int], symbols_are_names: bool = True) -> None:
+        """``batch`` is the size of every open first axis; symbols may be names that a person gave."""
+        self.symbols_are_names = symbols_are_names
         self.batch = batch
         self.dimensions = dimensions
         self.found: dict[str, tuple[int, str]] = {}
         self.places: dict[str, str] = {}
         self.fixed_places: set[str] = set()
+        self.first: set[str] = set()
 
     def open(self, symbol: str, place: str) -> None:
         """``symbol`` is the size at ``place``: bind it to what ``dimensions`` and ``batch`` say."""
         self.places.setdefault(symbol, place)
         self.bind(symbol, self.dimensions.get(place), f"dimensions[{place!r}]")
         self.bind(symbol, self.dimensions.get(symbol), f"dimensions[{symbol!r}]")
-        self.bind(symbol, self.batch if place.endswith("[0]") else None, "batch")
+        if place.endswith("[0]"):
+            self.first.add(symbol)
+            self.bind(symbol, self.batch, "batch")
 
     def bind(self, symbol: str, size: int | None, source: str) -> None:
         """Raises ModelImportError if another source said otherwise before."""
@@ -44,18 +48,15 @@ class OpenSizes:
         self.fixed_places.add(place)
 
     def sizes(self) -> dict[str, int]:
-        """Every symbol's size. Raises ModelImportError if one is left open, or ``dimensions`` has names of none."""
+        """Every symbol's size. Raises OpenAxesError if some are left open, ModelImportError for names of none."""
         for wrong in sorted(
             self.dimensions.keys() - self.places.keys() - set(self.places.values()) - self.fixed_places
         ):
             known = ", ".join(f"{place} ({symbol!r})" for symbol, place in self.places.items()) or "none"
             raise ModelImportError(f"dimensions names {wrong!r}, the model's open sizes are {known}")
-        for symbol, place in self.places.items():
-            if symbol not in self.found:
-                name, _, axis = place[:-1].rpartition("[")
-                way = "batch=… or " if axis == "0" else ""
-                raise ModelImportError(
-                    f"axis {axis} of input {name!r} has no size (it is called {symbol!r}); "
-                    f"give {way}dimensions={{{place!r}: …}}, or example_inputs"
-                )
+        missing = {symbol: place for symbol, place in self.places.items() if symbol not in self.found}
+        if missing:
+            names = {symbol: symbol if self.symbols_are_names else place for symbol, place in missing.items()}
+            first = [name for symbol, name in names.items() if symbol in self.first]
+            raise OpenAxesError({names[symbol]: place for symbol, place in missing.items()}, first)
         return {symbol: size for symbol, (size, _) in self.found.items()}

@@ -84,7 +84,7 @@ def bound_sizes(
     Raises ModelImportError if a symbol is left open, two sources disagree, or torch's own bounds are violated.
     """
     inputs = user_inputs(program)
-    known = OpenSizes(batch, dimensions)
+    known = OpenSizes(batch, dimensions, symbols_are_names=False)
     has_open_batch = any(isinstance(size, torch.SymInt) for node in inputs for size in node.meta["val"].shape[:1])
     for node in inputs:
         for axis, size in enumerate(node.meta["val"].shape):

@@ -24,7 +24,6 @@ from tvm_split.measuring.machine_timing import HostTiming, MachineTimes
 from tvm_split.measuring.store import Store, default_folder
 from tvm_split.measuring.target_code import TargetCode, target_code
 from tvm_split.model import Model
-from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.pieces import pieces_of, pieces_of_kernels
 from tvm_split.planner.profile import (
     SHORTEST_SECONDS,
@@ -109,8 +108,7 @@ class ModelProfiler:
             self._compile(machines, steps)
             times = self._times(machines, Path(cache_folder) if cache_folder is not None else default_folder())
             if not refresh:
-                for each in times:
-                    each.recall()
+                self._recall(times, cluster, timeout_seconds, steps)
             self._measure(times, cluster, timeout_seconds, steps)
             steps.done()
             return _measured_cluster(self._model, times)
@@ -136,6 +134,19 @@ class ModelProfiler:
             cache = Store(folder, machine.identity)
             found.append(MachineTimes(machine, self._codes[key[0]], self._ceilings[key], cache, companions))
         return found
+
+    def _recall(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: Steps) -> None:
+        """Take from the caches what one fresh measurement of each machine does not contradict."""
+
+        def library_of(each: MachineTimes, digest: str) -> BlobSpec:
+            return self._library(id(each.code), {digest}, partial(each.code.build, {digest}))
+
+        for each in times:
+            each.recall()
+        known = [each for each in times if each.checked_kernel is not None]
+        steps.total += len(known)
+        if known:
+            HostTiming(known, cluster, timeout_seconds, steps.begin).check(library_of, self._blobs)
 
     def _measure(self, times: Sequence[MachineTimes], cluster: Cluster, timeout_seconds: float, steps: Steps) -> None:
         """Time what is lacking; hosts at the same time."""
@@ -197,9 +208,8 @@ def _target_key(machine: MachineFacts) -> str:
 
 
 def _measured_cluster(model: Model, times: Sequence[MachineTimes]) -> MeasuredCluster:
-    graph = layer_graph(model)
     codes = {id(each.code): each.code for each in times}
-    pieces = pieces_of(graph, [call.kernel.layers for code in codes.values() for call in code.calls])
+    pieces = pieces_of(model.graph, [call.kernel.layers for code in codes.values() for call in code.calls])
     payers = {
         key: pieces_of_kernels(
             pieces, [call.kernel.layers for call in code.calls], [call.consumers for call in code.calls]
@@ -223,6 +233,7 @@ def _measured_cluster(model: Model, times: Sequence[MachineTimes]) -> MeasuredCl
         ),
         machines=tuple(_machine_profile(each, pieces, calls[id(each.code)]) for each in times),
         links=(),
+        doubts=tuple(dict.fromkeys(each.doubt for each in times if each.doubt)),
     )
     notes = tuple(dict.fromkeys(note for each in times for note in each.cache.notes))
     return MeasuredCluster(profile, tuple(_report(each) for each in times), notes)

@@ -7,6 +7,7 @@ different machines are never compared, and what is added up for a prediction is 
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +20,11 @@ import numpy as np
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.errors import CompileError, ProfileError
+from tvm_split.measuring import machine_timing
 from tvm_split.measuring.link_samples import (
     SMALLEST_BYTES,
     LinkSample,
     StreamCost,
-    StreamSample,
     fitted_line,
     probe_sizes,
     stream_cost,
@@ -77,6 +78,7 @@ class LinkProbe:
 
     links: tuple[LinkProfile, ...]
     transfer_costs: Mapping[str, TransferCost]
+    doubts: tuple[str, ...] = ()
 
 
 def probe_links(
@@ -115,9 +117,10 @@ def probe_links(
 
 @dataclass(frozen=True)
 class _Passage:
-    """A program of pass-through stages: medians of a run without its computing, and means per micro-batch."""
+    """A program of pass-through stages: median and best of a run without its computing, and means per micro-batch."""
 
     single_seconds: float
+    best_seconds: float
     stream_seconds: float | None
     processor_seconds: Mapping[str, float]
 
@@ -151,7 +154,12 @@ class _Probing:
         machines: dict[str, MachineProbe] = {}
         for name in names:
             self._on_progress(f"link between {name} and the client", len(machines), steps)
-            machines[name] = self._store.known_or(MachineProbe, [name], partial(self._probe_machine, name))
+            begun = time.time()
+            probe_machine = partial(self._probe_machine, name)
+            machines[name] = self._store.known_or(MachineProbe, [name], probe_machine)
+            if machines[name].measured_at < begun and not self._is_believable(name, machines[name]):
+                self._store = dataclasses.replace(self._store, refresh=True)
+                machines[name] = self._store.known_or(MachineProbe, [name], probe_machine)
         measured: dict[tuple[str, str], PairProbe] = {}
 
         def probe(pair: tuple[str, str]) -> PairProbe:
@@ -164,16 +172,26 @@ class _Probing:
                 measured.update(zip(together, threads.map(probe, together), strict=True))
         costs = dict.fromkeys(names, NO_COST)
         waking = dict.fromkeys(names, 0.0)
+        doubts: list[str] = []
         for place, host in enumerate(hosts):
             self._on_progress(f"streams through {', '.join(host)}", len(machines) + len(measured) + place, steps)
-            alone = {name: self._probed_stream([name])[name] for name in host}
-            company = self._probed_stream(host) if len(host) > 1 else alone
+            streams = [self._probed_stream([name]) for name in host]
+            in_company = self._probed_stream(host) if len(host) > 1 else streams[0]
+            doubts += (doubt for stream in (*streams, in_company) for doubt in stream.doubts)
+            alone = {name: stream.samples[name] for name, stream in zip(host, streams, strict=True)}
+            company = in_company.samples
             for name in host:
                 per_byte = machines[name].seconds_per_byte
                 costs[name] = TransferCost(per_byte, stream_cost(alone[name]), stream_cost(company[name]))
                 waking[name] = waking_seconds(alone[name], machines[name].round_trip_seconds)
         self._on_progress("done", steps, steps)
-        return LinkProbe(tuple(self._links(machines, measured, waking)), costs)
+        return LinkProbe(tuple(self._links(machines, measured, waking)), costs, tuple(dict.fromkeys(doubts)))
+
+    def _is_believable(self, name: str, known: MachineProbe) -> bool:
+        """Whether a round trip to a machine now does not contradict what is known; slower counts by the best one."""
+        now = self._pass([name], [SMALLEST_BYTES] * 2, SERIES_SECONDS)
+        slowest = machine_timing.DISAGREEMENT * now.single_seconds
+        return now.best_seconds / machine_timing.DISAGREEMENT <= known.round_trip_seconds <= slowest
 
     def _busy_hosts(self) -> list[tuple[str, ...]]:
         """The machines of every host on which transfers find no core that computes nothing."""
@@ -183,12 +201,12 @@ class _Probing:
                 found.setdefault(worker.hostname, []).append(name)
         return [tuple(names) for names in found.values()]
 
-    def _probed_stream(self, names: Sequence[str]) -> Mapping[str, Sequence[StreamSample]]:
+    def _probed_stream(self, names: Sequence[str]) -> StreamProbe:
         def opened(name: str, products: int) -> Pipeline:
             return self._opened(self._programs.busy(name, products))
 
         probe = partial(probe_streams, names, opened, self._timeout_seconds)
-        return self._store.known_or(StreamProbe, names, probe).samples
+        return self._store.known_or(StreamProbe, names, probe)
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)
@@ -312,6 +330,7 @@ def _measure(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: f
     passed = count + len(arrivals)
     return _Passage(
         max(statistics.median(singles) - sum(computing.values()), 0.0),
+        max(min(singles) - sum(computing.values()), 0.0),
         (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) if len(arrivals) > 1 else None,
         {who: max((after[who] - before[who]) / passed - computing[who], 0.0) for who in computing},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 SMALLEST_BYTES = 64
@@ -20,6 +20,8 @@ MOST_OVER_ARRIVED = 4.0
 """A link is not believed to be faster than so many times the rate at which its largest tensors came."""
 SHORTEST_SECONDS = 1e-9
 """What clocks can tell apart."""
+SLOWEST_STREAM = 1.1
+"""A stream's results follow each other this much slower than one by one at most: the client works at the same time."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class StreamSample:
     compute_seconds: float
     single_seconds: float
     period_seconds: float
+
+    @property
+    def is_contradictory(self) -> bool:
+        """Whether results would come sooner if nothing were streamed."""
+        return self.period_seconds > SLOWEST_STREAM * self.single_seconds
 
 
 @dataclass(frozen=True)
@@ -108,8 +115,14 @@ def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
 
 
 def stream_cost(samples: Sequence[StreamSample]) -> StreamCost:
-    """The line through a short and a long duration of computing; streaming never makes computing faster."""
-    short, long = min(samples, key=_compute), max(samples, key=_compute)
+    """The line through a short and a long duration of computing; streaming never makes computing faster.
+
+    Nor does it make results come much slower than one by one: what says so was disturbed, and the single run counts.
+    """
+    short, long = (
+        replace(each, period_seconds=min(each.period_seconds, SLOWEST_STREAM * each.single_seconds))
+        for each in (min(samples, key=_compute), max(samples, key=_compute))
+    )
     difference = long.compute_seconds - short.compute_seconds
     ratio = (long.period_seconds - short.period_seconds) / difference if difference > 0 else 1.0
     ratio = max(1.0, ratio)

@@ -14,6 +14,7 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.measuring.link_samples import LinkSample, StreamSample
 from tvm_split.measuring.store import Store, entry_key
 from tvm_split.rpc_runtime.client.client import WorkerDescription
+from tvm_split.units import seconds_text
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,17 @@ class StreamProbe:
     measured_at: float
     samples: Mapping[str, tuple[StreamSample, ...]]
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Which streams contradict their single runs, in words."""
+        return tuple(
+            f"a stream through {name} had a result every {seconds_text(each.period_seconds)}, and one alone took "
+            f"{seconds_text(each.single_seconds)}"
+            for name, samples in self.samples.items()
+            for each in samples
+            if each.is_contradictory
+        )
+
 
 Probe = TypeVar("Probe", MachineProbe, PairProbe, StreamProbe)
 
@@ -68,7 +80,8 @@ class LinkStore:
         found = None if self.refresh else self.store.get(key, TypeAdapter(kind))
         if found is None:
             found = measure()
-            self.store.put({key: found})
+            if not (isinstance(found, StreamProbe) and found.doubts):
+                self.store.put({key: found})
         return found
 
 

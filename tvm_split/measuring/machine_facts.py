@@ -11,7 +11,7 @@ from typing import Any
 
 import tvm_split
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Machine
+from tvm_split.cluster.machine import Machine, require_fit
 from tvm_split.compiler.instruction_sets import require_executable
 from tvm_split.rpc_runtime import hardware
 from tvm_split.rpc_runtime.client.client import describe
@@ -76,6 +76,7 @@ def _facts(cluster: Cluster, machine: Machine, target: Mapping[str, Any], timeou
         host, memory = hardware.boot_id() or hostname, 0 if has_gpu else hardware.available_memory_bytes()
         return MachineFacts(machine.name, target, machine.threads, host, hostname, memory, identity)
     worker = describe(cluster.endpoints()[machine.name], timeout_seconds)
+    require_fit(machine, worker)
     identity = _identity(worker.hostname, worker.architecture, worker.cpu_features, worker.tvm_version)
     identity["cuda_devices"] = [device.arch for device in worker.cuda_devices]
     memory = worker.memory_free_bytes

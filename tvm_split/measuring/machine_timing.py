@@ -9,9 +9,10 @@ something to measure in company, the others must be at work too.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,11 +36,15 @@ from tvm_split.rpc_runtime.program.kernel_times import (
     TimingEffort,
 )
 from tvm_split.rpc_runtime.program.program import BlobSpec
+from tvm_split.units import seconds_text
 
-EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.5)
 # Odd, so that the median is a time that was measured.
 TURNS = 3
-TURN_EFFORT = TimingEffort(EFFORT.minimum_rounds // TURNS, EFFORT.minimum_seconds / TURNS)
+TURN_EFFORT = TimingEffort(minimum_rounds=2, minimum_seconds=0.17)
+MOST_TURNS = 3 * TURNS
+CHECK_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.05)
+DISAGREEMENT = 2.0
+"""Times of the same kernels, a moment later or on an equal machine, differ by less, unless something disturbs one."""
 # So long that all machines are at work for the whole of the slowest one's rounds, which company makes longer.
 OVERLAP = 1.25
 MOST_OF_MEMORY = 0.5
@@ -84,6 +89,7 @@ class MachineTimes:
     ceiling_times: dict[str, CachedTime] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     measured: set[str] = field(default_factory=set)
+    doubt: str = ""
 
     def recall(self) -> None:
         """Take what the cache has."""
@@ -98,6 +104,24 @@ class MachineTimes:
                 self.ceiling_times[digest] = found
 
     @property
+    def checked_kernel(self) -> str | None:
+        """The digest of the kernel of which most time is known from the cache."""
+        return max(self.alone.keys() & self.timeable, key=lambda each: self.alone[each].seconds, default=None)
+
+    def believe_if(self, now: KernelTime) -> bool:
+        """Forget all that is known if a kernel's time now contradicts it.
+
+        Slower counts by its best round, so that a machine that is disturbed now does not make good times doubtful.
+        """
+        known = self.alone[self.checked_kernel or ""].seconds
+        slowest = DISAGREEMENT * min(now.seconds, DISAGREEMENT * now.best_seconds)
+        believed = bool(now.error) or now.best_seconds / DISAGREEMENT <= known <= slowest
+        if not believed:
+            self.alone.clear()
+            self.contended.clear()
+        return believed
+
+    @property
     def missing(self) -> frozenset[str]:
         """Digests of the kernels that can be timed and of which a time is lacking."""
         return frozenset(digest for digest in self.timeable if digest not in self.alone or digest not in self.contended)
@@ -110,6 +134,11 @@ class MachineTimes:
             for digest in self.code.distinct
             if digest not in self.code.untimeable and self.code.timed(digest).size_bytes < MOST_OF_MEMORY * room
         )
+
+    def is_equal_to(self, other: MachineTimes) -> bool:
+        """Whether the two run the same code on equal processors."""
+        own, others = ({**each.machine.identity, "machine": ""} for each in (self, other))
+        return self.code is other.code and own == others
 
     @property
     def lacks_ceilings(self) -> bool:
@@ -136,7 +165,8 @@ class MachineTimes:
         if not self.companions:
             self.contended.update(found)
         self.measured |= found.keys()
-        self.cache.put({self._key(digest, companions): each for digest, each in found.items()})
+        if not self.doubt:
+            self.cache.put({self._key(digest, companions): each for digest, each in found.items()})
 
     def take_ceilings(self, times: Sequence[KernelTime]) -> None:
         by_symbol = {symbol(digest): digest for digest in (self.ceilings.kernels if self.ceilings else ())}
@@ -160,9 +190,9 @@ class MachineTimes:
 class HostTiming:
     """Measures what is lacking on the machines of one host.
 
-    ``on_step`` is called with what begins. Every wait is limited by ``timeout_seconds`` and by the effort. Several
-    machines are timed in `TURNS` turns; in fewer if the turns would take longer than ``timeout_seconds`` for each
-    machine alone and as much for all together.
+    ``on_step`` is called with what begins. Every wait is limited by ``timeout_seconds`` and by the effort. They are
+    timed in `TURNS` turns; in more if their times contradict each other; in fewer if the turns would take longer than
+    ``timeout_seconds`` for each machine alone and as much for all together.
     """
 
     def __init__(
@@ -189,7 +219,18 @@ class HostTiming:
     @property
     def steps(self) -> int:
         count = sum(bool(digests) for digests in self.wanted.values())
-        return TURNS * (count + 1) if count > 1 else count
+        return TURNS * (count + 1 if count > 1 else count)
+
+    def check(self, library_of: Callable[[MachineTimes, str], BlobSpec], blobs: BlobFolder) -> None:
+        """Time one kernel of every machine that is known from the cache, and forget those that it contradicts."""
+        for each in self._machines:
+            digest = each.checked_kernel
+            if digest is not None:
+                self._on_step(f"checking what is known of {each.machine.name}")
+                with contextlib.closing(self._session(each)) as session:
+                    session.load(each.kernel_set(frozenset({digest}), library_of(each, digest)), blobs.path)
+                    (now,) = session.measure(CHECK_EFFORT)
+                each.believe_if(now)
 
     def measure(self, libraries: Mapping[int, BlobSpec], ceilings: Mapping[int, BlobSpec], blobs: BlobFolder) -> None:
         """Time what is wanted, with the libraries by ``id`` of the machine's code."""
@@ -208,28 +249,38 @@ class HostTiming:
                 if wanted:
                     session.load(each.kernel_set(wanted, libraries[id(each.code)]), blobs.path)
                     at_work.append(_MachineAtWork(each, session, len(wanted)))
-            if len(at_work) > 1:
+            if at_work:
                 self._measure_in_turns(at_work)
-            elif at_work:
-                self._measure_alone(at_work[0], EFFORT)
+        doubts = self._contradictions(at_work)
         for machine in at_work:
-            machine.times.take(combined(machine.alone), ())
+            machine.times.doubt = doubts.get(machine.name, "")
+            machine.times.take(combined(quietest(machine.alone)), ())
             if machine.contended:
-                machine.times.take(combined(machine.contended), machine.times.companions)
+                machine.times.take(combined(quietest(machine.contended)), machine.times.companions)
 
     def _measure_in_turns(self, at_work: Sequence[_MachineAtWork]) -> None:
+        """So many turns as it takes for times that agree, up to `MOST_TURNS`."""
         start = time.monotonic()
         limit = self._timeout_seconds * (len(at_work) + 1)
-        for turn in range(TURNS):
+        for turn in range(MOST_TURNS):
             if turn and (time.monotonic() - start) * (turn + 1) / turn > limit:
                 break  # as slow as these machines are, one more would not fit
+            if turn >= TURNS and not self._contradictions(at_work):
+                break
             for machine in at_work if turn % 2 == 0 else at_work[::-1]:
-                self._measure_alone(machine, TURN_EFFORT)
-            self._measure_in_company(at_work)
+                self._measure_alone(machine)
+            if len(at_work) > 1:
+                self._measure_in_company(at_work)
 
-    def _measure_alone(self, machine: _MachineAtWork, effort: TimingEffort) -> None:
+    def _contradictions(self, at_work: Sequence[_MachineAtWork]) -> dict[str, str]:
+        pairs = itertools.combinations(at_work, 2)
+        equal = [(one.name, other.name) for one, other in pairs if one.times.is_equal_to(other.times)]
+        return contradictions({each.name: (each.alone, each.contended) for each in at_work}, equal)
+
+    def _measure_alone(self, machine: _MachineAtWork) -> None:
         self._on_step(f"timing {machine.kernels} kernels on {machine.name}")
-        machine.alone.append(machine.session.measure(self._limited(effort.minimum_rounds, effort.minimum_seconds)))
+        effort = self._limited(TURN_EFFORT.minimum_rounds, TURN_EFFORT.minimum_seconds)
+        machine.alone.append(machine.session.measure(effort))
 
     def _measure_in_company(self, at_work: Sequence[_MachineAtWork]) -> None:
         self._on_step(f"timing {' and '.join(machine.name for machine in at_work)} at the same time")
@@ -271,7 +322,42 @@ class _MachineAtWork:
     @property
     def round_seconds(self) -> float:
         """Of all kernels once, as they were when it was last alone."""
-        return sum(each.seconds for each in self.alone[-1])
+        return _seconds(self.alone[-1])
+
+
+def quietest(turns: Sequence[tuple[KernelTime, ...]]) -> list[tuple[KernelTime, ...]]:
+    """The `TURNS` turns that took least: whatever disturbs a turn makes it longer."""
+    return sorted(turns, key=_seconds)[:TURNS]
+
+
+def contradictions(
+    measured: Mapping[str, Sequence[Sequence[tuple[KernelTime, ...]]]], equal: Iterable[tuple[str, str]] = ()
+) -> dict[str, str]:
+    """By the machine's name, why its times cannot be believed: they contradict themselves, or an equal machine's.
+
+    ``measured`` are for each machine one or more series of turns of the same kernels, the first of them alone;
+    ``equal`` are pairs of machines that run the same kernels equally fast.
+    """
+    found: dict[str, str] = {}
+    for name, series in measured.items():
+        for turns in filter(None, series):
+            kept = [_seconds(turn) for turn in quietest(turns)]
+            if max(kept) > DISAGREEMENT * min(kept):
+                found[name] = f"the same kernels took {seconds_text(min(kept))} and {seconds_text(max(kept))} on {name}"
+    for pair in equal:
+        if not found.keys() & set(pair):
+            (least, fast), (most, slow) = sorted(
+                (_seconds(combined(quietest(measured[name][0]))), name) for name in pair
+            )
+            if most > DISAGREEMENT * least:
+                found[fast] = found[slow] = (
+                    f"{slow} took {seconds_text(most)} for what took {fast}, an equal machine, {seconds_text(least)}"
+                )
+    return found
+
+
+def _seconds(turn: Sequence[KernelTime]) -> float:
+    return sum(each.seconds for each in turn)
 
 
 def combined(turns: Sequence[Sequence[KernelTime]]) -> tuple[KernelTime, ...]:

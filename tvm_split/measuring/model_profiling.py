@@ -10,7 +10,6 @@ from tvm_split.measuring.cluster_profiling import DEFAULT_TIMEOUT_SECONDS, Measu
 from tvm_split.measuring.link_probing import LinkProbe, TransferCost, probe_links
 from tvm_split.measuring.store import default_folder
 from tvm_split.model import Model
-from tvm_split.planner.layer_graph import layer_graph
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.profile import ClusterProfile, StreamingCost
 from tvm_split.steps import StepProgress
@@ -43,7 +42,7 @@ def profile_model(
                 on_progress=on_progress,
             )
             profile = measured.profile
-            edges = piece_edges(layer_graph(model), [piece.layers for piece in profile.pieces])
+            edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
             probe = probe_links(
                 cluster,
                 sorted({int(edge.bytes) for edge in edges}),
@@ -62,7 +61,7 @@ def _joined(profile: ClusterProfile, probe: LinkProbe) -> ClusterProfile:
         dataclasses.replace(machine, streaming=_streaming(probe.transfer_costs[machine.machine]))
         for machine in profile.machines
     )
-    return dataclasses.replace(profile, machines=machines, links=probe.links)
+    return dataclasses.replace(profile, machines=machines, links=probe.links, doubts=profile.doubts + probe.doubts)
 
 
 def _streaming(cost: TransferCost) -> StreamingCost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Barrier, BrokenBarrierError
 
@@ -18,6 +18,8 @@ PRODUCTS = (3, 15)
 """Of matrices, in the stages: about 3 and 15 ms on a present-day core."""
 ROUNDS = 5
 """Short and long computing take turns, so that a disturbance spoils a round of both, and medians of rounds are kept."""
+MOST_ROUNDS = 3 * ROUNDS
+"""As long as the medians contradict themselves."""
 SINGLE_RUNS = 3
 STREAM_SECONDS, FEWEST_STREAMED, FILL = 0.06, 6, 4
 
@@ -37,15 +39,22 @@ def probe_streams(names: Sequence[str], opened: Callable[[str, int], Pipeline], 
             name: [stack.enter_context(contextlib.closing(opened(name, products))) for products in PRODUCTS]
             for name in names
         }
-        for _ in range(ROUNDS):
+        for number in range(MOST_ROUNDS):
+            if number >= ROUNDS and not any(
+                each.is_contradictory for found in _medians(samples).values() for each in found
+            ):
+                break
             for place in range(len(PRODUCTS)):
                 singles = {name: _single_runs(pipelines[name][place]) for name in names}
                 start = Barrier(len(names), timeout=timeout_seconds)
                 running = [threads.submit(_period, pipelines[name][place], start) for name in names]
                 for name, period in zip(names, _results(running), strict=True):
                     samples[name][place].append(StreamSample(*singles[name], period))
-    medians = {name: tuple(median_sample(rounds) for rounds in found) for name, found in samples.items()}
-    return StreamProbe(time.time(), medians)
+    return StreamProbe(time.time(), _medians(samples))
+
+
+def _medians(samples: Mapping[str, Sequence[Sequence[StreamSample]]]) -> dict[str, tuple[StreamSample, ...]]:
+    return {name: tuple(median_sample(rounds) for rounds in found) for name, found in samples.items()}
 
 
 def _results(running: Sequence[Future[float]]) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm_split.model import Model
-from tvm_split.planner.layer_graph import LayerGraph, layer_graph
+from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.tensor_types import size_bytes
 from tvm_split.relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
@@ -68,7 +68,7 @@ def picture_graph(model: Model, plan: Plan) -> PictureGraph:
     stage without branches become one; if still more than `MOST_NODES` are left, so do whole blocks of a stage between
     places where few tensors are alive.
     """
-    graph = layer_graph(model)
+    graph = model.graph
     stage_of = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
     units: list[tuple[str, ...]] = [(), *graph.units, ()]
     stages = [stage_of[unit[0]] if unit else None for unit in units]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from tvm_split.planner.problem import Problem, SolvedStage
+from tvm_split.planner.problem import Problem, Stage
 
 ONE_MACHINE = "one machine"
 EQUAL_LAYERS = "equal layers"
@@ -13,7 +13,7 @@ EQUAL_PARAMETERS = "equal parameters"
 BY_MEMORY = "layers by memory"
 
 
-def baseline_stages(problem: Problem, layers_of: Mapping[str, int]) -> dict[str, tuple[SolvedStage, ...]]:
+def baseline_stages(problem: Problem, layers_of: Mapping[str, int]) -> dict[str, tuple[Stage, ...]]:
     """Stages by the baseline's name. Splits use all machines, in the problem's order.
 
     ``layers_of`` counts a piece's layers. *Equal layers* is what pipelines are split by where nothing was measured;
@@ -22,8 +22,8 @@ def baseline_stages(problem: Problem, layers_of: Mapping[str, int]) -> dict[str,
     """
     machines = [machine.name for machine in problem.machines]
     pieces = [piece.name for piece in problem.pieces]
-    found: dict[str, tuple[SolvedStage, ...]] = {
-        f"{ONE_MACHINE}, {name}": (SolvedStage((name,), tuple(pieces)),) for name in machines
+    found: dict[str, tuple[Stage, ...]] = {
+        f"{ONE_MACHINE}, {name}": (Stage((name,), tuple(pieces)),) for name in machines
     }
     if len(machines) == 1 or len(pieces) < len(machines):
         return found
@@ -38,7 +38,7 @@ def baseline_stages(problem: Problem, layers_of: Mapping[str, int]) -> dict[str,
     ):
         cuts = proportional_cuts(weights, shares)
         found[name] = tuple(
-            SolvedStage((machine,), tuple(pieces[start:end]))
+            Stage((machine,), tuple(pieces[start:end]))
             for machine, (start, end) in zip(machines, itertools.pairwise(cuts), strict=True)
         )
     return found

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.layer_graph import LayerGraph
-from tvm_split.planner.plan import PlannedStage
-
-Split = Mapping[str, Sequence[str]]
+from tvm_split.planner.layer_graph import LayerGraph, grouped
+from tvm_split.planner.problem import Stage
+from tvm_split.planner.request import Split
 
 
 def stages_by_hand(
     graph: LayerGraph, split: Split, machine_names: Sequence[str], stages: int | None
-) -> tuple[PlannedStage, ...]:
+) -> tuple[Stage, ...]:
     """Stages that follow a split.
 
     A name takes the layer of that name and all below it; where several names fit a layer, the longest counts. Layers
@@ -28,7 +28,7 @@ def stages_by_hand(
     groups = group_stages(graph, machine_of)
     if stages is not None and len(groups) != stages:
         raise PlanError(_wrong_count(graph, machine_of, groups, stages))
-    return name_stages([(machine_of[group[0]], group) for group in groups])
+    return named(Stage((machine_of[group[0]],), tuple(group)) for group in groups)
 
 
 def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str]) -> dict[str, str]:
@@ -47,12 +47,12 @@ def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str])
                 raise PlanError(f"split gives layer {name!r} to both {owner_of_name[name]!r} and {machine!r}")
     if not owner_of_name:
         raise PlanError("split names no layer; give each machine a list of layers, or leave split out")
-    named = {layer: _longest_match(layer, owner_of_name) for layer in graph.layers}
-    current = next(owner_of_name[name] for name in named.values() if name is not None)
+    fitting = {layer: _longest_match(layer, owner_of_name) for layer in graph.layers}
+    current = next(owner_of_name[name] for name in fitting.values() if name is not None)
     machine_of: dict[str, str] = {}
-    for layer, fitting in named.items():
-        if fitting is not None:
-            current = owner_of_name[fitting]
+    for layer, match in fitting.items():
+        if match is not None:
+            current = owner_of_name[match]
         machine_of[layer] = current
     return machine_of
 
@@ -72,15 +72,12 @@ def group_stages(graph: LayerGraph, machine_of: Mapping[str, str]) -> list[list[
         height = max((level[layer] + (machine_of[layer] != machine) for layer in before), default=0)
         level.update(dict.fromkeys(unit, height))
         groups.setdefault((height, machine), []).extend(unit)
-    joined = _join_where_possible(graph, list(groups.values()), machine_of)
-    return with_independent_layers(graph, _sort_groups(graph, joined))
+    return with_independent_layers(graph, _joined(graph, list(groups.values()), machine_of))
 
 
-def name_stages(stages: Sequence[tuple[str, Sequence[str]]]) -> tuple[PlannedStage, ...]:
-    """Stages named ``stage_0``, ``stage_1``, … from pairs of machine and layers."""
-    return tuple(
-        PlannedStage(f"stage_{index}", machine, tuple(layers)) for index, (machine, layers) in enumerate(stages)
-    )
+def named(stages: Iterable[Stage]) -> tuple[Stage, ...]:
+    """The stages with the names ``stage_0``, ``stage_1``, …"""
+    return tuple(replace(stage, name=f"stage_{index}") for index, stage in enumerate(stages))
 
 
 def _longest_match(layer: str, names: Mapping[str, str]) -> str | None:
@@ -113,49 +110,20 @@ def _machine_of_unit(unit: Sequence[str], machine_of: Mapping[str, str]) -> str:
     return machines[0]
 
 
-def _join_where_possible(graph: LayerGraph, groups: list[list[str]], machine_of: Mapping[str, str]) -> list[list[str]]:
-    joined = list(groups)
+def _joined(graph: LayerGraph, groups: list[list[str]], machine_of: Mapping[str, str]) -> list[list[str]]:
+    """The groups in topological order, those of one machine joined wherever that makes no circle."""
     first = 0
-    while first < len(joined):
-        for second in range(first + 1, len(joined)):
-            if machine_of[joined[first][0]] != machine_of[joined[second][0]]:
-                continue
-            candidate = [
-                *joined[:first],
-                joined[first] + joined[second],
-                *joined[first + 1 : second],
-                *joined[second + 1 :],
-            ]
-            if _sorted_or_none(graph, candidate) is not None:
-                joined = candidate
-                break
+    while first < len(groups):
+        for second in range(first + 1, len(groups)):
+            if machine_of[groups[first][0]] == machine_of[groups[second][0]]:
+                candidate = [*groups[:first], groups[first] + groups[second], *groups[first + 1 :]]
+                del candidate[second]
+                if len(grouped(graph.dependent, candidate)) == len(candidate):
+                    groups = candidate
+                    break
         else:
             first += 1
-    return joined
-
-
-def _sort_groups(graph: LayerGraph, groups: list[list[str]]) -> list[list[str]]:
-    ordered = _sorted_or_none(graph, groups)
-    if ordered is None:
-        raise PlanError("the split would wait on itself")
-    position = {layer: index for index, layer in enumerate(graph.layers)}
-    return [sorted(group, key=position.__getitem__) for group in ordered]
-
-
-def _sorted_or_none(graph: LayerGraph, groups: list[list[str]]) -> list[list[str]] | None:
-    """The groups in topological order, or None if they need each other in a circle."""
-    group_of = {layer: index for index, group in enumerate(groups) for layer in group}
-    needs = [
-        {group_of[before] for layer in group for before in graph.predecessors[layer]} - {index}
-        for index, group in enumerate(groups)
-    ]
-    order: list[int] = []
-    while len(order) < len(groups):
-        ready = [index for index in range(len(groups)) if index not in order and needs[index] <= set(order)]
-        if not ready:
-            return None
-        order.append(ready[0])
-    return [groups[index] for index in order]
+    return [list(group) for group in grouped(graph.dependent, groups)]
 
 
 def with_independent_layers(graph: LayerGraph, groups: list[list[str]]) -> list[list[str]]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+from tvm_split.cluster.machine import Machine
 from tvm_split.errors import PlanError
-from tvm_split.planner.by_hand import name_stages
+from tvm_split.planner.by_hand import named, with_independent_layers
 from tvm_split.planner.cost import WIRE_BYTES_PER_SECOND
 from tvm_split.planner.layer_graph import LayerGraph
-from tvm_split.planner.plan import PlannedStage
+from tvm_split.planner.problem import Stage
 
 
 def stages_of_equal_cost(
-    graph: LayerGraph, seconds: Mapping[str, float], machines: Sequence[str], threads: Sequence[int]
-) -> tuple[PlannedStage, ...]:
+    graph: LayerGraph, seconds: Mapping[str, float], machines: Sequence[Machine]
+) -> tuple[Stage, ...]:
     """Cut the layers, in the order of execution, into one stage per entry of ``machines``.
 
     ``seconds`` are the layers' estimates on one core; a machine with twice the threads is taken to be twice as fast.
@@ -24,44 +25,40 @@ def stages_of_equal_cost(
     Raises:
         PlanError: the model has fewer places to cut than the stages need.
     """
-    bounds = _useful_bounds(graph)
-    count = len(machines)
-    if count > len(bounds) - 1:
+    units, count = graph.units, len(machines)
+    if count > max(len(units), 1):
         raise PlanError(
-            f"{count} stages were asked for, but the model can be cut into {len(bounds) - 1} at most; ask for fewer"
+            f"{count} stages were asked for, but the model can be cut into {len(units)} at most; ask for fewer"
         )
-    crossing = graph.crossing_bytes
-    sums = [0.0, *itertools.accumulate(seconds[layer] for layer in graph.layers)]
+    crossing = _crossing_bytes(graph)
+    sums = [0.0, *itertools.accumulate(sum(seconds[layer] for layer in unit) for unit in units)]
 
     def cost(stage: int, start: int, end: int) -> float:
-        compute = sums[bounds[end]] - sums[bounds[start]]
-        wire = (crossing[bounds[start]] + crossing[bounds[end]]) / WIRE_BYTES_PER_SECOND
-        return (compute + wire) / threads[stage]
+        wire = (crossing[start] + crossing[end]) / WIRE_BYTES_PER_SECOND
+        return (sums[end] - sums[start] + wire) / machines[stage].threads
 
     # best[end] for the stages so far: (slowest stage, where the last one starts)
-    best: list[list[tuple[float, int]]] = [[(cost(0, 0, end), 0) for end in range(len(bounds))]]
+    best: list[list[tuple[float, int]]] = [[(cost(0, 0, end), 0) for end in range(len(sums))]]
     for stage in range(1, count):
         row = []
-        for end in range(len(bounds)):
+        for end in range(len(sums)):
             choices = [(max(best[-1][start][0], cost(stage, start, end)), start) for start in range(stage, end)]
             row.append(min(choices, default=(float("inf"), 0)))
         best.append(row)
-    ends = [len(bounds) - 1]
-    for stage in range(count - 1, 0, -1):
+    ends = [len(units)]
+    for stage in range(count - 1, -1, -1):
         ends.append(best[stage][ends[-1]][1])
-    ends.append(0)
-    ends.reverse()
-    pieces = [graph.layers[bounds[start] : bounds[end]] for start, end in itertools.pairwise(ends)]
-    return name_stages(list(zip(machines, pieces, strict=True)))
+    parts = [units[start:end] for end, start in itertools.pairwise(ends)][::-1]
+    groups = with_independent_layers(graph, [list(itertools.chain(*part)) for part in parts])
+    return named(Stage((machine.name,), tuple(group)) for machine, group in zip(machines, groups, strict=True))
 
 
-def _useful_bounds(graph: LayerGraph) -> list[int]:
-    """Cut points with at least one layer between each that depends on an input, and both ends."""
-    bounds = [0]
-    for point in [*graph.cut_points, len(graph.layers)]:
-        if any(layer not in graph.independent for layer in graph.layers[bounds[-1] : point]):
-            bounds.append(point)
-    if len(bounds) == 1:
-        return [0, len(graph.layers)]
-    bounds[-1] = len(graph.layers)
-    return bounds
+def _crossing_bytes(graph: LayerGraph) -> list[int]:
+    """Bytes made before ``graph.units[p]`` and needed from there on, for each ``p`` from 0 to the number of units."""
+    place = {layer: index for index, unit in enumerate(graph.units) for layer in unit}
+    crossing = [0] * (len(graph.units) + 1)
+    for value in graph.values:
+        last = max((place[layer] for layer in value.consumers if layer in place), default=0)
+        for position in range(place.get(value.producer, last) + 1, last + 1):
+            crossing[position] += value.size_bytes
+    return crossing

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND
-from tvm_split.planner.layer_graph import LayerGraph
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Machine
+from tvm_split.model import Model
+from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND, estimated_seconds, weight_bytes
 from tvm_split.planner.profile import (
     SHORTEST_SECONDS,
     ClusterProfile,
@@ -17,47 +19,50 @@ from tvm_split.planner.profile import (
     PieceTime,
     StreamingCost,
 )
+from tvm_split.rpc_runtime.program.program import CLIENT
 
 LINK_BYTES_PER_SECOND = 125e6
 LINK_LATENCY_SECONDS = 0.5e-3
 """A lab's gigabit Ethernet."""
 
 
-def estimated_profile(
-    model: str,
-    graph: LayerGraph,
-    seconds: Mapping[str, float],
-    weight_bytes: Mapping[str, int],
-    threads: Mapping[str, int],
-    links: tuple[LinkProfile, ...],
-) -> ClusterProfile:
-    """Every unit of layers is a piece; a machine with twice the threads is taken to be twice as fast.
-
-    ``seconds`` (on one core) and ``weight_bytes`` are the layers', ``threads`` those of every machine.
-    """
-    pieces = tuple(ModelPiece(unit[0], unit, sum(weight_bytes[layer] for layer in unit), 0) for unit in graph.units)
-    alone = {piece.name: max(sum(seconds[layer] for layer in piece.layers), SHORTEST_SECONDS) for piece in pieces}
+def estimated_profile(model: Model, cluster: Cluster) -> ClusterProfile:
+    """Every unit of layers is a piece; a machine with twice the threads is taken to be twice as fast."""
+    seconds, weights = estimated_seconds(model), weight_bytes(model)
+    units = model.graph.units
+    alone = {unit[0]: max(sum(seconds[layer] for layer in unit), SHORTEST_SECONDS) for unit in units}
     return ClusterProfile(
-        model=model,
+        model=model.name,
         model_digest="",
-        pieces=pieces,
-        machines=tuple(_machine(name, count, alone) for name, count in threads.items()),
-        links=links,
+        pieces=tuple(ModelPiece(unit[0], unit, sum(weights[layer] for layer in unit), 0) for unit in units),
+        machines=tuple(_machine(machine, alone) for machine in cluster.machines),
+        links=tuple(_expected_links(cluster)),
     )
 
 
-def _machine(name: str, threads: int, alone: Mapping[str, float]) -> MachineProfile:
-    target: dict[str, Any] = {}
-    times = {piece: PieceTime(seconds / threads, seconds / threads, "estimated") for piece, seconds in alone.items()}
+def _machine(machine: Machine, alone: Mapping[str, float]) -> MachineProfile:
+    threads = machine.threads
     return MachineProfile(
-        machine=name,
-        target=target,
+        machine=machine.name,
+        target={},
         threads=threads,
-        hostname=name,
+        hostname=machine.name,
         memory_free_bytes=math.inf,
         operations_per_second=OPERATIONS_PER_SECOND * threads,
         bytes_per_second=BYTES_PER_SECOND,
         streaming=StreamingCost(),
-        pieces=times,
+        pieces={name: PieceTime(each / threads, each / threads, "estimated") for name, each in alone.items()},
         measured_at=0.0,
     )
+
+
+def _expected_links(cluster: Cluster) -> Iterator[LinkProfile]:
+    """What the user says of each link, else what a lab's network usually is; in one process nothing is sent at all."""
+    for source, destination in itertools.permutations([CLIENT, *cluster.machine_names], 2):
+        given = cluster.link(source, destination)
+        if cluster.kind == "in_process":
+            yield LinkProfile(source, destination, math.inf, 0.0, "given", 0.0)
+        elif given is None or given.bytes_per_second is None:
+            yield LinkProfile(source, destination, LINK_BYTES_PER_SECOND, LINK_LATENCY_SECONDS, "estimated", 0.0)
+        elif not given.is_closed:
+            yield LinkProfile(source, destination, given.bytes_per_second, given.latency_seconds, "given", 0.0)

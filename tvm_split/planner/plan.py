@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.prediction import Prediction
-from tvm_split.rpc_runtime.program.turns import deal
+from tvm_split.planner.problem import Stage
 
 FORMAT = "tvm-split plan"
 VERSION = 1
@@ -33,66 +33,32 @@ class PlannedMachine:
 
 
 @dataclass(frozen=True)
-class PlannedReplica:
-    """One of the machines that take turns at a stage. ``share`` of the micro-batches, in proportion to the others'."""
-
-    machine: str
-    share: float
-
-
-@dataclass(frozen=True)
-class PlannedStage:
-    """A stage: the machine that runs it and its layers, in the order of execution.
-
-    Where several machines take turns, ``replicas`` are all of them, and ``machine`` is the first.
-
-    Raises:
-        PlanError: the replicas cannot take turns; names the stage.
-    """
-
-    name: str
-    machine: str
-    layers: tuple[str, ...]
-    replicas: tuple[PlannedReplica, ...] = ()
-
-    def __post_init__(self) -> None:
-        names = [replica.machine for replica in self.replicas]
-        if len(names) == 1:
-            raise PlanError(f"{self.name} has one replica, on {names[0]!r}; give at least two, or leave replicas out")
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise PlanError(f"{self.name} has two replicas on {twice!r}; each must be on a machine of its own")
-        if names and names[0] != self.machine:
-            raise PlanError(f"{self.name} is on {self.machine!r}, but its first replica is on {names[0]!r}")
-        try:
-            self.turns  # noqa: B018  (refuses shares that cannot be dealt)
-        except ValueError as error:
-            raise PlanError(f"{self.name} on {', '.join(map(repr, names))}: {error}") from None
-
-    @property
-    def machines(self) -> tuple[str, ...]:
-        return tuple(replica.machine for replica in self.replicas) or (self.machine,)
-
-    @property
-    def turns(self) -> tuple[int, ...]:
-        """Micro-batch ``s`` is computed on ``machines[turns[s % len(turns)]]``."""
-        return deal([replica.share for replica in self.replicas]) if self.replicas else (0,)
-
-
-@dataclass(frozen=True)
 class Plan:
     """Stages in topological order; every layer of the model is in exactly one.
 
     ``origin`` says in a few words how the plan was found. ``prediction`` is what the planner expects of exactly these
     stages; it is None for a plan that was made or changed by hand.
+
+    Raises:
+        PlanError: the replicas of a stage cannot take turns; names the stage.
     """
 
     model: str
     objective: str
     origin: str
     machines: tuple[PlannedMachine, ...]
-    stages: tuple[PlannedStage, ...]
+    stages: tuple[Stage, ...]
     prediction: Prediction | None = None
+
+    def __post_init__(self) -> None:
+        for stage in self.stages:
+            twice = next((name for name in stage.machines if stage.machines.count(name) > 1), None)
+            if twice is not None:
+                raise PlanError(f"{stage.name} has two replicas on {twice!r}; each must be on a machine of its own")
+            try:
+                stage.turns  # noqa: B018  (refuses shares of which there are no turns)
+            except ValueError as error:
+                raise PlanError(f"{stage.name} on {', '.join(map(repr, stage.machines))}: {error}") from None
 
     def machine(self, name: str) -> PlannedMachine:
         for machine in self.machines:
@@ -100,7 +66,7 @@ class Plan:
                 return machine
         raise PlanError(f"the plan names no machine {name!r}; it has {', '.join(m.name for m in self.machines)}")
 
-    def machines_by_target(self, stage: PlannedStage) -> list[list[str]]:
+    def machines_by_target(self, stage: Stage) -> list[list[str]]:
         """The machines of a stage, those of equal targets together: their replicas share a library."""
         groups: list[list[str]] = []
         for machine in stage.machines:
@@ -113,20 +79,15 @@ class Plan:
         return groups
 
     def to_dict(self) -> dict[str, Any]:
-        content = {
-            "format": FORMAT,
-            "version": VERSION,
-            "model": self.model,
-            "objective": self.objective,
-            "origin": self.origin,
-            "machines": [
-                {name: value for name, value in asdict(machine).items() if value is not None}
-                for machine in self.machines
-            ],
-            "stages": [_stage_content(stage) for stage in self.stages],
-        }
-        if self.prediction is not None:
-            content["prediction"] = {"for_stages": _stages_digest(self.stages), **asdict(self.prediction)}
+        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        content["machines"] = [
+            {name: value for name, value in each.items() if value is not None} for each in content["machines"]
+        ]
+        content["stages"] = [_stage_content(stage) for stage in self.stages]
+        if self.prediction is None:
+            del content["prediction"]
+        else:
+            content["prediction"] = {"for_stages": _stages_digest(self.stages), **content["prediction"]}
         return content
 
     def save(self, path: str | Path) -> None:
@@ -148,29 +109,26 @@ class Plan:
         try:
             parsed = _PlanFile.model_validate(content)
         except ValidationError as error:
-            problems = [f"{source}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-            raise PlanError("\n".join(problems)) from error
+            raise PlanError(_problems(error, f"{source}: ")) from error
         if (parsed.format, parsed.version) != (FORMAT, VERSION):
             raise PlanError(
                 f"{source} is a {parsed.format!r} of version {parsed.version}; this version reads {FORMAT!r} {VERSION}"
             )
-        machines = tuple(PlannedMachine(**dict(each)) for each in parsed.machines)
         try:
             stages = tuple(each.stage() for each in parsed.stages)
+            machines = tuple(PlannedMachine(**dict(each)) for each in parsed.machines)
+            plan = cls(parsed.model, parsed.objective, parsed.origin, machines, stages)
+            for machine in (machine for stage in stages for machine in stage.machines):
+                plan.machine(machine)
         except PlanError as error:
             raise PlanError(f"{source}: stages: {error}") from None
         prediction = parsed.prediction
-        if prediction is not None and prediction.pop("for_stages", None) != _stages_digest(stages):
-            prediction = None  # someone has edited the stages: what was expected of the old ones says nothing
+        if prediction is None or prediction.pop("for_stages", None) != _stages_digest(stages):
+            return plan  # someone has edited the stages: what was expected of the old ones says nothing
         try:
-            predicted = None if prediction is None else _PREDICTION.validate_python(prediction)
+            return replace(plan, prediction=_PREDICTION.validate_python(prediction))
         except ValidationError as error:
-            problems = [f"{source}: prediction.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-            raise PlanError("\n".join(problems)) from error
-        result = cls(parsed.model, parsed.objective, parsed.origin, machines, stages, predicted)
-        for machine in (machine for stage in stages for machine in stage.machines):
-            result.machine(machine)
-        return result
+            raise PlanError(_problems(error, f"{source}: prediction.")) from error
 
 
 class _Strict(BaseModel):
@@ -184,20 +142,25 @@ class _PlannedMachine(_Strict):
     address: str | None = None
 
 
-class _PlannedReplica(_Strict):
+class _Replica(_Strict):
     machine: str
     share: float = Field(gt=0, allow_inf_nan=False)
 
 
-class _PlannedStage(_Strict):
+class _Stage(_Strict):
     name: str
     machine: str
-    replicas: list[_PlannedReplica] = Field(default=[], description="all machines that take turns, the first too")
+    replicas: list[_Replica] = Field(default=[], description="all machines that take turns, the first too")
     layers: list[str]
 
-    def stage(self) -> PlannedStage:
-        replicas = tuple(PlannedReplica(each.machine, each.share) for each in self.replicas)
-        return PlannedStage(self.name, self.machine, tuple(self.layers), replicas)
+    def stage(self) -> Stage:
+        names = tuple(each.machine for each in self.replicas)
+        if len(names) == 1:
+            raise PlanError(f"{self.name} has one replica, on {names[0]!r}; give at least two, or leave replicas out")
+        if names and names[0] != self.machine:
+            raise PlanError(f"{self.name} is on {self.machine!r}, but its first replica is on {names[0]!r}")
+        shares = tuple(each.share for each in self.replicas)
+        return Stage(names or (self.machine,), tuple(self.layers), shares or (1.0,), self.name)
 
 
 class _PlanFile(_Strict):
@@ -207,19 +170,24 @@ class _PlanFile(_Strict):
     objective: str
     origin: str
     machines: list[_PlannedMachine] = Field(min_length=1)
-    stages: list[_PlannedStage] = Field(min_length=1)
+    stages: list[_Stage] = Field(min_length=1)
     prediction: dict[str, Any] | None = None
 
 
 _PREDICTION = TypeAdapter(Prediction)
 
 
-def _stage_content(stage: PlannedStage) -> dict[str, Any]:
+def _stage_content(stage: Stage) -> dict[str, Any]:
     """A stage as the plan file has it: without replicas, where there is one machine."""
-    replicas = {"replicas": [asdict(replica) for replica in stage.replicas]} if stage.replicas else {}
+    shared = [{"machine": one, "share": share} for one, share in zip(stage.machines, stage.shares, strict=True)]
+    replicas = {"replicas": shared} if len(shared) > 1 else {}
     return {"name": stage.name, "machine": stage.machine, **replicas, "layers": list(stage.layers)}
 
 
-def _stages_digest(stages: Sequence[PlannedStage]) -> str:
+def _problems(error: ValidationError, where: str) -> str:
+    return "\n".join(f"{where}{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+
+
+def _stages_digest(stages: Sequence[Stage]) -> str:
     content = [_stage_content(stage) for stage in stages]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.baselines import baseline_stages
+from tvm_split.planner.demands import TOLERANCE, is_possible
+from tvm_split.planner.problem import Evaluation, Problem, Solution, Stage, Timed, gap_of, objective_seconds
+from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.search.evaluate import evaluate, transfers
+from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
+from tvm_split.units import seconds_text
+
+SLOWEST_STREAM = 1.25
+"""What sharing cores with the client and other machines may add to a stream, beside results one by one."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,7 @@ class Prediction:
         profiled_at: when the oldest measurement was made, in seconds since 1970.
         baselines: what users would do without a planner, best first; alternatives: the best plans that lost.
         corrections: of the profile, which are in all of these numbers; empty for a plan that no run has improved.
+        doubts: what of the measurements contradicts itself, in words.
     """
 
     period_seconds: float
@@ -105,8 +122,156 @@ class Prediction:
     baselines: tuple[ComparedPlan, ...] = ()
     alternatives: tuple[ComparedPlan, ...] = ()
     corrections: Corrections = Corrections()
+    doubts: tuple[str, ...] = ()
 
     @property
     def samples_per_second(self) -> float:
         """Micro-batches a second."""
-        return 1.0 / self.period_seconds
+        return 1.0 / self.period_seconds if self.period_seconds > 0 else math.inf
+
+
+def predict(
+    problem: Problem,
+    profile: ClusterProfile,
+    best: Solution,
+    stages: Sequence[Stage] | None = None,
+    corrections: Corrections = Corrections(),
+) -> Prediction:
+    """The prediction of the best plan found, with baselines and alternatives beside it.
+
+    With ``stages`` that of another plan, measured by the best one's lower bound. ``corrections`` are those that are in
+    the numbers already.
+
+    Raises:
+        PlanError: the stages do not fit the problem.
+    """
+    is_best = stages is None or tuple(stages) == best.stages
+    stages = best.stages if stages is None else stages
+    evaluation = best.evaluation if is_best else evaluate(problem, stages)
+    period, latency = evaluation.period_seconds, evaluation.latency_seconds
+    used = len(evaluation.loads)
+    busy = sum(load.compute_seconds for load in evaluation.loads) / (used * period) if period > 0 else 1.0
+    layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
+    links = _links(problem, stages)
+    return Prediction(
+        period_seconds=period,
+        latency_seconds=latency,
+        bubble=max(0.0, 1.0 - busy),
+        in_flight=(math.ceil(latency / period) if period > 0 else 1) + used,
+        lower_bound_seconds=best.lower_bound_seconds,
+        gap=gap_of(objective_seconds(problem.objective, evaluation), best.lower_bound_seconds),
+        limiting=evaluation.limiting,
+        method=best.method if is_best else f"given; the bound is {best.method}",
+        why_no_more_machines=best.why_no_more_machines if is_best else "",
+        profiled_at=profile.measured_at,
+        machines=_machines(problem, profile, stages, evaluation, links),
+        links=links,
+        baselines=compared_baselines(problem, layers_of, evaluation),
+        alternatives=tuple(_compared(each.name, each.stages, layers_of, each, each.why) for each in best.alternatives),
+        corrections=corrections,
+        doubts=(*profile.doubts, *_contradictions(stages, period, latency)),
+    )
+
+
+def _contradictions(stages: Sequence[Stage], period: float, latency: float) -> Iterator[str]:
+    """Without replicas, results that wait for each other come every ``latency`` seconds; in a stream not much later."""
+    if period > SLOWEST_STREAM * latency and all(len(stage.machines) == 1 for stage in stages):
+        yield (
+            f"one result every {seconds_text(period)} in a stream, and {seconds_text(latency)} for one alone: "
+            "something else ran while machines were measured in company; measure again on quiet machines"
+        )
+
+
+def compared_baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation) -> tuple[ComparedPlan, ...]:
+    """The baselines that pins, memory and links allow, best first; other demands may be what they are better by."""
+    found = []
+    for name, stages in baseline_stages(problem, layers_of).items():
+        try:
+            value = evaluate(problem, stages)
+        except PlanError:
+            continue  # there is no link, or a machine cannot run a piece
+        if is_possible(problem, stages, value):
+            found.append(_compared(name, stages, layers_of, value, _why_not(problem, plan, value)))
+    return tuple(sorted(found, key=lambda each: objective_seconds(problem.objective, each)))
+
+
+def _compared(name: str, stages: Sequence[Stage], layers_of: Mapping[str, int], plan: Timed, why: str) -> ComparedPlan:
+    counted = tuple(("+".join(stage.machines), sum(layers_of[piece] for piece in stage.layers)) for stage in stages)
+    return ComparedPlan(name, counted, plan.period_seconds, plan.latency_seconds, why)
+
+
+def _why_not(problem: Problem, plan: Evaluation, other: Evaluation) -> str:
+    kind = "period" if problem.objective == "throughput" else "latency"
+    ours, theirs = (objective_seconds(problem.objective, each) for each in (plan, other))
+    if abs(theirs - ours) <= TOLERANCE * ours:
+        return "as good as the plan"
+    # A latency without any time, where only sending and receiving take some.
+    compared = f"{theirs / ours:.2f} times the plan's" if ours > 0 else f"{seconds_text(theirs)}, the plan's none"
+    if theirs < ours:
+        return f"its {kind} is {compared}, which keeps to what was demanded"
+    limit = f": {other.limiting} limits it" if kind == "period" else ""
+    return f"its {kind} is {compared}{limit}"
+
+
+def _machines(
+    problem: Problem,
+    profile: ClusterProfile,
+    stages: Sequence[Stage],
+    evaluation: Evaluation,
+    links: Sequence[LinkPrediction],
+) -> tuple[MachinePrediction, ...]:
+    """What every machine does on average. (The search charges each replica with all that its stage receives.)"""
+    profiles = {each.machine: each for each in profile.machines}
+    limits = {machine.name: machine.memory_bytes for machine in problem.machines}
+    contention = {
+        machine.name: machine.contention if len(evaluation.loads) > 1 else machine.alone_contention
+        for machine in problem.machines
+    }
+    share = {name: part for stage in stages for name, part in zip(stage.machines, stage.shares, strict=True)}
+    pieces = {name: stage.layers for stage in stages for name in stage.machines}
+    found = []
+    for load in evaluation.loads:
+        times = [profiles[load.machine].pieces[piece] for piece in pieces[load.machine]]
+        alone = sum(each.seconds for each in times)
+        estimated = sum(each.seconds for each in times if each.origin == "estimated")
+        limit = limits[load.machine]
+        found.append(
+            MachinePrediction(
+                machine=load.machine,
+                compute_seconds=load.compute_seconds,
+                alone_seconds=alone * share[load.machine],
+                receive_seconds=math.fsum(each.stream_seconds for each in links if each.destination == load.machine),
+                send_seconds=math.fsum(each.stream_seconds for each in links if each.source == load.machine),
+                weight_bytes=load.weight_bytes,
+                activation_bytes=load.activation_bytes,
+                buffer_bytes=load.buffer_bytes,
+                memory_limit_bytes=limit if math.isfinite(limit) else None,
+                estimated_share=estimated / alone if alone > 0 else 0.0,
+                transfer_seconds=max(
+                    0.0, load.compute_seconds - alone * share[load.machine] * contention[load.machine]
+                ),
+            )
+        )
+    return tuple(found)
+
+
+def _links(problem: Problem, stages: Sequence[Stage]) -> tuple[LinkPrediction, ...]:
+    """One for every pair of machines of which one sends to the other; replicas by the turns that they get."""
+    given = {(link.source, link.destination): link for link in problem.links}
+    client = [(CLIENT, EVERY)]
+    found = []
+    for (source, end), crossing in transfers(problem, stages).items():
+        senders = client if source is None else _turns(stages[source])
+        receivers = client if end is None else _turns(stages[end])
+        for (one, made), (other, needed) in itertools.product(senders, receivers):
+            when, link = made & needed, given[one, other]
+            if when is not None:
+                seconds = crossing.bytes / link.bytes_per_second
+                single = link.latency_seconds + seconds
+                found.append(LinkPrediction(one, other, crossing.bytes * when.share, single, seconds * when.share))
+    return tuple(found)
+
+
+def _turns(stage: Stage) -> list[tuple[str, Recurrence]]:
+    """Each machine of a stage, and the micro-batches that it computes."""
+    return [(machine, turns_of(replica, stage.turns)) for replica, machine in enumerate(stage.machines)]

@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, Protocol
+
+from tvm_split.rpc_runtime.program.turns import turns_by_share
 
 Objective = Literal["throughput", "latency"]
 
@@ -134,12 +137,31 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class SolvedStage:
-    """Pieces on one machine, or on several replicas; ``shares`` of the micro-batches for each of these, sum 1."""
+class Stage:
+    """Layers, in the order of execution, on one machine, or on several that take turns as replicas.
+
+    ``shares`` are those of the micro-batches for each machine. In a solution, which knows only pieces, ``layers`` are
+    the names of these, in any order, and there is no ``name``.
+    """
 
     machines: tuple[str, ...]
-    pieces: tuple[str, ...]
+    layers: tuple[str, ...]
     shares: tuple[float, ...] = (1.0,)
+    name: str = ""
+
+    @property
+    def machine(self) -> str:
+        """The first, or only one."""
+        return self.machines[0]
+
+    @cached_property
+    def turns(self) -> tuple[int, ...]:
+        """Micro-batch ``s`` is computed on ``machines[turns[s % len(turns)]]``.
+
+        Raises:
+            ValueError: there are no turns with these shares.
+        """
+        return turns_by_share(self.shares)
 
 
 @dataclass(frozen=True)
@@ -179,7 +201,7 @@ class Alternative:
     """A plan that lost, or one to compare with: what it is, what it would do, and why it is not the plan."""
 
     name: str
-    stages: tuple[SolvedStage, ...]
+    stages: tuple[Stage, ...]
     period_seconds: float
     latency_seconds: float
     why: str
@@ -198,7 +220,7 @@ class Solution:
         alternatives: the best few others, best first.
     """
 
-    stages: tuple[SolvedStage, ...]
+    stages: tuple[Stage, ...]
     evaluation: Evaluation
     lower_bound_seconds: float
     gap: float

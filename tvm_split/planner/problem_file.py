@@ -15,24 +15,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import (
-    Edge,
-    Piece,
-    Pin,
-    Problem,
-    ProblemLink,
-    ProblemMachine,
-    Solution,
-    SolvedStage,
-)
+from tvm_split.planner.problem import Problem, Solution, Stage
 from tvm_split.planner.search.faults import faults
 
 NotNegative = Annotated[float, Field(ge=0)]
@@ -101,6 +93,9 @@ class _ProblemFile(_Strict):
     buffers: Annotated[int, Field(ge=0)] = 0
 
 
+_PROBLEM = TypeAdapter(Problem)
+
+
 def read_problem_file(path: Path) -> Problem:
     """The problem in a JSON file.
 
@@ -115,8 +110,8 @@ def read_problem_file(path: Path) -> Problem:
         content = json.loads(text, object_pairs_hook=_distinct_keys)
     except json.JSONDecodeError as error:
         raise PlanError(f"{path}:{error.lineno}: this is no JSON: {error.msg} (column {error.colno})") from error
-    except _DoubledKeyError as error:
-        raise PlanError(f"{path}: the key {error.key!r} is there twice in one object; give it once") from error
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path}: this is no JSON: {error}") from error
     try:
@@ -145,142 +140,51 @@ def solution_to_dict(problem: Problem, solution: Solution) -> dict[str, Any]:
         "objective": problem.objective,
         "method": solution.method,
         "why_no_more_machines": solution.why_no_more_machines,
-        "loads": [
-            {
-                "machine": load.machine,
-                "compute_seconds": load.compute_seconds,
-                "receive_seconds": load.receive_seconds,
-                "send_seconds": load.send_seconds,
-                "bytes_received": load.bytes_received,
-                "bytes_sent": load.bytes_sent,
-                "weight_bytes": load.weight_bytes,
-                "activation_bytes": load.activation_bytes,
-                "buffer_bytes": load.buffer_bytes,
-                "memory_bytes": load.memory_bytes,
-            }
-            for load in evaluation.loads
-        ],
+        "loads": [{**asdict(load), "memory_bytes": load.memory_bytes} for load in evaluation.loads],
         "alternatives": [
-            {
-                "name": other.name,
-                "stages": [_stage(problem, stage) for stage in other.stages],
-                "period_seconds": other.period_seconds,
-                "latency_seconds": other.latency_seconds,
-                "why": other.why,
-            }
+            {**asdict(other), "stages": [_stage(problem, stage) for stage in other.stages]}
             for other in solution.alternatives
         ],
     }
 
 
-def _stage(problem: Problem, stage: SolvedStage) -> dict[str, Any]:
-    found: dict[str, Any] = {"machine": stage.machines[0], "pieces": list(stage.pieces)}
+def _stage(problem: Problem, stage: Stage) -> dict[str, Any]:
+    found: dict[str, Any] = {"machine": stage.machine, "pieces": list(stage.layers)}
     if problem.replicas:
         found |= {"machines": list(stage.machines), "shares": list(stage.shares)}
     return found
 
 
 def _problem(file: _ProblemFile) -> Problem:
-    return Problem(
-        objective=file.objective,
-        machines=tuple(
-            ProblemMachine(
-                machine.name,
-                _or_infinity(machine.memory_bytes),
-                machine.transfer_seconds,
-                machine.transfer_seconds_per_byte,
-                machine.contention,
-                machine.alone_contention,
-                machine.alone_transfer_seconds,
-            )
-            for machine in file.machines
-        ),
-        links=tuple(
-            ProblemLink(link.source, link.destination, link.bytes_per_second, link.latency_seconds)
-            for link in file.links
-        ),
-        pieces=tuple(
-            Piece(piece.name, piece.seconds, piece.weight_bytes, piece.activation_bytes) for piece in file.pieces
-        ),
-        edges=tuple(Edge(edge.source, edge.destination, edge.bytes, edge.tensor) for edge in file.edges),
-        replicas=file.replicas,
-        pins=tuple(Pin(pin.piece, pin.on or pin.not_on or "", pin.on is None) for pin in file.pins),
-        maximum_machines=file.maximum_machines,
-        stages=file.stages,
-        maximum_period_seconds=_or_infinity(file.maximum_period_seconds),
-        maximum_latency_seconds=_or_infinity(file.maximum_latency_seconds),
-        buffers=file.buffers,
-    )
+    content = file.model_dump(exclude_none=True)
+    pins = [{"piece": pin.piece, "machine": pin.on or pin.not_on, "forbidden": pin.on is None} for pin in file.pins]
+    return _PROBLEM.validate_python({**content, "pins": pins})
 
 
 def problem_to_dict(problem: Problem) -> dict[str, Any]:
-    """The content of a problem file, without what has its default."""
-    return {
-        "objective": problem.objective,
-        "replicas": problem.replicas,
-        "machines": [
-            {"name": each.name, **_finite("memory_bytes", each.memory_bytes)}
-            | {
-                "transfer_seconds": each.transfer_seconds,
-                "transfer_seconds_per_byte": each.transfer_seconds_per_byte,
-                "contention": each.contention,
-                "alone_contention": each.alone_contention,
-                "alone_transfer_seconds": each.transfer_seconds_alone,
-            }
-            for each in problem.machines
-        ],
-        "links": [
-            {
-                "from": each.source,
-                "to": each.destination,
-                # JSON has no infinity; this many bytes a second take no time that anything here measures.
-                "bytes_per_second": min(each.bytes_per_second, 1e18),
-                "latency_seconds": each.latency_seconds,
-            }
-            for each in problem.links
-        ],
-        "pieces": [
-            {
-                "name": each.name,
-                "seconds": dict(each.seconds),
-                "weight_bytes": each.weight_bytes,
-                "activation_bytes": each.activation_bytes,
-            }
-            for each in problem.pieces
-        ],
-        "edges": [
-            {"from": each.source, "to": each.destination, "bytes": each.bytes}
-            | ({} if each.tensor is None else {"tensor": each.tensor})
-            for each in problem.edges
-        ],
-        "pins": [{"piece": each.piece, "not_on" if each.forbidden else "on": each.machine} for each in problem.pins],
-        **({} if problem.maximum_machines is None else {"maximum_machines": problem.maximum_machines}),
-        **({} if problem.stages is None else {"stages": problem.stages}),
-        **_finite("maximum_period_seconds", problem.maximum_period_seconds),
-        **_finite("maximum_latency_seconds", problem.maximum_latency_seconds),
-        "buffers": problem.buffers,
-    }
+    """The content of a problem file, without what is infinite or not given."""
+    content: dict[str, Any] = _finite(asdict(problem))
+    for each in content["links"]:
+        # JSON has no infinity; this many bytes a second take no time that anything here measures.
+        each.setdefault("bytes_per_second", 1e18)
+    for each in (*content["links"], *content["edges"]):
+        each["from"], each["to"] = each.pop("source"), each.pop("destination")
+    for each in content["pins"]:
+        each["not_on" if each.pop("forbidden") else "on"] = each.pop("machine")
+    return content
 
 
-def _finite(key: str, value: float) -> dict[str, float]:
-    return {key: value} if math.isfinite(value) else {}
-
-
-def _or_infinity(value: float | None) -> float:
-    return math.inf if value is None else value
-
-
-class _DoubledKeyError(ValueError):
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items() if each is not None and each != math.inf}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise _DoubledKeyError(key)
+            raise PlanError(f"the key {key!r} is there twice in one object; give it once")
         found[key] = value
     return found
 

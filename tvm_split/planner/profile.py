@@ -85,10 +85,20 @@ class LinkProfile:
 
 @dataclass(frozen=True)
 class ClusterProfile:
-    """A model on a cluster. ``model_digest`` says which model and micro-batch size this is for."""
+    """A model on a cluster. ``model_digest`` says which model and micro-batch size this is for.
+
+    ``doubts`` says in words which measurements contradict themselves or each other, although they were repeated.
+    """
 
     model: str
     model_digest: str
     pieces: tuple[ModelPiece, ...]
     machines: tuple[MachineProfile, ...]
     links: tuple[LinkProfile, ...]
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def measured_at(self) -> float:
+        """When the oldest measurement was made, in seconds since 1970; 0 if nothing was measured."""
+        ages = [each.measured_at for each in self.machines] + [each.measured_at for each in self.links]
+        return min(filter(None, ages), default=0.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tvm_split.planner.demands import keeps_demands
 from tvm_split.planner.prediction import Corrections
-from tvm_split.planner.problem import Evaluation, Problem, Solution, SolvedStage, objective_seconds
+from tvm_split.planner.problem import Evaluation, Problem, Solution, Stage, objective_seconds
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, PieceTime
 from tvm_split.planner.search import evaluate
 
@@ -37,7 +37,7 @@ class Replanned:
     """The stages to run from now on. ``gain`` is the share of the old value that the best plan would save."""
 
     changed: bool
-    stages: tuple[SolvedStage, ...]
+    stages: tuple[Stage, ...]
     evaluation: Evaluation
     best: Solution
     gain: float
@@ -81,7 +81,7 @@ def calibrated(profile: ClusterProfile, corrections: Corrections) -> ClusterProf
 
 def replan(
     problem: Problem,
-    current: Sequence[SolvedStage],
+    current: Sequence[Stage],
     solve: Callable[[Problem], Solution],
     threshold: float = DEFAULT_THRESHOLD,
 ) -> Replanned:

@@ -16,7 +16,6 @@ def graph(edges: dict[str, list[str]], independent: tuple[str, ...] = ()) -> Lay
         layers=layers,
         predecessors={layer: frozenset(before) - set(independent) for layer, before in edges.items()},
         independent=frozenset(independent),
-        spans={layer: (index, index) for index, layer in enumerate(layers)},
     )
 
 
@@ -28,7 +27,6 @@ def chain_graph(layers: Sequence[str], size_bytes: int = 1000) -> LayerGraph:
         layers=tuple(layers),
         predecessors={layers[0]: frozenset(), **{second: frozenset({first}) for first, second in pairs}},
         independent=frozenset(),
-        spans={layer: (index, index) for index, layer in enumerate(layers)},
         values=(*values, Value(size_bytes, layers[-1], frozenset(), "y", is_output=True)),
         inputs=(Value(size_bytes, CLIENT, frozenset({layers[0]}), "x"),),
     )

@@ -165,7 +165,7 @@ def assert_is_best(problem: Problem, expected: tuple[float, float] | None) -> No
         return
     assert found is not None
     evaluation = found.evaluation
-    judged = judge(problem, [(stage.machines, list(stage.pieces)) for stage in found.stages])
+    judged = judge(problem, [(stage.machines, list(stage.layers)) for stage in found.stages])
     assert judged == pytest.approx((evaluation.period_seconds, evaluation.latency_seconds), rel=1e-9, abs=1e-15)
     values = evaluation.period_seconds, evaluation.latency_seconds
     if problem.objective == "latency":

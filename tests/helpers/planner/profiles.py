@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from tests.helpers.planner.layer_graphs import chain_graph
 from tvm_split.planner.layer_graph import LayerGraph
-from tvm_split.planner.model_problem import Constraints, model_problem
+from tvm_split.planner.model_problem import model_problem
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.problem import Objective, Problem
 from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
+from tvm_split.planner.request import PlanRequest
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 A, B, C = "machine-a", "machine-b", "machine-c"
@@ -70,4 +71,4 @@ def chain_problem(
     **constraints: object,
 ) -> Problem:
     edges = piece_edges(graph_of(profile), [piece.layers for piece in profile.pieces])
-    return model_problem(profile, edges, memory or {}, objective, Constraints(**constraints))  # type: ignore[arg-type]
+    return model_problem(profile, edges, memory or {}, PlanRequest(objective, **constraints))  # type: ignore[arg-type]

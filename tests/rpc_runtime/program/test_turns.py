@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_split.rpc_runtime.program.turns import CYCLE, LONGEST, Recurrence, common, deal, together, turns_of
+from tvm_split.rpc_runtime.program.turns import CYCLE, LONGEST, Recurrence, turns_by_share, turns_of
 
 shares = st.lists(st.floats(0.2, 1.0), min_size=1, max_size=6)
 divisors = [length for length in range(1, 25) if CYCLE % length == 0]
@@ -34,13 +34,13 @@ recurrences = st.sampled_from(divisors).flatmap(
     ],
 )
 def test_turns_that_can_be_checked_by_eye(shares: list[float], turns: str) -> None:
-    assert "".join(map(str, deal(shares))) == turns
+    assert "".join(map(str, turns_by_share(shares))) == turns
 
 
 @given(shares)
 def test_each_replica_has_its_share_within_one_micro_batch(shares: list[float]) -> None:
-    turns = deal(shares)
-    assert turns == deal(shares)
+    turns = turns_by_share(shares)
+    assert turns == turns_by_share(shares)
     assert len(turns) <= LONGEST
     assert CYCLE % len(turns) == 0
     for replica, share in enumerate(shares):
@@ -55,7 +55,7 @@ def test_each_replica_has_its_share_within_one_micro_batch(shares: list[float]) 
 
 @given(shares, st.integers(30, LONGEST))
 def test_turns_are_no_longer_than_asked_for(shares: list[float], maximum_length: int) -> None:
-    assert len(deal(shares, maximum_length)) <= maximum_length
+    assert len(turns_by_share(shares, maximum_length)) <= maximum_length
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_turns_are_no_longer_than_asked_for(shares: list[float], maximum_length:
 )
 def test_shares_that_cannot_be_dealt(shares: list[float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        deal(shares)
+        turns_by_share(shares)
 
 
 def test_a_share_of_exactly_one_turn_is_dealt() -> None:
-    assert deal([59, 1]).count(1) == 1
+    assert turns_by_share([59, 1]).count(1) == 1
 
 
 @given(recurrences, st.integers(0, 200), st.integers(0, 100))
@@ -90,8 +90,8 @@ def test_a_recurrence_is_the_set_it_stands_for(when: Recurrence, sequence: int, 
 
 
 @given(recurrences, recurrences)
-def test_common_and_together(left: Recurrence, right: Recurrence) -> None:
-    both, any_of = common(left, right), together(left, right)
+def test_intersection_and_union(left: Recurrence, right: Recurrence) -> None:
+    both, any_of = left & right, left | right
     for sequence in range(2 * CYCLE):
         assert (both is not None and sequence in both) == (sequence in left and sequence in right)
         assert (sequence in any_of) == (sequence in left or sequence in right)

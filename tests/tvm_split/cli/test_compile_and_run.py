@@ -111,7 +111,7 @@ def test_other_wrong_use(invoke, bundle, tmp_path):
 
 
 def test_a_worker_that_is_not_there(invoke, bundle, tmp_path):
-    machines = [{"name": f"machine-{letter}", "address": "127.0.0.1:9"} for letter in "ab"]
+    machines = [{"name": f"machine-{letter}", "address": f"127.0.0.1:{port}"} for letter, port in (("a", 9), ("b", 11))]
     (tmp_path / "cluster.yaml").write_text(json.dumps({"machines": machines}))
     result = invoke("run", bundle, "--cluster", tmp_path / "cluster.yaml", "--timeout", "3", code=1)
     assert "127.0.0.1:9" in result.stderr

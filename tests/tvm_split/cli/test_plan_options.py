@@ -65,6 +65,7 @@ def test_estimates_are_called_estimates(planned):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("busy_machine")
 def test_measured_once_and_again_when_asked(invoke_json, onnx_path):
     first = invoke_json("plan", onnx_path)["prediction"]
     again = invoke_json("plan", onnx_path)["prediction"]
@@ -76,7 +77,7 @@ def test_a_written_problem_has_the_same_plan(planned, invoke_json, tmp_path):
     path = tmp_path / "problem.json"
     demands = ("--stages", "2", "--pin", "conv_1=machine-b", "--maximum-latency", "0.5")
     found = planned(*demands, "--write-problem", path)
-    alone = invoke_json("plan", "--problem", path)
+    alone = invoke_json("solve", path)
     assert [stage["machine"] for stage in alone["stages"]] == [stage["machine"] for stage in found["plan"]["stages"]]
     for mine, other in zip(alone["stages"], found["plan"]["stages"], strict=True):
         assert mine["pieces"] == other["layers"]  # from estimates, every layer is a piece
@@ -135,18 +136,18 @@ def test_replanning(invoke, invoke_json, onnx_path, tmp_path):
     (machine,) = (each["machine"] for each in first["stages"])
     other = {A: B, B: A}[machine]
     report.write_text(json.dumps(report_of(first["plan"], {machine: 1e4})))
-    improve = (*options, "--measured", report)
-    result = invoke("plan", onnx_path, *improve, "--replan", plan, "--output", better)
+    improve = ("replan", onnx_path, *options, "--measured", report, "--plan")
+    result = invoke(*improve, plan, "--output", better)
     assert "the plan changes: it gains" in result.stderr
     found = json.loads(better.read_text())
     assert [stage["machine"] for stage in found["stages"]] == [other]
     assert found["origin"] == "corrected by measurements"
-    assert "the plan stays" in invoke("plan", onnx_path, *improve, "--replan", better).stderr
+    assert "the plan stays" in invoke(*improve, better).stderr
     # The new plan runs as predicted. That its machine is as fast as expected does not make the other one fast again.
     report.write_text(json.dumps(report_of(found, {other: 1.0})))
-    assert "the plan stays" in invoke("plan", onnx_path, *improve, "--replan", better).stderr
+    assert "the plan stays" in invoke(*improve, better).stderr
     report.write_text(json.dumps(report_of(first["plan"], {machine: 1e4})))
-    assert "the plan stays" in invoke("plan", onnx_path, *improve, "--replan", plan, "--threshold", "1").stderr
+    assert "the plan stays" in invoke(*improve, plan, "--threshold", "1").stderr
 
 
 def test_a_bench_report_improves_the_plan_that_was_measured(invoke, invoke_json, onnx_path, tmp_path):
@@ -154,7 +155,7 @@ def test_a_bench_report_improves_the_plan_that_was_measured(invoke, invoke_json,
     invoke("plan", onnx_path, "--stages", "2", "--output", plan)
     invoke("compile", onnx_path, "--plan", plan, "--output", bundle, "--no-verify")
     report.write_text(invoke("bench", bundle, "--rounds", "1", "--micro-batches", "10", "--json").stdout)
-    result = invoke("plan", onnx_path, "--stages", "2", "--replan", plan, "--measured", report)
+    result = invoke("replan", onnx_path, "--stages", "2", "--plan", plan, "--measured", report)
     assert "the plan " in result.stderr
     assert "Traceback" not in result.stderr
 
@@ -175,17 +176,52 @@ def test_a_bench_report_improves_the_plan_that_was_measured(invoke, invoke_json,
         (["--batches", "1,two"], "--batches: '1,two' is no list of numbers"),
         (["--batches", "2,2"], "different whole numbers"),
         (["--batches", "1,2", "--batch", "2"], "--batch, --batches"),
+        (["--split-from-model"], "--estimate: a split by hand leaves nothing to search"),
         (["--batches", "1,2", "--write-problem", "p.json"], "--batches, --write-problem"),
-        (["--replan", "plan.json"], "--replan, --measured: give both"),
-        (["--measured", "report.json"], "--replan, --measured: give both"),
-        (["--replan", "no.json", "--measured", "no.json"], "cannot read the plan no.json"),
-        (["--replan", "p.json", "--measured", "r.json", "--batches", "1,2"], "--replan, --batches"),
-        (["--threshold", "0.1"], "--threshold: this belongs to --replan"),
         (["--split", "machine-a=conv_1", "--replicas"], "a split by hand leaves nothing to search"),
-        (["--stages", "3", "--pin", "conv_1=machine-a"], "3 stages go round 2 machines"),
+        (["--stages", "3", "--pin", "conv_1=machine-a"], "3 stages on 2 machines go round"),
     ],
 )
 def test_wrong_use(invoke, onnx_path, options, message):
     result = invoke("plan", onnx_path, "--estimate", *options, code=2)
     assert message in " ".join(result.stderr.replace("│", " ").split())
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--plan", "plan.json"], "--measured"),
+        (["--measured", "report.json"], "--plan"),
+        (["--plan", "no.json", "--measured", "no.json"], "cannot read the plan no.json"),
+        (["--plan", "p.json", "--measured", "r.json", "--refresh"], "--refresh: new measurements need no correction"),
+        (["--plan", "p.json", "--measured", "r.json", "--split", "machine-a=conv_1"], "--split: "),
+        (["--plan", "p.json", "--measured", "r.json", "--batches", "1,2"], "--batches"),
+    ],
+)
+def test_wrong_use_of_replan(invoke, onnx_path, options, message):
+    result = invoke("replan", onnx_path, *options, code=2)
+    assert message in " ".join(result.stderr.replace("│", " ").split())
+    assert "Traceback" not in result.stderr
+
+
+def test_all_open_axes_at_once_in_the_words_of_the_command_line(invoke, tmp_path):
+    model = small_model()
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_param = "images"
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
+    onnx.save(model, tmp_path / "open.onnx")
+    text = invoke("plan", tmp_path / "open.onnx", "--estimate", code=1).stderr
+    assert "axis 0 of input 'image' ('images'), axis 2 of input 'image' ('height')" in text
+    assert "for example --batch 1 --dimension height=128" in text
+    assert "batch=" not in text
+    assert "None" not in text
+
+
+@pytest.mark.parametrize("command", [["plan"], ["compile", "--output", "bundle"], ["run"], ["bench"]])
+def test_tuned_kernels_count_for_what_is_measured(invoke, onnx_path, tmp_path, monkeypatch, command):
+    monkeypatch.setenv("TVM_SPLIT_CACHE", str(tmp_path / "cache"))
+    name, *options = command
+    error = invoke(name, onnx_path, *options, "--database", tmp_path / "none", code=1).stderr
+    assert "no tuning database" in error
+    assert not (tmp_path / "cache").exists()  # it is opened before anything is measured

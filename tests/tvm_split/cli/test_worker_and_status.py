@@ -79,3 +79,42 @@ def test_a_worker_does_not_open_itself_to_the_network(start_process):
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 2
     assert "--insecure" in errors
+
+
+def cluster_file(folder, *machines):
+    path = folder / "cluster.yaml"
+    path.write_text(json.dumps({"machines": [{"token_file": "token", **each} for each in machines]}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"name": "desk"}, "the worker that answers for machine 'desk' is 'box'"),
+        ({"name": "box", "threads": 8}, "machine 'box' is said to have 8 threads, and its worker computes with 1"),
+    ],
+)
+def test_a_worker_that_is_not_what_the_file_says(invoke, worker, onnx_path, tmp_path, said, message):
+    path = cluster_file(tmp_path, {**said, "address": worker[1]})
+    result = invoke("status", "--cluster", path, code=1)
+    assert message in result.stderr
+    assert "process" in result.stdout
+    for command in (["plan", onnx_path], ["compile", onnx_path, "--output", tmp_path / "bundle"]):
+        assert message in invoke(*command, "--cluster", path, "--maximum-machines", "1", code=2).stderr
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"address": "127.0.0.1:7001"}, "'box' and 'desk' have the same address 127.0.0.1:7001"),
+        ({"address": "127.0.0.1:9", "target": {"kind": "llvm", "mcpu": "znver99"}}, "LLVM knows no CPU 'znver99'"),
+    ],
+)
+def test_what_a_cluster_file_cannot_mean(invoke, onnx_path, tmp_path, other, message):
+    (tmp_path / "token").write_text(TOKEN)
+    path = cluster_file(tmp_path, {"name": "box", "address": "127.0.0.1:7001"}, {"name": "desk", **other})
+    for command in (["status"], ["plan", onnx_path, "--split", "box=conv_1"], ["plan", onnx_path, "--estimate"]):
+        error = invoke(*command, "--cluster", path, code=2).stderr
+        assert message in error
+        assert len(error.splitlines()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ import tvm_split
 from tests.models import torch_models
 from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
+from tvm_split.measuring import machine_timing
 from tvm_split.measuring.cluster_profiling import MeasuredCluster, ModelProfiler, model_digest
-from tvm_split.planner.layer_graph import layer_graph
+
+pytestmark = pytest.mark.usefixtures("busy_machine")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def measured(model: tvm_split.Model, workers: Cluster, cache: Path) -> MeasuredC
 
 def test_every_piece_on_every_machine(model: tvm_split.Model, measured: MeasuredCluster) -> None:
     profile = measured.profile
-    graph = layer_graph(model)
+    graph = model.graph
     assert {layer for piece in profile.pieces for layer in piece.layers} == set(graph.layers) - graph.independent
     assert [machine.machine for machine in profile.machines] == ["machine-a", "machine-b"]
     assert profile.links == ()
@@ -142,3 +145,43 @@ def test_a_gpu_cannot_be_timed_in_this_process(model: tvm_split.Model, tmp_path:
     cluster = Cluster("in_process", (Machine("machine-a", target={"kind": "cuda", "arch": "sm_90"}),))
     with pytest.raises(ProfileError, match="only the CPU can be timed"):
         ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
+
+
+def test_a_cache_is_believed_if_one_measurement_does_not_contradict_it(
+    model: tvm_split.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster.in_process(1, threads=1)
+    profiler = ModelProfiler(model)
+    first = profiler.measure(cluster, cache_folder=tmp_path)
+    assert profiler.measure(cluster, cache_folder=tmp_path).reports[0].measured == 0
+    (path,) = tmp_path.glob("*.json")
+    content = json.loads(path.read_text())
+    for entry in content["times"].values():
+        entry["seconds"] *= 100
+    path.write_text(json.dumps(content))
+    assert profiler.measure(cluster, cache_folder=tmp_path).reports[0].measured == 0
+    monkeypatch.setattr(machine_timing, "DISAGREEMENT", 2.0)
+    again = profiler.measure(cluster, cache_folder=tmp_path)
+    assert again.reports[0].measured == first.reports[0].measured
+    assert again.reports[0].cached == 0
+    before, after = (
+        sum(each.seconds for each in found.profile.machines[0].pieces.values()) for found in (first, again)
+    )
+    assert after < 10 * before
+
+
+def test_what_is_doubtful_is_told_and_not_kept(
+    model: tvm_split.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_timing, "DISAGREEMENT", 1.0)  # no two measurements agree to the last digit
+    steps: list[str] = []
+    cluster = Cluster.in_process(1, threads=1)
+    found = ModelProfiler(model).measure(
+        cluster, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append(what)
+    )
+    assert len([what for what in steps if what.startswith("timing")]) == machine_timing.MOST_TURNS
+    assert any("the same kernels took" in doubt for doubt in found.profile.doubts)
+    monkeypatch.setattr(machine_timing, "DISAGREEMENT", math.inf)
+    again = ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
+    assert again.reports[0].cached == 0
+    assert again.profile.doubts == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from tests.helpers.relay import Relay
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ProfileError
+from tvm_split.measuring import machine_timing
 from tvm_split.measuring.link_probing import NO_COST, LinkProbe, _rounds, has_spare_cores, probe_links
 from tvm_split.planner.profile import LinkProfile
 from tvm_split.rpc_runtime.client.client import describe
@@ -25,6 +27,7 @@ from tvm_split.rpc_runtime.program.program import CLIENT
 
 A, B = "left", "right"
 SIZES = [12_288, 602_112]
+pytestmark = pytest.mark.usefixtures("busy_machine")
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +141,18 @@ def test_pairs_are_measured_together_that_share_no_host(hosts_of: list[int]) -> 
     for together in rounds:
         busy = [host for pair in together for host in {hosts[name] for name in pair}]
         assert len(busy) == len(set(busy))
+
+
+def test_links_are_believed_if_a_round_trip_does_not_contradict_them(
+    workers: LocalWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = Cluster("remote", (Machine(A, endpoint=workers.endpoints[A]),))
+    first = probe(alone, cache_folder=tmp_path)
+    assert probe(alone, cache_folder=tmp_path).links == first.links
+    for path in tmp_path.glob("*.json"):
+        content = json.loads(path.read_text())
+        if "round_trip_seconds" in content:
+            path.write_text(json.dumps({**content, "round_trip_seconds": 100 * content["round_trip_seconds"]}))
+    monkeypatch.setattr(machine_timing, "DISAGREEMENT", 5.0)
+    again = probe(alone, cache_folder=tmp_path)
+    assert all(now.measured_at > then.measured_at for now, then in zip(again.links, first.links, strict=True))

@@ -7,7 +7,7 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_split.measuring.machine_timing import combined
+from tvm_split.measuring.machine_timing import TURNS, combined, contradictions, quietest
 from tvm_split.rpc_runtime.program.kernel_times import KernelTime
 
 SECONDS = st.floats(1e-7, 10.0)
@@ -50,3 +50,29 @@ def test_the_order_of_turns_does_not_count_and_one_turn_stands_for_itself(pairs,
     (found,) = combined(turns)
     assert found.seconds == statistics.median(seconds for seconds, _ in pairs)
     assert found.best_seconds == min(best for _, best in pairs)
+
+
+def turns_of(*seconds: float) -> list[tuple[KernelTime, ...]]:
+    return [(timed("convolution", each, each), timed("relu", each / 10, each / 10)) for each in seconds]
+
+
+def test_a_disturbed_turn_does_not_count() -> None:
+    turns = turns_of(1.0, 9.0, 1.1, 1.05)
+    assert len(quietest(turns)) == TURNS
+    assert combined(quietest(turns))[0].seconds == 1.05
+    assert contradictions({"machine-a": [turns]}) == {}
+
+
+def test_times_that_contradict_themselves() -> None:
+    found = contradictions(
+        {"machine-a": [turns_of(1.0, 1.1, 1.0)], "machine-b": [turns_of(1.0, 1.1, 1.0), turns_of(9, 1, 4)]}
+    )
+    assert found == {"machine-b": "the same kernels took 1.1 s and 9.9 s on machine-b"}
+
+
+def test_equal_machines_that_contradict_each_other() -> None:
+    measured = {"machine-a": [turns_of(31e-5)], "machine-b": [turns_of(404e-5)], "machine-c": [turns_of(1.0)]}
+    found = contradictions(measured, [("machine-a", "machine-b")])
+    assert set(found) == {"machine-a", "machine-b"}
+    assert set(found.values()) == {"machine-b took 4.44 ms for what took machine-a, an equal machine, 341 µs"}
+    assert contradictions(measured) == {}  # unequal machines may differ

@@ -7,10 +7,11 @@ from tests.models.small_onnx_model import small_model
 from tvm_split.measuring.model_profiling import profile_model
 
 A, B = "machine-a", "machine-b"
+pytestmark = pytest.mark.usefixtures("busy_machine")
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def measured(tmp_path_factory, busy_machine):
     """A model, where its profile is kept, the profile, and what was said while it was made."""
     model, folder, steps = tvm_split.load_model(small_model()), tmp_path_factory.mktemp("kept"), []
     cluster = tvm_split.Cluster.local(workers=2)

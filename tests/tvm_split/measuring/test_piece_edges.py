@@ -14,8 +14,8 @@ from tests.models import torch_models
 from tvm_split.compiler.targets import host_target
 from tvm_split.compiling import cut_model, tensor_spec
 from tvm_split.measuring.target_code import target_code
-from tvm_split.planner.layer_graph import layer_graph
-from tvm_split.planner.pieces import layers_of_stages, piece_edges, pieces_of
+from tvm_split.planner.by_hand import with_independent_layers
+from tvm_split.planner.pieces import piece_edges, pieces_of
 from tvm_split.rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
@@ -50,7 +50,7 @@ def test_edges_are_the_routes(name: str) -> None:
     build, inputs = MODELS[name]
     torch.manual_seed(0)
     model = tvm_split.load_model(build().eval(), inputs)
-    graph = layer_graph(model)
+    graph = model.graph
     pieces = pieces_of(graph, [call.kernel.layers for call in target_code(model, host_target(1), None).calls])
     edges = piece_edges(graph, pieces)
     assert len(pieces) > 3
@@ -94,8 +94,8 @@ def routes(model: tvm_split.Model, machine_of: Mapping[str, str]) -> Moved:
 def test_stages_of_pieces_hold_all_layers() -> None:
     build, inputs = MODELS["two inputs"]
     model = tvm_split.load_model(build(), inputs)
-    graph = layer_graph(model)
+    graph = model.graph
     pieces = {piece[0]: piece for piece in pieces_of(graph, [])}
-    names = list(pieces)
-    stages = layers_of_stages(graph, pieces, [names[:3], names[3:]])
+    halves = list(pieces)[:3], list(pieces)[3:]
+    stages = with_independent_layers(graph, [[layer for name in part for layer in pieces[name]] for part in halves])
     assert sorted(layer for stage in stages for layer in stage) == sorted(model.layer_names)

@@ -13,7 +13,6 @@ from tests.models.small_onnx_model import small_model
 from tvm_split.errors import PlanError
 from tvm_split.pictures.colours import COLOURS, text_colour
 from tvm_split.pictures.plan_picture import draw_plan
-from tvm_split.planner.plan import PlannedReplica
 
 SVG = "{http://www.w3.org/2000/svg}"
 A, B = "machine-a", "machine-b"
@@ -59,8 +58,7 @@ def test_predictions_are_in_the_legend(planned, tmp_path):
 
 def test_machines_that_take_turns_are_all_named(planned, tmp_path):
     model, plan = planned
-    replicas = (PlannedReplica(B, 0.5), PlannedReplica("machine-c", 0.5))
-    stages = (plan.stages[0], dataclasses.replace(plan.stages[1], replicas=replicas))
+    stages = (plan.stages[0], dataclasses.replace(plan.stages[1], machines=(B, "machine-c"), shares=(0.5, 0.5)))
     draw_plan(model, dataclasses.replace(plan, stages=stages), tmp_path / "plan.svg")
     shown = texts(tmp_path / "plan.svg")
     assert "machine-b: 3 layers, in turns with machine-c" in shown
@@ -88,7 +86,7 @@ def test_more_machines_than_colours(tmp_path):
     plan = tvm_split.plan(model, tvm_split.Cluster.in_process(machines=1, threads=1))
     names = [f"machine {number}" for number in range(len(COLOURS) + 2)]
     stages = tuple(
-        dataclasses.replace(plan.stages[0], machine=name, layers=(layer,))
+        dataclasses.replace(plan.stages[0], machines=(name,), layers=(layer,))
         for name, layer in zip(names, model.layer_names, strict=False)
     )
     draw_plan(model, dataclasses.replace(plan, stages=stages), tmp_path / "plan.SVG")

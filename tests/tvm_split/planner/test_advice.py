@@ -6,11 +6,11 @@ import pytest
 
 from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile, graph_of
 from tvm_split.planner.advice import one_machine_advice
-from tvm_split.planner.model_problem import planned_stages
+from tvm_split.planner.fewer_machines import with_fewest_machines
+from tvm_split.planner.model_problem import stages_of_layers
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.predicting import predict
+from tvm_split.planner.prediction import predict
 from tvm_split.planner.search import solve
-from tvm_split.planner.thrift import spared
 
 EQUAL = {A: [0.002] * 4, B: [0.002] * 4}
 
@@ -18,7 +18,7 @@ EQUAL = {A: [0.002] * 4, B: [0.002] * 4}
 def plan_of(profile, objective="throughput", memory=None, **constraints):
     problem = chain_problem(profile, objective, memory, **constraints)
     solution = solve(problem)
-    stages = planned_stages(graph_of(profile), profile, solution.stages)
+    stages = stages_of_layers(graph_of(profile), profile, solution.stages)
     return Plan("net", objective, "measured", (), stages, predict(problem, profile, solution))
 
 
@@ -41,8 +41,8 @@ def test_latency_on_equal_machines():
 
 def test_a_gain_that_was_given_up():
     problem = chain_problem(profile := chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]}))
-    solution = spared(problem, solve(problem))
-    stages = planned_stages(graph_of(profile), profile, solution.stages)
+    solution = with_fewest_machines(problem, solve(problem))
+    stages = stages_of_layers(graph_of(profile), profile, solution.stages)
     text = one_machine_advice(Plan("net", "throughput", "measured", (), stages, predict(problem, profile, solution)), 2)
     assert "more machines gain too little: machine-a alone does 9.9" in text
     assert "2 machines would gain" in text

@@ -43,7 +43,7 @@ def test_shares_that_can_be_met_are_met(counts):
 
 
 def placed(stages):
-    return [(stage.machines, len(stage.pieces)) for stage in stages]
+    return [(stage.machines, len(stage.layers)) for stage in stages]
 
 
 def test_the_usual_ways():

@@ -6,11 +6,11 @@ import pytest
 
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
 from tvm_split.planner.demands import is_possible, keeps_demands
-from tvm_split.planner.problem import SolvedStage
+from tvm_split.planner.problem import Stage
 from tvm_split.planner.search import evaluate
 
 PROFILE = chain_profile({A: [0.01, 0.02], B: [0.01, 0.02], C: [0.01, 0.02]})
-STAGES = (SolvedStage((A,), ("layer_0",)), SolvedStage((B, C), ("layer_1",), (0.5, 0.5)))
+STAGES = (Stage((A,), ("layer_0",)), Stage((B, C), ("layer_1",), (0.5, 0.5)))
 
 
 @pytest.mark.parametrize(

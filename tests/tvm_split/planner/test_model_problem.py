@@ -12,11 +12,10 @@ from tests.helpers.planner.layer_graphs import chain_graph
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, graph_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.layer_graph import LayerGraph
-from tvm_split.planner.model_problem import BUFFERS, corrected, planned_stages, solved_stages, with_turns
-from tvm_split.planner.plan import PlannedStage
-from tvm_split.planner.problem import Pin, SolvedStage
+from tvm_split.planner.model_problem import BUFFERS, stages_of_layers, stages_of_pieces, with_turns
+from tvm_split.planner.problem import Pin, Stage
 from tvm_split.planner.profile import ModelPiece, StreamingCost
-from tvm_split.rpc_runtime.program.turns import deal
+from tvm_split.rpc_runtime.program.turns import turns_by_share
 
 TWO = {A: [0.001, 0.002, 0.003], B: [0.002, 0.004, 0.006]}
 
@@ -93,12 +92,6 @@ def test_pins_that_name_nothing(pins, message):
         chain_problem(chain_profile(TWO), pins=pins)
 
 
-def test_another_profile_of_the_same_pieces():
-    slow = chain_profile({A: [0.1, 0.2, 0.3], B: TWO[B]}, bytes_per_second=1e6)
-    problem = corrected(chain_problem(chain_profile(TWO), maximum_machines=1), slow)
-    assert problem == chain_problem(slow, maximum_machines=1)
-
-
 @st.composite
 def solved(draw):
     """Stages of a chain of pieces on different machines, some of them replicas."""
@@ -111,7 +104,7 @@ def solved(draw):
         weights = draw(st.lists(st.integers(1, 9), min_size=replicas, max_size=replicas))
         shares = tuple(weight / sum(weights) for weight in weights)
         names = tuple(itertools.islice(machines, replicas))
-        stages.append(SolvedStage(names, tuple(f"layer_{index}" for index in range(start, end)), shares))
+        stages.append(Stage(names, tuple(f"layer_{index}" for index in range(start, end)), shares))
     return count, tuple(stages)
 
 
@@ -119,10 +112,10 @@ def solved(draw):
 def test_layers_and_back(case):
     count, stages = case
     profile = chain_profile({f"machine-{letter}": [0.001] * count for letter in "abcdefghijklmno"})
-    planned = planned_stages(graph_of(profile), profile, stages)
+    planned = stages_of_layers(graph_of(profile), profile, stages)
     assert [layer for stage in planned for layer in stage.layers] == [f"layer_{index}" for index in range(count)]
-    back = solved_stages(profile, planned)
-    assert [(stage.machines, stage.pieces) for stage in back] == [(stage.machines, stage.pieces) for stage in stages]
+    back = stages_of_pieces(profile, planned)
+    assert [(stage.machines, stage.layers) for stage in back] == [(stage.machines, stage.layers) for stage in stages]
     for mine, given_ in zip(back, stages, strict=True):
         assert mine.shares == pytest.approx(given_.shares)
 
@@ -133,31 +126,30 @@ def test_layers_without_inputs_go_with_their_neighbours():
         layers=("table", "layer_0", "mask", "layer_1"),
         predecessors={**chain.predecessors, "table": frozenset(), "mask": frozenset()},
         independent=frozenset({"table", "mask"}),
-        spans={},
         values=chain.values,
         inputs=chain.inputs,
     )
     profile = chain_profile({A: [0.1, 0.1], B: [0.1, 0.1]})
-    stages = (SolvedStage((A,), ("layer_0",)), SolvedStage((B,), ("layer_1",)))
-    planned = planned_stages(graph, profile, stages)
+    stages = (Stage((A,), ("layer_0",)), Stage((B,), ("layer_1",)))
+    planned = stages_of_layers(graph, profile, stages)
     assert [stage.layers for stage in planned] == [("table", "layer_0", "mask"), ("layer_1",)]
-    assert solved_stages(profile, planned) == stages
+    assert stages_of_pieces(profile, planned) == stages
 
 
 def test_a_boundary_inside_of_a_piece_was_not_measured():
     profile = chain_profile(TWO)
     joined = ModelPiece("layer_0", ("layer_0", "layer_1"), 1, 1)
     profile = dataclasses.replace(profile, pieces=(joined, profile.pieces[2]))
-    cut = (PlannedStage("stage_0", A, ("layer_0",)), PlannedStage("stage_1", B, ("layer_1", "layer_2")))
-    assert solved_stages(profile, cut) is None
-    assert solved_stages(profile, (PlannedStage("stage_0", A, ("layer_0", "layer_1")),)) is None
+    cut = (Stage((A,), ("layer_0",)), Stage((B,), ("layer_1", "layer_2")))
+    assert stages_of_pieces(profile, cut) is None
+    assert stages_of_pieces(profile, (Stage((A,), ("layer_0", "layer_1")),)) is None
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=6))
 def test_replicas_that_are_too_rare_for_a_turn_are_left_out(speeds):
     shares = tuple(speed / math.fsum(speeds) for speed in speeds)
-    stage = SolvedStage(tuple(f"machine-{index}" for index in range(len(speeds))), ("layer_0",), shares)
+    stage = Stage(tuple(f"machine-{index}" for index in range(len(speeds))), ("layer_0",), shares)
     (kept,) = with_turns([stage])
     assert math.isclose(math.fsum(kept.shares), 1.0)
-    assert set(range(len(kept.machines))) == set(deal(kept.shares))
+    assert set(range(len(kept.machines))) == set(turns_by_share(kept.shares))
     assert kept == stage or len(kept.machines) < len(stage.machines)

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tvm_split.planner.by_hand import with_independent_layers
 from tvm_split.planner.layer_graph import LayerGraph, Value
-from tvm_split.planner.pieces import layers_of_stages, piece_edges, pieces_of, pieces_of_kernels
+from tvm_split.planner.pieces import piece_edges, pieces_of, pieces_of_kernels
 from tvm_split.planner.problem import Edge
 
 
@@ -21,7 +22,6 @@ def graph_of(
         layers=tuple(needs),
         predecessors={layer: frozenset(before) for layer, before in needs.items()},
         independent=frozenset(independent),
-        spans={layer: (index, index) for index, layer in enumerate(needs)},
         values=tuple(values),
         inputs=tuple(inputs),
     )
@@ -68,8 +68,7 @@ def test_independent_layers_are_in_no_piece() -> None:
     graph = graph_of({"table": [], "take": [], "fc": ["take"]}, independent=["table"])
     pieces = pieces_of(graph, [("table",), ("take",), ("fc",)])
     assert pieces == (("take",), ("fc",))
-    stages = layers_of_stages(graph, {piece[0]: piece for piece in pieces}, [["take"], ["fc"]])
-    assert stages == (("table", "take"), ("fc",))
+    assert with_independent_layers(graph, [["take"], ["fc"]]) == [["table", "take"], ["fc"]]
 
 
 def test_what_is_no_tensor_does_not_travel() -> None:

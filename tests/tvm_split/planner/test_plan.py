@@ -12,19 +12,19 @@ import pytest
 
 import tvm_split
 from tests.helpers.mutations import WRONG_FILES
-from tvm_split.planner.plan import Plan, PlannedMachine, PlannedReplica, PlannedStage
+from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Prediction
+from tvm_split.planner.problem import Stage
 
 LLVM = {"kind": "llvm"}
 MACHINES = tuple(PlannedMachine(f"machine-{letter}", LLVM, 1) for letter in "abc")
-REPLICATED = PlannedStage(
-    "stage_1", "machine-b", ("2",), (PlannedReplica("machine-b", 0.67), PlannedReplica("machine-c", 0.33))
-)
+REPLICATED = Stage(("machine-b", "machine-c"), ("2",), (0.67, 0.33), "stage_1")
 PREDICTION = Prediction(1.0, 2.0, 0.0, 2, 1.0, 0.0, "machine-b", "by hand", "", 0.0, (), ())
 
 
 def planned() -> Plan:
-    return Plan("Model", "throughput", "test", MACHINES, (PlannedStage("stage_0", "machine-a", ("0", "1")), REPLICATED))
+    first = Stage(("machine-a",), ("0", "1"), name="stage_0")
+    return Plan("Model", "throughput", "test", MACHINES, (first, REPLICATED))
 
 
 def test_a_stage_knows_its_machines_and_turns() -> None:

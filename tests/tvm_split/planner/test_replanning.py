@@ -8,15 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile
-from tvm_split.planner.model_problem import corrected
 from tvm_split.planner.prediction import Corrections
-from tvm_split.planner.problem import SolvedStage
+from tvm_split.planner.problem import Stage
 from tvm_split.planner.replanning import Measured, calibrated, corrections_of, replan
 from tvm_split.planner.search import evaluate, solve
 
 PROFILE = chain_profile({A: [0.002] * 6, B: [0.002] * 6})
 HALVES = tuple(
-    SolvedStage((machine,), tuple(f"layer_{index}" for index in range(start, start + 3)))
+    Stage((machine,), tuple(f"layer_{index}" for index in range(start, start + 3)))
     for machine, start in ((A, 0), (B, 3))
 )
 
@@ -42,10 +41,10 @@ def test_corrections_add_up_and_outlive_idleness():
 
 
 def test_a_slow_machine_gets_less():
-    problem = corrected(chain_problem(PROFILE), calibrated(PROFILE, corrections_of(Measured(0.012, {A: 2.0}))))
+    problem = chain_problem(calibrated(PROFILE, corrections_of(Measured(0.012, {A: 2.0}))))
     found = replan(problem, HALVES, solve)
     assert found.changed
-    assert [len(stage.pieces) for stage in found.stages if stage.machines == (A,)] == [2]
+    assert [len(stage.layers) for stage in found.stages if stage.machines == (A,)] == [2]
     assert found.gain == pytest.approx(1 - 8 / 12)
 
 
@@ -57,12 +56,12 @@ def stages_of(case):
     cut, swapped = case
     machines = (B, A) if swapped else (A, B)
     names = [f"layer_{index}" for index in range(6)]
-    return tuple(map(SolvedStage, ((machine,) for machine in machines), (tuple(names[:cut]), tuple(names[cut:]))))
+    return tuple(map(Stage, ((machine,) for machine in machines), (tuple(names[:cut]), tuple(names[cut:]))))
 
 
 @given(ratios, plans, st.floats(0.0, 0.9))
 def test_never_for_a_gain_below_the_threshold_and_never_twice(factors, case, threshold):
-    problem = corrected(chain_problem(PROFILE), calibrated(PROFILE, corrections_of(Measured(0.01, factors))))
+    problem = chain_problem(calibrated(PROFILE, corrections_of(Measured(0.01, factors))))
     current = stages_of(case)
     before = evaluate(problem, current).period_seconds
     found = replan(problem, current, partial(solve, time_limit_seconds=5.0), threshold)
@@ -81,11 +80,10 @@ def test_never_for_a_gain_below_the_threshold_and_never_twice(factors, case, thr
 @given(ratios, plans)
 def test_plans_do_not_take_turns(truth, case):
     """Every plan is measured on machines that are not as profiled; what the first one showed is not forgotten."""
-    problem = chain_problem(PROFILE)
-    real = corrected(problem, calibrated(PROFILE, Corrections(tuple(truth.items()))))
+    real = chain_problem(calibrated(PROFILE, Corrections(tuple(truth.items()))))
     current, corrections, seen = stages_of(case), Corrections(), []
     for _ in range(6):
-        believed = corrected(problem, calibrated(PROFILE, corrections))
+        believed = chain_problem(calibrated(PROFILE, corrections))
         loads = {load.machine: load.compute_seconds for load in evaluate(believed, current).loads}
         happened = evaluate(real, current)
         measured = Measured(
@@ -94,7 +92,7 @@ def test_plans_do_not_take_turns(truth, case):
             earlier=corrections,
         )
         corrections = corrections_of(measured)
-        found = replan(corrected(problem, calibrated(PROFILE, corrections)), current, solve)
+        found = replan(chain_problem(calibrated(PROFILE, corrections)), current, solve)
         seen.append(found.changed)
         current = found.stages
     assert seen[2:] == [False] * 4

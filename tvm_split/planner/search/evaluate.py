@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Evaluation, MachineLoad, Problem, SolvedStage
+from tvm_split.planner.problem import Evaluation, MachineLoad, Problem, Stage
 from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of, names_of
 
 
@@ -20,7 +20,7 @@ class Placed:
     pieces: tuple[int, ...]
 
 
-def evaluate(problem: Problem, stages: Sequence[SolvedStage]) -> Evaluation:
+def evaluate(problem: Problem, stages: Sequence[Stage]) -> Evaluation:
     """The period, latency and loads of a plan.
 
     - The period is the largest over machines of compute, receive and send. Compute is the sum of the pieces' seconds,
@@ -98,7 +98,7 @@ class Crossing:
     stream_seconds: float
 
 
-def transfers(problem: Problem, stages: Sequence[SolvedStage]) -> dict[tuple[int | None, int | None], Crossing]:
+def transfers(problem: Problem, stages: Sequence[Stage]) -> dict[tuple[int | None, int | None], Crossing]:
     """What passes between stages, by their positions; None is the client.
 
     Raises:
@@ -180,12 +180,12 @@ def shared(seconds: Sequence[float]) -> tuple[float, tuple[float, ...]]:
     return (seconds[0] if len(seconds) == 1 else 1.0 / whole), tuple(rate / whole for rate in rates)
 
 
-def solved_stages(instance: Instance, stages: Sequence[Placed]) -> tuple[SolvedStage, ...]:
+def solved_stages(instance: Instance, stages: Sequence[Placed]) -> tuple[Stage, ...]:
     """Stages by names, in topological order, with the shares of replicas."""
     order = stage_order(instance, stages, crossings_of(instance, stages))
     ordered = [stages[number] for number in order]
     return tuple(
-        SolvedStage(
+        Stage(
             tuple(instance.machines[machine] for machine in stage.machines),
             tuple(instance.pieces[piece] for piece in stage.pieces),
             _shares(instance, ordered, number),
@@ -232,13 +232,13 @@ def _latency(
     return max([*finish.values(), *delivered])
 
 
-def _placed(instance: Instance, stages: Sequence[SolvedStage]) -> list[Placed]:
+def _placed(instance: Instance, stages: Sequence[Stage]) -> list[Placed]:
     holder: dict[str, str] = {}
     used: set[str] = set()
     placed = []
     for stage in stages:
-        if not stage.pieces or not stage.machines:
-            raise PlanError(f"a stage on {stage.machines or 'no machine'} with {len(stage.pieces)} pieces is no stage")
+        if not stage.layers or not stage.machines:
+            raise PlanError(f"a stage on {stage.machines or 'no machine'} with {len(stage.layers)} pieces is no stage")
         for machine in stage.machines:
             if machine not in instance.machine_number:
                 raise PlanError(f"the plan names machine {machine!r}; there are {', '.join(instance.machines)}")
@@ -247,7 +247,7 @@ def _placed(instance: Instance, stages: Sequence[SolvedStage]) -> list[Placed]:
                     f"machine {machine!r} has two stages; it holds one, so join them or use another machine"
                 )
             used.add(machine)
-        for piece in stage.pieces:
+        for piece in stage.layers:
             if piece not in instance.piece_number:
                 raise PlanError(f"the plan places piece {piece!r}, which the problem does not have")
             if piece in holder:
@@ -259,7 +259,7 @@ def _placed(instance: Instance, stages: Sequence[SolvedStage]) -> list[Placed]:
         placed.append(
             Placed(
                 tuple(instance.machine_number[machine] for machine in stage.machines),
-                tuple(sorted(instance.piece_number[piece] for piece in stage.pieces)),
+                tuple(sorted(instance.piece_number[piece] for piece in stage.layers)),
             )
         )
     missing = [piece for piece in instance.pieces if piece not in holder]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine, SolvedStage
+from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.planner.search import evaluate
 
 MACHINES = (ProblemMachine("a", 1000.0), ProblemMachine("b", contention=1.5), ProblemMachine("c"))
@@ -25,8 +25,8 @@ def pieces(*names: str) -> tuple[Piece, ...]:
     )
 
 
-def stage(machine: str, *names: str) -> SolvedStage:
-    return SolvedStage((machine,), names)
+def stage(machine: str, *names: str) -> Stage:
+    return Stage((machine,), names)
 
 
 DIAMOND = Problem(
@@ -85,7 +85,7 @@ def test_one_machine_has_no_contention_and_pays_for_the_client() -> None:
 
 def test_replicas_compute_together_and_pay_for_the_slowest_link() -> None:
     problem = Problem("throughput", MACHINES, LINKS, pieces("p", "q"), (Edge("p", "q", 100.0),), replicas=True)
-    found = evaluate(problem, [stage("a", "p"), SolvedStage(("b", "c"), ("q",))])
+    found = evaluate(problem, [stage("a", "p"), Stage(("b", "c"), ("q",))])
     loads = {load.machine: load for load in found.loads}
     # b takes 2 × 1.5 of contention, c 3: one every 1.5 seconds together; 100 bytes at 100/s and at 200/s.
     assert loads["b"].compute_seconds == loads["c"].compute_seconds == pytest.approx(1.5)
@@ -106,7 +106,7 @@ def test_replicas_compute_together_and_pay_for_the_slowest_link() -> None:
         ([stage("a", "p", "q", "r"), stage("b")], "no stage"),
     ],
 )
-def test_what_is_no_plan(stages: list[SolvedStage], message: str) -> None:
+def test_what_is_no_plan(stages: list[Stage], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         evaluate(DIAMOND, stages)
 

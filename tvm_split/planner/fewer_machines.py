@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from tvm_split.planner.demands import keeps_demands
-from tvm_split.planner.problem import Alternative, Problem, Solution, SolvedStage, gap_of, objective_seconds
+from tvm_split.planner.problem import Alternative, Problem, Solution, Stage, gap_of, objective_seconds
 from tvm_split.planner.search import evaluate
 from tvm_split.units import seconds_text
 
@@ -20,7 +20,7 @@ LARGEST_MARGIN = 0.3
 """up to this: such a gain is worth any latency to who asks for throughput."""
 
 
-def spared(problem: Problem, solution: Solution) -> Solution:
+def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
     """The plan of fewest machines among those that lost by hardly anything; the solution itself if there is none.
 
     That is by `MARGIN`, and for throughput by `MARGIN_PER_DOUBLING` more for each time that the solution's latency is
@@ -52,7 +52,13 @@ def spared(problem: Problem, solution: Solution) -> Solution:
         why_no_more_machines=f"{_machines(solution.stages)} machines would gain {lost:.1%} and have a latency of "
         f"{seconds_text(solution.evaluation.latency_seconds)} instead of {seconds_text(evaluation.latency_seconds)}",
         alternatives=(
-            _as_alternative(solution, MORE_MACHINES, lost),
+            Alternative(
+                MORE_MACHINES,
+                solution.stages,
+                solution.evaluation.period_seconds,
+                solution.evaluation.latency_seconds,
+                f"gains {lost:.1%} with {_machines(solution.stages)} machines",
+            ),
             *(each for each in solution.alternatives if each is not chosen),
         ),
     )
@@ -65,11 +71,5 @@ def _margin(problem: Problem, solution: Solution, other: Alternative) -> float:
     return min(MARGIN + MARGIN_PER_DOUBLING * math.log2(later), LARGEST_MARGIN)
 
 
-def _as_alternative(solution: Solution, name: str, gain: float) -> Alternative:
-    evaluation = solution.evaluation
-    why = f"gains {gain:.1%} with {_machines(solution.stages)} machines"
-    return Alternative(name, solution.stages, evaluation.period_seconds, evaluation.latency_seconds, why)
-
-
-def _machines(stages: tuple[SolvedStage, ...]) -> int:
+def _machines(stages: tuple[Stage, ...]) -> int:
     return sum(len(stage.machines) for stage in stages)

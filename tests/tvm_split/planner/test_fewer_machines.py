@@ -7,19 +7,19 @@ import dataclasses
 import pytest
 
 from tests.helpers.planner.profiles import chain_problem, chain_profile
+from tvm_split.planner.fewer_machines import MARGIN, with_fewest_machines
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.search import evaluate, solve
-from tvm_split.planner.thrift import MARGIN, spared
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 A, B = "machine-a", "machine-b"
 
 
-def test_a_gain_that_no_measurement_shows_is_spared():
+def test_a_gain_that_no_measurement_shows_is_with_fewest_machines():
     problem = chain_problem(chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]}))
     best = solve(problem)
     assert sum(len(stage.machines) for stage in best.stages) == 2
-    found = spared(problem, best)
+    found = with_fewest_machines(problem, best)
     assert len(found.stages) == 1
     assert found.evaluation == evaluate(problem, found.stages)
     assert found.lower_bound_seconds == best.lower_bound_seconds
@@ -32,18 +32,18 @@ def test_a_gain_that_no_measurement_shows_is_spared():
 def test_a_gain_is_kept():
     problem = chain_problem(chain_profile({A: [0.1, 0.01], B: [0.1, 0.01]}))
     best = solve(problem)
-    assert spared(problem, best) is best
+    assert with_fewest_machines(problem, best) is best
 
 
 def test_a_small_gain_is_not_worth_a_much_larger_latency():
     times = {A: [0.01, 0.001], B: [0.01, 0.001]}
     near, far = (chain_problem(chain_profile(times, latency_seconds=latency)) for latency in (1e-5, 0.02))
-    assert len(spared(near, solve(near)).stages) == 2
+    assert len(with_fewest_machines(near, solve(near)).stages) == 2
     far = dataclasses.replace(far, links=tuple(
         dataclasses.replace(link, latency_seconds=1e-5 if CLIENT in (link.source, link.destination) else 0.02)
         for link in far.links
     ))  # fmt: skip
-    found = spared(far, solve(far))
+    found = with_fewest_machines(far, solve(far))
     assert len(found.stages) == 1
     assert "latency" in found.why_no_more_machines
 
@@ -51,7 +51,7 @@ def test_a_small_gain_is_not_worth_a_much_larger_latency():
 def test_stages_that_were_asked_for_are_kept():
     problem = chain_problem(chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]}), stages=2)
     best = solve(problem)
-    assert spared(problem, best) is best
+    assert with_fewest_machines(problem, best) is best
 
 
 def test_demands_are_kept():
@@ -59,7 +59,7 @@ def test_demands_are_kept():
     free = solve(chain_problem(profile)).evaluation.period_seconds
     problem = chain_problem(profile, maximum_period_seconds=free)
     best = solve(problem)
-    assert spared(problem, best) is best
+    assert with_fewest_machines(problem, best) is best
 
 
 def test_a_large_gain_is_worth_any_latency():
@@ -67,7 +67,7 @@ def test_a_large_gain_is_worth_any_latency():
     problem = chain_problem(chain_profile(times, latency_seconds=0.05))
     best = solve(problem)
     assert best.evaluation.latency_seconds > 10 * 0.002
-    assert spared(problem, best) is best
+    assert with_fewest_machines(problem, best) is best
 
 
 def test_machines_are_spared_where_the_latency_is_none():
@@ -80,6 +80,6 @@ def test_machines_are_spared_where_the_latency_is_none():
     )
     best = solve(problem)
     assert sum(len(stage.machines) for stage in best.stages) == 2
-    found = spared(problem, best)
+    found = with_fewest_machines(problem, best)
     assert sum(len(stage.machines) for stage in found.stages) == 1
     assert "2 machines would gain 0.0%" in found.why_no_more_machines

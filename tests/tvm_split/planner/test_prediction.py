@@ -11,14 +11,13 @@ from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import ONE_MACHINE
-from tvm_split.planner.predicting import compared_baselines, oldest_measurement, predict
-from tvm_split.planner.prediction import Corrections
-from tvm_split.planner.problem import SolvedStage
+from tvm_split.planner.prediction import Corrections, compared_baselines, predict
+from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
 from tvm_split.planner.search import evaluate, solve
 
 FAST = {"bytes_per_second": 1e9, "latency_seconds": 1e-4}
-HALVES = (SolvedStage((A,), ("layer_0", "layer_1")), SolvedStage((B,), ("layer_2",)))
+HALVES = (Stage((A,), ("layer_0", "layer_1")), Stage((B,), ("layer_2",)))
 
 
 def test_the_best_plan():
@@ -53,7 +52,7 @@ def test_the_best_plan():
 def test_another_plan_is_held_against_the_best_bound():
     profile = chain_profile({A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, **FAST)
     problem = chain_problem(profile)
-    other = (SolvedStage((A,), ("layer_0",)), SolvedStage((B,), ("layer_1", "layer_2")))
+    other = (Stage((A,), ("layer_0",)), Stage((B,), ("layer_1", "layer_2")))
     found = predict(problem, profile, solve(problem), other)
     assert found.lower_bound_seconds == pytest.approx(0.005)
     assert found.period_seconds == pytest.approx(0.007)
@@ -65,7 +64,7 @@ def test_another_plan_is_held_against_the_best_bound():
 def test_replicas_share_computing_and_links_by_turns():
     profile = chain_profile({A: [0.001, 0.008], B: [0.001, 0.012], C: [0.001, 0.024]}, **FAST)
     problem = chain_problem(profile, replicas=True)
-    stages = (SolvedStage((A,), ("layer_0",)), SolvedStage((B, C), ("layer_1",), (2 / 3, 1 / 3)))
+    stages = (Stage((A,), ("layer_0",)), Stage((B, C), ("layer_1",), (2 / 3, 1 / 3)))
     found = predict(problem, profile, solve(problem), stages)
     assert found.period_seconds == pytest.approx(0.008)
     _, second, third = found.machines
@@ -84,7 +83,7 @@ def test_replicas_that_never_meet_have_no_link():
     profile = chain_profile(seconds, **FAST)
     problem = chain_problem(profile, replicas=True)
     halves = (0.5, 0.5)
-    stages = (SolvedStage((A, B), ("layer_0",), halves), SolvedStage((C, "machine-d"), ("layer_1",), halves))
+    stages = (Stage((A, B), ("layer_0",), halves), Stage((C, "machine-d"), ("layer_1",), halves))
     found = predict(problem, profile, solve(problem), stages)
     between = {
         (each.source, each.destination): each.bytes
@@ -143,12 +142,12 @@ def test_stages_that_do_not_fit():
 
 def test_the_oldest_measurement():
     profile = chain_profile({A: [0.1], B: [0.1]}, measured_at=50.0)
-    assert oldest_measurement(profile) == 50.0
+    assert profile.measured_at == 50.0
     given = dataclasses.replace(
         profile, links=tuple(dataclasses.replace(each, measured_at=0.0) for each in profile.links)
     )
-    assert oldest_measurement(given) == 50.0  # what the user gave has no age
-    assert oldest_measurement(chain_profile({A: [0.1], B: [0.1]}, measured_at=-1.0)) == -1.0
+    assert given.measured_at == 50.0  # what the user gave has no age
+    assert chain_profile({A: [0.1], B: [0.1]}, measured_at=-1.0).measured_at == -1.0
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 4))
@@ -183,3 +182,25 @@ def _profile_of(problem):
     )  # fmt: skip
     pieces = tuple(ModelPiece(each.name, (each.name,), 0, 0) for each in problem.pieces)
     return ClusterProfile("net", "", pieces, machines, ())
+
+
+def test_a_stream_that_would_be_slower_than_one_result_after_the_other_is_doubtful():
+    slow = StreamingCost(alone_ratio=4.0)
+    profile = chain_profile({A: [0.0245]})
+    disturbed = dataclasses.replace(
+        profile, machines=(dataclasses.replace(profile.machines[0], streaming=slow),), doubts=("it was disturbed",)
+    )
+    first, second = predict(chain_problem(disturbed), disturbed, solve(chain_problem(disturbed))).doubts
+    assert first == "it was disturbed"
+    assert second.startswith("one result every 98 ms in a stream, and 24.7 ms for one alone")
+    assert predict(chain_problem(profile), profile, solve(chain_problem(profile))).doubts == ()
+
+
+def test_what_streams_take_from_a_machine_alone_is_no_transfer():
+    profile = chain_profile({A: [0.02]})
+    streaming = StreamingCost(alone_ratio=1.5, alone_transfer_seconds=0.001)
+    profile = dataclasses.replace(profile, machines=(dataclasses.replace(profile.machines[0], streaming=streaming),))
+    problem = chain_problem(profile)
+    (machine,) = predict(problem, profile, solve(problem)).machines
+    assert machine.compute_seconds == pytest.approx(0.032)
+    assert machine.transfer_seconds == pytest.approx(0.002)

@@ -1,53 +1,47 @@
-"""``tvm-split plan --problem``: the planner by itself, on numbers from a file."""
+"""``tvm-split solve``: the planner by itself, on numbers from a file."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, print_error, print_json
-from tvm_split.cli.wrong_use import WrongUseError, given_options
 from tvm_split.units import bytes_text, seconds_text, short_list
 
 if TYPE_CHECKING:
     from tvm_split.planner.problem import MachineLoad, Problem, Solution
 
-GOES_WITH_A_PROBLEM = ("problem", "time_limit", "json")
 
+def solve(
+    problem: Annotated[Path, typer.Argument(metavar="PROBLEM", help="A planning problem (JSON).", show_default=False)],
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", min=0.1, metavar="SECONDS", help="Search so long at most (default: 10)."),
+    ] = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Plan numbers instead of a model: what `tvm-split plan --write-problem` wrote, or a question of your own.
 
-def require_problem_alone(context: typer.Context) -> None:
-    """A problem file says everything by itself.
-
-    Raises:
-        WrongUseError: the command line has the model, or another option besides those of `plan_problem`.
-    """
-    for name, option in given_options(context):
-        if name not in GOES_WITH_A_PROBLEM:
-            raise WrongUseError("a problem file says this by itself; leave it out with --problem", option)
-
-
-def plan_problem(path: Path, json: bool, time_limit_seconds: float | None) -> None:
-    """Print the plan of a problem file; a problem that has none ends the command with exit code 1.
-
-    Raises:
-        PlanError: the file is wrong.
+    Exit code 1 if no plan fits the problem.
     """
     from tvm_split.errors import PlanError
     from tvm_split.planner.problem_file import read_problem_file, solution_to_dict
-    from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
+    from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS
+    from tvm_split.planner.search import solve as search
 
-    problem = read_problem_file(path)
+    read = read_problem_file(problem)
     try:
-        solution = solve(problem, time_limit_seconds=time_limit_seconds or DEFAULT_TIME_LIMIT_SECONDS)
+        solution = search(read, time_limit_seconds=time_limit or DEFAULT_TIME_LIMIT_SECONDS)
     except PlanError as error:
-        print_error(f"{path}: {error}")
+        print_error(f"{problem}: {error}")
         raise typer.Exit(1) from error
     if json:
-        print_json(solution_to_dict(problem, solution))
+        print_json(solution_to_dict(read, solution))
     else:
-        _print_solution(path, problem, solution)
+        _print_solution(problem, read, solution)
 
 
 def _print_solution(path: Path, problem: Problem, solution: Solution) -> None:
@@ -68,8 +62,8 @@ def _print_solution(path: Path, problem: Problem, solution: Solution) -> None:
             load = loads[machine]
             table.add_row(
                 Text(machine),
-                str(len(stage.pieces)),
-                Text(short_list(stage.pieces)),
+                str(len(stage.layers)),
+                Text(short_list(stage.layers)),
                 f"{share:.0%}",
                 *map(seconds_text, (load.compute_seconds, load.receive_seconds, load.send_seconds)),
                 _memory_text(load, limits[machine]),

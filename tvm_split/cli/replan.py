@@ -1,0 +1,56 @@
+"""``tvm-split replan``: improve a plan by what it was measured to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tvm_split.cli import options
+from tvm_split.cli.console import print_note
+from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.plan_output import PlanOutput
+from tvm_split.cli.planning import SPLITTING, ClusterOptions, PlanOptions
+from tvm_split.progress import step_progress
+
+
+def replan(
+    model: options.ModelArgument,
+    plan: Annotated[Path, typer.Option("--plan", dir_okay=False, help="The plan that has run.", show_default=False)],
+    measured: Annotated[
+        Path,
+        typer.Option(
+            "--measured", metavar="REPORT", dir_okay=False, help="Of `tvm-split bench --json`.", show_default=False
+        ),
+    ],
+    cluster: ClusterOptions,
+    shapes: ModelOptions,
+    request: PlanOptions,
+    shown: PlanOutput,
+    threshold: Annotated[
+        float, typer.Option("--threshold", min=0.0, max=1.0, help="The least gain that changes the plan.")
+    ] = 0.05,
+) -> None:
+    """Improve a plan that has run by what was measured of it, and change it only where that gains enough."""
+    from tvm_split.deployment.measured_file import read_measured
+    from tvm_split.planner.plan import Plan
+    from tvm_split.planning import plan_again
+
+    shown.require_possible(model)
+    request.require_none("new measurements need no correction; use `tvm-split plan`", ("refresh",))
+    request.require_none("a plan that has run is improved by searching", SPLITTING)
+    machines = cluster.machines()
+    current = Plan.load(plan)
+    loaded = shapes.load(model)
+    found = read_measured(measured, loaded.name)
+    with step_progress("planning") as report:
+        asked = request.request(model, loaded, machines)
+        better, replanned = plan_again(loaded, machines, asked, current, found, threshold, report)
+    if not replanned.changed:
+        print_note(f"the plan stays: another gains {replanned.gain:.1%}, no more than {threshold:.1%}")
+    elif replanned.gain > threshold:
+        print_note(f"the plan changes: it gains {replanned.gain:.1%}, more than the threshold of {threshold:.1%}")
+    else:
+        print_note(f"the plan changes: the old one does not keep to what is demanded (gain: {replanned.gain:.1%})")
+    shown.show(model, loaded, better, len(machines.machines))

@@ -1,0 +1,72 @@
+"""What is asked of the planner: one request, whoever asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import Objective
+from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS
+
+Split = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """How a model is to be planned. Layers are given by name or prefix, as in a split.
+
+    Attributes:
+        objective: ``"throughput"`` (least time between results) or ``"latency"`` (least time for one input).
+        stages: exactly so many stages. More than there are machines go round.
+        split: layers by machine, decided by the user; see `tvm_split.planner.by_hand`.
+        pins: pairs of layers and the machine on which they must stay.
+        kept_off: pairs of layers and a machine on which they must not be.
+        replicas: a stage may be dealt out over several machines, each of which then holds its weights.
+        maximum_machines: use so many at most.
+        maximum_period_seconds, maximum_latency_seconds: what the plan must keep to besides its objective.
+        profile: measurements to plan with, instead of making them; with ``split``, what to predict by.
+        measure: False plans with estimates from operations and bytes; nothing is contacted but for targets.
+        refresh: measure anew what was measured before.
+        database: tuned kernels to measure, as `tvm_split.compile` takes them.
+        time_limit_seconds: for the search; then the best plan so far is returned, with its bound.
+
+    Raises:
+        PlanError: an objective or number of stages that there cannot be, or a split with other demands.
+    """
+
+    objective: Objective = "throughput"
+    stages: int | None = None
+    split: Split | None = None
+    pins: tuple[tuple[str, str], ...] = ()
+    kept_off: tuple[tuple[str, str], ...] = ()
+    replicas: bool = False
+    maximum_machines: int | None = None
+    maximum_period_seconds: float = math.inf
+    maximum_latency_seconds: float = math.inf
+    profile: ClusterProfile | None = None
+    measure: bool = True
+    refresh: bool = False
+    database: str | Path | None = None
+    time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
+
+    def __post_init__(self) -> None:
+        if self.objective not in get_args(Objective):
+            raise PlanError(f"objective is {self.objective!r}; it can be {' or '.join(map(repr, get_args(Objective)))}")
+        if self.stages is not None and self.stages < 1:
+            raise PlanError(f"stages={self.stages} was asked for; give at least 1")
+        if self.split is not None and self.is_demanding:
+            raise PlanError(
+                "a split by hand leaves nothing to search; leave out the split, or pins, replicas and limits"
+            )
+
+    @property
+    def is_demanding(self) -> bool:
+        """Whether it has demands, besides a number of stages, that only a search can keep to."""
+        limits = (self.maximum_period_seconds, self.maximum_latency_seconds)
+        counted = self.replicas or self.maximum_machines is not None
+        return bool(self.pins or self.kept_off or counted or min(limits) < math.inf)
