@@ -265,10 +265,8 @@ def _force_exit() -> None:
     os._exit(1)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tvm_split.rpc_runtime.worker", description="Runs stages on this machine."
-    )
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description="Runs stages on this machine until Ctrl-C or SIGTERM.")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default %(default)s, 0: any port")
     parser.add_argument("--threads", type=int, default=1, help="threads of a kernel (default %(default)s)")
     parser.add_argument("--cores", default="", metavar="0,1", help="run on these CPUs only")
@@ -285,14 +283,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls-ca", type=Path, metavar="PEM", help="callers need a certificate from this authority")
     parser.add_argument("--insecure", action="store_true", help="trust all who reach the address")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="warning", help="default %(default)s")
-    parser.add_argument("--ready-json", action="store_true", help="print one line of JSON when ready")
+    parser.add_argument("--json", "--ready-json", action="store_true", help="print one line of JSON when ready")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
     return parser
 
 
-def config_from_arguments(arguments: Sequence[str] | None = None) -> WorkerConfig:
+def config_from_arguments(
+    arguments: Sequence[str] | None = None, program: str = "python -m tvm_split.rpc_runtime.worker"
+) -> WorkerConfig:
     """The configuration that a command line asks for."""
-    given = _parser().parse_args(arguments)
+    given = _parser(program).parse_args(arguments)
     if bool(given.tls_certificate) != bool(given.tls_key):
         raise InputError("--tls-certificate and --tls-key belong together")
     if given.tls_ca and not given.tls_certificate:
@@ -313,7 +313,7 @@ def config_from_arguments(arguments: Sequence[str] | None = None) -> WorkerConfi
         tls=tls,
         insecure=given.insecure,
         log_level=given.log_level,
-        ready_json=given.ready_json,
+        ready_json=given.json,
         exit_with_parent=given.exit_with_parent,
     )
 

@@ -50,7 +50,7 @@ def test_as_a_module():
         (["run", "x.onnx", "--random", "0"], "--random"),
         (["run", "x.onnx", "--random", "2", "--inputs", "a.npz"], "give one of them"),
         (["status"], "give one of them"),
-        (["worker", "--tls-ca", "ca.pem"], "--tls-ca: needs"),
+        (["worker", "--tls-ca", "ca.pem"], "--tls-ca needs"),
         (["demo", "--workers", "9"], "--workers"),
     ],
 )
