@@ -14,39 +14,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tvm_split.api import compile_and_deploy
-    from tvm_split.cluster.cluster import Cluster
-    from tvm_split.cluster.machine import Link, Machine
-    from tvm_split.compiler.bundle import Bundle
-    from tvm_split.compiling import compile
-    from tvm_split.deployment.benchmark import bench
-    from tvm_split.deployment.deployment import Deployment, deploy
-    from tvm_split.deployment.deployment_report import DeploymentReport
+    from tvm_split.api import compile_and_deploy as compile_and_deploy
+    from tvm_split.cluster.cluster import Cluster as Cluster
+    from tvm_split.cluster.machine import (
+        Link as Link,
+        Machine as Machine,
+    )
+    from tvm_split.compiler.bundle import Bundle as Bundle
+    from tvm_split.compiling import compile as compile
+    from tvm_split.deployment.benchmark import bench as bench
+    from tvm_split.deployment.deployment import (
+        Deployment as Deployment,
+        deploy as deploy,
+    )
+    from tvm_split.deployment.deployment_report import DeploymentReport as DeploymentReport
     from tvm_split.errors import (
-        BundleError,
-        ClusterError,
-        CompileError,
-        ModelImportError,
-        OneMachineWarning,
-        PlanError,
-        TuningError,
-        VerificationError,
+        BundleError as BundleError,
+        ClusterError as ClusterError,
+        CompileError as CompileError,
+        ModelImportError as ModelImportError,
+        OneMachineWarning as OneMachineWarning,
+        PlanError as PlanError,
+        TuningError as TuningError,
+        VerificationError as VerificationError,
     )
-    from tvm_split.frontends import load_model
-    from tvm_split.model import Model
-    from tvm_split.planner.plan import Plan
-    from tvm_split.planning import plan
+    from tvm_split.frontends import load_model as load_model
+    from tvm_split.model import Model as Model
+    from tvm_split.planner.plan import Plan as Plan
+    from tvm_split.planning import plan as plan
     from tvm_split.rpc_runtime.errors import (
-        BlobError,
-        DeadlineError,
-        InputError,
-        ProtocolError,
-        StageError,
-        TvmSplitError,
-        WorkerError,
-        WorkerUnavailableError,
+        BlobError as BlobError,
+        DeadlineError as DeadlineError,
+        InputError as InputError,
+        ProtocolError as ProtocolError,
+        StageError as StageError,
+        TvmSplitError as TvmSplitError,
+        WorkerError as WorkerError,
+        WorkerUnavailableError as WorkerUnavailableError,
     )
-    from tvm_split.tuning import TuningReport, merge_databases, tune
+    from tvm_split.tuning import (
+        TuningReport as TuningReport,
+        merge_databases as merge_databases,
+        tune as tune,
+    )
 
 __version__ = "0.1.0"
 
@@ -75,41 +85,7 @@ _HOMES = {
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "BlobError",
-    "Bundle",
-    "BundleError",
-    "Cluster",
-    "ClusterError",
-    "CompileError",
-    "DeadlineError",
-    "Deployment",
-    "DeploymentReport",
-    "InputError",
-    "Link",
-    "Machine",
-    "Model",
-    "ModelImportError",
-    "OneMachineWarning",
-    "Plan",
-    "PlanError",
-    "ProtocolError",
-    "StageError",
-    "TuningError",
-    "TuningReport",
-    "TvmSplitError",
-    "VerificationError",
-    "WorkerError",
-    "WorkerUnavailableError",
-    "bench",
-    "compile",
-    "compile_and_deploy",
-    "deploy",
-    "load_model",
-    "merge_databases",
-    "plan",
-    "tune",
-]
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:

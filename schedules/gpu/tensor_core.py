@@ -18,8 +18,14 @@ from tvm.target import Target
 from tvm_split.schedules.blocks import Block, find_parts, inline_tail, new_schedule
 from tvm_split.schedules.gpu.contraction import finish, operand_views
 from tvm_split.schedules.gpu.families import FETCH, STORE, TENSOR_CORE, TILE
-from tvm_split.schedules.gpu.fragments import CLEAR, LOAD_LEFT, LOAD_RIGHT, MULTIPLY, register_fragments
-from tvm_split.schedules.gpu.fragments import STORE as STORE_RESULT
+from tvm_split.schedules.gpu.fragments import (
+    CLEAR,
+    LOAD_LEFT,
+    LOAD_RIGHT,
+    MULTIPLY,
+    STORE as STORE_RESULT,
+    register_fragments,
+)
 from tvm_split.schedules.gpu.tile import FRAGMENT, FRAGMENT_TILES, WARP, FragmentTile
 
 # Rows of an operand in shared memory begin in different banks, and stay aligned for fragments.

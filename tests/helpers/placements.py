@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.script import ir as I
-from tvm.script import relax as R
+from tvm.script import ir as I, relax as R
 
 from tvm_split.relay_passes.placement import PlacedStage, Placement
 

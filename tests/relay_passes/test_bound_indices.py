@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvm.script import ir as I
-from tvm.script import relax as R
+from tvm.script import ir as I, relax as R
 
 from tvm_split.relay_passes.bound_indices import BoundIndices
 

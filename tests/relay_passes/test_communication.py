@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import tvm
-from tvm.script import ir as I
-from tvm.script import relax as R
+from tvm.script import ir as I, relax as R
 from tvm.tirx import IndexMap
 
 from tests.helpers.placements import LLVM, STAGE_OF, placement

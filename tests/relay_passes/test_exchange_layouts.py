@@ -6,9 +6,7 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import assert_structural_equal
-from tvm.script import ir as I
-from tvm.script import relax as R
-from tvm.script import tirx as T
+from tvm.script import ir as I, relax as R, tirx as T
 from tvm.tirx import IndexMap
 
 from tests.helpers.placements import run

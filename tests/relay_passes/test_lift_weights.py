@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
-from tvm.script import ir as I
-from tvm.script import relax as R
+from tvm.script import ir as I, relax as R
 
 from tests.helpers.placements import run
 from tvm_split.relay_passes.lift_weights import lift_weights

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm.script import ir as I
-from tvm.script import relax as R
+from tvm.script import ir as I, relax as R
 
 from tests.helpers.placements import STAGE_OF, placement, run
 from tvm_split.relay_passes.errors import ContractError, SelfWaitError

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import tvm
-from tvm.script import ir as I
-from tvm.script import relax as R
+from tvm.script import ir as I, relax as R
 
 from tvm_split.relay_passes.remove_identities import RemoveIdentities
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from tvm import relax
 from tvm.ir import assert_structural_equal
-from tvm.script import ir as I
-from tvm.script import relax as R
+from tvm.script import ir as I, relax as R
 
 from tvm_split.relay_passes.partition import Computation
 from tvm_split.relay_passes.stage_ends import has_convolution, receiving_end, sending_end

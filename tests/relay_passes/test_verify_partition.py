@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import tvm
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.helpers.placements import STAGE_OF, Whole, placement
 from tvm_split.relay_passes.errors import ContractError, SelfWaitError

@@ -1,7 +1,6 @@
 """Convolutions of every kind (dense, grouped, depthwise, over one axis), with what follows them, against float64."""
 
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from torch.nn import functional
 from tvm import relax
 

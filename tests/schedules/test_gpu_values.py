@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tvm import relax, tirx
 
 from tests.helpers.schedules.convolutions import convolution, expected

@@ -1,7 +1,6 @@
 """Matrix products over odd extents, broadcast batches, transposed operands, constants on the right, against float64."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tvm import relax
 
 from tests.helpers.schedules.properties import (

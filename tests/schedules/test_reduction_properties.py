@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from torch.nn import functional
 from tvm import relax
 

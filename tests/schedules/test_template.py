@@ -5,8 +5,7 @@ import random
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.helpers.schedules.schedule_harness import HOST, graph_of, lower, normal
 from tests.helpers.schedules.template_cases import CASES, TRAITS, template_and_function

@@ -64,8 +64,7 @@ def profile(
     if refresh:
         raise WrongUseError("only what a cluster's machines took is kept; give --cluster or --workers", "--refresh")
     from tvm_split.cluster.cluster import Cluster
-    from tvm_split.measuring.kernel_profile import ROUNDS
-    from tvm_split.measuring.kernel_profile import profile as profile_model
+    from tvm_split.measuring.kernel_profile import ROUNDS, profile as profile_model
     from tvm_split.planning import plan
 
     loaded = shapes.load(model)

@@ -29,8 +29,7 @@ def solve(
     """
     from tvm_split.errors import PlanError
     from tvm_split.planner.problem_file import read_problem_file, solution_to_dict
-    from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS
-    from tvm_split.planner.search import solve as search
+    from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve as search
 
     read = read_problem_file(problem)
     try:

@@ -9,8 +9,7 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import tvm
-from safetensors import TensorSpec as SafeTensor
-from safetensors import serialize
+from safetensors import TensorSpec as SafeTensor, serialize
 
 from tvm_split.rpc_runtime.program.program import BlobSpec, TensorSpec, WeightSpec
 from tvm_split.rpc_runtime.scratch import ScratchFolder

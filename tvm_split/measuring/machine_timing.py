@@ -22,8 +22,7 @@ from pydantic import Field, TypeAdapter
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.measuring.ceilings import EFFORT as CEILING_EFFORT
-from tvm_split.measuring.ceilings import CeilingCode
+from tvm_split.measuring.ceilings import EFFORT as CEILING_EFFORT, CeilingCode
 from tvm_split.measuring.machine_facts import MachineFacts
 from tvm_split.measuring.store import Store, entry_key
 from tvm_split.measuring.target_code import TargetCode, symbol

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from torch.nn import functional
 from tvm import relax
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.helpers.rpc_runtime.random_programs import programs
 from tvm_split.rpc_runtime.client.result_queue import ResultQueue, array_slot

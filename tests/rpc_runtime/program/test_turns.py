@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tvm_split.rpc_runtime.program.turns import CYCLE, LONGEST, Recurrence, turns_by_share, turns_of
 

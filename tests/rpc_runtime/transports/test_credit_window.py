@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tvm_split.rpc_runtime.transports.credit_window import (
     MOST_MORE,

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.helpers.rpc_runtime.stations import Idle
 from tvm_split.rpc_runtime.client.result_queue import array_slot

@@ -9,8 +9,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.helpers.rpc_runtime.random_programs import programs
 from tvm_split.rpc_runtime.client.client import WorkerDescription

@@ -1,7 +1,6 @@
 """The search and the division of trials: pure, so that every claim about them can be tried on many spaces."""
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tvm_split.schedules.template import Space, text_of
 from tvm_split.schedules.tuning.budget import divide_trials

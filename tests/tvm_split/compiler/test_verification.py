@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 import tvm_split

@@ -1,8 +1,7 @@
 """What a deployment remembers of its runs and streams."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tvm_split.deployment.run_times import MOST_MARKS, RunTimes, StreamMarks
 

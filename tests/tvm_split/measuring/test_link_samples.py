@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from tvm_split.measuring.link_samples import (
     LARGEST_BYTES,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tvm_split.measuring.machine_timing import TURNS, combined, contradictions, quietest
 from tvm_split.rpc_runtime.program.kernel_times import KernelTime

@@ -3,8 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile
 from tvm_split.planner.baselines import (

@@ -3,8 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.helpers.planner.layer_graphs import graph
 from tvm_split.cluster.machine import Machine

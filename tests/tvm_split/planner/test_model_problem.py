@@ -5,8 +5,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.helpers.planner.layer_graphs import chain_graph
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, graph_of

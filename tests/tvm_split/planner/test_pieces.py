@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tvm_split.planner.by_hand import with_independent_layers
 from tvm_split.planner.layer_graph import LayerGraph, Value

@@ -4,8 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.helpers.planner.oracle import assert_is_best, best, chain_plans
 from tests.helpers.planner.problems import random_problem

@@ -5,8 +5,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from tests.helpers.planner.oracle import assert_is_best, best, graph_plans
 from tests.helpers.planner.problems import random_problem
