@@ -120,6 +120,12 @@ def split_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def numeric_address(address: str) -> str:
+    """``address`` with 127.0.0.1 for ``localhost``, which means ::1 as well: there, another user may hold the port."""
+    host, port = split_address(address)
+    return f"{'127.0.0.1' if host.lower() == 'localhost' else host}:{port}"
+
+
 class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
     """Refuses every call that does not bring the token, nor, for a data stream, the secret of that very link."""
 
