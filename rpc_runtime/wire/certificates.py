@@ -1,11 +1,14 @@
 """What is wrong with TLS files, and why a TLS connection fails: gRPC says of either no more than that a socket closed.
 
-All by Python's own ``ssl``. It gives no dates of a certificate in a file, but of one that was shown and believed. So a
-certificate and its key shake hands with themselves, in memory, and what is wrong with either comes out as in use.
+All by Python's own ``ssl``. A certificate and its key shake hands with themselves, in memory, and what is wrong with
+either comes out as in use.
 """
 
 from __future__ import annotations
 
+import base64
+import calendar
+import re
 import socket
 import ssl
 import time
@@ -20,6 +23,9 @@ PROBE_SECONDS = 2.0
 _NOT_YET_VALID, _EXPIRED = 9, 10  # of X509_V_ERR_… in openssl/x509_vfy.h
 _UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
 _ANOTHER_NAME = (62, 64)
+_PEM = re.compile(rb"CERTIFICATE-----(.+?)-----END", re.DOTALL)
+_VALIDITY = re.compile(rb"(?:\x17\x0d\d{12}Z|\x18\x0f\d{14}Z)(?:\x17\x0d|\x18\x0f)(\d{12,14}Z)")
+"""Two times in DER, of which the second is the end: RFC 5280, 4.1.2.5."""
 
 
 def check_worker_files(tls: TlsFiles) -> tuple[str, ...]:
@@ -30,13 +36,14 @@ def check_worker_files(tls: TlsFiles) -> tuple[str, ...]:
     """
     if tls.certificate is None or tls.key is None:
         raise InputError("TLS of a worker needs both a certificate and its key")
-    ends: dict[Path, float | None] = {tls.certificate: _certificate_end(tls.certificate, tls.key)}
+    ends = {tls.certificate: _certificate_end(tls.certificate, tls.key)}
     if tls.authority is not None:
-        ends[tls.authority] = _authority_end(_trusting(tls.authority), tls.authority)
+        _trusting(tls.authority)
+        ends[tls.authority] = _authority_end(tls.authority)
     return tuple(
         f"{file} expires on {_date(end)}, in {(end - time.time()) / 86400:.0f} days: get a new one in time"
         for file, end in ends.items()
-        if end is not None and end - time.time() < WARNING_DAYS * 86400
+        if end - time.time() < WARNING_DAYS * 86400
     )
 
 
@@ -80,7 +87,8 @@ def _about_its_certificate(error: ssl.SSLCertVerificationError, host: str, tls: 
     if error.verify_code == _NOT_YET_VALID:
         return "its certificate is not valid yet: check the clocks of both machines"
     if error.verify_code in _UNKNOWN_AUTHORITY and tls is not None:
-        return f"its certificate is not signed by the authority in {tls.authority}: give that which signed it"
+        known = "an authority that this system knows" if tls.authority is None else f"the authority in {tls.authority}"
+        return f"its certificate is not signed by {known}: give that which signed it (`tls`, or --tls-ca)"
     if error.verify_code in _ANOTHER_NAME:
         return f"its certificate is not for the host {host!r}: call it by the name that its certificate has"
     return f"its certificate is not accepted: {error.verify_message}"
@@ -100,7 +108,7 @@ def _calling(tls: TlsFiles) -> ssl.SSLContext:
     """As a caller with these files, which are in order; else raises InputError."""
     context = _trusting(tls.authority)
     if tls.authority is not None:
-        _authority_end(context, tls.authority)
+        _authority_end(tls.authority)
     if tls.certificate is not None and tls.key is not None:
         _certificate_end(tls.certificate, tls.key, as_server=False)
         _load_pair(context, tls.certificate, tls.key)
@@ -122,43 +130,53 @@ def _trusting(authority: Path | None) -> ssl.SSLContext:
     if authority is None:
         context.load_default_certs()
         return context
-    pem_content(authority)
-    try:
-        context.load_verify_locations(authority)
-    except ssl.SSLError as error:
-        raise InputError(f"{authority} holds no certificate in PEM") from error
+    _trust(context, authority)
     return context
 
 
-def _authority_end(context: ssl.SSLContext, file: Path) -> float | None:
-    """When the last of the authorities in a file ends, in seconds since 1970; None if the file does not say."""
-    ends = [ssl.cert_time_to_seconds(str(each["notAfter"])) for each in context.get_ca_certs() if "notAfter" in each]
-    if ends and max(ends) < time.time():
-        raise InputError(f"the authority in {file} expired on {_date(max(ends))}: no certificate of it is accepted")
-    return max(ends, default=None)
+def _trust(context: ssl.SSLContext, file: Path) -> None:
+    pem_content(file)
+    try:
+        context.load_verify_locations(file)
+    except ssl.SSLError as error:
+        raise InputError(f"{file} holds no certificate in PEM") from error
+
+
+def _authority_end(file: Path) -> float:
+    """When the last of the certificates in a file that is trusted ends, in seconds since 1970."""
+    end = 0
+    for block in _PEM.findall(pem_content(file) or b""):
+        if found := _VALIDITY.search(base64.b64decode(block)):
+            year = "%y" if len(found[1]) == len("yymmddhhmmssZ") else "%Y"
+            end = max(end, calendar.timegm(time.strptime(found[1].decode(), f"{year}%m%d%H%M%SZ")))
+    if end < time.time():
+        raise InputError(f"the authority in {file} expired on {_date(end)}: no certificate of it is accepted")
+    return end
 
 
 def _certificate_end(certificate: Path, key: Path, *, as_server: bool = True) -> float:
     """When a certificate ends, in seconds since 1970.
 
     Raises:
-        InputError: it or its key cannot be used.
+        InputError: it or its key cannot be used by a server, or by a caller.
     """
-    showing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _load_pair(showing, certificate, key)
-    judging = _trusting(certificate)
-    judging.check_hostname = False
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    for end in (server, client):
+        _load_pair(end, certificate, key)
+    judging = client if as_server else server
+    judging.verify_mode = ssl.CERT_REQUIRED
+    _trust(judging, certificate)
     judging.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself
     try:
-        shown = _shake_hands(showing, judging)
+        shown = _shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:
         if error.verify_code == _EXPIRED:
             raise InputError(f"the certificate {certificate} has expired: get a new one") from error
         if error.verify_code == _NOT_YET_VALID:
             raise InputError(f"the certificate {certificate} is not valid yet: check this machine's clock") from error
-        if as_server:
-            raise InputError(f"the certificate {certificate} cannot be used: {error.verify_message}") from error
-        return float("inf")
+        use = "by a worker" if as_server else "by a caller"
+        raise InputError(f"the certificate {certificate} cannot be used {use}: {error.verify_message}") from error
     return float(ssl.cert_time_to_seconds(shown["notAfter"]))
 
 
@@ -166,9 +184,8 @@ def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     def no_password() -> str:
         raise InputError(f"the key {key} is encrypted: gRPC cannot read it, give one without a pass phrase")
 
-    for file, what in ((certificate, "certificate"), (key, "private key")):
-        if f"{what.upper()}-----".encode() not in (pem_content(file) or b""):
-            raise InputError(f"{file} holds no {what} in PEM")
+    pem_content(certificate)
+    pem_content(key, "private key")
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     try:
         context.load_cert_chain(certificate, key, no_password)
@@ -179,7 +196,7 @@ def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> Any:
-    """The certificate that the client has seen and believed."""
+    """The certificate that either of them has seen and believed."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
     waiting = list(ends)
@@ -190,7 +207,7 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> Any:
                 waiting.remove(end)
             except ssl.SSLWantReadError:
                 pass
-    return ends[0].getpeercert()
+    return ends[0].getpeercert() or ends[1].getpeercert()
 
 
 def _date(seconds: float) -> str:

@@ -17,7 +17,7 @@ from tvm_split.rpc_runtime.errors import (
     WorkerUnavailableError,
 )
 from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, cleaned
-from tvm_split.rpc_runtime.wire.security import TlsFiles
+from tvm_split.rpc_runtime.wire.security import TlsFiles, numeric_address
 
 MAXIMUM_MESSAGE_BYTES = 32 << 20
 """Data frames have 1 MiB; a program with some thousand weights, or a full trace, a few."""
@@ -71,9 +71,9 @@ class WorkerEndpoint:
 
 
 def open_channel(address: str, tls: TlsFiles | None) -> Any:
-    """A connection of its own to a worker."""
+    """A connection of its own to a worker. Where no certificate says who answers, ``localhost`` is 127.0.0.1."""
     if tls is None:
-        return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        return grpc.insecure_channel(numeric_address(address), options=_CHANNEL_OPTIONS)
     return grpc.secure_channel(address, tls.channel_credentials(), options=_CHANNEL_OPTIONS)
 
 

@@ -13,8 +13,9 @@ offset     8          where the payload begins inside the tensor, in bytes
 total      8          size of the whole tensor, in bytes
 =========  =========  ==============================================================================================
 
-A tensor larger than ``CHUNK_BYTES`` travels as several frames, in order and not interleaved with other tensors of the
-same stream. Nothing here trusts a peer: what does not fit raises :class:`ProtocolError`.
+A tensor larger than ``CHUNK_BYTES`` travels as several frames of so many bytes and one of the rest, in order and not
+interleaved with other tensors of the same stream. Less is no progress, so that nobody is kept waiting byte by byte.
+Nothing here trusts a peer: what does not fit raises :class:`ProtocolError`.
 """
 
 from __future__ import annotations
@@ -127,6 +128,9 @@ def decode(message: bytes) -> Frame:
         raise ProtocolError(f"a frame's payload ends at byte {offset + len(payload)} of a tensor of {total} bytes")
     if known is not FrameKind.TENSOR and (offset != 0 or len(payload) != total):
         raise ProtocolError(f"a {known.name} frame announces {total} bytes and carries {len(payload)}")
-    if known is FrameKind.TENSOR and not payload and total:
-        raise ProtocolError("a TENSOR frame without a payload")
+    if known is FrameKind.TENSOR and (offset % CHUNK_BYTES or len(payload) != min(CHUNK_BYTES, total - offset)):
+        raise ProtocolError(
+            f"a TENSOR frame carries {CHUNK_BYTES} bytes, or what is left of its tensor; got {len(payload)} from byte "
+            f"{offset} of {total}"
+        )
     return Frame(known, FrameFlag(flags), tensor, sequence, offset, total, payload)

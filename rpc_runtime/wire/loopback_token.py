@@ -17,10 +17,9 @@ from pathlib import Path
 
 from tvm_split.rpc_runtime.errors import InputError
 from tvm_split.rpc_runtime.files import WRITING, is_kept, keep, replacing, state_folder
-from tvm_split.rpc_runtime.wire.security import Token, is_loopback, split_address, token_from
+from tvm_split.rpc_runtime.wire.security import Token, is_loopback, numeric_address, split_address, token_from
 
 STATE_VARIABLE = "XDG_STATE_HOME"
-_NAMES_OF_ONE_HOST = ("localhost", "127.0.0.1", "::1")
 
 
 def new_token() -> Token:
@@ -33,12 +32,13 @@ def find_token(address: str) -> Token | None:
     Raises:
         InputError: the file is there and cannot be read.
     """
+    address = numeric_address(address)
     if not is_loopback(split_address(address)[0]):
         return None
     folder = _folder()
     if folder is None:
         return None
-    path = folder / _name(address)
+    path = folder / address
     _remove_if_stale(path)
     try:
         return token_from(path)
@@ -50,7 +50,7 @@ def find_token(address: str) -> Token | None:
 
 @contextlib.contextmanager
 def published(token: Token, address: str) -> Iterator[Path]:
-    """Inside, clients of this user find the token of the worker at ``address``; gives its file.
+    """Inside, clients of this user find the token of the worker at ``address``, a numeric one; gives its file.
 
     Raises:
         InputError: it cannot be kept so that nobody else can read it.
@@ -58,7 +58,7 @@ def published(token: Token, address: str) -> Iterator[Path]:
     folder = _folder()
     if folder is None:
         raise _no_place("the home of this user", "it has none")
-    path = folder / _name(address)
+    path = folder / address
     with contextlib.ExitStack() as kept:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,12 +82,6 @@ def _folder() -> Path | None:
     """Of this host's workers, beside those of others: homes are shared by hosts. None for a user without a home."""
     state = state_folder()
     return None if state is None else state / "tokens" / socket.gethostname()
-
-
-def _name(address: str) -> str:
-    host, port = split_address(address)
-    name = "localhost" if host.strip("[]") in _NAMES_OF_ONE_HOST else host.strip("[]")
-    return f"{name}:{port}"
 
 
 def _remove_if_stale(path: Path) -> None:

@@ -28,15 +28,23 @@ class TlsFiles:
     """PEM files. ``authority`` says whose certificates to trust; ``certificate`` and ``key`` prove who one is oneself.
 
     A client needs ``authority``, and the other two only if workers ask for them (mutual TLS).
+
+    Raises:
+        InputError: there is a certificate without its key, or a key alone; when used: a file is not what it should be.
     """
 
     authority: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
 
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            only = self.certificate or self.key
+            raise InputError(f"TLS needs both a certificate and its key, or neither, got only {only}")
+
     def channel_credentials(self) -> Any:
-        files = (self.authority, self.key, self.certificate)
-        return grpc.ssl_channel_credentials(*map(pem_content, files))
+        key = pem_content(self.key, "private key")
+        return grpc.ssl_channel_credentials(pem_content(self.authority), key, pem_content(self.certificate))
 
     def server_credentials(self) -> Any:
         """With ``authority``, callers must prove who they are as well."""
@@ -44,7 +52,7 @@ class TlsFiles:
             raise InputError("TLS of a worker needs both a certificate and its key")
         authority = pem_content(self.authority)
         return grpc.ssl_server_credentials(
-            [(pem_content(self.key), pem_content(self.certificate))],
+            [(pem_content(self.key, "private key"), pem_content(self.certificate))],
             root_certificates=authority,
             require_client_auth=authority is not None,
         )
@@ -54,18 +62,21 @@ class TlsFiles:
         return TlsFiles(self.authority or self.certificate, self.certificate, self.key)
 
 
-def pem_content(path: Path | None) -> bytes | None:
-    """What is in a TLS file.
+def pem_content(path: Path | None, what: str = "certificate") -> bytes | None:
+    """What is in a TLS file, which holds a certificate or a private key: gRPC ends the process over one without.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: it cannot be read, or holds none in PEM.
     """
     if path is None:
         return None
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read the TLS file {path}: {error.strerror}") from error
+    if f"{what.upper()}-----".encode() not in content:
+        raise InputError(f"{path} holds no {what} in PEM")
+    return content
 
 
 @dataclass(frozen=True)
@@ -118,6 +129,12 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise InputError(f"an address is HOST:PORT with a port from 0 to 65535, got {address!r}")
     return host, int(port)
+
+
+def numeric_address(address: str) -> str:
+    """``address`` with 127.0.0.1 for ``localhost``, which means ::1 as well: there, another user may hold the port."""
+    host, port = split_address(address)
+    return f"{'127.0.0.1' if host.lower() == 'localhost' else host}:{port}"
 
 
 class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]

@@ -1,11 +1,4 @@
-"""Where the process of a worker begins."""
-
-try:
-    from tvm_split.rpc_runtime.early_interrupt import end_quietly
-
-    end_quietly()
-except KeyboardInterrupt:
-    raise SystemExit(130) from None  # 128 + SIGINT
+"""Where the process of a worker begins, once ``tvm_split`` is loaded."""
 
 import sys
 

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from tvm_split.rpc_runtime.wire.security import (
     Token,
     TokenInterceptor,
     is_loopback,
+    numeric_address,
     split_address,
     token_from,
 )
@@ -88,6 +89,7 @@ def serve(config: WorkerConfig) -> None:
     _start_logging(config.log_level)
     if config.threads < 1:
         raise InputError(f"a worker needs at least one thread, got {config.threads}")
+    config = replace(config, listen=numeric_address(config.listen))
     _check_callers(config)
     if config.tls is not None:
         from tvm_split.rpc_runtime.wire.certificates import check_worker_files

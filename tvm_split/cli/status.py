@@ -72,7 +72,7 @@ def _endpoints(
     for address in addresses:
         split_address(address)
     token = token_from(token_file)
-    tls = None if tls_ca is None else TlsFiles(tls_ca, tls_certificate, tls_key)
+    tls = TlsFiles(tls_ca, tls_certificate, tls_key) if tls_ca or tls_certificate or tls_key else None
     secret = None if token is None else token.text
     return [WorkerEndpoint(address, address, secret, tls) for address in addresses]
 

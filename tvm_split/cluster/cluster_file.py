@@ -23,10 +23,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tvm_split.cluster.machine import HOW_TO_LINK, Link, Machine, unlinked_pairs
 from tvm_split.cluster.yaml_lines import line_of
@@ -68,6 +68,12 @@ class _Tls(_Strict):
     certificate: Path | None = Field(default=None, description="the path of a PEM file")
     key: Path | None = Field(default=None, description="the path of a PEM file")
 
+    @model_validator(mode="after")
+    def check_pair(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("one without the other")
+        return self
+
 
 class _Machine(_Strict):
     name: str = Field(min_length=1, description=f"a text other than {CLIENT!r}")
@@ -76,7 +82,9 @@ class _Machine(_Strict):
     target: dict[str, Any] | None = Field(default=None, description="a TVM target, like {kind: llvm, mcpu: znver4}")
     memory_bytes: _Number | None = Field(default=None, gt=0, description="a number of bytes above 0, like 16e9")
     token_file: Path | None = Field(default=None, description="the path of a file")
-    tls: _Tls | None = Field(default=None, description="a mapping of ca, certificate and key to paths")
+    tls: _Tls | None = Field(
+        default=None, description="a mapping of ca, and of both certificate and key or neither, to paths"
+    )
 
     check_name = field_validator("name")(_machine_name)
     check_address = field_validator("address")(_host_and_port)

@@ -4,6 +4,8 @@ manifest.json       what is in the bundle and how it fits together; names every 
 manifest.sha256     the digest of manifest.json, so that a change in it is noticed too
 blobs/<sha256>      libraries, and weights in safetensors format
 ir/<name>.py        the readable IR: the annotated whole, and what each machine does
+
+All of them are regular files and folders.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import dataclasses
 import enum
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -91,10 +95,15 @@ class Bundle:
         return self.blobs.path(sha256)
 
     def save(self, folder: str | Path) -> None:
-        """Write the bundle to a folder, which may hold an older bundle but nothing else."""
+        """Write the bundle to a folder, which may hold an older bundle but nothing else.
+
+        Raises:
+            BundleError: it holds something else, or the older bundle a link; nothing was written then.
+        """
         folder = Path(folder)
         if folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
             raise BundleError(f"{folder} holds other files; give a new folder, or one with a bundle")
+        _require_plain(folder)
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
         (folder / "ir").mkdir(exist_ok=True)
         kept = {blob.sha256 for blob in self._blob_specs()}
@@ -107,17 +116,19 @@ class Bundle:
             self.blobs.copy_to(folder / "blobs", blob)
         for name, text in self.ir.items():
             _ir_path(folder, name).write_text(text)
-        (folder / "manifest.json").write_bytes(self._manifest())
-        (folder / "manifest.sha256").write_text(self.digest + "\n")
+        for name, content in (("manifest.json", self._manifest()), ("manifest.sha256", f"{self.digest}\n".encode())):
+            (folder / name).unlink(missing_ok=True)  # or a hard link would carry this into a file of another name
+            (folder / name).write_bytes(content)
 
     @classmethod
     def load(cls, folder: str | Path) -> Bundle:
         """Read a bundle, checking version, structure and every file's digest.
 
         Raises:
-            BundleError: names the file, and for a changed one both digests.
+            BundleError: names the file, and for a changed one both digests. Links and pipes are not followed or read.
         """
         folder = Path(folder)
+        _require_plain(folder)
         manifest = _read_manifest(folder)
         try:
             program = _PROGRAM.validate_python(manifest["program"])
@@ -161,6 +172,17 @@ class Bundle:
 def kernels_key(stage: StageSpec) -> str:
     """Under which name a bundle keeps a stage's kernels; replicas for other targets have other ones."""
     return stage.name if stage.replica == 0 else f"{stage.name} on {stage.machine}"
+
+
+def _require_plain(folder: Path) -> None:
+    """Refuses what would lead out of the folder, or keep its reader waiting for ever."""
+    for path in chain(folder.glob("*"), folder.glob("*/*")):
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            kind = "a link" if stat.S_ISLNK(mode) else "a pipe, socket or device"
+            raise BundleError(
+                f"{path} is {kind}, and a bundle holds files and folders only: do not trust it, or remove it"
+            )
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -54,10 +54,27 @@ def test_a_client_is_told_what_is_wrong_with_its_own_certificate(
         ),
         (lab.files("old", days=-1), "the certificate .*old.pem has expired"),
         (replace(own, key=lab.files("other").key), "the key .*other.key does not belong to the certificate .*me.pem"),
-        (replace(own, certificate=own.key), "me.key holds no certificate in PEM"),
+        (lab.files("serving", usage="serverAuth"), "serving.pem cannot be used by a caller: unsuitable .* purpose"),
+        (replace(own, authority=None), "not signed by an authority that this system knows"),
         (None, "it speaks TLS, and this call does not"),
     ):
         refuses(address, files, words)
+
+
+def test_files_without_what_they_should_hold_are_named(lab: Authority, tmp_path: Path) -> None:
+    """gRPC would end the process over them."""
+    own, empty = lab.files("me"), tmp_path / "empty.pem"
+    empty.touch()
+    for files, words in (
+        ({"certificate": own.key}, "me.key holds no certificate in PEM"),
+        ({"certificate": empty}, "empty.pem holds no certificate in PEM"),
+        ({"key": empty}, "empty.pem holds no private key in PEM"),
+        ({"authority": empty}, "empty.pem holds no certificate in PEM"),
+        ({"key": None}, "both a certificate and its key, or neither, got only .*me.pem"),
+        ({"certificate": None}, "both a certificate and its key, or neither, got only .*me.key"),
+    ):
+        with pytest.raises(InputError, match=words):
+            describe(WorkerEndpoint("box", "127.0.0.1:9", None, replace(own, **files)), 5)
 
 
 def test_a_client_is_told_what_is_wrong_with_the_worker_s_certificate(
@@ -132,6 +149,7 @@ def test_a_worker_does_not_start_with_what_nobody_would_accept(
     assert good.certificate is not None
     damaged.write_text(good.certificate.read_text().replace("M", "N"))
     ended = make_authority(tmp_path, "ended", days=-1)
+    alone = lab.files("alone", days=-1)  # of no authority: what it signs itself is all that it could vouch for
     for files, words in (
         (lab.files("old", days=-1), "old.pem has expired"),
         (replace(good, key=other.key), "another.key does not belong to the certificate"),
@@ -141,7 +159,8 @@ def test_a_worker_does_not_start_with_what_nobody_would_accept(
         (replace(good, certificate=damaged), "cannot be read as PEM"),
         (replace(good, authority=text), "text.pem holds no certificate in PEM"),
         (replace(good, authority=ended.certificate), "ended.pem expired on 20"),
-        (lab.files("caller", usage="clientAuth"), "cannot be used: unsuitable certificate purpose"),
+        (replace(good, authority=alone.certificate), "alone.pem expired on 20"),
+        (lab.files("caller", usage="clientAuth"), "cannot be used by a worker: unsuitable certificate purpose"),
     ):
         process = start(*worker_arguments(files, mutual=True))
         _, errors = process.communicate(timeout=30)

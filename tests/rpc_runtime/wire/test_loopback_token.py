@@ -21,8 +21,8 @@ def test_the_token_of_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert new_token() != token
     with published(token, "127.0.0.1:7001") as file:
         expected = replace(token, file=file)
-        assert find_token("127.0.0.1:7001") == find_token("localhost:7001") == find_token("[::1]:7001") == expected
-        for other in ("127.0.0.1:7002", "127.0.0.2:7001", "box.lab.example:7001", "192.0.2.1:7001"):
+        assert find_token("127.0.0.1:7001") == find_token("localhost:7001") == expected
+        for other in ("127.0.0.1:7002", "[::1]:7001", "127.0.0.2:7001", "box.lab.example:7001", "192.0.2.1:7001"):
             assert find_token(other) is None
         assert [path.name for path in file.parent.iterdir()] == [file.name]
         assert token.text not in repr(expected)

@@ -6,8 +6,11 @@ import os
 import signal
 import stat
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
@@ -16,7 +19,7 @@ from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, skips
 from tests.helpers.rpc_runtime.worker_process import Start, announced, ready
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
-from tvm_split.rpc_runtime.errors import WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.loopback_token import STATE_VARIABLE, find_token
 from tvm_split.rpc_runtime.wire.security import TlsFiles
@@ -98,6 +101,31 @@ def test_a_worker_on_loopback_serves_its_own_user_only(start: Start, tmp_path: P
     process.terminate()
     assert ended_with(process) == (0, "")
     assert not file.exists()
+
+
+@pytest.mark.parametrize("given", [None, "open-sesame"])
+def test_whoever_has_the_port_of_the_other_loopback_address_learns_nothing(start: Start, given: str | None) -> None:
+    """``localhost`` is both, and another user may listen on the one that the worker does not have."""
+    seen: list[str] = []
+
+    class Listener(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: Any) -> None:
+            seen.extend(key for key, _ in details.invocation_metadata)
+
+    variables = {} if given is None else {"TVM_SPLIT_TOKEN": given}
+    stranger = grpc.server(ThreadPoolExecutor(1), handlers=(Listener(),))
+    port = stranger.add_insecure_port("[::1]:0")
+    stranger.start()
+    try:
+        process = start("--listen", f"localhost:{port}", "--ready-json", **variables)
+        assert ready(process) == f"127.0.0.1:{port}"
+        assert describe(WorkerEndpoint("x", f"localhost:{port}", given), 30).process_id == process.pid
+        with pytest.raises(ProtocolError, match="no worker"):
+            describe(WorkerEndpoint("x", f"[::1]:{port}"), 30)
+        assert seen
+        assert "authorization" not in seen
+    finally:
+        stranger.stop(None)
 
 
 def test_the_announcement_says_where_the_token_is_and_not_what_it_is(start: Start, tmp_path: Path) -> None:

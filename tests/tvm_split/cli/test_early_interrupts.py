@@ -1,5 +1,6 @@
 """Ctrl-C while a command still loads: it ends, and writes nothing."""
 
+import os
 import re
 import signal
 import subprocess
@@ -66,8 +67,24 @@ def test_what_ignores_interrupts_still_does():
     assert process.stdout == "True\n"
 
 
-def test_a_library_leaves_interrupts_alone():
+@pytest.mark.parametrize("module", ["tvm_split", "tvm_split.rpc_runtime.worker"])
+def test_the_package_itself_may_be_interrupted(tmp_path: Path, module: str):
+    """As Python loads it before the module that it was told to run: here by what it imports first."""
+    (tmp_path / "typing.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules.pop('typing', None)")
+    process = subprocess.run(
+        [sys.executable, "-m", module], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True
+    )
+    assert (process.returncode, process.stderr) == (130, b"")
+
+
+def test_a_library_leaves_interrupts_alone(tmp_path: Path):
     loaded = "tvm_split.cli.application, tvm_split.rpc_runtime.worker.process"
     code = f"import signal, {loaded}; print(signal.getsignal(signal.SIGINT))"
-    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "default_int_handler" in process.stdout
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "__init__.py").write_text("import tvm_split")  # while `argv` begins with "-m"
+    (tmp_path / "lab" / "__main__.py").write_text(code)
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for command in (["-c", code], ["-m", "lab"]):
+        process = subprocess.run([sys.executable, *command], cwd=ROOT, env=variables, capture_output=True, text=True)
+        assert "default_int_handler" in process.stdout

@@ -60,6 +60,7 @@ def test_a_file_becomes_a_cluster(tmp_path: Path) -> None:
         ("  - name: desk", "  - nam: desk", 2, "machines[0].name is missing; expected is a text other than 'client'"),
         ("{kind: cuda, arch: sm_87}", "{5: cuda}", 8, "machines[1].target is 5; expected is a TVM target"),
         ("token_file: secret", "tls: {cat: ca.pem}", 9, "unknown key 'cat'; did you mean 'ca'?"),
+        ("token_file: secret", "tls: {ca: ca.pem, certificate: a}", 9, "both certificate and key or neither"),
         ("    threads: 8", "    name: lamp", 4, "the key 'name' stands in line 2 already"),
         ("to: box", "to: boy", 11, "no machine is named 'boy'; there are desk, box"),
         ("to: box", "to: desk", 11, "from 'desk' to 'desk' joins a machine to itself"),

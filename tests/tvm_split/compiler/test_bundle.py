@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -64,4 +65,44 @@ def test_a_digest_that_is_no_text(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "bundle")
     (tmp_path / "bundle" / "manifest.sha256").write_bytes(b"\xff\xfe")
     with pytest.raises(BundleError, match=r"manifest\.json was changed"):
+        tvm_split.Bundle.load(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("place", ["ir", "ir/annotated.py", "blobs", "blobs/1", "manifest.json", "manifest.sha256"])
+def test_links_lead_nowhere(folder: Path, tmp_path: Path, place: str) -> None:
+    """Neither is what lies outside read, nor are files there removed or written by saving over such a bundle."""
+    here, outside = tmp_path / "bundle", tmp_path / "outside"
+    shutil.copytree(folder, here)
+    shutil.copytree(folder, outside)
+    (outside / "ir" / "thesis.tex").touch()
+    (outside / "blobs" / "1").touch()
+    before = {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
+    if (here / place).is_dir():
+        shutil.rmtree(here / place)
+    (here / place).unlink(missing_ok=True)
+    (here / place).symlink_to(outside / place)
+    with pytest.raises(BundleError, match=f"{place} is a link"):
+        tvm_split.Bundle.load(here)
+    other = replace(tvm_split.Bundle.load(folder), model="other")
+    with pytest.raises(BundleError, match=f"{place} is a link"):
+        other.save(here)
+    assert {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()} == before
+
+
+def test_a_hard_link_is_not_written_through(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "bundle")
+    outside = tmp_path / "outside"
+    outside.hardlink_to(tmp_path / "bundle" / "manifest.json")
+    before = outside.read_bytes()
+    replace(tvm_split.Bundle.load(folder), model="other").save(tmp_path / "bundle")
+    assert outside.read_bytes() == before
+    assert tvm_split.Bundle.load(tmp_path / "bundle").model == "other"
+
+
+@pytest.mark.parametrize("place", ["ir/annotated.py", "manifest.json", "manifest.sha256"])
+def test_nobody_waits_for_a_pipe(folder: Path, tmp_path: Path, place: str) -> None:
+    shutil.copytree(folder, tmp_path / "bundle")
+    (tmp_path / "bundle" / place).unlink()
+    os.mkfifo(tmp_path / "bundle" / place)
+    with pytest.raises(BundleError, match=f"{place} is a pipe"):
         tvm_split.Bundle.load(tmp_path / "bundle")
