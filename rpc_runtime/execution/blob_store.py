@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -46,7 +47,7 @@ class BlobStore:
         self._pins: dict[str, set[str]] = {}
         self._pin_path = folder / "pins" / uuid.uuid4().hex
         self._pin_file: IO[bytes] | None = None
-        self._arriving = 0
+        self._arriving: Counter[str] = Counter()
         self._closed = False
         with self._exclusively():
             self._sweep()
@@ -78,14 +79,15 @@ class BlobStore:
             if self._pins.pop(owner, None) is not None and not self._closed:
                 self._write_pins()
 
-    def write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
-        """Takes a blob in; it appears only when it is complete and its digest is right.
+    def write(self, blob: BlobSpec, chunks: Iterable[bytes], owner: str = "") -> None:
+        """Takes a blob in for ``owner``; it appears only when it is complete and its digest is right.
 
         Raises:
             BlobError: the content has another size or digest, or there is no room for it.
         """
-        with self._room_for(blob), self._explained():
-            self._write(blob, chunks)
+        with self._explained():
+            self._require_room(blob, shutil.disk_usage(self.folder).free)
+            self._write(blob, self._counted(blob, chunks, owner))
 
     def _write(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
         digest, size = hashlib.sha256(), 0
@@ -188,23 +190,35 @@ class BlobStore:
         self._pin_file.write("\n".join(sorted(set().union(*self._pins.values()))).encode())
         self._pin_file.flush()
 
-    @contextlib.contextmanager
-    def _room_for(self, blob: BlobSpec) -> Iterator[None]:
-        """While a blob arrives; what arrives at the same time counts, for it lies in the folder as well."""
-        with self._exclusively():
-            free, arriving = shutil.disk_usage(self.folder).free, self._arriving
-            where = f"blob {blob.sha256[:12]} has {blob.size_bytes} bytes, and the cache {self.folder}"
-            also = f", with {arriving} bytes that arrive at the moment" if arriving else ""
-            if arriving + blob.size_bytes > self.limit_bytes:
-                raise BlobError(f"{where} may hold {self.limit_bytes}{also}: raise its limit (--cache-limit-bytes)")
-            if blob.size_bytes > free:
-                raise BlobError(f"{where} has {free} free")
-            self._arriving += blob.size_bytes
+    def _require_room(self, blob: BlobSpec, free: int) -> None:
+        where = f"blob {blob.sha256[:12]} has {blob.size_bytes} bytes, and the cache {self.folder}"
+        if blob.size_bytes > self.limit_bytes:
+            raise BlobError(f"{where} may hold {self.limit_bytes}: raise its limit (--cache-limit-bytes)")
+        if blob.size_bytes > free:
+            raise BlobError(f"{where} has {free} free")
+
+    def _counted(self, blob: BlobSpec, chunks: Iterable[bytes], owner: str) -> Iterator[bytes]:
+        """What has arrived lies in the folder as well. What is only announced takes no room from others."""
+        size = 0
         try:
-            yield
+            for chunk in chunks:
+                size += len(chunk)
+                with self._mutex:
+                    self._arriving[owner] += len(chunk)
+                    total = self._arriving.total()
+                    owners = ", ".join(f"{each[:8]} ({count} bytes)" for each, count in self._arriving.most_common(3))
+                if total > self.limit_bytes:
+                    raise BlobError(
+                        f"there is no room for blob {blob.sha256[:12]} beside what arrives at the moment for the "
+                        f"deployments {owners}; the cache {self.folder} may hold {self.limit_bytes} bytes: try again "
+                        "later, or raise its limit (--cache-limit-bytes)"
+                    )
+                yield chunk
         finally:
             with self._mutex:
-                self._arriving -= blob.size_bytes
+                self._arriving[owner] -= size
+                if not self._arriving[owner]:
+                    del self._arriving[owner]
 
     def _evict(self, blob: BlobSpec) -> None:
         """Makes room for a blob. Called with the lock of all processes held."""

@@ -17,7 +17,7 @@ from tvm_split.rpc_runtime.program.kernel_times import TimingEffort
 from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, status_of
-from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, METHODS, Method
+from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, DEFAULT_REQUEST_BYTES, METHODS, Method
 from tvm_split.rpc_runtime.wire.messages import kernel_set, link_secrets, message_of, plan_from_request, value_of
 from tvm_split.rpc_runtime.wire.security import TlsFiles
 from tvm_split.rpc_runtime.worker.call_limits import GREETING_SECONDS, Places, next_message
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0
 MAXIMUM_DEPLOYMENTS = 64
 UPLOAD_SILENCE_SECONDS = 20.0
+SLOWEST_UPLOAD = 64 << 10
+"""In bytes a second, a quarter of the slowest link that is meant to work; who sends less may do so for that long."""
 MAXIMUM_CONNECT_SECONDS = 600.0
 
 
@@ -95,6 +97,7 @@ class ControlService:
         self._programs = programs
         self._tls = tls
         self._timing = threading.Lock()
+        self._reading = threading.Lock()
         asking = Places("questions", 64)
         working = Places("requests to prepare or to time something", 32)
         self._answers: dict[str, tuple[Callable[[Any, Any], Any], Places]] = {
@@ -114,7 +117,7 @@ class ControlService:
     def handlers(self) -> Any:
         return grpc.method_handlers_generic_handler(
             CONTROL_SERVICE,
-            {name: _handler(METHODS[name], *answer) for name, answer in self._answers.items()},
+            {name: self._handler(METHODS[name], *answer) for name, answer in self._answers.items()},
         )
 
     def places(self) -> dict[str, Places]:
@@ -166,7 +169,9 @@ class ControlService:
         return pb.PutBlobReply()
 
     def _load_stages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
-        program, plan = self._programs.get(request.deployment), plan_from_request(request)
+        program = self._programs.get(request.deployment)
+        with self._reading:
+            plan = plan_from_request(request)
         self._require_own("stages", plan.machine)
         secrets = link_secrets(request, plan)
         return pb.LoadStagesReply(weight_bytes=program.load(plan, secrets, _patience(context), context.is_active))
@@ -221,6 +226,51 @@ class ControlService:
                 "check the addresses in the cluster's description"
             )
 
+    def _handler(self, method: Method, behaviour: Callable[[Any, Any], Any], places: Places) -> Any:
+        def call(messages: Iterator[bytes], context: Any) -> Any:
+            requests = self._requests(method, messages, context)
+            return behaviour(requests if method.declared.client_streaming else next(requests), context)
+
+        def reply(messages: Iterator[bytes], context: Any) -> Any:
+            try:
+                with places.held(context):
+                    return call(messages, context)
+            except Exception as error:
+                _abort(context, error)
+
+        def replies(messages: Iterator[bytes], context: Any) -> Iterator[Any]:
+            try:
+                with places.held(context):
+                    yield from call(messages, context)
+            except Exception as error:
+                _abort(context, error)
+
+        if method.declared.server_streaming:
+            return grpc.stream_stream_rpc_method_handler(replies, None, _serialized)
+        return grpc.stream_unary_rpc_method_handler(reply, None, _serialized)
+
+    def _requests(self, method: Method, messages: Iterator[bytes], context: Any) -> Iterator[Any]:
+        """What a caller sends, which is one request at least; it must not make it last."""
+        message = next_message(messages, context, GREETING_SECONDS)
+        seconds = UPLOAD_SILENCE_SECONDS
+        while True:
+            yield self._request(method, message)
+            begin = time.monotonic()
+            message = next_message(messages, context, seconds)
+            if message is None:
+                return
+            seconds += len(message) / SLOWEST_UPLOAD - (time.monotonic() - begin)
+            seconds = min(seconds, UPLOAD_SILENCE_SECONDS)
+
+    def _request(self, method: Method, message: bytes | None) -> Any:
+        """Long ones are read one at a time, if their deployment is one that is watched: others want to compute."""
+        is_long = message is not None and DEFAULT_REQUEST_BYTES < len(message) <= method.maximum_request_bytes
+        if message is None or not is_long or method.declared.client_streaming:
+            return method.read_request(message)
+        self._programs.get(method.deployment(message))
+        with self._reading:
+            return method.read_request(message)
+
 
 def _patience(context: Any) -> float:
     """How many seconds the caller of a method still waits."""
@@ -228,40 +278,8 @@ def _patience(context: Any) -> float:
     return DEFAULT_SECONDS if seconds is None else float(seconds)
 
 
-def _handler(method: Method, behaviour: Callable[[Any, Any], Any], places: Places) -> Any:
-    def call(messages: Iterator[bytes], context: Any) -> Any:
-        requests = _requests(method, messages, context)
-        return behaviour(requests if method.declared.client_streaming else next(requests), context)
-
-    def reply(messages: Iterator[bytes], context: Any) -> Any:
-        try:
-            with places.held(context):
-                return call(messages, context)
-        except Exception as error:
-            _abort(context, error)
-
-    def replies(messages: Iterator[bytes], context: Any) -> Iterator[Any]:
-        try:
-            with places.held(context):
-                yield from call(messages, context)
-        except Exception as error:
-            _abort(context, error)
-
-    if method.declared.server_streaming:
-        return grpc.stream_stream_rpc_method_handler(replies, None, _serialized)
-    return grpc.stream_unary_rpc_method_handler(reply, None, _serialized)
-
-
 def _serialized(reply: Message) -> bytes:
     return reply.SerializeToString()
-
-
-def _requests(method: Method, messages: Iterator[bytes], context: Any) -> Iterator[Any]:
-    """What a caller sends, which is one request at least."""
-    message = next_message(messages, context, GREETING_SECONDS)
-    yield method.read_request(message)
-    while (message := next_message(messages, context, UPLOAD_SILENCE_SECONDS)) is not None:
-        yield method.read_request(message)
 
 
 def _abort(context: Any, error: Exception) -> None:

@@ -29,15 +29,16 @@ _AGAIN = "Give the machine its right target in the cluster's description, or lea
 class LibraryTrials:
     """Tries out libraries before their worker loads them: each is loaded and, for a CPU, run once on zeros.
 
-    What passed is remembered by its digest and its arguments, and costs nothing again. Libraries for a GPU are only
-    loaded: the device's memory may be full of what runs there. Thread-safe; one trial at a time.
+    What became of it is remembered by its digest and its arguments: what passed costs nothing again, and what crashed
+    may pass the next time, as memory happens to lie. Libraries for a GPU are only loaded: the device's memory may be
+    full of what runs there. Thread-safe; one trial at a time.
     """
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         self._lock = threading.Lock()
         self._process: _TrialProcess | None = None
-        self._passed: set[str] = set()
+        self._problems: dict[str, str] = {}  # none: it passed
         self._closed = False
 
     def stage(self, stage: StageSpec, deadline: float) -> None:
@@ -71,21 +72,27 @@ class LibraryTrials:
     ) -> None:
         tried = {"sha256": library.sha256, "is_stage": is_stage and bool(calls), "calls": calls}
         digest = hashlib.sha256(json.dumps(tried).encode()).hexdigest()
-        if digest in self._passed:
-            return
+        problem = self._problems.get(digest)
+        if problem is None:
+            problem = self._problem(tried, library, what, digest, deadline)
+        if problem:
+            raise WorkerError(f"{what}: the library {problem}")
+
+    def _problem(self, tried: dict[str, Any], library: BlobSpec, what: str, digest: str, deadline: float) -> str:
         if not self._lock.acquire(timeout=max(0.0, _half(deadline))):
             raise WorkerError(f"{what}: the worker is still trying out other libraries: deploy again later")
         try:
             seconds = max(1.0, _half(deadline))
             place = {"library": str(self._blobs.path(library)), "scratch": str(self._blobs.scratch)}
-            problem = _words(self._ask({**tried, **place, "seconds": seconds}), seconds)
+            outcome = self._ask({**tried, **place, "seconds": seconds})
         finally:
             self._lock.release()
-        if problem:
-            raise WorkerError(f"{what}: the library {problem}")
-        if len(self._passed) >= MOST_REMEMBERED:
-            self._passed.clear()
-        self._passed.add(digest)
+        problem = _words(outcome, seconds)
+        if not outcome.get("late") and outcome.get("signal") != signal.SIGKILL:  # which were not the library's doing
+            if len(self._problems) >= MOST_REMEMBERED:
+                self._problems.clear()
+            self._problems[digest] = problem
+        return problem
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """What became of a library. A process that had nothing to do has ended, perhaps at this very moment."""

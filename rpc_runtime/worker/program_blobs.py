@@ -69,7 +69,7 @@ class ProgramBlobs:
                 )
             self._uploads += 1
         try:
-            self._store.write(blob, self._while_open(chunks))
+            self._store.write(blob, self._while_open(chunks), self._owner)
         finally:
             with self._lock:
                 self._uploads -= 1

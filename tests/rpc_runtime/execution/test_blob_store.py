@@ -103,17 +103,21 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
             call()
 
 
-def test_what_arrives_counts_before_it_is_there(tmp_path: Path) -> None:
+def test_what_has_arrived_counts_before_it_is_there_and_what_is_announced_does_not(tmp_path: Path) -> None:
     store = BlobStore(tmp_path, 10)
 
     def slowly(content: bytes) -> Iterator[bytes]:
         yield content[:1]
-        with pytest.raises(BlobError, match="with 6 bytes that arrive at the moment: raise its limit"):
-            put(store, b"bbbbbb")
-        yield content[1:]
+        put(store, b"bbbbbb")
+        yield content[1:5]
+        with pytest.raises(BlobError, match=r"arrives at the moment for the deployments .*slow \(5 bytes\)"):
+            put(store, b"cccccc")
+        yield content[5:]
 
-    store.write(spec(b"aaaaaa"), slowly(b"aaaaaa"))
-    put(store, b"bbbbbb")
+    store.write(spec(b"aaaaaa"), slowly(b"aaaaaa"), "slow")
+    put(store, b"cccccc")
+    with pytest.raises(BlobError, match=r"has 11 bytes, and the cache .* may hold 10: raise its limit"):
+        put(store, b"d" * 11)
 
 
 def test_the_cache_has_a_limit_by_itself(tmp_path: Path) -> None:

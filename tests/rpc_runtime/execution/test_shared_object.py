@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ ADDRESS, FILE_BYTES, MEMORY_BYTES = 16, 32, 40
 """Where these stand in a program header."""
 RELOCATIONS = 7
 BEYOND = 1 << 24
+needs_a_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +43,64 @@ def changed(library: bytes, place: int, by: int) -> np.ndarray:
     return np.frombuffer(bytes(content), np.uint8)
 
 
-def test_what_compilers_make(library: bytes) -> None:
+def linked(folder: Path, *options: str) -> bytes:
+    """A library with all tables that compilers make, whose symbols have versions."""
+    source, library = folder / "says.c", folder / "says.so"
+    source.write_text('#include <stdio.h>\nint says(void) { return printf("%p", (void *)stdout); }\n')
+    subprocess.run(["cc", "-shared", "-fPIC", *options, "-o", library, source], check=True)
+    return library.read_bytes()
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("hashes", ["gnu", "sysv", "both"])
+@pytest.mark.parametrize("binding", ["now", "lazy"])
+def test_what_compilers_make(library: bytes, tmp_path: Path, hashes: str, binding: str) -> None:
     check_shared_object(np.frombuffer(library, np.uint8), "here")
-    for path in Path(np.__file__).parent.rglob("*.so"):
-        check_shared_object(np.fromfile(path, np.uint8), str(path))
+    other = linked(tmp_path, f"-Wl,--hash-style={hashes}", "-Wl,-z", f"-Wl,{binding}")
+    check_shared_object(np.frombuffer(other, np.uint8), "here")
+
+
+def entries(library: bytes) -> dict[int, int]:
+    """Where the value of each entry of the dynamic section is."""
+    (dynamic,) = headers(library, _DYNAMIC)
+    start, _, _, size = struct.unpack_from("<QQQQ", library, dynamic + 8)
+    return {struct.unpack_from("<Q", library, place)[0]: place + 8 for place in range(start, start + size, 16)}
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("tag", [3, 6, 7, 12, 13, 23, 25, 26, 0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFFE], ids=hex)
+def test_tables_that_are_elsewhere(tmp_path: Path, tag: int) -> None:
+    """At the library's head is no table, and behind its end nothing of its own."""
+    library = linked(tmp_path)
+    place = entries(library)[tag]
+    for by in (BEYOND, -struct.unpack_from("<Q", library, place)[0]):
+        with pytest.raises(WorkerError, match=r"here: the library is damaged: .*Compile again"):
+            check_shared_object(changed(library, place, by), "here")
+
+
+@needs_a_compiler
+def test_numbers_in_tables_that_lead_elsewhere(tmp_path: Path) -> None:
+    library = linked(tmp_path)
+    address = {tag: struct.unpack_from("<Q", library, place)[0] for tag, place in entries(library).items()}
+    symbol, relocation = (
+        address[6] + 24,
+        address[7],
+    )  # in these libraries read-only tables lie where their addresses say
+    versions, needed, hashes = address[0x6FFFFFF0], address[0x6FFFFFFE], address[0x6FFFFEF5]
+    for place, by, words in (
+        (symbol, 1 << 24, "a symbol of it, or its name"),
+        (versions + 2, 0x100, "a symbol has version"),
+        (needed + 4, 1 << 24, "the name of a version"),
+        (needed + 8, 1 << 24, "a table at"),
+        (hashes, 1 << 24, "a table at"),
+        (hashes + 4, 1 << 24, "the hash of a symbol"),
+        (relocation + 8, 31, "of a kind"),
+        (entries(library)[0x6FFFFFF9], 1, "of a kind"),
+        (entries(library)[RELOCATIONS] - 8, 29, "none that a network needs"),
+        (entries(library)[0x6FFFFFF9] - 8, RELOCATIONS - 0x6FFFFFF9, "or there twice"),
+    ):
+        with pytest.raises(WorkerError, match=f"the library is damaged: .*{words}"):
+            check_shared_object(changed(library, place, by), "here")
 
 
 @pytest.mark.parametrize("field", [ADDRESS, FILE_BYTES, MEMORY_BYTES])
@@ -60,12 +117,7 @@ def test_memory_that_would_be_write_protected(library: bytes) -> None:
 
 
 def test_addresses_that_would_be_written_elsewhere(library: bytes) -> None:
-    (dynamic,) = headers(library, _DYNAMIC)
-    start, _, _, size = struct.unpack_from("<QQQQ", library, dynamic + 8)
-    entries = {struct.unpack_from("<Q", library, place)[0]: place + 8 for place in range(start, start + size, 16)}
-    with pytest.raises(WorkerError, match="entry 7 of its dynamic section points beyond it"):
-        check_shared_object(changed(library, entries[RELOCATIONS], BEYOND), "here")
-    (relocations,) = struct.unpack_from("<Q", library, entries[RELOCATIONS])
+    (relocations,) = struct.unpack_from("<Q", library, entries(library)[RELOCATIONS])
     with pytest.raises(WorkerError, match="that a loader would write is not its own"):
         check_shared_object(changed(library, relocations, BEYOND), "here")
     with pytest.raises(WorkerError, match="an address that a loader would write points beyond it"):

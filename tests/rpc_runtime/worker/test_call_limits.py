@@ -71,6 +71,46 @@ def test_many_deployments_of_one_caller(workers: LocalWorkers, honest: None) -> 
             call.cancel()
 
 
+def test_long_requests_are_not_parsed_for_anybody(own_worker: WorkerEndpoint) -> None:
+    """Two bytes a stage: parsed, and looked at, that is gigabytes, and seconds in which nobody else computes."""
+    path, stages = METHODS["LoadStages"].path, b"\x1a\0" * 4_000_000
+    with RawCaller(own_worker) as caller, watched(own_worker) as (_, deployment):
+        named = pb.LoadStagesRequest(deployment=deployment).SerializeToString()
+        code, words = caller.answer(path, [named + stages])
+        assert (code, "more than 262144 fields" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        nested = b"\x1a\xfc\xff\x7f" + b"\x3a\0" * ((1 << 20) - 2)  # as weights of one stage
+        assert "more than 262144 fields" in caller.answer(path, [named + nested])[1]
+        for nobody in (b"", pb.LoadStagesRequest(deployment="0" * 32).SerializeToString()):
+            assert "watch it first" in caller.answer(path, [nobody + b"\xff" * (1 << 20)])[1]
+
+
+@pytest.mark.parametrize("end", [b"\x1a", b"\x1a\xff", b"\x1b\x1c", b"\x1a\xff\xff\x7f"])
+def test_long_requests_without_an_end(own_worker: WorkerEndpoint, end: bytes) -> None:
+    blobs = [pb.Blob(sha256="a" * 64)] * 1000
+    with RawCaller(own_worker) as caller, watched(own_worker) as (_, deployment):
+        request = pb.MissingBlobsRequest(deployment=deployment, blobs=blobs).SerializeToString()
+        path = METHODS["MissingBlobs"].path
+        assert caller.code(path, [request]) is grpc.StatusCode.OK
+        assert caller.code(path, [request + end]) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.slow
+def test_uploads_that_never_come_to_their_end(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
+    blob = maker.blob(b"much")
+
+    def drops(deployment: str) -> Iterator[bytes]:
+        yield begin_upload(deployment, replace(blob, size_bytes=1 << 20))
+        while True:
+            time.sleep(2)
+            yield pb.PutBlobRequest(chunk=b"x").SerializeToString()
+
+    with RawCaller(own_worker) as caller, watched(own_worker) as (connection, deployment):
+        connection._call(pb.MissingBlobsRequest(deployment=deployment, blobs=[message_of(pb.Blob, blob)]), 20)
+        start = time.monotonic()
+        assert caller.code(METHODS["PutBlob"].path, drops(deployment), 60) is grpc.StatusCode.CANCELLED
+        assert time.monotonic() - start < control_service.UPLOAD_SILENCE_SECONDS + 10
+
+
 @pytest.mark.slow
 def test_uploads_that_stop_in_the_middle(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
     blobs = [maker.blob(bytes([number])) for number in range(MAXIMUM_UPLOADS + 1)]

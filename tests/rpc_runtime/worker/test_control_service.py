@@ -90,7 +90,7 @@ def more_turns(request: pb.LoadStagesRequest, count: int) -> None:
 @pytest.mark.parametrize(
     ("change", "count", "words"),
     [
-        (more_routes, 30_000, "30002 routes, at most 4096"),
+        (more_routes, 10_000, "10002 routes, at most 4096"),
         (more_stages, 12_000, "12001 stages, at most 256"),
         (more_turns, 4_000, "in 840 turns, and their product may be 524288"),
     ],

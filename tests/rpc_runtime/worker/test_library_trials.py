@@ -117,6 +117,17 @@ def test_what_passed_is_not_tried_again(worker: LocalWorkers, maker: ProgramMake
     assert len(loads.read_text()) == 5
 
 
+@needs_a_compiler
+def test_what_crashed_is_not_tried_again(worker: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
+    """It may pass the next time, and crash in the worker the time after that."""
+    crashed = tmp_path / "crashed"
+    code = f'if (!fopen("{crashed}", "r")) {{ fopen("{crashed}", "w"); {CRASHES[1][0]} }}'
+    program = with_library(one_stage(maker), compiled(maker, code))
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="crashed with SIGSEGV"):
+            open_on(worker, program, maker)
+
+
 def test_trials_go_on_after_their_process_has_ended(maker: ProgramMaker) -> None:
     with LocalWorkers([A]) as own:
         for count in range(2):
