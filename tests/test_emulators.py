@@ -155,7 +155,7 @@ def test_a_machine_of_half_speed_has_half_of_its_core_and_is_heard(maker: Progra
             half_speed(worker.pid, [core]) as (competitor,),
         ):
             before = [seconds_of(each) for each in (worker, competitor)]
-            for _ in pipeline.stream(itertools.repeat(inputs, 300)):
+            for _ in pipeline.stream(itertools.repeat(inputs, 100)):
                 pass
             mine, other = (seconds_of(each) - took for each, took in zip((worker, competitor), before, strict=True))
             assert describe(workers.endpoints["machine"], 20.0).process_id == worker.pid

@@ -114,7 +114,7 @@ def test_contiguous_pixels_are_loaded_and_stored_in_vectors():
     lowered = lower(graph_of(pointwise, [np.zeros((1, 64, 56, 56), "float32")]), cuda("sm_90"))
     source = source_of(lowered)
     assert "*(float4*)(input_0_ptr" in source
-    assert "*(float4*)(compute_intermediate_ptr" in source
+    assert "*(float4*)(relu_intermediate_ptr" in source
 
 
 def test_patches_are_never_a_matrix_in_memory():

@@ -156,7 +156,7 @@ def test_a_cache_is_believed_if_one_measurement_does_not_contradict_it(
     assert profiler.measure(cluster, cache_folder=tmp_path).reports[0].measured == 0
     (path,) = tmp_path.glob("*.json")
     content = json.loads(path.read_text())
-    for entry in content["times"].values():
+    for entry in content["entries"].values():
         entry["seconds"] *= 100
     path.write_text(json.dumps(content))
     assert profiler.measure(cluster, cache_folder=tmp_path).reports[0].measured == 0
