@@ -30,13 +30,17 @@ queues of a path can hold. Windows that far links have widened come on top, one 
 
 @dataclass(eq=False)
 class _Stream:
-    """One use of the pipeline: its micro-batches under way, by their numbers, and its results that nobody has taken."""
+    """One use of the pipeline: its micro-batches under way, by their numbers, and its results that nobody has taken.
+
+    ``since`` is when it began to wait for something, in seconds of the monotonic clock.
+    """
 
     pending: deque[int] = field(default_factory=deque)
     ready: deque[tuple[Array, ...]] = field(default_factory=deque)
     fed: bool = False
     error: BaseException | None = None
     over: bool = False
+    since: float = field(default_factory=time.monotonic)
 
 
 class Streams:
@@ -185,7 +189,6 @@ class Streams:
     def _submit(self, stream: _Stream, inputs: Sequence[Array], timeout_seconds: float | None) -> bool:
         """Queues a micro-batch when it is the stream's turn and there is room; False if nobody wants the result."""
         with self.lock:
-            self._note_beginning_locked()
             self._waiting.append(stream)
             try:
                 while True:
@@ -194,8 +197,9 @@ class Streams:
                         return False
                     if self._next_locked() is stream:
                         break
-                    self._wait_locked(timeout_seconds, self._results.taken)
-                self._note_beginning_locked()
+                    self._wait_locked(stream, timeout_seconds, self._results.taken)
+                if not stream.pending:
+                    stream.since = time.monotonic()
                 sequence = self._results.submit(inputs)
                 self._owners.append(stream)
                 stream.pending.append(sequence)
@@ -206,11 +210,6 @@ class Streams:
                 self._waiting.remove(stream)
                 self._changed.notify_all()
         return True
-
-    def _note_beginning_locked(self) -> None:
-        """Nobody is late for what was under way when nothing was."""
-        if self._results.submitted == self._results.taken:
-            self._last_activity = time.monotonic()
 
     def _next_locked(self) -> _Stream | None:
         """Whose turn it is to submit a micro-batch."""
@@ -245,17 +244,17 @@ class Streams:
                             raise stream.error
                         return
                     due = bool(stream.pending)
-                    self._wait_locked(self._timeout_seconds if due else None, stream.pending[0] if due else 0)
+                    self._wait_locked(stream, self._timeout_seconds if due else None, stream.pending[0] if due else 0)
                 result = stream.ready.popleft()
                 self._changed.notify_all()
             yield result
 
-    def _wait_locked(self, timeout_seconds: float | None, sequence: int) -> None:
-        """Waits for a change; with a timeout, only as long as something has moved within it."""
+    def _wait_locked(self, stream: _Stream, timeout_seconds: float | None, sequence: int) -> None:
+        """Waits for a change; with a timeout, only as long as something has moved within it, or the stream is young."""
         if timeout_seconds is None:
             self._changed.wait()
             return
-        remaining = self._last_activity + timeout_seconds - time.monotonic()
+        remaining = max(self._last_activity, stream.since) + timeout_seconds - time.monotonic()
         if remaining <= 0:
             raise DeadlineError(
                 f"nothing has moved for {timeout_seconds:g} seconds; waiting for {self._waited_for(sequence)}. "
