@@ -75,7 +75,7 @@ class LinkStore:
     def known_or(self, kind: type[Probe], machines: Sequence[str], measure: Callable[[], Probe]) -> Probe:
         """A probe of these machines in this order, measured if it is not known."""
         ends = [[name, self.ends[name]] for name in machines]
-        reached = [self.addresses.get((one, other)) for one in machines for other in machines]
+        reached = self.addresses.get((machines[0], machines[1])) if kind is PairProbe else None
         key = entry_key(kind=kind.__name__, ends=ends, reached=reached, sizes=list(self.sizes))
         found = None if self.refresh else self.store.get(key, TypeAdapter(kind))
         if found is None:
