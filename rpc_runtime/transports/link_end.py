@@ -2,7 +2,8 @@
 
 A connection whose cable is cut, or whose other end stands still, stays open for minutes. gRPC's own pings would tell,
 but they wait behind the data in the socket's buffer, so that a slow link would seem dead. Here each end says something
-at least once in a beat, and whatever arrives counts as life.
+at least once in a beat, and whatever arrives counts as life. Only a worker does not ask that of a client, where a
+single call in C may keep Python's lock for longer, and nothing but gRPC can answer meanwhile.
 """
 
 from __future__ import annotations
@@ -42,13 +43,17 @@ class Station(Protocol):
 
 
 class LinkEnd:
-    """One end of a link. ``_wake`` is notified, with the lock held, when there may be something to say."""
+    """One end of a link. ``_wake`` is notified, with the lock held, when there may be something to say.
 
-    def __init__(self, station: Station) -> None:
+    If it is ``patient``, the other end may be silent as long as its connection lives.
+    """
+
+    def __init__(self, station: Station, *, patient: bool = False) -> None:
         self._station = station
         self._lock = station.lock
         self._wake = threading.Condition(station.lock)
         self._closed = False
+        self._patient = patient
         self._heard: float | None = None  # nobody is late before the first word
 
     def frames(self) -> Iterator[bytes]:
@@ -90,7 +95,7 @@ class LinkEnd:
         if self._wake.wait(BEAT_SECONDS):
             return False
         here = time.monotonic()
-        if self._heard is not None:
+        if self._heard is not None and not self._patient:
             if here - begin > 2 * BEAT_SECONDS:  # this process itself stood still: be fair to the other one
                 self._heard = here
             if here - self._heard > SILENCE_SECONDS:

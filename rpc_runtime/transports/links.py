@@ -51,8 +51,15 @@ def _depths(route: PlannedRoute) -> tuple[int, int]:
 class OutgoingLink(LinkEnd):
     """The sending end. ``as_bytes`` gives a value's content as a flat array of bytes."""
 
-    def __init__(self, station: Station, routes: Sequence[PlannedRoute], as_bytes: Callable[[Any], Bytes]) -> None:
-        super().__init__(station)
+    def __init__(
+        self,
+        station: Station,
+        routes: Sequence[PlannedRoute],
+        as_bytes: Callable[[Any], Bytes],
+        *,
+        patient: bool = False,
+    ) -> None:
+        super().__init__(station, patient=patient)
         self._by_name = {route.tensor.name: _Sending(route, SendWindow(*_depths(route))) for route in routes}
         self._by_index = {sending.route.tensor_index: sending for sending in self._by_name.values()}
         self._as_bytes = as_bytes
@@ -156,9 +163,15 @@ class IncomingLink(LinkEnd):
     """
 
     def __init__(
-        self, station: Station, routes: Sequence[PlannedRoute], allocate: Callable[[TensorSpec], Slot], *, reuse: bool
+        self,
+        station: Station,
+        routes: Sequence[PlannedRoute],
+        allocate: Callable[[TensorSpec], Slot],
+        *,
+        reuse: bool,
+        patient: bool = False,
     ) -> None:
-        super().__init__(station)
+        super().__init__(station, patient=patient)
         self._receiving = {route.tensor_index: _Receiving(route, ReceiveWindow(*_depths(route))) for route in routes}
         self._allocate = allocate
         self._reuse = reuse

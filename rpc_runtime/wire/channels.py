@@ -26,6 +26,8 @@ PING_TIMEOUT_MILLISECONDS = 16_000
 """An answer waits behind what is in a socket's buffer: 4 MiB, over the slowest link that is meant to work 256 KiB/s."""
 HANDSHAKE_MILLISECONDS = 10_000
 """For TLS and the first frames of HTTP/2; a connection that says nothing is closed then."""
+IDLE_MILLISECONDS = 5_000
+"""A connection without a call; what clients and links keep open are calls."""
 
 _BOTH_SIDES = [
     ("grpc.max_send_message_length", MAXIMUM_MESSAGE_BYTES),
@@ -43,6 +45,7 @@ SERVER_OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MILLISECONDS // 2),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
+    ("grpc.max_connection_idle_ms", IDLE_MILLISECONDS),
 ]
 _CHANNEL_OPTIONS = [
     *_BOTH_SIDES,

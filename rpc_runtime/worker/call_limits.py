@@ -11,12 +11,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
 from tvm_split.rpc_runtime.wire.channels import status_of
 from tvm_split.rpc_runtime.wire.refusal import refusal
+from tvm_split.rpc_runtime.wire.security import is_loopback
 
 GREETING_SECONDS = 10.0
 """The first message of a call follows its headers; a caller who says nothing holds a thread."""
@@ -42,7 +44,7 @@ def next_message(requests: Iterator[bytes], context: Any, seconds: float) -> byt
 class Places:
     """So many calls of a kind (``name``, in the plural) are answered at a time, half of them of one caller.
 
-    A caller is known by its host.
+    A caller is known by its host; all addresses of loopback are one.
     """
 
     def __init__(self, name: str, limit: int) -> None:
@@ -69,7 +71,7 @@ class Places:
         Raises:
             WorkerError: its caller holds half of all places already.
         """
-        host = str(context.peer()).rpartition(":")[0]
+        host = _host(str(context.peer()))
         share = max(1, self.limit // 2)
         try:
             with self._lock:
@@ -86,6 +88,12 @@ class Places:
                 self._callers[host] -= 1
                 if not self._callers[host]:
                     del self._callers[host]
+
+
+def _host(peer: str) -> str:
+    """Of "ipv4:192.0.2.1:7001", or "ipv6:%5B2001:db8::1%5D:7001"."""
+    host = unquote(peer.partition(":")[2].rpartition(":")[0])
+    return "this host" if is_loopback(host) else host
 
 
 class CallLimits(grpc.ServerInterceptor):  # type: ignore[misc]

@@ -155,10 +155,24 @@ def test_a_client_that_stands_still_is_given_up(own_workers: LocalWorkers, tmp_p
         assert all(removed_libraries(each) for each in own_workers.process_ids.values())
         client_process.send_signal(signal.SIGSTOP)
         for process_id in own_workers.process_ids.values():
-            assert wait_for(lambda each=process_id: not removed_libraries(each), seconds=12.0)
+            assert wait_for(lambda each=process_id: not removed_libraries(each), seconds=30.0)
     finally:
         client_process.kill()
         client_process.communicate()
+
+
+_BUSY = "pipeline.run(batches_for(program, 1)[0]); " + (
+    # As sorting or parsing much does: one call in C that keeps Python's lock.
+    "import ctypes; ctypes.PyDLL(None).sleep(7); pipeline.run(batches_for(program, 1)[0]); pipeline.close()"
+)
+
+
+def test_a_client_whose_python_stands_still_is_not_given_up(own_workers: LocalWorkers, tmp_path: Path) -> None:
+    endpoints = [f"{each.machine} {each.address} {each.token}" for each in own_workers.endpoints.values()]
+    code = _CLIENT.replace("sys.stdin.read()", _BUSY)
+    arguments = [sys.executable, "-c", code, str(tmp_path / "blobs"), *endpoints]
+    client = subprocess.run(arguments, capture_output=True, text=True, timeout=90, check=False)
+    assert (client.returncode, client.stderr) == (0, "")
 
 
 def test_no_progress_names_the_stage(own_workers: LocalWorkers, maker: ProgramMaker) -> None:

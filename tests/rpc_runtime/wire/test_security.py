@@ -90,6 +90,8 @@ def test_what_is_no_address(address: str) -> None:
         ("127.0.0.1", True),
         ("127.9.9.9", True),
         ("[::1]", True),
+        ("[::ffff:127.0.0.2]", True),
+        ("[::ffff:192.0.2.1]", False),
         ("0.0.0.0", False),
         ("[::]", False),
         ("192.0.2.1", False),

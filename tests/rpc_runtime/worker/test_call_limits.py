@@ -30,7 +30,7 @@ from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.errors import WorkerError
 from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.channels import IDLE_MILLISECONDS, WorkerEndpoint
 from tvm_split.rpc_runtime.wire.control_methods import METHODS
 from tvm_split.rpc_runtime.wire.messages import message_of
 from tvm_split.rpc_runtime.worker import call_limits, control_service
@@ -92,6 +92,36 @@ def test_long_requests_without_an_end(own_worker: WorkerEndpoint, end: bytes) ->
         path = METHODS["MissingBlobs"].path
         assert caller.code(path, [request]) is grpc.StatusCode.OK
         assert caller.code(path, [request + end]) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_connections_without_calls_are_closed(own_worker: WorkerEndpoint) -> None:
+    host, _, port = own_worker.address.rpartition(":")
+    with socket.create_connection((host, int(port)), IDLE_MILLISECONDS / 1000 + 5) as stranger:
+        stranger.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0" + b"\0\0\0\4\1\0\0\0\0")
+        while stranger.recv(4096):  # settings, pings and words of farewell, and then the end, or TimeoutError
+            pass
+    with RawCaller(own_worker) as caller:  # a client that comes again after a while does not notice
+        for _ in range(2):
+            assert caller.code(METHODS["Describe"].path, [b""]) is grpc.StatusCode.OK
+            time.sleep(IDLE_MILLISECONDS / 1000 + 1)
+
+
+def test_all_of_loopback_is_one_host() -> None:
+    class Call:
+        def __init__(self, peer: str) -> None:
+            self.peer = lambda: peer
+
+    places = call_limits.Places("calls", 4)
+    with contextlib.ExitStack() as held:
+        for peer in ("ipv4:127.0.0.2:1", "ipv6:%5B::1%5D:2"):
+            held.enter_context(places.held(Call(peer)))
+        for peer in ("ipv4:127.0.0.3:3", "ipv6:%5B::ffff:127.0.0.1%5D:4"):
+            with (
+                pytest.raises(WorkerError, match="2 calls of one host at a time, and this host has"),
+                places.held(Call(peer)),
+            ):
+                pass
+        held.enter_context(places.held(Call("ipv6:%5B2001:db8::1%5D:5")))
 
 
 @pytest.mark.slow
