@@ -28,7 +28,7 @@ def load(name: str) -> tvm_split.Model:
     ("name", "workers", "split"),
     [
         ("resnet50", 3, {"machine-a": ["conv1"], "machine-b": ["layer2"], "machine-c": ["layer4"]}),
-        ("light_resnet50", 2, None),
+        pytest.param("light_resnet50", 2, None, marks=pytest.mark.slow),
         ("light_squeezenet", 1, None),
         ("light_squeezenet", 3, {"machine-a": ["n0"], "machine-b": ["n15"], "machine-c": ["n40"]}),
     ],
@@ -51,7 +51,13 @@ def test_answers_are_those_of_the_source(
                 assert np.abs(mine - right).max() < LIMIT * np.ptp(right)
 
 
-@pytest.mark.parametrize("name", sorted(torch_models.small_models()))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("bert", "efficientnet") else name
+        for name in sorted(torch_models.small_models())
+    ],
+)
 def test_small_relatives_of_known_networks(name: str, three_workers: tvm_split.Cluster) -> None:
     module, inputs = torch_models.small_models()[name]
     model = tvm_split.load_model(module, inputs)

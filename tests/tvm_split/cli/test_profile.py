@@ -56,6 +56,7 @@ def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TVM_SPLIT_CACHE", str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 def test_pieces_on_workers(invoke, invoke_json, onnx_path):
     found = invoke_json("profile", onnx_path, "--workers", "2")

@@ -10,6 +10,7 @@ import pytest
 from tests.helpers.waiting import wait_while_running
 
 
+@pytest.mark.slow
 def test_list_tune_resume_compile(invoke_json, invoke, onnx_path, tmp_path):
     folder = tmp_path / "tuned"
     listed = invoke_json("tune", onnx_path, "--list", "--database", folder)

@@ -81,7 +81,9 @@ def test_what_is_written() -> None:
     assert split_from_annotations(written) == SPLIT
 
 
-@pytest.mark.parametrize("name", ["light_resnet50", "light_inception_v2", "light_shufflenet"])
+@pytest.mark.parametrize(
+    "name", ["light_resnet50", pytest.param("light_inception_v2", marks=pytest.mark.slow), "light_shufflenet"]
+)
 def test_a_plan_comes_back_from_its_annotations(name: str) -> None:
     proto = onnx.load(LIGHT_MODELS / f"{name}.onnx")  # with weights that nodes make, which importing computes away
     model, plan = planned(proto)

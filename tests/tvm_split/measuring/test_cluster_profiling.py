@@ -74,6 +74,7 @@ def test_what_is_known_is_not_measured_again(
     assert again.profile.model_digest == measured.profile.model_digest
 
 
+@pytest.mark.slow
 def test_refreshing_measures_again(model: tvm_split.Model, workers: Cluster, cache: Path) -> None:
     begun = time.time()
     again = ModelProfiler(model).measure(workers, cache_folder=cache, refresh=True)
@@ -100,6 +101,7 @@ def test_machines_of_a_host_are_timed_alone_and_together_in_turns(
     assert steps[-1][1:] == (steps[-1][2],) * 2
 
 
+@pytest.mark.slow
 def test_equal_kernels_of_another_model_are_known(workers: Cluster, cache: Path, measured: MeasuredCluster) -> None:
     wider = tvm_split.load_model(torch_models.resnet(classes=11), (torch.zeros(1, 3, 32, 32),))
     found = ModelProfiler(wider).measure(workers, cache_folder=cache)

@@ -75,6 +75,7 @@ def test_every_link_of_a_local_cluster_is_measured() -> None:
     assert seen[4] == ("streams through machine-a, machine-b", 4, 5)
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_measured_in_its_direction(workers: LocalWorkers, known: Path) -> None:
     right = workers.endpoints[B].address
     with Relay(right, bytes_per_second=50e6 / 8, latency_seconds=0.01) as relay:

@@ -50,6 +50,7 @@ def test_what_is_kept_is_found_again_until_it_is_refreshed(measured):
     assert all(link.measured_at > profile.links[0].measured_at for link in anew.links)
 
 
+@pytest.mark.slow
 def test_workers_end_unless_somebody_keeps_them(measured):
     model, folder, *_ = measured
     cluster = tvm_split.Cluster.local(workers=2)

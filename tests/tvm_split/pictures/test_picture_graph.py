@@ -86,7 +86,7 @@ class Block(torch.nn.Module):
         return torch.relu(self.down(torch.relu(self.up(x))) + self.side(x)) + x
 
 
-@pytest.mark.parametrize("blocks", [20, 70])
+@pytest.mark.parametrize("blocks", [20, pytest.param(70, marks=pytest.mark.slow)])
 def test_many_branches_become_blocks(blocks):
     network = torch.nn.Sequential(*(Block() for _ in range(blocks)))
     model = tvm_split.load_model(network.eval(), (torch.zeros(1, 4),))
