@@ -48,7 +48,7 @@ class LinkEnd:
     If it is ``patient``, the other end may be silent as long as its connection lives.
     """
 
-    def __init__(self, station: Station, *, patient: bool = False) -> None:
+    def __init__(self, station: Station, *, patient: bool) -> None:
         self._station = station
         self._lock = station.lock
         self._wake = threading.Condition(station.lock)

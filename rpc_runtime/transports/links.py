@@ -20,7 +20,7 @@ from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, now
-from tvm_split.rpc_runtime.program.program import TensorSpec
+from tvm_split.rpc_runtime.program.program import CLIENT, TensorSpec
 from tvm_split.rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow, most_more
 from tvm_split.rpc_runtime.transports.link_end import HEARTBEAT, LinkEnd, Station
 from tvm_split.rpc_runtime.wire.framing import (
@@ -51,15 +51,8 @@ def _depths(route: PlannedRoute) -> tuple[int, int]:
 class OutgoingLink(LinkEnd):
     """The sending end. ``as_bytes`` gives a value's content as a flat array of bytes."""
 
-    def __init__(
-        self,
-        station: Station,
-        routes: Sequence[PlannedRoute],
-        as_bytes: Callable[[Any], Bytes],
-        *,
-        patient: bool = False,
-    ) -> None:
-        super().__init__(station, patient=patient)
+    def __init__(self, station: Station, routes: Sequence[PlannedRoute], as_bytes: Callable[[Any], Bytes]) -> None:
+        super().__init__(station, patient=any(route.destination == CLIENT for route in routes))
         self._by_name = {route.tensor.name: _Sending(route, SendWindow(*_depths(route))) for route in routes}
         self._by_index = {sending.route.tensor_index: sending for sending in self._by_name.values()}
         self._as_bytes = as_bytes
@@ -163,15 +156,9 @@ class IncomingLink(LinkEnd):
     """
 
     def __init__(
-        self,
-        station: Station,
-        routes: Sequence[PlannedRoute],
-        allocate: Callable[[TensorSpec], Slot],
-        *,
-        reuse: bool,
-        patient: bool = False,
+        self, station: Station, routes: Sequence[PlannedRoute], allocate: Callable[[TensorSpec], Slot], *, reuse: bool
     ) -> None:
-        super().__init__(station, patient=patient)
+        super().__init__(station, patient=any(route.source == CLIENT for route in routes))
         self._receiving = {route.tensor_index: _Receiving(route, ReceiveWindow(*_depths(route))) for route in routes}
         self._allocate = allocate
         self._reuse = reuse

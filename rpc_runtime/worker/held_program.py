@@ -107,12 +107,10 @@ class HeldProgram:
             self._executor = StageExecutor(self._lock, plan, stages, recorder, self._stage_failed)
             for machine in plan.destinations:
                 routes = [route for route in plan.outgoing if route.destination == machine]
-                patient = machine == CLIENT
-                self._outgoing[machine] = OutgoingLink(self._executor, routes, tensor_bytes, patient=patient)
+                self._outgoing[machine] = OutgoingLink(self._executor, routes, tensor_bytes)
             for machine in plan.sources:
                 routes = [route for route in plan.incoming if route.source == machine]
-                patient = machine == CLIENT
-                self._incoming[machine] = IncomingLink(self._executor, routes, new_slot, reuse=True, patient=patient)
+                self._incoming[machine] = IncomingLink(self._executor, routes, new_slot, reuse=True)
             self._executor.start(self._outgoing)
         names = ", ".join(stage.name for stage in plan.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], plan.machine, names)
