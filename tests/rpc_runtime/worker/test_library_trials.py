@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import signal
@@ -31,8 +30,6 @@ from tvm_split.rpc_runtime.errors import WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimedKernel
 from tvm_split.rpc_runtime.program.program import BlobSpec, Program, TensorSpec
-
-MUTATIONS = 40
 
 
 @pytest.fixture(scope="module")
@@ -194,64 +191,3 @@ def test_a_crash_at_a_later_micro_batch(maker: ProgramMaker, tmp_path: Path) -> 
 
         assert wait_for(no_pins)  # a process that crashes may still be going
         assert not list((tmp_path / "cache" / "temporary").iterdir())
-
-
-def mutations(library: bytes, count: int, seed: int = 0) -> Iterator[bytes]:
-    """Damaged copies of a library, by turns of every kind."""
-    random = np.random.default_rng(seed)
-    kinds = (_truncated, _flipped, _zeroed, _garbage_behind_the_head, _flipped_head)
-    for number in range(count):
-        yield kinds[number % len(kinds)](bytearray(library), random)
-
-
-def _truncated(library: bytearray, random: np.random.Generator) -> bytes:
-    return bytes(library[: random.integers(1, len(library))])
-
-
-def _flipped(library: bytearray, random: np.random.Generator) -> bytes:
-    for place in random.integers(0, len(library), 1 << random.integers(0, 9)):
-        library[place] ^= random.integers(1, 256)
-    return bytes(library)
-
-
-def _zeroed(library: bytearray, random: np.random.Generator) -> bytes:
-    start = int(random.integers(64, len(library)))
-    end = min(len(library), start + int(random.integers(1, 4096)))
-    library[start:end] = bytes(end - start)
-    return bytes(library)
-
-
-def _garbage_behind_the_head(library: bytearray, random: np.random.Generator) -> bytes:
-    return bytes(library[: random.integers(64, 1024)]) + random.bytes(len(library))
-
-
-def _flipped_head(library: bytearray, random: np.random.Generator) -> bytes:
-    for place in random.integers(0, 1024, 1 << random.integers(0, 5)):
-        library[place] ^= random.integers(1, 256)
-    return bytes(library)
-
-
-def send_mutations(worker: LocalWorkers, maker: ProgramMaker, count: int, seed: int = 0) -> int:
-    """Deploys so many damaged libraries beside an honest stream, whose results stay right; how many were refused."""
-    program = one_stage(maker)
-    batch = batches_for(program, 1)[0]
-    process = describe(worker.endpoints[A], 10).process_id
-    library = maker.blob_path(program.stages[0].library.sha256).read_bytes()
-    refused = 0
-    with open_on(worker, program, maker) as beside:
-        results = beside.stream(itertools.repeat(batch))
-        for number, content in enumerate(mutations(library, count, seed)):
-            try:
-                with open_on(worker, with_library(program, maker.blob(content)), maker) as mutated:
-                    mutated.run(batch)
-            except WorkerUnavailableError as error:
-                raise AssertionError(f"mutation {number} of seed {seed} ended the worker") from error
-            except WorkerError:
-                refused += 1
-            np.testing.assert_array_equal(next(results)[0], 2 * batch[0])
-    assert describe(worker.endpoints[A], 10).process_id == process
-    return refused
-
-
-def test_damaged_libraries_beside_an_honest_one(worker: LocalWorkers, maker: ProgramMaker) -> None:
-    assert send_mutations(worker, maker, MUTATIONS) > MUTATIONS // 2
