@@ -142,6 +142,7 @@ def test_workers_reach_each_other_through_a_relay_and_the_client_goes_straight(m
     assert seconds > 0.05
 
 
+@pytest.mark.slow
 def test_a_machine_of_half_speed_has_half_of_its_core_and_is_heard(maker: ProgramMaker) -> None:
     """As much processor time goes to the competitor as to the worker, whatever else the machine does."""
     x = maker.input("x", (500, 500))

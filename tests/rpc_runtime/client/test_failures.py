@@ -141,6 +141,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_client_that_stands_still_is_given_up(own_workers: LocalWorkers, tmp_path: Path) -> None:
     endpoints = [f"{each.machine} {each.address} {each.token}" for each in own_workers.endpoints.values()]
     client_process = subprocess.Popen(

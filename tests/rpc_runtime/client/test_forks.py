@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -56,6 +57,7 @@ class Busy:
         assert not self._thread.is_alive()
 
 
+@pytest.mark.slow
 def test_children_end_and_the_pipeline_goes_on(workers: LocalWorkers, maker: ProgramMaker) -> None:
     with open_on(workers, chain(maker), maker, timeout_seconds=10.0) as pipeline, Busy(pipeline) as busy:
         for _ in range(FORKS):

@@ -94,6 +94,7 @@ def test_long_requests_without_an_end(own_worker: WorkerEndpoint, end: bytes) ->
         assert caller.code(path, [request + end]) is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.slow
 def test_connections_without_calls_are_closed(own_worker: WorkerEndpoint) -> None:
     host, _, port = own_worker.address.rpartition(":")
     with socket.create_connection((host, int(port)), IDLE_MILLISECONDS / 1000 + 5) as stranger:

@@ -150,6 +150,7 @@ def test_replanning(invoke, invoke_json, onnx_path, tmp_path):
     assert "the plan stays" in invoke(*improve, plan, "--threshold", "1").stderr
 
 
+@pytest.mark.slow
 def test_a_bench_report_improves_the_plan_that_was_measured(invoke, invoke_json, onnx_path, tmp_path):
     plan, report, bundle = (tmp_path / name for name in ("plan.json", "report.json", "bundle"))
     invoke("plan", onnx_path, "--stages", "2", "--output", plan)
