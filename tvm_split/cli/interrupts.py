@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -62,8 +63,16 @@ def _end(number: signal.Signals) -> None:
         os.dup2(nothing, stream)
     try:
         clear_away()
-        for task in Path("/proc/self/task").iterdir():  # what nobody knows of yet or any more: builders, linkers
-            for child in (task / "children").read_text().split():
-                os.kill(int(child), signal.SIGKILL)
+        # What nobody knows of yet or any more: builders, linkers. They take away what they wrote if they are asked.
+        _kill_children(signal.SIGTERM)
+        time.sleep(0.2)
+        _kill_children(signal.SIGKILL)
     finally:
         os._exit(128 + number)
+
+
+def _kill_children(number: signal.Signals) -> None:
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(child), number)

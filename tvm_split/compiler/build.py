@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ def build_module(
             module, phases = _scheduled(module, built_for, database, observe)
             lifted = lift_weights(module)
             executable = relax.build(lifted.module, built_for)
-            executable.export_library(str(library), **_linker(target, name))
+            _export(executable, target, library, name)
         except CompileError:
             raise
         except Exception as error:
@@ -127,7 +128,7 @@ def build_kernels(functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, A
     named = {symbol: function.with_attr("global_symbol", symbol) for symbol, function in functions.items()}
     with built_for:
         try:
-            tvm.tirx.build(tvm.IRModule(named), built_for).export_library(str(library), **_linker(target, name))
+            _export(tvm.tirx.build(tvm.IRModule(named), built_for), target, library, name)
         except CompileError:
             raise
         except Exception as error:
@@ -174,6 +175,12 @@ def link_command(target: Mapping[str, Any], purpose: str) -> list[str] | None:
             f"a compiler named {architecture}-linux-gnu-gcc"
         )
     return command
+
+
+def _export(module: Any, target: Mapping[str, Any], library: Path, name: str) -> None:
+    """Link a library. What TVM writes on the way lies beside it, so that it goes with the folder whatever happens."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as objects:
+        module.export_library(str(library), workspace_dir=objects, **_linker(target, name))
 
 
 def _linker(target: Mapping[str, Any], stage: str) -> dict[str, Callable[..., None]]:
