@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE
 from tvm_split.rpc_runtime.files import CACHE_VARIABLE
-from tvm_split.rpc_runtime.wire.loopback_token import STATE_VARIABLE
 
 # How long an example takes says more about who else computes than about the code.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])

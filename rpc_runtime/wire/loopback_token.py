@@ -19,8 +19,6 @@ from tvm_split.rpc_runtime.errors import InputError
 from tvm_split.rpc_runtime.files import WRITING, is_kept, keep, replacing, state_folder
 from tvm_split.rpc_runtime.wire.security import Token, is_loopback, numeric_address, split_address, token_from
 
-STATE_VARIABLE = "XDG_STATE_HOME"
-
 
 def new_token() -> Token:
     return Token(secrets.token_hex(16))

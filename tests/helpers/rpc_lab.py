@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.helpers.waiting import wait_for
+from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.schedules.tuning import DeviceError, Tracker
 
 KEY = "lab"
 START_SECONDS = 120.0
 
 
-class RpcLab:
+class RpcLab(Closing):
     """A tracker and ``servers`` devices of key `KEY`. A context manager."""
 
     def __init__(self, folder: Path, servers: int, threads: int = 1) -> None:
@@ -62,12 +63,6 @@ class RpcLab:
         for process in self._processes:
             kill_group(process)
         self._log.close()
-
-    def __enter__(self) -> RpcLab:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _start(self, module: str, port: int, *options: str, threads: int = 1) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", f"tvm.exec.{module}", "--host", "127.0.0.1", "--silent"]

@@ -37,7 +37,7 @@ def _conditioned(build: Callable[[], nn.Module], seed: int) -> nn.Module:
             elif isinstance(part, nn.Embedding):
                 nn.init.normal_(part.weight, std=0.5)
         for part in model.modules():
-            if isinstance(part, Bottleneck | InvertedResidual | MBConv):
+            if isinstance(part, Bottleneck | InvertedResidual):
                 # The last norm of a residual branch is small, or the activations grow with every block.
                 nn.init.uniform_(part.last_norm.weight, 0.1, 0.3)
     return model.eval()
@@ -154,19 +154,37 @@ def vgg16(seed: int = 0) -> nn.Module:
     return vgg(plan, 4096, 7, 1000, seed)
 
 
-class InvertedResidual(nn.Module):
-    """Expand, depthwise 3×3, project (Sandler et al., 2018)."""
+class SqueezeExcite(nn.Module):
+    """A gate of one value a channel, from all pixels, which the image is multiplied by (Hu et al., 2018)."""
 
-    def __init__(self, channels: int, out: int, stride: int, expansion: int) -> None:
+    def __init__(self, channels: int, squeezed: int) -> None:
+        super().__init__()
+        self.pool, self.activation, self.gate = nn.AdaptiveAvgPool2d(1), nn.SiLU(), nn.Sigmoid()
+        self.fc1, self.fc2 = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gate(self.fc2(self.activation(self.fc1(self.pool(x)))))
+
+
+class InvertedResidual(nn.Module):
+    """Expand, depthwise, project (Sandler et al., 2018); with ``squeezes`` as in MBConv (Tan and Le, 2019)."""
+
+    def __init__(
+        self, channels: int, out: int, stride: int, expansion: int, kernel: int = 3,
+        activation: type[nn.Module] = nn.ReLU6, squeezes: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         hidden = channels * expansion
         layers: list[nn.Module] = []
         if expansion != 1:
-            layers += [nn.Conv2d(channels, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU6(inplace=True)]
+            layers += [nn.Conv2d(channels, hidden, 1, bias=False), nn.BatchNorm2d(hidden), activation(inplace=True)]
         layers += [
-            nn.Conv2d(hidden, hidden, 3, stride, 1, groups=hidden, bias=False), nn.BatchNorm2d(hidden),
-            nn.ReLU6(inplace=True), nn.Conv2d(hidden, out, 1, bias=False), nn.BatchNorm2d(out),
+            nn.Conv2d(hidden, hidden, kernel, stride, kernel // 2, groups=hidden, bias=False), nn.BatchNorm2d(hidden),
+            activation(inplace=True),
         ]  # fmt: skip
+        if squeezes:
+            layers.append(SqueezeExcite(hidden, max(1, channels // 4)))
+        layers += [nn.Conv2d(hidden, out, 1, bias=False), nn.BatchNorm2d(out)]
         self.conv = nn.Sequential(*layers)
         self.has_shortcut = stride == 1 and channels == out
 
@@ -219,45 +237,6 @@ def mobilenet_v2(seed: int = 0) -> nn.Module:
     return mobilenet(32, settings, 1280, 1000, seed)
 
 
-class SqueezeExcite(nn.Module):
-    """A gate of one value a channel, from all pixels, which the image is multiplied by (Hu et al., 2018)."""
-
-    def __init__(self, channels: int, squeezed: int) -> None:
-        super().__init__()
-        self.pool, self.activation, self.gate = nn.AdaptiveAvgPool2d(1), nn.SiLU(), nn.Sigmoid()
-        self.fc1, self.fc2 = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.gate(self.fc2(self.activation(self.fc1(self.pool(x)))))
-
-
-class MBConv(nn.Module):
-    """Expand, depthwise, squeeze and excite, project (Tan and Le, 2019)."""
-
-    def __init__(self, channels: int, out: int, kernel: int, stride: int, expansion: int) -> None:
-        super().__init__()
-        hidden = channels * expansion
-        layers: list[nn.Module] = []
-        if expansion != 1:
-            layers += [nn.Conv2d(channels, hidden, 1, bias=False), nn.BatchNorm2d(hidden), nn.SiLU(inplace=True)]
-        layers += [
-            nn.Conv2d(hidden, hidden, kernel, stride, kernel // 2, groups=hidden, bias=False), nn.BatchNorm2d(hidden),
-            nn.SiLU(inplace=True), SqueezeExcite(hidden, max(1, channels // 4)),
-            nn.Conv2d(hidden, out, 1, bias=False), nn.BatchNorm2d(out),
-        ]  # fmt: skip
-        self.conv = nn.Sequential(*layers)
-        self.has_shortcut = stride == 1 and channels == out
-
-    @property
-    def last_norm(self) -> nn.BatchNorm2d:
-        norm = self.conv[-1]
-        assert isinstance(norm, nn.BatchNorm2d)
-        return norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv(x) if self.has_shortcut else self.conv(x)
-
-
 class EfficientNet(nn.Module):
     """Input float32[batch, 3, height, width], output float32[batch, classes].
 
@@ -270,7 +249,8 @@ class EfficientNet(nn.Module):
         channels = stem
         for expansion, kernel, stride, out, count in settings:
             for position in range(count):
-                layers.append(MBConv(channels, out, kernel, stride if position == 0 else 1, expansion))
+                strides = stride if position == 0 else 1
+                layers.append(InvertedResidual(channels, out, strides, expansion, kernel, nn.SiLU, squeezes=True))
                 channels = out
         layers += [nn.Conv2d(channels, last, 1, bias=False), nn.BatchNorm2d(last), nn.SiLU(inplace=True)]
         self.features = nn.Sequential(*layers)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, print_error, print_json
+from tvm_split.cli.console import STDOUT, new_table, print_error, print_json, print_line
 from tvm_split.units import bytes_text, seconds_text, short_list
 
 if TYPE_CHECKING:
@@ -44,25 +44,23 @@ def solve(
 
 
 def _print_solution(path: Path, problem: Problem, solution: Solution) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     evaluation = solution.evaluation
     loads = {load.machine: load for load in evaluation.loads}
     limits = {machine.name: machine.memory_bytes for machine in problem.machines}
-    table = Table(title=Text(f"{path.name}: {len(solution.stages)} stages for {problem.objective}"))
-    table.add_column("machine", overflow="fold")
-    table.add_column("pieces", justify="right")
-    table.add_column("names", overflow="fold")
-    for heading in ("share", "compute", "receive", "send", "memory"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        f"{path.name}: {len(solution.stages)} stages for {problem.objective}",
+        ("machine", "names"),
+        ("pieces", "share", "compute", "receive", "send", "memory"),
+    )
     for stage in solution.stages:
         for machine, share in zip(stage.machines, stage.shares, strict=True):
             load = loads[machine]
             table.add_row(
                 Text(machine),
-                str(len(stage.layers)),
                 Text(short_list(stage.layers)),
+                str(len(stage.layers)),
                 f"{share:.0%}",
                 *map(seconds_text, (load.compute_seconds, load.receive_seconds, load.send_seconds)),
                 _memory_text(load, limits[machine]),
@@ -78,7 +76,7 @@ def _print_solution(path: Path, problem: Problem, solution: Solution) -> None:
         *(f"instead, {other.name}: {other.why}" for other in solution.alternatives),
     ]
     for line in lines:
-        STDOUT.print(Text(line), soft_wrap=True)
+        print_line(line)
 
 
 def _memory_text(load: MachineLoad, limit: float) -> str:

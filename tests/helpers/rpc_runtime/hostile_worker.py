@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 
+from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, LINK_PATH, METHODS
@@ -41,7 +41,7 @@ def is_content(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
     yield b""
 
 
-class HostileWorker(grpc.GenericRpcHandler):  # type: ignore[misc]
+class HostileWorker(Closing, grpc.GenericRpcHandler):  # type: ignore[misc]
     """Listens on loopback. ``answers`` by the method's path; by itself it seems to be a worker that does nothing."""
 
     def __init__(self, machine: str, answers: dict[str, Answer] | None = None) -> None:
@@ -62,11 +62,3 @@ class HostileWorker(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def close(self) -> None:
         self._server.stop(0).wait(5)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, open_channel
@@ -21,7 +22,7 @@ from tvm_split.rpc_runtime.wire.security import Metadata, Token
 UNDER_WAY = 12
 
 
-class RawCaller:
+class RawCaller(Closing):
     """A connection that says what it is told to. ``methods`` are paths."""
 
     def __init__(self, endpoint: WorkerEndpoint) -> None:
@@ -63,12 +64,6 @@ class RawCaller:
 
     def close(self) -> None:
         self._channel.close()
-
-    def __enter__(self) -> RawCaller:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def silence(seconds: float = 60.0) -> Iterator[bytes]:

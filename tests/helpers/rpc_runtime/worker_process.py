@@ -11,6 +11,8 @@ from pathlib import Path
 
 Start = Callable[..., "subprocess.Popen[str]"]
 ROOT = Path(__file__).resolve().parents[3]
+STATE_VARIABLE = "XDG_STATE_HOME"
+"""Names the folder in which a worker's own token lies."""
 
 
 def start_worker(cache: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.rpc_runtime.worker_process import ROOT
+from tests.helpers.rpc_runtime.worker_process import ROOT, STATE_VARIABLE
 from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.wire.loopback_token import STATE_VARIABLE, find_token, new_token, published
+from tvm_split.rpc_runtime.wire.loopback_token import find_token, new_token, published
 
 
 def test_the_token_of_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

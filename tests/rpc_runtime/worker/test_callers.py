@@ -16,12 +16,12 @@ import pytest
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, skips
-from tests.helpers.rpc_runtime.worker_process import Start, announced, ready
+from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE, Start, announced, ready
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.loopback_token import STATE_VARIABLE, find_token
+from tvm_split.rpc_runtime.wire.loopback_token import find_token
 from tvm_split.rpc_runtime.wire.security import TlsFiles
 
 
