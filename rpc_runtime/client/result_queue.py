@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tvm_split.rpc_runtime.program.interface import Array, Bytes
 from tvm_split.rpc_runtime.program.program import Program, TensorSpec
+from tvm_split.rpc_runtime.transports.links import Slot
 
 
-@dataclass(frozen=True)
-class ArraySlot:
+def array_slot(tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
     """Memory of its own for one output, which the user may keep."""
-
-    data: Bytes
-    value: Array
-
-
-def array_slot(tensor: TensorSpec) -> ArraySlot:
-    array = np.empty(tensor.shape, np.dtype(tensor.dtype))
-    return ArraySlot(array.reshape(-1).view(np.uint8), array)
+    data = np.empty(tensor.size_bytes, np.uint8) if memory is None else memory
+    return Slot(data, data.view(np.dtype(tensor.dtype)).reshape(tensor.shape))
 
 
 class ResultQueue:

@@ -19,6 +19,7 @@ from tvm_split.rpc_runtime.program.interface import Array
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute, machine_plan
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.transports.credit_window import MOST_MORE
+from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Streams:
             )
             for machine in plan.sources
         }
+        self._links: tuple[LinkEnd, ...] = (*self.outgoing.values(), *self.incoming.values())
         # Which inputs go where, by the place of a micro-batch in the period: tensor, its place among the inputs, link.
         self._sends = [
             [
@@ -155,6 +157,7 @@ class Streams:
         with self.lock:
             self._results.arrive(route.tensor.name, sequence, value, release)
             self._hand_out_locked()
+        self._flush()
 
     def room_locked(self) -> None:
         self._changed.notify_all()
@@ -209,6 +212,7 @@ class Streams:
             finally:
                 self._waiting.remove(stream)
                 self._changed.notify_all()
+        self._flush()
         return True
 
     def _next_locked(self) -> _Stream | None:
@@ -268,7 +272,11 @@ class Streams:
         if self._failure is not None:
             raise self._failure()
 
+    def _flush(self) -> None:
+        for link in self._links:
+            link.flush()
+
     def _halt_locked(self) -> None:
-        for link in (*self.outgoing.values(), *self.incoming.values()):
+        for link in self._links:
             link.close_locked()
         self._changed.notify_all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from tvm_split.rpc_runtime.execution.stage_order import UNBOUNDED, StageState, W
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
 from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, Recorder, now
 from tvm_split.rpc_runtime.program.program import StageSpec
+from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.links import OutgoingLink
 
 
@@ -108,6 +109,7 @@ class StageExecutor:
             for name in names
         }
         self._links: dict[str, list[list[OutgoingLink]]] = {}
+        self._ends: tuple[LinkEnd, ...] = ()
         # Whose transfers they are: an outgoing tensor its maker's, an incoming one that of the first stage to take it.
         self._stage_of = {
             SEND: {tensor.name: loaded.stage.name for loaded in stages for tensor in loaded.stage.outputs},
@@ -116,8 +118,10 @@ class StageExecutor:
         self._plan = plan
         self._thread = threading.Thread(target=self._run, name=f"compute-{plan.machine}", daemon=True)
 
-    def start(self, links: Mapping[str, OutgoingLink]) -> None:
-        """Begins to compute; ``links`` are those that leave this machine, by their destinations."""
+    def start(self, links: Mapping[str, OutgoingLink], sources: Iterable[LinkEnd] = ()) -> None:
+        """Begins to compute; ``links`` are those that leave this machine, by their destinations, ``sources`` those
+        that end here."""
+        self._ends = (*links.values(), *sources)
         self._links = {
             name: [
                 [links[destination] for destination in self._plan.destinations_of(name, place)]
@@ -231,3 +235,5 @@ class StageExecutor:
                 for link in self._links[tensor.name][sequence % self._period]:
                     link.put_locked(tensor.name, sequence, value)
                 self._give_locked(tensor.name, sequence, value, None)
+        for end in self._ends:
+            end.flush()

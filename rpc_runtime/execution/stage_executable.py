@@ -21,28 +21,20 @@ from tvm_split.rpc_runtime.execution.shared_object import check_shared_object
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.measurements import now
 from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
-
-ALIGNMENT_BYTES = 64
+from tvm_split.rpc_runtime.transports.links import ALIGNMENT_BYTES, Slot
 
 Tensor = Any
 """A ``tvm.runtime.Tensor``; TVM carries no types."""
 
 
-@dataclass(frozen=True)
-class TensorSlot:
-    """Aligned host memory for one tensor, seen as bytes and as a tensor of TVM."""
-
-    data: Bytes
-    value: Tensor
-
-
-def new_slot(spec: TensorSpec) -> TensorSlot:
-    """Fresh memory; TVM takes host memory of others without a copy only at addresses that are multiples of 64."""
-    block = np.empty(spec.size_bytes + ALIGNMENT_BYTES, np.uint8)
-    start = -block.ctypes.data % ALIGNMENT_BYTES
-    aligned = block[start : start + max(spec.size_bytes, 1)]  # numpy may move the address of an empty array
-    tensor = tvm.runtime.from_dlpack(aligned)._create_view(spec.shape, spec.dtype)
-    return TensorSlot(aligned[: spec.size_bytes], tensor)
+def tensor_slot(tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
+    """Host memory for one tensor, seen as a tensor of TVM, which takes it without a copy only if it is aligned."""
+    if memory is None or not tensor.size_bytes:  # numpy may move the address of an empty array
+        block = np.empty(tensor.size_bytes + ALIGNMENT_BYTES, np.uint8)
+        start = -block.ctypes.data % ALIGNMENT_BYTES
+        memory = block[start : start + max(tensor.size_bytes, 1)]
+    value = tvm.runtime.from_dlpack(memory)._create_view(tensor.shape, tensor.dtype)
+    return Slot(memory[: tensor.size_bytes], value)
 
 
 def tensor_bytes(tensor: Tensor) -> Bytes:
@@ -165,7 +157,7 @@ class StageExecutable:
                 f"and returned {tensor.dtype}[{', '.join(map(str, shape))}]"
             )
         if self._on_cpu and _shares_memory(tensor, spec, inputs, self.stage.inputs):
-            copy = new_slot(spec)
+            copy = tensor_slot(spec)
             copy.data[:] = tensor_bytes(tensor)
             return copy.value
         return tensor

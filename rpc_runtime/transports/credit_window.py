@@ -66,6 +66,12 @@ class ReceiveWindow:
         """How many in all the sender may send."""
         return self.consumed + self.depth
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the sender should hear of it: at once where it may wait for that, else every second time."""
+        behind = self.granted - self.announced
+        return behind > 1 or (behind == 1 and self.announced - self.arrived <= self.depth // 2)
+
     def announce(self) -> tuple[int, int]:
         """How many were consumed, and how many may be under way: what the sender is told now."""
         self.announced = self.granted

@@ -14,19 +14,24 @@ from tvm_split.rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
+from tvm_split.rpc_runtime.transports import shared_memory
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
+from tvm_split.rpc_runtime.transports.transport import Transport
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
 from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
-from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, decode, error_text
+from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_text, parsed
 from tvm_split.rpc_runtime.wire.security import Token
+
+LAST_WORD_SECONDS = 1.0
+"""So long may the reason take by which the other end has closed its memory."""
 
 
 class LinkCall:
     """Opens the stream that ``hello`` is about to the worker at ``endpoint``, for this side's end of the link.
 
     A client is let in by the worker's ``token``, another worker by the secret in its ``hello``.
-    ``on_broken(machine, error)`` is called once, from the reading thread, if the stream ends before ``close``.
+    ``on_broken(machine, error)`` is called once, if the stream ends before ``close``.
     """
 
     def __init__(
@@ -36,20 +41,31 @@ class LinkCall:
         hello: pb.Hello,
         link: LinkEnd,
         on_broken: Callable[[str, TvmSplitError], None],
+        transport: Transport = Transport.AUTO,
     ) -> None:
         self._endpoint = endpoint
         self._link = link
         self._on_broken = on_broken
+        self._wanted = transport
         self._answered = threading.Event()
+        self._chosen = threading.Event()
+        self._over = threading.Event()
+        self._telling = threading.Lock()
+        self._carrier: shared_memory.SharedMemoryCarrier | None = None
+        self._shares = False
         self._accepted = False
         self._closing = False
         self._error: TvmSplitError | None = None
+        self.reason = ""
+        """Why the link has no shared memory."""
+        if transport is not Transport.GRPC:
+            hello.host = shared_memory.host_proof(hello.deployment)
         self._channel = open_channel(endpoint.address, endpoint.tls)
         metadata = ((HELLO_KEY, hello.SerializeToString()), *(token.metadata if token else ()))
         method = self._channel.stream_stream(LINK_PATH, request_serializer=None, response_deserializer=None)
         self._call = method(self._send(), metadata=metadata)
-        name = f"link-{hello.source}-{hello.destination}"
-        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
+        self._name = f"link-{hello.source}-{hello.destination}"
+        self._thread = threading.Thread(target=self._read, name=self._name, daemon=True)
         self._thread.start()
 
     def wait_accepted(self, timeout_seconds: float) -> None:
@@ -63,16 +79,35 @@ class LinkCall:
         if self._error is not None:
             raise self._error
 
+    @property
+    def transport(self) -> Transport:
+        """What carries the link, once it is accepted."""
+        return Transport.SHARED_MEMORY if self._shares else Transport.GRPC
+
     def close(self) -> None:
         self._closing = True
-        self._call.cancel()
+        self._end()
+        if self._carrier is not None:
+            self._carrier.close()
         self._channel.close()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
+    def _end(self) -> None:
+        self._call.cancel()
+        self._over.set()
+        self._chosen.set()
+
     def _send(self) -> Iterator[bytes]:
+        self._chosen.wait()
+        if self._over.is_set():
+            return
+        yield control_frame(FrameKind.CHOICE, pb.Choice(shared_memory=self._shares).SerializeToString())
         try:
-            yield from self._link.frames()
+            if self._shares:
+                self._over.wait()
+            else:
+                yield from self._link.frames()
         except WorkerUnavailableError as error:
             self._error = WorkerUnavailableError(f"{self._endpoint}: {error}")
             raise
@@ -94,20 +129,47 @@ class LinkCall:
             error = type(wrong)(f"{self._endpoint}: {wrong}")
         except Exception as unexpected:
             error = WorkerError(f"{self._endpoint}: {unexpected!r}")
-        self._call.cancel()
-        if self._error is None:
-            self._error = error
-        self._answered.set()
-        if self._accepted and not self._closing:
+        self._broken(error)
+
+    def _broken(self, error: TvmSplitError) -> None:
+        with self._telling:
+            told, self._error = self._over.is_set(), self._error or error
+            self._end()
+            self._answered.set()
+        if self._accepted and not self._closing and not told:
             self._on_broken(self._endpoint.machine, self._error)
+
+    def _memory_ended(self, error: TvmSplitError | None) -> None:
+        if error is None:
+            self._over.wait(LAST_WORD_SECONDS)  # the stream says why, or ends for another reason
+            error = WorkerUnavailableError("its end of the shared memory was closed")
+        self._broken(type(error)(f"{self._endpoint}: {error}"))
 
     def _take(self, frame: Frame) -> None:
         if frame.kind is FrameKind.ERROR:
             raise ProtocolError(error_text(frame))
         if self._accepted:
+            if self._shares:
+                raise ProtocolError(f"a frame of kind {frame.kind.name} came beside the shared memory")
             self._link.receive(frame)
         elif frame.kind is FrameKind.ACCEPT:
+            self._choose(parsed(pb.Accept, frame))
             self._accepted = True
             self._answered.set()
         else:
             raise ProtocolError(f"a data stream begins with ACCEPT, not with {frame.kind.name}")
+
+    def _choose(self, accept: pb.Accept) -> None:
+        connection = None
+        self.reason = accept.reason
+        if accept.socket:
+            try:
+                connection = shared_memory.call(accept.socket, accept.secret)
+            except WorkerError as error:
+                self.reason = str(error)
+        if connection is None and self._wanted is Transport.SHARED_MEMORY:
+            raise WorkerError(f"no memory can be shared with this worker: {self.reason}")
+        self._shares = connection is not None
+        self._chosen.set()
+        if connection is not None:
+            self._carrier = shared_memory.SharedMemoryCarrier(connection, self._link, self._memory_ended, self._name)

@@ -1,19 +1,24 @@
-"""What both ends of a link share: closing, and knowing whether the other end lives.
+"""What both ends of a link share: closing, what is said next, and knowing whether the other end lives.
 
 A connection whose cable is cut, or whose other end stands still, stays open for minutes. gRPC's own pings would tell,
 but they wait behind the data in the socket's buffer, so that a slow link would seem dead. Here each end says something
 at least once in a beat, and whatever arrives counts as life. Only a worker does not ask that of a client, where a
 single call in C may keep Python's lock for longer, and nothing but gRPC can answer meanwhile.
+
+A link is carried in one of two ways. A stream (gRPC) has a thread of its own that waits for what `frames` says next. A
+`Carrier` (shared memory, one process) takes a message at once, in the thread of whoever had something to say: that one
+calls `flush` after it has let go of the station's lock, which spares waking another thread.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
+from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame
 
@@ -42,27 +47,41 @@ class Station(Protocol):
         """An outgoing link has room for one more micro-batch of a tensor."""
 
 
+class Carrier(Protocol):
+    """Carries a link in memory that both ends see, and headers beside it."""
+
+    def place(self, route: PlannedRoute, number: int) -> Bytes:
+        """Where tensor ``number`` of a route lies, counted from 0; as many are under way as the route's queue holds."""
+
+    def send(self, header: bytes) -> None:
+        """Hands a frame without payload to the other end. Does not raise: what breaks the link ends it elsewhere."""
+
+
+class Message(Protocol):
+    """Something that an end of a link says: to a stream as frames, or to a carrier."""
+
+    def frames(self) -> Iterator[bytes]: ...
+
+    def hand_to(self, carrier: Carrier) -> None: ...
+
+
 class LinkEnd:
     """One end of a link. ``_wake`` is notified, with the lock held, when there may be something to say.
 
     If it is ``patient``, the other end may be silent as long as its connection lives.
     """
 
-    def __init__(self, station: Station, *, patient: bool) -> None:
-        self._station = station
+    def __init__(self, station: Station, routes: Sequence[PlannedRoute], *, patient: bool) -> None:
+        self.station = station
+        self.routes = tuple(routes)
         self._lock = station.lock
         self._wake = threading.Condition(station.lock)
         self._closed = False
+        self._end = threading.Event()
         self._patient = patient
         self._heard: float | None = None  # nobody is late before the first word
-
-    def frames(self) -> Iterator[bytes]:
-        """What this end says, until it is closed. For one thread.
-
-        Raises:
-            WorkerUnavailableError: the other end has been silent for too long.
-        """
-        raise NotImplementedError
+        self._carrier: Carrier | None = None
+        self._handing = False
 
     def receive(self, frame: Frame) -> None:
         """Takes what the other end says. For one thread.
@@ -71,6 +90,79 @@ class LinkEnd:
             ProtocolError: it is not what may come next.
         """
         raise NotImplementedError
+
+    def _begin_locked(self) -> Message | None:
+        """What is to be said next."""
+        raise NotImplementedError
+
+    def _said_locked(self, message: Message) -> None:
+        """A message has left."""
+
+    def frames(self) -> Iterator[bytes]:
+        """What this end says in a stream, until it is closed. For one thread.
+
+        Raises:
+            WorkerUnavailableError: the other end has been silent for too long.
+        """
+        while True:
+            with self._lock:
+                while (message := self._begin_locked()) is None and not self._closed:
+                    begin = time.monotonic()
+                    if not self._wake.wait(BEAT_SECONDS):
+                        self.require_life(begin)
+                        break
+                if self._closed:
+                    return
+            if message is None:
+                yield HEARTBEAT
+                continue
+            yield from message.frames()
+            with self._lock:
+                if self._closed:
+                    return
+                self._said_locked(message)
+
+    def carry(self, carrier: Carrier) -> None:
+        """From now on messages go to a carrier. Before the first one."""
+        with self._lock:
+            self._carrier = carrier
+        self.flush()
+
+    def flush(self) -> None:
+        """Hands to the carrier what there is to say. For any thread, without the lock; for streams it does nothing."""
+        carrier = self._carrier
+        if carrier is None:
+            return
+        with self._lock:
+            if self._handing or self._closed:
+                return  # whoever hands something over looks again before ending
+            message = self._begin_locked()
+            self._handing = message is not None
+        while message is not None:
+            message.hand_to(carrier)
+            with self._lock:
+                if self._closed:
+                    return
+                self._said_locked(message)
+                message = self._begin_locked()
+                self._handing = message is not None
+
+    def require_life(self, begin: float) -> None:
+        """Called after waiting in vain for a beat, since ``begin`` of the monotonic clock.
+
+        Raises:
+            WorkerUnavailableError: nothing has arrived for ``SILENCE_SECONDS``.
+        """
+        here = time.monotonic()
+        if self._heard is None or self._patient:
+            return
+        if here - begin > 2 * BEAT_SECONDS:  # this process itself stood still: be fair to the other one
+            self._heard = here
+        if here - self._heard > SILENCE_SECONDS:
+            raise WorkerUnavailableError(
+                f"nothing has arrived for {SILENCE_SECONDS:g} seconds: the connection is dead, or its other end "
+                "stands still"
+            )
 
     def _takes(self, frame: Frame, kind: FrameKind) -> bool:
         """Notes that the other end lives; whether its frame is more than a heartbeat.
@@ -85,28 +177,12 @@ class LinkEnd:
             raise ProtocolError(f"expected a {kind.name}, got a frame of kind {frame.kind.name}")
         return True
 
-    def _rest_locked(self) -> bool:
-        """Waits until there may be something to say; whether a beat has passed instead, so that a heartbeat is due.
-
-        Raises:
-            WorkerUnavailableError: nothing has arrived for ``SILENCE_SECONDS``.
-        """
-        begin = time.monotonic()
-        if self._wake.wait(BEAT_SECONDS):
-            return False
-        here = time.monotonic()
-        if self._heard is not None and not self._patient:
-            if here - begin > 2 * BEAT_SECONDS:  # this process itself stood still: be fair to the other one
-                self._heard = here
-            if here - self._heard > SILENCE_SECONDS:
-                raise WorkerUnavailableError(
-                    f"nothing has arrived for {SILENCE_SECONDS:g} seconds: the connection is dead, or its other end "
-                    "stands still"
-                )
-        return True
+    def wait_closed(self) -> None:
+        self._end.wait()
 
     def close_locked(self) -> None:
         self._closed = True
+        self._end.set()
         self._wake.notify_all()
 
     def close(self) -> None:

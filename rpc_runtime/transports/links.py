@@ -22,16 +22,19 @@ from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, now
 from tvm_split.rpc_runtime.program.program import CLIENT, TensorSpec
 from tvm_split.rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow, most_more
-from tvm_split.rpc_runtime.transports.link_end import HEARTBEAT, LinkEnd, Station
+from tvm_split.rpc_runtime.transports.link_end import Carrier, LinkEnd, Message, Station
 from tvm_split.rpc_runtime.wire.framing import (
     Frame,
     FrameFlag,
     FrameKind,
     credit_depth,
     credit_frame,
+    shared_tensor_frame,
     tensor_frames,
 )
 
+ALIGNMENT_BYTES = 64
+"""Where TVM takes memory as it is."""
 OUTBOX = 2
 """Micro-batches of a tensor that wait at the sender: one on its way to the wire, one behind it."""
 
@@ -43,6 +46,49 @@ class _Sending:
     queue: deque[tuple[int, Any]] = field(default_factory=deque)
 
 
+@dataclass(frozen=True, slots=True)
+class _Parcel:
+    """One micro-batch of a tensor that leaves, the one with ``number`` others of its route before it."""
+
+    link: OutgoingLink
+    sending: _Sending
+    number: int
+    sequence: int
+    value: Any
+    flags: FrameFlag
+    start: int
+
+    def frames(self) -> Iterator[bytes]:
+        link, index = self.link, self.sending.route.tensor_index
+        for frame in tensor_frames(index, self.sequence, link.as_bytes(self.value), self.flags):
+            yield frame  # a stream asks for the next frame when the network has taken this one
+            link.station.moved()
+        self._has_left()
+
+    def hand_to(self, carrier: Carrier) -> None:
+        route = self.sending.route
+        carrier.place(route, self.number)[:] = self.link.as_bytes(self.value)
+        carrier.send(shared_tensor_frame(route.tensor_index, self.sequence, route.tensor.size_bytes))
+        self._has_left()
+
+    def _has_left(self) -> None:
+        self.link.station.transferred(SEND, self.sending.route, self.sequence, self.start, now())
+
+
+@dataclass(frozen=True, slots=True)
+class _Credits:
+    """How far tensors were consumed."""
+
+    granted: list[bytes]
+
+    def frames(self) -> Iterator[bytes]:
+        return iter(self.granted)
+
+    def hand_to(self, carrier: Carrier) -> None:
+        for frame in self.granted:
+            carrier.send(frame)
+
+
 def _depths(route: PlannedRoute) -> tuple[int, int]:
     """How many micro-batches may be under way at first, and at most."""
     return route.queue_depth, route.queue_depth + most_more(route.tensor.size_bytes)
@@ -52,10 +98,10 @@ class OutgoingLink(LinkEnd):
     """The sending end. ``as_bytes`` gives a value's content as a flat array of bytes."""
 
     def __init__(self, station: Station, routes: Sequence[PlannedRoute], as_bytes: Callable[[Any], Bytes]) -> None:
-        super().__init__(station, patient=any(route.destination == CLIENT for route in routes))
+        super().__init__(station, routes, patient=any(route.destination == CLIENT for route in routes))
         self._by_name = {route.tensor.name: _Sending(route, SendWindow(*_depths(route))) for route in routes}
         self._by_index = {sending.route.tensor_index: sending for sending in self._by_name.values()}
-        self._as_bytes = as_bytes
+        self.as_bytes = as_bytes
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -66,47 +112,35 @@ class OutgoingLink(LinkEnd):
         return max(0, OUTBOX - len(self._by_name[tensor].queue))
 
     def put_locked(self, tensor: str, sequence: int, value: Any) -> None:
-        """Queues a tensor, whose content must not change any more. There must be room."""
+        """Queues a tensor, whose content must not change any more. There must be room. ``flush`` comes after."""
         self._by_name[tensor].queue.append((sequence, value))
         self._wake.notify()
 
-    def frames(self) -> Iterator[bytes]:
-        """Tensors, as queues and credits allow."""
-        while True:
-            with self._lock:
-                while (sending := self._next_locked()) is None and not self._closed:
-                    if self._rest_locked():
-                        break
-                if self._closed:
-                    return
-                if sending is not None:
-                    sequence, value = sending.queue[0]
-                    start = now()
-                    flags = FrameFlag.WAITED if sending.window.start(start) else FrameFlag.NONE
-            if sending is None:
-                yield HEARTBEAT
-                continue
-            data = self._as_bytes(value)
-            for frame in tensor_frames(sending.route.tensor_index, sequence, data, flags):
-                yield frame  # gRPC asks for the next frame when the network has taken this one
-                self._station.moved()
-            self._station.transferred(SEND, sending.route, sequence, start, now())
-            del value, data
-            with self._lock:
-                if self._closed:
-                    return
-                sending.queue.popleft()
-                self._station.room_locked()
+    def carry(self, carrier: Carrier) -> None:
+        for sending in self._by_name.values():
+            sending.window.largest = sending.window.depth  # so many places it has
+        super().carry(carrier)
 
-    def _next_locked(self) -> _Sending | None:
+    def _begin_locked(self) -> _Parcel | None:
         """The oldest micro-batch that may go: what lags behind is what somebody waits for. Notes who lacks a credit."""
-        ready = []
-        for sending in filter(lambda each: each.queue, self._by_name.values()):
-            if sending.window.may_start:
-                ready.append(sending)
-            else:
+        chosen: _Sending | None = None
+        for sending in self._by_name.values():
+            if not sending.queue:
+                continue
+            if not sending.window.may_start:
                 sending.window.wait()
-        return min(ready, key=lambda sending: sending.queue[0][0], default=None)
+            elif chosen is None or sending.queue[0][0] < chosen.queue[0][0]:
+                chosen = sending
+        if chosen is None or self._closed:
+            return None
+        (sequence, value), number, start = chosen.queue[0], chosen.window.started, now()
+        flags = FrameFlag.WAITED if chosen.window.start(start) else FrameFlag.NONE
+        return _Parcel(self, chosen, number, sequence, value, flags, start)
+
+    def _said_locked(self, message: Message) -> None:
+        if isinstance(message, _Parcel):
+            message.sending.queue.popleft()
+            self.station.room_locked()
 
     def receive(self, frame: Frame) -> None:
         """Takes a credit, which a receiver could grant, or a heartbeat."""
@@ -132,71 +166,95 @@ class OutgoingLink(LinkEnd):
         super().close_locked()
 
 
-class Slot(Protocol):
+@dataclass(frozen=True)
+class Slot:
     """Memory for one tensor: ``data`` to write it to, ``value`` to hand on."""
 
-    @property
-    def data(self) -> Bytes: ...
+    data: Bytes
+    value: Any
 
-    @property
-    def value(self) -> Any: ...
+
+class MakeSlot(Protocol):
+    """Makes memory for one tensor, fit for its station, or sees ``memory`` as one: 64-byte-aligned, of its size."""
+
+    def __call__(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot: ...
 
 
 @dataclass
 class _Receiving:
+    """``places`` are the slots in memory that both ends see, if a carrier has such."""
+
     route: PlannedRoute
     window: ReceiveWindow
     free: list[Slot] = field(default_factory=list)
+    places: list[Slot] = field(default_factory=list)
 
 
 class IncomingLink(LinkEnd):
     """The receiving end, which hands each complete tensor to its station.
 
-    When that releases it, a credit is granted; with ``reuse``, the memory from ``allocate`` is then taken again.
+    When that releases it, a credit is granted; with ``reuse``, its memory is then taken again.
     """
 
-    def __init__(
-        self, station: Station, routes: Sequence[PlannedRoute], allocate: Callable[[TensorSpec], Slot], *, reuse: bool
-    ) -> None:
-        super().__init__(station, patient=any(route.source == CLIENT for route in routes))
+    def __init__(self, station: Station, routes: Sequence[PlannedRoute], make_slot: MakeSlot, *, reuse: bool) -> None:
+        super().__init__(station, routes, patient=any(route.source == CLIENT for route in routes))
         self._receiving = {route.tensor_index: _Receiving(route, ReceiveWindow(*_depths(route))) for route in routes}
-        self._allocate = allocate
+        self._make_slot = make_slot
         self._reuse = reuse
         self._current: tuple[_Receiving, Slot, int] | None = None
         self._position = 0
 
+    def carry(self, carrier: Carrier) -> None:
+        for receiving in self._receiving.values():
+            route, window = receiving.route, receiving.window
+            window.largest = window.depth
+            memory = (carrier.place(route, number) for number in range(window.depth))
+            receiving.places = [
+                self._make_slot(route.tensor, place) if self._reuse else Slot(place, None) for place in memory
+            ]
+        super().carry(carrier)
+
     def receive(self, frame: Frame) -> None:
-        """Takes a frame with a tensor or a part of one, or a heartbeat."""
+        """Takes a frame with a tensor, a part of one, or word of one in shared memory, or a heartbeat."""
         if not self._takes(frame, FrameKind.TENSOR):
             return
         if self._current is None:
             self._current = self._begin(frame)
             self._position = 0
         receiving, slot, start = self._current
-        name, total = receiving.route.tensor.name, receiving.route.tensor.size_bytes
-        sequence = receiving.route.when.nth(receiving.window.arrived)
-        expected = (receiving.route.tensor_index, sequence, self._position, total)
+        route, total = receiving.route, receiving.route.tensor.size_bytes
+        sequence = route.when.nth(receiving.window.arrived)
+        expected = (route.tensor_index, sequence, self._position, total)
         got = (frame.tensor, frame.sequence, frame.offset, frame.total)
         if got != expected:
             raise ProtocolError(
-                f"tensor {name!r}: (index, sequence, offset, size in bytes) should be {expected}, they are {got}"
+                f"tensor {route.tensor.name!r}: (index, sequence, offset, size in bytes) should be {expected}, they "
+                f"are {got}"
             )
-        end = self._position + len(frame.payload)
-        slot.data[self._position : end] = memoryview(frame.payload)
+        if frame.is_shared:
+            end = total
+            place = receiving.places[receiving.window.arrived % receiving.window.depth]
+            if slot is not place:
+                slot.data[:] = place.data
+        else:
+            end = self._position + len(frame.payload)
+            slot.data[self._position : end] = frame.payload
         self._position = end
-        self._station.moved()
+        self.station.moved()
         if end < total:
             return
         self._current = None
         receiving.window.arrived += 1
-        self._station.transferred(RECEIVE, receiving.route, sequence, start, now())
-        self._station.deliver(receiving.route, sequence, slot.value, partial(self._release_locked, receiving, slot))
+        self.station.transferred(RECEIVE, route, sequence, start, now())
+        self.station.deliver(route, sequence, slot.value, partial(self._release_locked, receiving, slot))
 
     def _begin(self, frame: Frame) -> tuple[_Receiving, Slot, int]:
         start = now()
         receiving = self._receiving.get(frame.tensor)
         if receiving is None:
             raise ProtocolError(f"tensor number {frame.tensor} does not travel on this link")
+        if frame.is_shared != (self._carrier is not None):
+            raise ProtocolError("a tensor came in memory that is not shared, or in a frame although it is")
         with self._lock:
             window = receiving.window
             if not window.may_arrive:
@@ -206,31 +264,25 @@ class IncomingLink(LinkEnd):
                 )
             if window.begin(waited=FrameFlag.WAITED in frame.flags):
                 self._wake.notify()
-            free = receiving.free.pop() if receiving.free else None
-        return receiving, self._allocate(receiving.route.tensor) if free is None else free, start
+            slot = receiving.free.pop() if receiving.free else None
+        if receiving.places and self._reuse:
+            slot = receiving.places[window.arrived % window.depth]
+        return receiving, slot or self._make_slot(receiving.route.tensor), start
 
     def _release_locked(self, receiving: _Receiving, slot: Slot) -> None:
         receiving.window.consumed += 1
-        if self._reuse and not self._closed:
+        if self._reuse and not receiving.places and not self._closed:
             receiving.free.append(slot)
         self._wake.notify()
 
-    def frames(self) -> Iterator[bytes]:
-        """Credits, as tensors are consumed."""
-        while True:
-            with self._lock:
-                while not (changed := self._uncredited_locked()) and not self._closed:
-                    if self._rest_locked():
-                        break
-                if self._closed:
-                    return
-                frames = [credit_frame(each.route.tensor_index, *each.window.announce()) for each in changed]
-            yield from frames or [HEARTBEAT]
-
-    def _uncredited_locked(self) -> list[_Receiving]:
-        return [each for each in self._receiving.values() if each.window.announced < each.window.granted]
+    def _begin_locked(self) -> _Credits | None:
+        changed = [each for each in self._receiving.values() if each.window.is_due]
+        if not changed or self._closed:
+            return None
+        return _Credits([credit_frame(each.route.tensor_index, *each.window.announce()) for each in changed])
 
     def close_locked(self) -> None:
         for receiving in self._receiving.values():
             receiving.free.clear()
+            receiving.places.clear()
         super().close_locked()

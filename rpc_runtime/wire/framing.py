@@ -22,14 +22,16 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
 
 from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.wire.foreign_text import cleaned
+from tvm_split.rpc_runtime.wire.foreign_text import AnyMessage, clean_message, cleaned
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIQQQ")
 DEPTH = struct.Struct("<I")
@@ -42,6 +44,7 @@ class FrameKind(enum.IntEnum):
     """What a frame says. ``sequence`` of a credit counts the micro-batches consumed so far, so the last one counts; its
     payload is how many may be under way, as `credit_frame` packs it."""
 
+    CHOICE = 1
     ACCEPT = 2
     TENSOR = 3
     CREDIT = 4
@@ -50,10 +53,15 @@ class FrameKind(enum.IntEnum):
 
 
 class FrameFlag(enum.IntFlag):
-    """What else a frame with a tensor says. ``WAITED``: its sender had the tensor before it had the credit for it."""
+    """What else a frame with a tensor says.
+
+    ``WAITED``: its sender had the tensor before it had the credit for it. ``SHARED``: the tensor, whole, lies in memory
+    that both ends see, and the frame has no payload.
+    """
 
     NONE = 0
     WAITED = 1
+    SHARED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,10 @@ class Frame:
     offset: int
     total: int
     payload: memoryview
+
+    @property
+    def is_shared(self) -> bool:
+        return FrameFlag.SHARED in self.flags
 
 
 def control_frame(kind: FrameKind, payload: bytes = b"", *, tensor: int = 0, sequence: int = 0) -> bytes:
@@ -88,6 +100,20 @@ def credit_depth(frame: Frame) -> int:
     return int(DEPTH.unpack(frame.payload)[0])
 
 
+def parsed(kind: Callable[[], AnyMessage], frame: Frame) -> AnyMessage:
+    """The message in a frame's payload.
+
+    Raises:
+        ProtocolError: there is none of that kind.
+    """
+    message = kind()
+    try:
+        message.ParseFromString(bytes(frame.payload))
+    except DecodeError as error:
+        raise ProtocolError(f"a {frame.kind.name} frame carries something else: {error}") from error
+    return clean_message(message)
+
+
 def error_frame(message: str) -> bytes:
     return control_frame(FrameKind.ERROR, message.encode()[:MAXIMUM_TEXT_BYTES])
 
@@ -102,6 +128,11 @@ def tensor_frames(tensor: int, sequence: int, data: Bytes, flags: FrameFlag = Fr
     for offset in range(0, max(total, 1), CHUNK_BYTES):
         header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, flags, tensor, sequence, offset, total)
         yield b"".join((header, data[offset : offset + CHUNK_BYTES].data))
+
+
+def shared_tensor_frame(tensor: int, sequence: int, total: int) -> bytes:
+    """Word of a tensor that lies in memory which both ends see."""
+    return HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, FrameFlag.SHARED, tensor, sequence, 0, total)
 
 
 def decode(message: bytes) -> Frame:
@@ -121,9 +152,13 @@ def decode(message: bytes) -> Frame:
         known = FrameKind(kind)
     except ValueError:
         raise ProtocolError(f"unknown kind of frame: {kind}") from None
-    if flags > FrameFlag.WAITED or (flags and known is not FrameKind.TENSOR):
+    if flags > FrameFlag.SHARED or (flags and known is not FrameKind.TENSOR):
         raise ProtocolError(f"a {known.name} frame has the flags {flags:#x}, which it cannot have")
     payload = memoryview(message)[HEADER.size :]
+    if flags == FrameFlag.SHARED:
+        if offset or len(payload):
+            raise ProtocolError(f"word of a tensor in shared memory comes alone, this has {len(payload)} bytes with it")
+        return Frame(known, FrameFlag.SHARED, tensor, sequence, offset, total, payload)
     if offset + len(payload) > total:
         raise ProtocolError(f"a frame's payload ends at byte {offset + len(payload)} of a tensor of {total} bytes")
     if known is not FrameKind.TENSOR and (offset != 0 or len(payload) != total):

@@ -407,15 +407,33 @@ class TimeKernelsReply(_message.Message):
     def __init__(self, times: _Optional[_Iterable[_Union[KernelTime, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "deployment", "source", "destination", "secret")
+    __slots__ = ("protocol_version", "deployment", "source", "destination", "secret", "host")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     deployment: str
     source: str
     destination: str
     secret: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    host: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ..., host: _Optional[bytes] = ...) -> None: ...
+
+class Accept(_message.Message):
+    __slots__ = ("socket", "secret", "reason")
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    socket: str
+    secret: bytes
+    reason: str
+    def __init__(self, socket: _Optional[str] = ..., secret: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Choice(_message.Message):
+    __slots__ = ("shared_memory",)
+    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    shared_memory: bool
+    def __init__(self, shared_memory: _Optional[bool] = ...) -> None: ...

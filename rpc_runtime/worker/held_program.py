@@ -15,8 +15,8 @@ from tvm_split.rpc_runtime.execution.kernel_timer import KernelTimer
 from tvm_split.rpc_runtime.execution.stage_executable import (
     StageExecutable,
     WeightCache,
-    new_slot,
     tensor_bytes,
+    tensor_slot,
 )
 from tvm_split.rpc_runtime.hardware import available_memory_bytes
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet
@@ -110,8 +110,8 @@ class HeldProgram:
                 self._outgoing[machine] = OutgoingLink(self._executor, routes, tensor_bytes)
             for machine in plan.sources:
                 routes = [route for route in plan.incoming if route.source == machine]
-                self._incoming[machine] = IncomingLink(self._executor, routes, new_slot, reuse=True)
-            self._executor.start(self._outgoing)
+                self._incoming[machine] = IncomingLink(self._executor, routes, tensor_slot, reuse=True)
+            self._executor.start(self._outgoing, self._incoming.values())
         names = ", ".join(stage.name for stage in plan.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], plan.machine, names)
         return needed

@@ -1,0 +1,109 @@
+"""The answering end of a data stream: offers shared memory to whom it may, and reads in a thread of its own."""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
+from tvm_split.rpc_runtime.transports.link_end import LinkEnd
+from tvm_split.rpc_runtime.transports.shared_memory import Offer, SharedMemoryCarrier, host_proof
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.framing import FrameKind, control_frame, decode, error_frame, parsed
+
+
+class LinkAnswer:
+    """Answers one stream from ``peer``. ``on_end(error)`` may be called several times; the first is the cause.
+
+    Its error is a `ProtocolError` for what the peer must not say, a `WorkerUnavailableError` where the stream has just
+    ended, and anything else where this side has failed.
+    """
+
+    def __init__(self, link: LinkEnd, hello: pb.Hello, peer: str, on_end: Callable[[Exception], None]) -> None:
+        self._link = link
+        self._peer = peer
+        self._on_end = on_end
+        self._chosen = threading.Event()
+        self._error: ProtocolError | None = None
+        self._carrier: SharedMemoryCarrier | None = None
+        self._offer, self._reason = _offer(hello)
+
+    def frames(self, requests: Iterator[bytes]) -> Iterator[bytes]:
+        """What this end says, until the link is closed; reads ``requests`` meanwhile.
+
+        Raises:
+            WorkerUnavailableError: the peer has been silent for too long.
+        """
+        offer = self._offer
+        accept = pb.Accept(reason=self._reason) if offer is None else pb.Accept(socket=offer.name, secret=offer.secret)
+        try:
+            yield control_frame(FrameKind.ACCEPT, accept.SerializeToString())
+            threading.Thread(target=self._read, args=(requests,), name=f"read-{self._peer}", daemon=True).start()
+            self._chosen.wait()
+            if self._carrier is None:
+                yield from self._link.frames()
+            else:
+                self._link.wait_closed()
+        except WorkerUnavailableError as error:
+            self._on_end(WorkerUnavailableError(f"from {self._peer!r} {error}"))
+            raise
+        except Exception as error:
+            self._on_end(error)
+            raise
+        finally:
+            self._on_end(WorkerUnavailableError("the data stream was closed"))
+            if self._carrier is not None:
+                self._carrier.close()
+            if offer is not None:
+                offer.close()
+        if self._error is not None:
+            yield error_frame(str(self._error))
+            raise self._error
+
+    def _read(self, requests: Iterator[bytes]) -> None:
+        error: Exception | None = None
+        try:
+            self._choose(next(requests, b""))
+            for message in requests:
+                frame = decode(message)
+                if self._carrier is not None:
+                    raise ProtocolError(f"a frame of kind {frame.kind.name} came beside the shared memory")
+                self._link.receive(frame)
+        except grpc.RpcError:
+            error = WorkerUnavailableError(f"the connection to {self._peer!r} broke")
+        except Exception as wrong:
+            error = wrong
+        self._ended(error)
+
+    def _choose(self, message: bytes) -> None:
+        frame = decode(message)
+        if frame.kind is not FrameKind.CHOICE:
+            raise ProtocolError(f"a caller begins with CHOICE, not with {frame.kind.name}")
+        if parsed(pb.Choice, frame).shared_memory:
+            if self._offer is None:
+                raise ProtocolError("the caller chose shared memory, which it was not offered")
+            name = f"read-{self._peer}"
+            self._carrier = SharedMemoryCarrier(self._offer.accept(), self._link, self._ended, name)
+        self._chosen.set()
+
+    def _ended(self, error: Exception | None) -> None:
+        if isinstance(error, ProtocolError):
+            self._error = error
+        self._on_end(error or WorkerUnavailableError(f"{self._peer!r} ended its data stream"))
+        self._link.close()
+        self._chosen.set()
+
+
+def _offer(hello: pb.Hello) -> tuple[Offer | None, str]:
+    """Shared memory for the caller, or why there is none."""
+    if not hello.host:
+        return None, "the caller cannot share memory, or does not want to"
+    if not hmac.compare_digest(hello.host, host_proof(hello.deployment)):
+        return None, "caller and worker are on different hosts"
+    try:
+        return Offer(), ""
+    except OSError as error:
+        return None, f"no socket can be made for it: {error}"

@@ -1,0 +1,269 @@
+"""Carries a link between two processes of one host: tensors in memory that both see, headers over a unix socket.
+
+The receiver makes the memory: a sealed memfd, which is nobody's file and is freed by the kernel however its owners die,
+with as many places for each tensor as its queue is deep. The sender copies a tensor into its next place and says so;
+the receiver's kernels read it where it lies. The socket's end is the other process's death.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import mmap
+import os
+import secrets
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.program.interface import Bytes
+from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
+from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd
+from tvm_split.rpc_runtime.transports.links import ALIGNMENT_BYTES, IncomingLink
+from tvm_split.rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decode
+
+SECRET_BYTES = 32
+HANDSHAKE_SECONDS = 5.0
+BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
+_CREDENTIALS = struct.Struct("3i")
+_SECONDS = struct.Struct("ll")
+
+
+def host_proof(deployment: str) -> bytes:
+    """What only processes of this host, since it was started, can know; empty where no memory can be shared."""
+    if not sys.platform.startswith("linux"):
+        return b""
+    try:
+        return hashlib.sha256(f"{BOOT_FILE.read_text()} {deployment}".encode()).digest()
+    except OSError:
+        return b""
+
+
+class SharedMemory:
+    """Places for the tensors of ``routes``, in a mapping that lives as long as somebody uses a place."""
+
+    def __init__(self, routes: Sequence[PlannedRoute], mapping: mmap.mmap) -> None:
+        self._bytes: Bytes = np.frombuffer(mapping, np.uint8)
+        self._begins: dict[int, int] = {}
+        begin = 0
+        for route in routes:
+            self._begins[route.tensor_index] = begin
+            begin += route.queue_depth * _stride(route)
+
+    @classmethod
+    def create(cls, routes: Sequence[PlannedRoute]) -> tuple[SharedMemory, int]:
+        """New memory, and its descriptor, which is the caller's to close.
+
+        Raises:
+            OSError: there is not enough of it.
+        """
+        descriptor = os.memfd_create("tvm-split", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, _size(routes))
+            # Whoever shortened it would kill the other process, which reads behind its end.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            return cls(routes, mmap.mmap(descriptor, _size(routes))), descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def open(cls, routes: Sequence[PlannedRoute], descriptor: int) -> SharedMemory:
+        """What the other end has made.
+
+        Raises:
+            ProtocolError: it is something else.
+        """
+        expected, size = _size(routes), os.fstat(descriptor).st_size
+        try:
+            sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        except OSError:
+            sealed = 0
+        if size != expected or not sealed:
+            kind = "sealed" if sealed else "unsealed"
+            raise ProtocolError(
+                f"shared memory should be sealed and have {expected} bytes, it is {kind} and has {size}"
+            )
+        return cls(routes, mmap.mmap(descriptor, expected))
+
+    def place(self, route: PlannedRoute, number: int) -> Bytes:
+        begin = self._begins[route.tensor_index] + number % route.queue_depth * _stride(route)
+        return self._bytes[begin : begin + route.tensor.size_bytes]
+
+
+def _stride(route: PlannedRoute) -> int:
+    return max(1, -(-route.tensor.size_bytes // ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
+
+
+def _size(routes: Sequence[PlannedRoute]) -> int:
+    return max(ALIGNMENT_BYTES, sum(route.queue_depth * _stride(route) for route in routes))
+
+
+class Offer:
+    """A door for one caller: an abstract socket, which no file system holds, and a secret to be said there."""
+
+    def __init__(self) -> None:
+        self.name = f"tvm-split-{secrets.token_hex(16)}"
+        self.secret = secrets.token_bytes(SECRET_BYTES)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(f"\0{self.name}")
+        self._listener.listen(4)
+        self._listener.settimeout(HANDSHAKE_SECONDS)
+
+    def accept(self) -> socket.socket:
+        """The caller's connection, once.
+
+        Raises:
+            ProtocolError: nobody came who is this user and knows the secret.
+        """
+        deadline = time.monotonic() + HANDSHAKE_SECONDS
+        with contextlib.closing(self._listener), contextlib.suppress(OSError):
+            while time.monotonic() < deadline:
+                connection, _ = self._listener.accept()
+                connection.settimeout(HANDSHAKE_SECONDS)
+                with contextlib.suppress(OSError):
+                    if _is_same_user(connection) and hmac.compare_digest(connection.recv(SECRET_BYTES), self.secret):
+                        return connection
+                connection.close()
+        raise ProtocolError("the caller chose shared memory, and did not come for it")
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def call(name: str, secret: bytes) -> socket.socket:
+    """Connects to what an `Offer` names.
+
+    Raises:
+        WorkerError: it cannot be reached, or is another user's; says why.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.settimeout(HANDSHAKE_SECONDS)
+        connection.connect(f"\0{name}")
+        if not _is_same_user(connection):
+            raise WorkerError("it belongs to another user")
+        connection.send(secret)
+        return connection
+    except (OSError, ValueError) as error:
+        connection.close()
+        raise WorkerError(f"its socket cannot be reached ({error}): is it in another network namespace?") from error
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _is_same_user(connection: socket.socket) -> bool:
+    content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(content)[1] == os.geteuid())
+
+
+class SharedMemoryCarrier:
+    """Carries ``link`` over a connection to the other process, and reads what that one says, in a thread of its own.
+
+    ``on_end(error)`` is called once, from that thread, when the link ends otherwise than by ``close``; None: the other
+    end has closed it.
+
+    Raises:
+        TvmSplitError: the other end gives no memory that fits; the connection is then closed.
+    """
+
+    def __init__(
+        self, connection: socket.socket, link: LinkEnd, on_end: Callable[[TvmSplitError | None], None], name: str
+    ) -> None:
+        self._connection = connection
+        self._link = link
+        self._on_end = on_end
+        self._failure: TvmSplitError | None = None
+        self._closing = False
+        try:
+            self.place = self._memory().place
+            timeout = _SECONDS.pack(int(BEAT_SECONDS), 0), _SECONDS.pack(int(SILENCE_SECONDS), 0)
+            connection.settimeout(None)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout[0])
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout[1])
+        except OSError as error:
+            connection.close()
+            raise WorkerUnavailableError(f"memory could not be shared: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
+        link.carry(self)
+        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
+        self._thread.start()
+
+    def _memory(self) -> SharedMemory:
+        routes = self._link.routes
+        if isinstance(self._link, IncomingLink):
+            memory, descriptor = SharedMemory.create(routes)
+            try:
+                socket.send_fds(self._connection, [b"memory"], [descriptor])
+            finally:
+                os.close(descriptor)
+            return memory
+        _, descriptors, _, _ = socket.recv_fds(self._connection, len(b"memory"), 1)
+        try:
+            if len(descriptors) != 1:
+                raise ProtocolError("the other end has sent no memory")
+            return SharedMemory.open(routes, descriptors[0])
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def send(self, header: bytes) -> None:
+        try:
+            self._connection.send(header)
+        except OSError as error:
+            if self._failure is None:
+                why = f"its other end has taken nothing for {SILENCE_SECONDS:g} seconds"
+                self._failure = WorkerUnavailableError(why if isinstance(error, BlockingIOError) else str(error))
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)  # wakes the reading thread, which tells
+
+    def close(self) -> None:
+        """Ends the link. May be called again."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        if self._thread is not threading.current_thread():
+            self._thread.join(HANDSHAKE_SECONDS)
+
+    def _read(self) -> None:
+        error: TvmSplitError | None = None
+        try:
+            self._receive_all()
+        except TvmSplitError as wrong:
+            error = wrong
+        except OSError as broken:
+            error = WorkerUnavailableError(f"the connection broke: {broken}")
+        except Exception as unexpected:
+            error = WorkerError(f"{unexpected!r}")
+        finally:
+            self._connection.close()
+        if not self._closing:
+            self._on_end(self._failure or error)
+
+    def _receive_all(self) -> None:
+        said = begin = time.monotonic()
+        while True:
+            try:
+                message = self._connection.recv(HEADER.size + MAXIMUM_TEXT_BYTES)
+                if not message:
+                    return
+                self._link.receive(decode(message))
+                self._link.flush()
+            except BlockingIOError:
+                self._link.require_life(begin)
+            begin = time.monotonic()
+            if begin - said >= BEAT_SECONDS:
+                self.send(HEARTBEAT)
+                said = begin
