@@ -21,6 +21,7 @@ from tests.helpers.slow_machine import half_speed
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.program.link_setting import LinkSetting
 
 BYTES_PER_SECOND = 50e6 / 8
 LATENCY_SECONDS = 0.01
@@ -133,8 +134,8 @@ def test_workers_reach_each_other_through_a_relay_and_the_client_goes_straight(m
     with LocalWorkers(["left", "right"]) as workers:
         right = workers.endpoints["right"].address
         with Relay(right, latency_seconds=0.05) as relay:
-            addresses = {("left", "right"): relay.address}
-            with Pipeline.open(program, workers.endpoints, maker.blob_path, peer_addresses=addresses) as pipeline:
+            links = {("left", "right"): LinkSetting(relay.address)}
+            with Pipeline.open(program, workers.endpoints, maker.blob_path, links=links) as pipeline:
                 start = time.monotonic()
                 (y,) = pipeline.run(inputs)
                 seconds = time.monotonic() - start

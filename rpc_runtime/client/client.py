@@ -182,7 +182,8 @@ class WorkerConnection:
             deployment=deployment,
             timeout_seconds=timeout_seconds,
             peers=[
-                pb.Peer(machine=name, address=peer.address, tls=peer.tls is not None) for name, peer in peers.items()
+                pb.Peer(machine=name, address=peer.address, tls=peer.tls is not None, transport=peer.transport)
+                for name, peer in peers.items()
             ],
         )
         self._call(request, timeout_seconds + 1.0)

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from tvm_split.rpc_runtime.client.client import WorkerConnection
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError
+from tvm_split.rpc_runtime.program.link_setting import DEFAULT, LinkSettings
 from tvm_split.rpc_runtime.program.machine_plan import machine_plan
 from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
 from tvm_split.rpc_runtime.program.program import Program
@@ -37,7 +38,7 @@ class DeployedWorkers:
         self,
         program: Program,
         endpoints: Mapping[str, WorkerEndpoint],
-        peer_addresses: Mapping[tuple[str, str], str],
+        links: LinkSettings,
     ) -> None:
         self.deployment = secrets.token_hex(16)
         self.endpoints = {machine: endpoints[machine] for machine in program.machines}
@@ -49,7 +50,7 @@ class DeployedWorkers:
         self._link_secrets = {
             link: secrets.token_bytes(LINK_SECRET_BYTES) for plan in self._plans.values() for link in plan.links
         }
-        self._peer_addresses = peer_addresses
+        self._links = links
         self._clock_offsets: dict[str, int] = {}
 
     def describe(self, timeout_seconds: float) -> None:
@@ -87,10 +88,10 @@ class DeployedWorkers:
         """Lets the workers connect to each other."""
 
         def connect(machine: str) -> None:
-            peers = {
-                name: replace(peer, address=self._peer_addresses.get((machine, name), peer.address))
-                for name, peer in self.endpoints.items()
-            }
+            peers = {}
+            for name, peer in self.endpoints.items():
+                setting = self._links.get((machine, name), DEFAULT)
+                peers[name] = replace(peer, address=setting.address or peer.address, transport=setting.wanted)
             self.connections[machine].connect(self.deployment, peers, min(timeout_seconds, LONGEST_CONNECT_SECONDS))
 
         self._on_every_machine(connect)

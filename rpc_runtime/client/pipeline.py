@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from tvm_split.rpc_runtime.client.deployed_workers import DeployedWorkers, TransferProgress
@@ -14,6 +14,7 @@ from tvm_split.rpc_runtime.client.watch import LONGEST_VERDICT_SECONDS, WorkerWa
 from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.program.interface import Array
+from tvm_split.rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, machine_plan
 from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
@@ -44,7 +45,7 @@ class Pipeline(Closing):
         program: Program,
         endpoints: Mapping[str, WorkerEndpoint],
         timeout_seconds: float,
-        peer_addresses: Mapping[tuple[str, str], str] = MappingProxyType({}),
+        links: LinkSettings = NO_SETTINGS,
         in_flight: int | None = None,
     ) -> None:
         """Connects to nothing yet: use ``open``."""
@@ -53,8 +54,9 @@ class Pipeline(Closing):
             raise InputError(f"the program needs the machines {missing}, and only {sorted(endpoints)} have an address")
         self._program = program
         self._timeout_seconds = timeout_seconds
+        self._links = links
         self._streams = Streams(program, timeout_seconds, in_flight, self._waited_for)
-        self._workers = DeployedWorkers(program, endpoints, peer_addresses)
+        self._workers = DeployedWorkers(program, endpoints, links)
         # Only stages without inputs compute micro-batches that nobody has submitted.
         self._ahead = 0 if all(stage.inputs for stage in program.stages) else self._streams.queued
         self._most_activity = {machine: activity_of_one(machine_plan(program, machine)) for machine in program.machines}
@@ -73,20 +75,20 @@ class Pipeline(Closing):
         *,
         timeout_seconds: float = 60.0,
         on_progress: TransferProgress | None = None,
-        peer_addresses: Mapping[tuple[str, str], str] = MappingProxyType({}),
+        links: LinkSettings = NO_SETTINGS,
         in_flight: int | None = None,
     ) -> Pipeline:
         """Sends what the workers lack, loads the stages and connects the machines.
 
         ``blob_path`` finds the file of a blob by its SHA-256. ``timeout_seconds`` is how long any one step, and later
         any one result, may show no sign of life. ``on_progress`` is called from one thread at a time.
-        ``peer_addresses`` by (source, destination) is where one worker reaches another, if not where this process does.
+        ``links`` says how links are to be opened, where not as usual.
         ``in_flight`` limits the micro-batches between being fed and being taken; by default the queues alone do.
 
         Raises:
             TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Nothing stays behind.
         """
-        pipeline = cls(program, endpoints, timeout_seconds, peer_addresses, in_flight)
+        pipeline = cls(program, endpoints, timeout_seconds, links, in_flight)
         try:
             pipeline._open(blob_path, on_progress)
         except BaseException:
@@ -116,6 +118,7 @@ class Pipeline(Closing):
 
     def _call(self, machine: str, source: str, destination: str, link: LinkEnd) -> None:
         endpoint, token = self._workers.endpoints[machine], self._workers.connections[machine].token
+        endpoint = replace(endpoint, transport=self._links.get((source, destination), DEFAULT).wanted)
         hello = hello_of(self._workers.deployment, source, destination)
         self._calls.append(LinkCall(endpoint, token, hello, link, self._watch.link_broken))
 

@@ -14,9 +14,9 @@ from tvm_split.rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.transports import shared_memory
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
-from tvm_split.rpc_runtime.transports.transport import Transport
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
 from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
@@ -41,12 +41,10 @@ class LinkCall:
         hello: pb.Hello,
         link: LinkEnd,
         on_broken: Callable[[str, TvmSplitError], None],
-        transport: Transport = Transport.AUTO,
     ) -> None:
         self._endpoint = endpoint
         self._link = link
         self._on_broken = on_broken
-        self._wanted = transport
         self._answered = threading.Event()
         self._chosen = threading.Event()
         self._over = threading.Event()
@@ -58,7 +56,7 @@ class LinkCall:
         self._error: TvmSplitError | None = None
         self.reason = ""
         """Why the link has no shared memory."""
-        if transport is not Transport.GRPC:
+        if endpoint.transport is not Transport.GRPC:
             hello.host = shared_memory.host_proof(hello.deployment)
         self._channel = open_channel(endpoint.address, endpoint.tls)
         metadata = ((HELLO_KEY, hello.SerializeToString()), *(token.metadata if token else ()))
@@ -167,7 +165,7 @@ class LinkCall:
                 connection = shared_memory.call(accept.socket, accept.secret)
             except WorkerError as error:
                 self.reason = str(error)
-        if connection is None and self._wanted is Transport.SHARED_MEMORY:
+        if connection is None and self._endpoint.transport is Transport.SHARED_MEMORY:
             raise WorkerError(f"no memory can be shared with this worker: {self.reason}")
         self._shares = connection is not None
         self._chosen.set()

@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import mmap
 import os
+import re
 import secrets
 import socket
 import struct
@@ -32,6 +33,7 @@ from tvm_split.rpc_runtime.transports.links import ALIGNMENT_BYTES, IncomingLink
 from tvm_split.rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decode
 
 SECRET_BYTES = 32
+OFFERED = re.compile("tvm-split-[0-9a-f]{32}")
 HANDSHAKE_SECONDS = 5.0
 BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 _CREDENTIALS = struct.Struct("3i")
@@ -146,6 +148,8 @@ def call(name: str, secret: bytes) -> socket.socket:
     Raises:
         WorkerError: it cannot be reached, or is another user's; says why.
     """
+    if not OFFERED.fullmatch(name):
+        raise WorkerError(f"it is offered at {name!r}, where no worker listens")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.settimeout(HANDSHAKE_SECONDS)
@@ -186,7 +190,7 @@ class SharedMemoryCarrier:
         self._failure: TvmSplitError | None = None
         self._closing = False
         try:
-            self.place = self._memory().place
+            self._memory: SharedMemory | None = self._agreed_memory()
             timeout = _SECONDS.pack(int(BEAT_SECONDS), 0), _SECONDS.pack(int(SILENCE_SECONDS), 0)
             connection.settimeout(None)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout[0])
@@ -201,7 +205,7 @@ class SharedMemoryCarrier:
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
 
-    def _memory(self) -> SharedMemory:
+    def _agreed_memory(self) -> SharedMemory:
         routes = self._link.routes
         if isinstance(self._link, IncomingLink):
             memory, descriptor = SharedMemory.create(routes)
@@ -218,6 +222,12 @@ class SharedMemoryCarrier:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def place(self, route: PlannedRoute, number: int) -> Bytes:
+        memory = self._memory
+        if memory is None:  # the link has ended, and somebody is still at it
+            return np.empty(route.tensor.size_bytes, np.uint8)
+        return memory.place(route, number)
 
     def send(self, header: bytes) -> None:
         try:
@@ -249,6 +259,7 @@ class SharedMemoryCarrier:
             error = WorkerError(f"{unexpected!r}")
         finally:
             self._connection.close()
+            self._memory = None
         if not self._closing:
             self._on_end(self._failure or error)
 

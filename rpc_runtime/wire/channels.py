@@ -16,6 +16,7 @@ from tvm_split.rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, cleaned
 from tvm_split.rpc_runtime.wire.security import TlsFiles, numeric_address
 
@@ -61,13 +62,15 @@ _CHANNEL_OPTIONS = [
 class WorkerEndpoint:
     """Where the worker of ``machine`` listens (HOST:PORT), and what it takes to be let in.
 
-    Without a ``token``, that of this user's own worker on loopback is found by the address.
+    Without a ``token``, that of this user's own worker on loopback is found by the address. ``transport`` is what
+    carries the link to it that is to be opened.
     """
 
     machine: str
     address: str
     token: str | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
+    transport: Transport = Transport.AUTO
 
     def __str__(self) -> str:
         return f"machine {self.machine!r} at {self.address}"

@@ -165,14 +165,16 @@ class Route(_message.Message):
     def __init__(self, tensor_index: _Optional[int] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., queue_depth: _Optional[int] = ..., period: _Optional[int] = ..., remainders: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("machine", "address", "tls")
+    __slots__ = ("machine", "address", "tls", "transport")
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TLS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     machine: str
     address: str
     tls: bool
-    def __init__(self, machine: _Optional[str] = ..., address: _Optional[str] = ..., tls: _Optional[bool] = ...) -> None: ...
+    transport: str
+    def __init__(self, machine: _Optional[str] = ..., address: _Optional[str] = ..., tls: _Optional[bool] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class LinkSecret(_message.Message):
     __slots__ = ("source", "destination", "secret")

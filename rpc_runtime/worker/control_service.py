@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
 from tvm_split.rpc_runtime.program.kernel_times import TimingEffort
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, status_of
@@ -181,7 +182,9 @@ class ControlService:
             raise ProtocolError(f"a timeout lies in (0, {MAXIMUM_CONNECT_SECONDS:g}] s, got {request.timeout_seconds}")
         caller = self._tls.as_caller() if self._tls is not None else TlsFiles()
         peers = {
-            peer.machine: WorkerEndpoint(peer.machine, peer.address, tls=caller if peer.tls else None)
+            peer.machine: WorkerEndpoint(
+                peer.machine, peer.address, tls=caller if peer.tls else None, transport=_transport(peer)
+            )
             for peer in request.peers
         }
         self._programs.get(request.deployment).connect(peers, request.timeout_seconds)
@@ -270,6 +273,13 @@ class ControlService:
         self._programs.get(method.deployment(message))
         with self._reading:
             return method.read_request(message)
+
+
+def _transport(peer: pb.Peer) -> Transport:
+    try:
+        return Transport(peer.transport)
+    except ValueError:
+        raise ProtocolError(f"this worker knows no transport {peer.transport!r}: upgrade one side") from None
 
 
 def _patience(context: Any) -> float:

@@ -14,6 +14,7 @@ from tvm_split.cluster.cluster_file import read_cluster_file
 from tvm_split.cluster.machine import HOW_TO_LINK, Link, Machine, both_directions, unlinked_pairs
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -101,9 +102,11 @@ class Cluster:
         return None
 
     @property
-    def peer_addresses(self) -> dict[tuple[str, str], str]:
-        """(source, destination) to where ``source`` reaches ``destination``, if that is not where the client does."""
-        return {(link.source, link.destination): link.address for link in self.links if link.address is not None}
+    def link_settings(self) -> dict[tuple[str, str], LinkSetting]:
+        """(source, destination) to how that link is to be opened."""
+        return {
+            (link.source, link.destination): LinkSetting(link.address, Transport(link.transport)) for link in self.links
+        }
 
     def endpoints(self) -> dict[str, WorkerEndpoint]:
         """Where the workers listen; starts those of a local cluster."""

@@ -31,6 +31,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from tvm_split.cluster.machine import HOW_TO_LINK, Link, Machine, unlinked_pairs
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.security import TlsFiles
@@ -98,6 +99,8 @@ class _Link(_Strict):
     )
     latency_seconds: _Number = Field(default=0.0, ge=0, description="a number of seconds from 0 up, like 0.001")
     address: str | None = Field(default=None, description="HOST:PORT where `from` reaches the worker of `to`")
+
+    transport: Transport = Field(default=Transport.AUTO, description=f"one of {', '.join(Transport)}")
 
     check_address = field_validator("address")(_host_and_port)
 
@@ -232,7 +235,7 @@ def _links(path: Path, tree: yaml.Node | None, parsed: _ClusterFile, machines: d
             )
         seen[ends] = line
         try:
-            found.append(Link(*ends, entry.bytes_per_second, entry.latency_seconds, entry.address))
+            found.append(Link(*ends, entry.bytes_per_second, entry.latency_seconds, entry.address, entry.transport))
         except ClusterError as error:
             raise ClusterError(f"{path}:{line}: {error}") from error
     missing = unlinked_pairs(tuple(machines), found)

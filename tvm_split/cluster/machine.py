@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.client.client import WorkerDescription
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
@@ -76,7 +77,9 @@ class Link:
 
     ``source`` or ``destination`` may be ``"client"``, the process that deploys. ``bytes_per_second`` is None for a link
     whose speed is to be measured, and 0 for two machines between which nothing may pass. ``address`` (HOST:PORT) is
-    where ``source`` reaches the worker of ``destination``, if that is another address than the client's.
+    where ``source`` reaches the worker of ``destination``, if that is another address than the client's. ``transport``
+    says what carries it: ``"auto"`` (memory that both share on one host, unless an address is given), ``"grpc"`` or
+    ``"shm"``, which is refused where nothing can be shared.
     """
 
     source: str
@@ -84,6 +87,7 @@ class Link:
     bytes_per_second: float | None = None
     latency_seconds: float = 0.0
     address: str | None = None
+    transport: str = "auto"
 
     def __post_init__(self) -> None:
         here = f"the link from {self.source!r} to {self.destination!r}"
@@ -100,6 +104,9 @@ class Link:
             raise ClusterError(f"{here} has a latency and no bytes_per_second; give both, or neither to measure them")
         if self.address is not None and CLIENT in (self.source, self.destination):
             raise ClusterError(f"{here} has an address; what the client calls is the address of the machine itself")
+
+        if self.transport not in tuple(Transport):
+            raise ClusterError(f"{here} has transport {self.transport!r}; there are {', '.join(Transport)}")
 
     @property
     def is_closed(self) -> bool:

@@ -198,7 +198,7 @@ def deploy(
             bundle.blob_path,
             timeout_seconds=timeout_seconds,
             on_progress=on_transfer,
-            peer_addresses=cluster.peer_addresses,
+            links=cluster.link_settings,
             in_flight=_planned_in_flight(bundle.plan) if in_flight is None else in_flight,
         )
         undo.pop_all()

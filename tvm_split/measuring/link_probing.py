@@ -274,7 +274,7 @@ class _Probing:
             self._endpoints,
             self._programs.blob_path,
             timeout_seconds=self._timeout_seconds,
-            peer_addresses=self._cluster.peer_addresses,
+            links=self._cluster.link_settings,
         )
 
     def _links(

@@ -14,6 +14,8 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.measuring.link_samples import LinkSample, StreamSample
 from tvm_split.measuring.store import Store, entry_key
 from tvm_split.rpc_runtime.client.client import WorkerDescription
+from tvm_split.rpc_runtime.program.link_setting import DEFAULT, LinkSettings
+from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.units import seconds_text
 
 
@@ -64,19 +66,22 @@ Probe = TypeVar("Probe", MachineProbe, PairProbe, StreamProbe)
 
 @dataclass(frozen=True)
 class LinkStore:
-    """The store of one client; ``ends`` says of each machine what it is, ``addresses`` where its peers reach it."""
+    """The store of one client; ``ends`` says of each machine what it is, ``settings`` how links are opened."""
 
     store: Store
     ends: Mapping[str, Any]
-    addresses: Mapping[tuple[str, str], str]
+    settings: LinkSettings
     sizes: Sequence[int]
     refresh: bool
 
     def known_or(self, kind: type[Probe], machines: Sequence[str], measure: Callable[[], Probe]) -> Probe:
         """A probe of these machines in this order, measured if it is not known."""
         ends = [[name, self.ends[name]] for name in machines]
-        reached = self.addresses.get((machines[0], machines[1])) if kind is PairProbe else None
-        key = entry_key(kind=kind.__name__, ends=ends, reached=reached, sizes=list(self.sizes))
+        ways = [end for name in machines for end in ((CLIENT, name), (name, CLIENT))]
+        ways += [(machines[0], machines[-1])]
+        settings = [self.settings.get(way, DEFAULT) for way in ways]
+        opened = [[setting.wanted, setting.address] for setting in settings]
+        key = entry_key(kind=kind.__name__, ends=ends, opened=opened, sizes=list(self.sizes))
         found = None if self.refresh else self.store.get(key, TypeAdapter(kind))
         if found is None:
             found = measure()
@@ -100,4 +105,4 @@ def link_store(
         versions = [worker.protocol_version, worker.tvm_version, worker.numpy_version]
         ends[name] = [place, worker.hostname, worker.cores, worker.threads, versions]
     store = Store(folder, {"links from": socket.gethostname()})
-    return LinkStore(store, ends, cluster.peer_addresses, sizes, refresh)
+    return LinkStore(store, ends, cluster.link_settings, sizes, refresh)

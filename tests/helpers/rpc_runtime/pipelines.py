@@ -15,6 +15,7 @@ from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerDescription, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.program.link_setting import LinkSetting, LinkSettings, Transport
 from tvm_split.rpc_runtime.program.measurements import StageStatistics
 from tvm_split.rpc_runtime.program.program import Program
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -25,6 +26,12 @@ PROMPT_SECONDS = 8.0
 
 def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Pipeline:
     return Pipeline.open(program, workers.endpoints, maker.blob_path, **options)
+
+
+def over_grpc(program: Program) -> LinkSettings:
+    """For tests of what only a network has."""
+    ends = {(route.source, route.destination) for route in program.routes}
+    return dict.fromkeys(ends, LinkSetting(transport=Transport.GRPC))
 
 
 def statistics_of_all_sent(pipeline: Pipeline) -> tuple[StageStatistics, ...]:

@@ -33,6 +33,7 @@ from tvm_split.rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
+from tvm_split.rpc_runtime.program.link_setting import LinkSetting
 from tvm_split.rpc_runtime.program.program import TensorSpec
 from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -83,7 +84,7 @@ def test_a_frozen_link_is_named_with_both_ends(workers: LocalWorkers, maker: Pro
     program = chain(maker)
     with (
         Relay(workers.endpoints[C].address) as relay,
-        open_on(workers, program, maker, peer_addresses={(B, C): relay.address}) as pipe,
+        open_on(workers, program, maker, links={(B, C): LinkSetting(relay.address)}) as pipe,
     ):
         results = pipe.stream(endless(program)) if streaming else pipe.stream(batches_for(program, 1))
         next(results)
@@ -105,7 +106,7 @@ def test_a_slow_link_is_not_taken_for_dead(workers: LocalWorkers, maker: Program
     seconds = SILENCE_SECONDS + 1.0
     with (
         Relay(workers.endpoints[B].address, bytes_per_second=x.size_bytes / seconds) as relay,
-        open_on(workers, program, maker, peer_addresses={(A, B): relay.address}) as pipe,
+        open_on(workers, program, maker, links={(A, B): LinkSetting(relay.address)}) as pipe,
     ):
         batch = batches_for(program, 1)[0]
         (result,) = pipe.run(batch)

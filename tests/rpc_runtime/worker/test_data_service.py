@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.helpers.rpc_runtime.pipelines import open_on, same
+from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, endless
 from tests.helpers.rpc_runtime.raw_calls import hello, speak
@@ -170,7 +170,7 @@ def test_a_peer_that_breaks_the_protocol_fails_only_its_deployment(
     with open_on(workers, program, maker) as good:
         expected = good.run(batch)
         monkeypatch.setattr(links.OutgoingLink, "frames", lambda self: iter(frames))
-        with pytest.raises(ProtocolError, match=A), open_on(workers, program, maker) as bad:
+        with pytest.raises(ProtocolError, match=A), open_on(workers, program, maker, links=over_grpc(program)) as bad:
             list(bad.stream(endless(program)))
         monkeypatch.undo()
         assert same(good.run(batch), expected)

@@ -139,7 +139,7 @@ links:
     assert cluster.link("edge", "desk") == Link("edge", "desk")
     assert cluster.link("desk", "client") == Link("desk", "client", 3e6)
     assert cluster.link("client", "box") is None
-    assert cluster.peer_addresses == {("desk", "edge"): "10.0.0.7:7001"}
+    assert cluster.link_settings["desk", "edge"].address == "10.0.0.7:7001"
 
 
 NO_CLUSTER = (b"machines: [", b"machines: []", b"[]", b"a: &a [*a]", b"machines: [5]", b"? [a]\n: b", b"a: 2001-99-99")

@@ -11,6 +11,7 @@ import pytest
 from tvm_split.measuring.link_samples import LinkSample, StreamSample
 from tvm_split.measuring.link_store import LinkStore, MachineProbe, PairProbe, StreamProbe
 from tvm_split.measuring.store import Store
+from tvm_split.rpc_runtime.program.link_setting import LinkSetting
 
 SAMPLES = (LinkSample(64, 1e-3, 5e-4), LinkSample(65536, 2e-3, None))
 ENDS = {"left": ["left:1", "host"], "right": ["right:1", "host"]}
@@ -75,7 +76,7 @@ def test_other_ends_sizes_and_directions_are_measured(measuring: Measuring, tmp_
     kept = links(tmp_path)
     others = [
         kept,
-        dataclasses.replace(kept, addresses={("left", "right"): "relay:1"}),
+        dataclasses.replace(kept, settings={("left", "right"): LinkSetting("relay:1")}),
         dataclasses.replace(kept, ends={**ENDS, "right": ["right:2", "host"]}),
         dataclasses.replace(kept, sizes=(64, 65536, 2097152)),
     ]

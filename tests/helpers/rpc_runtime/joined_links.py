@@ -1,0 +1,149 @@
+"""Two ends of a link in this process, joined by a real transport: a gRPC server on loopback, and a caller."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from tests.helpers.rpc_runtime.stations import Idle
+from tvm_split.rpc_runtime.client.result_queue import array_slot
+from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.program.inputs import flat_bytes
+from tvm_split.rpc_runtime.program.link_setting import Transport
+from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
+from tvm_split.rpc_runtime.transports.link_answer import LinkAnswer
+from tvm_split.rpc_runtime.transports.link_call import LinkCall
+from tvm_split.rpc_runtime.transports.link_end import LinkEnd
+from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.channels import SERVER_OPTIONS, WorkerEndpoint
+from tvm_split.rpc_runtime.wire.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD
+from tvm_split.rpc_runtime.wire.messages import hello_of
+
+DEPLOYMENT = "0" * 32
+
+
+class Sender(Idle):
+    """Puts in what it is given, as there is room."""
+
+    def __init__(self, routes: Sequence[PlannedRoute]) -> None:
+        super().__init__()
+        self._room = threading.Condition(self.lock)
+        self.link = OutgoingLink(self, routes, flat_bytes)
+        self.sent = 0
+
+    def room_locked(self) -> None:
+        self._room.notify_all()
+
+    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int) -> None:
+        self.sent += 1
+
+    def put(self, name: str, sequence: int, value: Any, seconds: float = 20.0) -> bool:
+        """Whether there was room in time."""
+        with self._room:
+            if not self._room.wait_for(lambda: self.link.room_locked(name) > 0, seconds):
+                return False
+            self.link.put_locked(name, sequence, value)
+        self.link.flush()
+        return True
+
+
+class Receiver(Idle):
+    """Keeps what comes, and releases it at once, unless it ``holds``."""
+
+    def __init__(self, routes: Sequence[PlannedRoute], *, reuse: bool = False, holds: bool = False) -> None:
+        super().__init__()
+        self.come = threading.Condition(self.lock)
+        self.link = IncomingLink(self, routes, array_slot, reuse=reuse)
+        self.got: list[tuple[str, int, Any]] = []
+        self._holds = holds
+        self._held: list[Callable[[], None]] = []
+
+    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+        with self.lock:
+            self.got.append((route.tensor.name, sequence, value.copy()))
+            if self._holds:
+                self._held.append(release)
+            else:
+                release()
+            self.come.notify_all()
+        self.link.flush()
+
+    def release(self) -> None:
+        with self.lock:
+            for release in self._held:
+                release()
+            self._held.clear()
+        self.link.flush()
+
+    def wait(self, count: int, seconds: float = 20.0) -> bool:
+        with self.come:
+            return self.come.wait_for(lambda: len(self.got) >= count, seconds)
+
+
+class Answering:
+    """A server that answers one data stream after another with ``link``, and keeps how they end."""
+
+    def __init__(self, link: LinkEnd) -> None:
+        self.ends: list[Exception] = []
+        self.ended = threading.Event()
+        self._link = link
+        handler = grpc.stream_stream_rpc_method_handler(self._answer, None, None)
+        self._pool = ThreadPoolExecutor(4)
+        self._server = grpc.server(
+            self._pool,
+            handlers=(grpc.method_handlers_generic_handler(DATA_SERVICE, {LINK_METHOD: handler}),),
+            options=SERVER_OPTIONS,
+        )
+        self.endpoint = WorkerEndpoint("answering", f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}")
+        self._server.start()
+
+    def _answer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        hello = pb.Hello.FromString(dict(context.invocation_metadata())[HELLO_KEY])
+        yield from LinkAnswer(self._link, hello, "the caller", self._end).frames(requests)
+
+    def _end(self, error: Exception) -> None:
+        self.ends.append(error)
+        self._link.close()
+        self.ended.set()
+
+    def close(self) -> None:
+        self._link.close()
+        self._server.stop(0).wait(5)
+        self._pool.shutdown()
+
+
+class Calling:
+    """The caller's side of one link."""
+
+    def __init__(self, endpoint: WorkerEndpoint, link: LinkEnd, transport: Transport) -> None:
+        self.ends: list[TvmSplitError] = []
+        self.ended = threading.Event()
+        endpoint = WorkerEndpoint(endpoint.machine, endpoint.address, transport=transport)
+        self.call = LinkCall(endpoint, None, hello_of(DEPLOYMENT, "a", "b"), link, self._end)
+        self._link = link
+        self.call.wait_accepted(20)
+
+    def _end(self, machine: str, error: TvmSplitError) -> None:
+        self.ends.append(error)
+        self.ended.set()
+
+    def close(self) -> None:
+        self._link.close()
+        self.call.close()
+
+
+@contextlib.contextmanager
+def joined(transport: Transport, answers: LinkEnd, calls: LinkEnd) -> Iterator[tuple[Answering, Calling]]:
+    """The two ends of one link, joined."""
+    with (
+        contextlib.closing(Answering(answers)) as answering,
+        contextlib.closing(Calling(answering.endpoint, calls, transport)) as calling,
+    ):
+        assert calling.call.transport is transport
+        yield answering, calling

@@ -1,0 +1,43 @@
+"""The calling end of a link in a process of its own, which sends or receives until somebody ends it.
+
+``python -m tests.helpers.rpc_runtime.link_peer ADDRESS TRANSPORT send|receive BYTES``
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy as np
+
+from tests.helpers.rpc_runtime.joined_links import Calling, Receiver, Sender
+from tvm_split.rpc_runtime.program.link_setting import Transport
+from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
+from tvm_split.rpc_runtime.program.program import TensorSpec
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+
+
+def one_route(size_bytes: int) -> PlannedRoute:
+    return PlannedRoute(0, TensorSpec("x", (size_bytes,), "uint8"), "a", "b", 3)
+
+
+def main(address: str, transport: str, role: str, size_bytes: str) -> None:
+    route = one_route(int(size_bytes))
+    endpoint = WorkerEndpoint("answering", address)
+    if role == "receive":
+        calling = Calling(endpoint, Receiver([route]).link, Transport(transport))
+        print("ready", flush=True)
+    else:
+        sender = Sender([route])
+        calling = Calling(endpoint, sender.link, Transport(transport))
+        print("ready", flush=True)
+        threading.Thread(target=calling.ended.wait).start()
+        sequence = 0
+        while not calling.ended.is_set():
+            sequence += sender.put("x", sequence, np.full(int(size_bytes), sequence % 251, np.uint8), 0.2)
+    calling.ended.wait()
+    calling.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,247 @@
+"""What every transport keeps to: order, credits, every size and dtype, and an end that both sides hear of."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
+import numpy as np
+import pytest
+
+from tests.helpers.rpc_runtime.joined_links import Answering, Receiver, Sender, joined
+from tests.helpers.rpc_runtime.link_peer import one_route
+from tests.helpers.waiting import wait_for
+from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
+from tvm_split.rpc_runtime.program.link_setting import Transport
+from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
+from tvm_split.rpc_runtime.program.program import TensorSpec
+from tvm_split.rpc_runtime.transports.link_end import LinkEnd
+from tvm_split.rpc_runtime.transports.links import OUTBOX
+from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES, FrameKind, control_frame, tensor_frames
+
+TRANSPORTS = (Transport.GRPC, Transport.SHARED_MEMORY)
+every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
+caller_sends = pytest.mark.parametrize("caller_sends", [True, False], ids=["caller sends", "caller receives"])
+
+
+def routes_of(*specs: tuple[tuple[int, ...], str], depth: int = 3) -> list[PlannedRoute]:
+    return [
+        PlannedRoute(index, TensorSpec(f"t{index}", shape, dtype), "a", "b", depth)
+        for index, (shape, dtype) in enumerate(specs)
+    ]
+
+
+def values(spec: TensorSpec, sequence: int) -> np.ndarray:
+    content = np.random.default_rng(sequence).bytes(spec.size_bytes)
+    return np.frombuffer(content, np.uint8).view(np.dtype(spec.dtype)).reshape(spec.shape)
+
+
+def ends(sender: Sender, receiver: Receiver, caller_sends: bool) -> tuple[LinkEnd, LinkEnd]:
+    """Who answers, who calls."""
+    return (receiver.link, sender.link) if caller_sends else (sender.link, receiver.link)
+
+
+def send_all(sender: Sender, routes: Sequence[PlannedRoute], count: int) -> None:
+    for sequence in range(count):
+        for route in routes:
+            assert sender.put(route.tensor.name, sequence, values(route.tensor, sequence))
+
+
+DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+
+
+@every_transport
+@caller_sends
+@pytest.mark.parametrize("reuse", [True, False], ids=["memory reused", "memory kept"])
+def test_everything_arrives_whole_and_in_order(transport: Transport, caller_sends: bool, reuse: bool) -> None:
+    sizes = [(0,), (2, 0, 3), (), (1,), (63,), (257, 3), (CHUNK_BYTES + 5,), (3 * CHUNK_BYTES,)]
+    routes = routes_of(*((shape, DTYPES[2]) for shape in sizes), *(((7, 3), dtype) for dtype in DTYPES))
+    sender, receiver = Sender(routes), Receiver(routes, reuse=reuse)
+    with joined(transport, *ends(sender, receiver, caller_sends)):
+        send_all(sender, routes, 7)
+        assert receiver.wait(7 * len(routes))
+    for route in routes:
+        got = [(sequence, value) for name, sequence, value in receiver.got if name == route.tensor.name]
+        assert [sequence for sequence, _ in got] == list(range(7))
+        for sequence, value in got:
+            expected = values(route.tensor, sequence)
+            assert value.shape == route.tensor.shape
+            assert value.dtype == expected.dtype
+            assert value.tobytes() == expected.tobytes()
+
+
+@every_transport
+@caller_sends
+def test_no_more_is_under_way_than_there_are_credits(transport: Transport, caller_sends: bool) -> None:
+    slow, fast = routes = routes_of(((20 << 20,), "uint8"), ((8,), "uint8"), depth=2)
+    sender, receiver = Sender(routes), Receiver(routes, holds=True)
+    with joined(transport, *ends(sender, receiver, caller_sends)):
+        send_all(sender, [slow], 2 + OUTBOX)
+        assert receiver.wait(2)
+        assert not sender.put(slow.tensor.name, 9, values(slow.tensor, 9), 0.3)
+        assert sender.put(fast.tensor.name, 0, values(fast.tensor, 0))  # which no other tensor holds up
+        assert receiver.wait(3)
+        receiver.release()
+        assert receiver.wait(5)
+
+
+@every_transport
+@caller_sends
+def test_ends_that_say_nothing_stay_open(transport: Transport, caller_sends: bool) -> None:
+    """For longer than silence is allowed: both say that they are there."""
+    routes = routes_of(((8,), "uint8"))
+    sender, receiver = Sender(routes), Receiver(routes)
+    with joined(transport, *ends(sender, receiver, caller_sends)) as (answering, calling):
+        assert not answering.ended.wait(5.5)
+        assert not calling.ended.is_set()
+        send_all(sender, routes, 1)
+        assert receiver.wait(1)
+
+
+@every_transport
+@caller_sends
+@pytest.mark.parametrize("who", ["answering", "calling"])
+def test_closing_at_any_moment_ends_both_and_leaves_nothing(transport: Transport, caller_sends: bool, who: str) -> None:
+    files = open_files()
+    for moment in (0.0, 0.001, 0.003, 0.01, 0.03):
+        routes = routes_of(((300_000,), "uint8"), ((8,), "uint8"))
+        sender, receiver = Sender(routes), Receiver(routes)
+        with joined(transport, *ends(sender, receiver, caller_sends)) as (answering, calling):
+            feeding = threading.Thread(target=feed, args=(sender, routes))
+            feeding.start()
+            receiver.wait(1 if moment else 0, 5)
+            threading.Event().wait(moment)
+            if who == "answering":
+                answering._link.close()
+                assert calling.ended.wait(5)
+                assert isinstance(calling.ends[0], WorkerUnavailableError)
+            else:
+                calling.close()
+                assert answering.ended.wait(5)
+                assert isinstance(answering.ends[0], WorkerUnavailableError)
+        sender.link.close()
+        feeding.join(10)
+    assert wait_for(lambda: not link_threads()), link_threads()
+    assert wait_for(lambda: open_files() <= files)
+
+
+def feed(sender: Sender, routes: Sequence[PlannedRoute]) -> None:
+    for sequence in range(10_000):
+        for route in routes:
+            if not sender.put(route.tensor.name, sequence, values(route.tensor, 0), 0.5):
+                return
+
+
+def link_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("link-", "read-"))]
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class Peer:
+    """The calling end in another process, which sends or receives all the time."""
+
+    def __init__(self, answering: Answering, transport: Transport, role: str, size_bytes: int) -> None:
+        words = (answering.endpoint.address, transport, role, str(size_bytes))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.helpers.rpc_runtime.link_peer", *words],
+            stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3],
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=10)
+
+
+@pytest.fixture(params=["send", "receive"])
+def role(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@every_transport
+def test_a_peer_that_is_killed_is_noticed_at_once_and_leaves_nothing(transport: Transport, role: str) -> None:
+    route, moments = one_route(100_000), random.Random(7)
+    files = open_files()
+    for _ in range(4):
+        sender, receiver = Sender([route]), Receiver([route])
+        answers = receiver.link if role == "send" else sender.link
+        with closing(Answering(answers)) as answering, closing(Peer(answering, transport, role, 100_000)) as peer:
+            if role == "receive":
+                feeding = threading.Thread(target=feed, args=(sender, [route]))
+                feeding.start()
+            threading.Event().wait(moments.uniform(0, 0.1))
+            peer.process.kill()
+            assert answering.ended.wait(5)
+            assert isinstance(answering.ends[0], WorkerUnavailableError)
+            if role == "receive":
+                feeding.join(10)
+        for _, sequence, value in receiver.got:
+            assert (value == sequence % 251).all()
+    assert wait_for(lambda: open_files() <= files)
+    assert "tvm-split" not in Path("/proc/self/maps").read_text()
+
+
+@every_transport
+def test_a_peer_that_stands_still_is_given_up(transport: Transport, role: str) -> None:
+    route = one_route(1000)
+    sender, receiver = Sender([route]), Receiver([route])
+    answers = receiver.link if role == "send" else sender.link
+    with closing(Answering(answers)) as answering, closing(Peer(answering, transport, role, 1000)) as peer:
+        if role == "receive":
+            threading.Thread(target=feed, args=(sender, [route]), daemon=True).start()
+            assert wait_for(lambda: sender.sent > 3)
+        else:
+            assert receiver.wait(1)
+        peer.process.send_signal(signal.SIGSTOP)
+        assert answering.ended.wait(10)
+        assert "nothing" in str(answering.ends[0])
+
+
+NONSENSE = {
+    "garbage": [b"garbage"],
+    "another tensor": list(tensor_frames(99, 0, np.zeros(8, np.uint8))),
+    "another number": list(tensor_frames(0, 5, np.zeros(8, np.uint8))),
+    "a credit": [control_frame(FrameKind.CREDIT)],
+    "a second choice": [control_frame(FrameKind.CHOICE)],
+}
+
+
+@every_transport
+@pytest.mark.parametrize("frames", NONSENSE.values(), ids=NONSENSE)
+def test_nonsense_ends_the_link_and_both_are_told_why(transport: Transport, frames: list[bytes]) -> None:
+    routes = routes_of(((8,), "uint8"))
+    sender, receiver = Sender(routes), Receiver(routes)
+    sender.link._begin_locked = lambda: None  # type: ignore[method-assign]
+    with joined(transport, receiver.link, sender.link) as (answering, calling):
+        if transport is Transport.GRPC:
+            sender.link._begin_locked = lambda: Saying(frames)  # type: ignore[method-assign, return-value]
+            with sender.lock:
+                sender.link._wake.notify()
+        else:
+            assert calling.call._carrier is not None
+            for frame in frames:
+                calling.call._carrier.send(frame)
+        assert answering.ended.wait(5)
+        assert isinstance(answering.ends[0], ProtocolError)
+        assert calling.ended.wait(5)
+        assert isinstance(calling.ends[0], ProtocolError)
+        assert str(answering.ends[0]) in str(calling.ends[0])
+
+
+class Saying:
+    def __init__(self, frames: list[bytes]) -> None:
+        self._frames = frames
+
+    def frames(self) -> Iterator[bytes]:
+        yield from self._frames
