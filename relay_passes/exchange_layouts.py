@@ -18,10 +18,9 @@ import tvm_ffi
 from tvm import relax
 from tvm.tirx import IndexMap
 
-from tvm_split.relay_passes.contract import bindings_of, operations_of, returned_fields
+from tvm_split.relay_passes.contract import bindings_of, names_of, operations_of, returned_fields
 from tvm_split.relay_passes.partition import Computation
-from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.substitute import emit_operations, substitute
+from tvm_split.relay_passes.rewrite import emit_operations, operator_name, substitute
 
 LAYOUT_TRANSFORM = "relax.layout_transform"
 
@@ -73,7 +72,7 @@ def count_changes(function: relax.Function) -> int:
 def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Computation:
     """The stage with those of its received and sent tensors in ``layouts``, by name; the others as they are."""
     function = computation.function
-    taken = {each.name for each in (*function.params, *(binding.var for binding in bindings_of(function)))}
+    taken = set(names_of(function))
     origins = dict(computation.origins)
     builder = relax.BlockBuilder()
 

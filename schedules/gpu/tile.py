@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tvm.target import Target
 
@@ -32,19 +32,33 @@ LARGEST_SLICES_OF_ROWS = 32
 
 
 @dataclass(frozen=True)
-class Tile:
-    """``rows * columns`` results a block, ``row_registers * column_registers`` of them in each thread's registers.
+class _Block:
+    """``rows * columns`` results of one block of threads; ``depth`` steps of the sum lie in shared memory at once.
 
-    ``depth`` steps of the sum lie in shared memory at once. ``efficiency`` is the share of the peak that the inner
-    loop reaches when loads from shared memory are counted against multiplications: an estimate, not a measurement.
+    ``efficiency`` is the share of the peak that the inner loop reaches when loads from shared memory are counted
+    against multiplications: an estimate, not a measurement.
     """
 
     rows: int
     columns: int
     depth: int
+    efficiency: float
+
+    @property
+    def threads(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.depth}"
+
+
+@dataclass(frozen=True)
+class Tile(_Block):
+    """``row_registers * column_registers`` results in each thread's registers."""
+
     row_registers: int
     column_registers: int
-    efficiency: float
 
     @property
     def threads(self) -> int:
@@ -58,22 +72,18 @@ class Tile:
     def column_threads(self) -> int:
         return self.columns // self.column_registers
 
-    @property
-    def name(self) -> str:
-        return f"{self.rows}x{self.columns}x{self.depth}"
-
 
 TILES: dict[str, Tile] = {
     tile.name: tile
     for tile in (
-        Tile(128, 128, 8, 8, 8, 0.9),
-        Tile(64, 128, 8, 8, 8, 0.8),
-        Tile(64, 64, 16, 4, 8, 0.7),
-        Tile(32, 128, 16, 4, 8, 0.65),
-        Tile(32, 64, 16, 4, 4, 0.55),
-        Tile(32, 32, 16, 4, 4, 0.45),
-        Tile(16, 64, 16, 2, 4, 0.4),
-        Tile(16, 32, 32, 2, 4, 0.3),
+        Tile(128, 128, 8, 0.9, 8, 8),
+        Tile(64, 128, 8, 0.8, 8, 8),
+        Tile(64, 64, 16, 0.7, 4, 8),
+        Tile(32, 128, 16, 0.65, 4, 8),
+        Tile(32, 64, 16, 0.55, 4, 4),
+        Tile(32, 32, 16, 0.45, 4, 4),
+        Tile(16, 64, 16, 0.4, 2, 4),
+        Tile(16, 32, 32, 0.3, 2, 4),
     )
 }
 
@@ -84,15 +94,11 @@ FRAGMENT = 16
 
 
 @dataclass(frozen=True)
-class FragmentTile:
-    """``rows * columns`` results a block on tensor cores, shared by ``row_warps * column_warps`` warps."""
+class FragmentTile(_Block):
+    """Results on tensor cores, shared by ``row_warps * column_warps`` warps."""
 
-    rows: int
-    columns: int
-    depth: int
     row_warps: int
     column_warps: int
-    efficiency: float
 
     @property
     def warps(self) -> int:
@@ -102,37 +108,20 @@ class FragmentTile:
     def threads(self) -> int:
         return self.warps * WARP
 
-    @property
-    def name(self) -> str:
-        return f"{self.rows}x{self.columns}x{self.depth}"
-
 
 # Nothing is loaded while fragments are multiplied, so that far less than the peak is reached.
 FRAGMENT_TILES: dict[str, FragmentTile] = {
     tile.name: tile
     for tile in (
-        FragmentTile(64, 128, 32, 2, 4, 0.4),
-        FragmentTile(64, 64, 32, 2, 2, 0.3),
-        FragmentTile(32, 64, 32, 2, 2, 0.2),
-        FragmentTile(32, 32, 32, 2, 2, 0.12),
+        FragmentTile(64, 128, 32, 0.4, 2, 4),
+        FragmentTile(64, 64, 32, 0.3, 2, 2),
+        FragmentTile(32, 64, 32, 0.2, 2, 2),
+        FragmentTile(32, 32, 32, 0.12, 2, 2),
     )
 }
 
 
-class _AnyTile(Protocol):
-    @property
-    def rows(self) -> int: ...
-    @property
-    def columns(self) -> int: ...
-    @property
-    def depth(self) -> int: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def efficiency(self) -> float: ...
-
-
-AnyTile = TypeVar("AnyTile", bound=_AnyTile)
+AnyTile = TypeVar("AnyTile", bound=_Block)
 
 
 @dataclass(frozen=True)
@@ -170,7 +159,7 @@ def _choose(tiles: Iterable[AnyTile], rate: int, extents: Extents, processors: i
     return min(candidates, key=lambda candidate: _cycles(candidate[0], candidate[1], rate, extents, processors))
 
 
-def _cycles(tile: _AnyTile, slices: int, rate: int, extents: Extents, processors: int) -> float:
+def _cycles(tile: _Block, slices: int, rate: int, extents: Extents, processors: int) -> float:
     blocks = extents.batch * _whole(extents.rows, tile.rows) * _whole(extents.columns, tile.columns) * slices
     rounds = _whole(_whole(extents.depth, slices), tile.depth)
     work = tile.rows * tile.columns * tile.depth * rounds / (rate * tile.efficiency)

@@ -18,8 +18,7 @@ from typing import Any
 from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 
-from tvm_split.schedules.legalize.common import accumulator_dtype, default_legalization
-from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.expressions import accumulator_dtype, default_legalization, static_shape
 from tvm_split.schedules.traits import Traits
 
 Reducer = Callable[..., Any]
@@ -97,26 +96,17 @@ def _standardised(x: te.Tensor, epsilon: float, traits: Traits, *, centre: bool)
     return _Rows(centred, scale, dtype)
 
 
-def layer_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, epsilon: float, traits: Traits) -> te.Tensor:
-    """x [..., L], gamma and beta [L]."""
-    rows = _standardised(x, epsilon, traits, centre=True)
+def row_norm(x: te.Tensor, *weights: te.Tensor, name: str, epsilon: float, traits: Traits) -> te.Tensor:
+    """x [..., L], gamma and beta [L]; without beta by the root of the mean square, which is not centred."""
+    rows = _standardised(x, epsilon, traits, centre=len(weights) > 1)
 
     def element(*i: Any) -> Any:
-        normal = rows.centred(i[:-1], i[-1]) * rows.scale[i[:-1]]
-        return (normal * gamma[i[-1]].astype(rows.dtype) + beta[i[-1]].astype(rows.dtype)).astype(x.dtype)
+        value = rows.centred(i[:-1], i[-1]) * rows.scale[i[:-1]] * weights[0][i[-1]].astype(rows.dtype)
+        for shift in weights[1:]:
+            value = value + shift[i[-1]].astype(rows.dtype)
+        return value.astype(x.dtype)
 
-    return te.compute(x.shape, element, name="layer_norm")
-
-
-def rms_norm(x: te.Tensor, weight: te.Tensor, epsilon: float, traits: Traits) -> te.Tensor:
-    """x [..., L], weight [L]."""
-    rows = _standardised(x, epsilon, traits, centre=False)
-
-    def element(*i: Any) -> Any:
-        normal = rows.centred(i[:-1], i[-1]) * rows.scale[i[:-1]]
-        return (normal * weight[i[-1]].astype(rows.dtype)).astype(x.dtype)
-
-    return te.compute(x.shape, element, name="rms_norm")
+    return te.compute(x.shape, element, name=name)
 
 
 def group_norm(
@@ -138,11 +128,9 @@ def group_norm(
     return te.compute((batch, groups, channels, inner), element, name="group_norm")
 
 
-def legalize_rows(
-    builder: BlockBuilder, call: relax.Call, compute: Callable[..., te.Tensor], traits: Traits
-) -> relax.Expr:
-    """Layer or RMS norm, by ``compute``, over any number of trailing axes."""
-    shape = static_shape(call.args[0])
+def legalize_rows(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
+    """Layer or RMS norm over any number of trailing axes."""
+    shape, name = static_shape(call.args[0]), call.op.name.rsplit(".", 1)[-1]
     if shape is None or not fits(shape, call):
         return default_legalization(builder, call)
     axes = sorted(int(axis) % len(shape) for axis in call.attrs.axes)
@@ -152,8 +140,8 @@ def legalize_rows(
     extent = prod(shape[first:])
     rows = reshaped(builder, call.args[0], (*(shape[:first] or (1,)), extent))
     weights = [reshaped(builder, weight, (extent,)) for weight in call.args[1:]]
-    computed = partial(compute, epsilon=float(call.attrs.epsilon), traits=traits)
-    return reshaped(builder, builder.call_te(computed, rows, *weights, primfunc_name_hint=compute.__name__), shape)
+    compute = partial(row_norm, name=name, epsilon=float(call.attrs.epsilon), traits=traits)
+    return reshaped(builder, builder.call_te(compute, rows, *weights, primfunc_name_hint=name), shape)
 
 
 def legalize_groups(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:

@@ -12,7 +12,7 @@ from tvm_split.schedules.blocks import Block, Parts, find_parts, inline_tail, ne
 from tvm_split.schedules.cpu.contraction import unroll_and_vectorize
 from tvm_split.schedules.cpu.elementwise import schedule_spatial_block
 from tvm_split.schedules.cpu.register_tile import RegisterTile, dividing_tile
-from tvm_split.schedules.cpu.winograd_choice import COLUMNS, FAMILY, STAGED
+from tvm_split.schedules.cpu.winograd.lowering import COLUMNS, FAMILY, STAGED
 from tvm_split.schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
 from tvm_split.schedules.traits import Traits
 
@@ -25,7 +25,7 @@ PLANE_AXIS = 3
 
 
 def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
-    """The blocks of `schedules.legalize.winograd`, in its order, with elementwise ones after them."""
+    """The blocks of `schedules.cpu.winograd.lowering`, in its order, with elementwise ones after them."""
     schedule = new_schedule(function)
     parts = find_parts(schedule, FAMILY)
     if parts is None:

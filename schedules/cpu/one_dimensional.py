@@ -12,10 +12,17 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
-from tvm_split.schedules.blocked_channels import BINARY, UNARY
-from tvm_split.schedules.constants import array_of
-from tvm_split.schedules.module_mutator import CONV1D, ModuleMutator, is_plain, operator_of, window_of
-from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.cpu.blocked_channels import BINARY, UNARY
+from tvm_split.schedules.expressions import (
+    CONV1D,
+    array_of,
+    constant,
+    is_plain,
+    operator_of,
+    static_shape,
+    window_of,
+)
+from tvm_split.schedules.module_mutator import ModuleMutator
 
 POOLS = {"relax.nn.max_pool1d": relax.op.nn.max_pool2d, "relax.nn.avg_pool1d": relax.op.nn.avg_pool2d}
 
@@ -72,7 +79,7 @@ class _Raise(ModuleMutator):
         window = window_of(call)
         return relax.op.nn.conv2d(
             data,
-            relax.const(weight[:, :, None, :], weight.dtype.name),
+            constant(weight[:, :, None, :]),
             strides=[1, *window["strides"]],
             padding=_around_width(window["padding"]),
             dilation=[1, *window["dilation"]],
@@ -130,7 +137,7 @@ class _Raise(ModuleMutator):
         with_height = (*shape[:-1], 1, shape[-1])
         array = array_of(expression)
         if array is not None:
-            return relax.const(array.reshape(with_height), array.dtype.name)
+            return constant(array.reshape(with_height))
         if not isinstance(expression, relax.Var):
             return relax.op.reshape(expression, with_height)
         identity = hash(expression)

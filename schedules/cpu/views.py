@@ -14,8 +14,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from tvm_split.schedules.blocks import INLINE
-from tvm_split.schedules.module_mutator import operator_of
-from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.expressions import operator_of, static_shape
 
 Indices = list[Any]
 Step = Callable[[Indices], Indices]

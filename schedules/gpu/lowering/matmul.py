@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any
 
+import numpy as np
 from tvm import relax, te
 from tvm.relax import BlockBuilder
-from tvm.target import Target
 
-from tvm_split.schedules.gpu.tile import multiprocessors
-from tvm_split.schedules.legalize.common import OUT_ELEMENTWISE_FUSABLE, default_legalization
-from tvm_split.schedules.legalize.gpu_contraction import Contraction, Operand, contract
-from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.expressions import FUSABLE, broadcast_index, default_legalization, static_shape
+from tvm_split.schedules.gpu.lowering.contraction import Contraction, Operand, contract
 
 
-def legalize_matmul(target: Target) -> Callable[[BlockBuilder, relax.Call], relax.Expr]:
+def legalize_matmul(builder: BlockBuilder, call: relax.Call, processors: int) -> relax.Expr:
     """Static matrices and batches of them; vectors and symbolic shapes are left to TVM."""
-    processors = multiprocessors(target)
-
-    def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-        shapes = [static_shape(argument) for argument in call.args]
-        if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
-            return default_legalization(builder, call)
-        return builder.call_te(
-            partial(_matmul, out_dtype=str(call.ty.dtype), processors=processors),
-            *call.args,
-            primfunc_name_hint="matmul",
-            primfunc_attrs={"op_pattern": OUT_ELEMENTWISE_FUSABLE},
-        )
-
-    return legalize
+    shapes = [static_shape(argument) for argument in call.args]
+    if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
+        return default_legalization(builder, call)
+    compute = partial(_matmul, out_dtype=str(call.ty.dtype), processors=processors)
+    return builder.call_te(compute, *call.args, primfunc_name_hint="matmul", primfunc_attrs=FUSABLE)
 
 
 def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, processors: int) -> te.Tensor:
     """Left [..., M, K] times right [..., K, N] -> [..., M, N]; batch axes broadcast."""
     left_shape, right_shape = ([int(extent) for extent in tensor.shape] for tensor in (left, right))
     (rows, depth), columns = left_shape[-2:], right_shape[-1]
-    count = max(len(left_shape), len(right_shape)) - 2
-    left_batch, right_batch = ([1] * (count + 2 - len(shape)) + shape[:-2] for shape in (left_shape, right_shape))
-    outer = [max(pair) for pair in zip(left_batch, right_batch, strict=True)]
+    left_batch, right_batch = left_shape[:-2], right_shape[:-2]
+    outer = np.broadcast_shapes(tuple(left_batch), tuple(right_batch))
     # One matrix for the whole batch: the batch is more rows.
     shared = prod(right_batch) == 1
     batch, all_rows = (1, prod(outer) * rows) if shared else (prod(outer), rows)
@@ -49,10 +37,10 @@ def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, processors: int) 
     def read_left(at: Any, _: Any, k: Any, row: Any) -> Any:
         if shared:
             at, row = row // rows, row % rows
-        return left[(*_own(_unravel(at, outer), left_batch, len(left_shape) - 2), row, k)]
+        return left[(*broadcast_index(_unravel(at, outer), left_batch), row, k)]
 
     def read_right(at: Any, _: Any, k: Any, column: Any) -> Any:
-        return right[(*_own(_unravel(at, outer), right_batch, len(right_shape) - 2), k, column)]
+        return right[(*broadcast_index(_unravel(at, outer), right_batch), k, column)]
 
     product = contract(
         Contraction(
@@ -91,9 +79,3 @@ def _unravel(flat: Any, extents: Sequence[int]) -> list[Any]:
         index.append(flat % extent)
         flat = flat // extent
     return index[::-1]
-
-
-def _own(index: Sequence[Any], extents: Sequence[int], rank: int) -> list[Any]:
-    """The last ``rank`` of the batch's indices, zero where the tensor has one matrix for all."""
-    own = [0 if extent == 1 else value for value, extent in zip(index, extents, strict=True)]
-    return own[len(own) - rank :]
