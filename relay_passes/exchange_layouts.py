@@ -78,7 +78,7 @@ def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Com
 
     def changed(value: relax.Expr, index_map: IndexMap, tensor: str, form: str) -> relax.Var:
         # Passes go by names: another variable's may not be taken.
-        names = itertools.chain([f"{tensor}_{form}"], (f"{tensor}_{number}_{form}" for number in itertools.count(1)))
+        names = (f"{tensor}_{number}_{form}" if number else f"{tensor}_{form}" for number in itertools.count())
         free = next(name for name in names if name not in taken)
         taken.add(free)
         origins[free] = tensor

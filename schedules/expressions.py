@@ -68,6 +68,23 @@ def broadcast_index(index: Sequence[Any], shape: Sequence[int]) -> list[Any]:
     return [0 if extent == 1 else value for value, extent in zip(own, shape, strict=True)]
 
 
+def ravel(index: Sequence[Any], extents: Sequence[int]) -> Any:
+    """The place of an element in row-major order."""
+    place: Any = 0
+    for value, extent in zip(index, extents, strict=True):
+        place = place * extent + value
+    return place
+
+
+def unravel(place: Any, extents: Sequence[int]) -> list[Any]:
+    """The indices of the element at a place in row-major order."""
+    index: list[Any] = []
+    for extent in reversed(extents[1:]):
+        index.append(place % extent)
+        place = place // extent
+    return [*([place] if extents else []), *reversed(index)]
+
+
 def default_legalization(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     """TVM's own lowering of the operator; the call itself where it has none."""
     legalize = call.op.get_attr("FLegalize")

@@ -13,7 +13,7 @@ from math import prod
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvm_split.schedules.blocks import Parts, inline_tail
+from tvm_split.schedules.blocks import Block, Parts, inline_tail
 from tvm_split.schedules.cpu.elementwise import schedule_spatial_block
 from tvm_split.schedules.cpu.register_tile import RegisterTile, divisors
 from tvm_split.schedules.prefetch import Region, mark_for_prefetch
@@ -66,13 +66,10 @@ def schedule_contraction(
     last, *after = inline_tail(schedule, parts.anchor, parts.tail)
     for block in after:
         schedule_spatial_block(schedule, block, traits)
-    anchor = parts.anchor.handle
     compute = _in_one_pass if tiling.chunk is None else _in_chunks
-    lanes = parts.anchor.extents[roles.lanes]
-    vectors = prod(parts.anchor.extents[position] for position in roles.reduction)
-    compute(schedule, anchor, last.handle, roles, tiling, lanes, vectors)
+    compute(schedule, parts.anchor, last.handle, roles, tiling)
     if tiling.prepare_inside:
-        outermost = schedule.get_loops(anchor)[0]
+        outermost = schedule.get_loops(parts.anchor.handle)[0]
         for block in reversed(parts.preparation):
             schedule.compute_at(block.handle, outermost, preserve_unit_loops=True, index=0)
             schedule.vectorize(schedule.get_loops(block.handle)[-1])
@@ -109,16 +106,9 @@ def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: 
     return _Tiled(parallel, inner, [row_inner, block_inner, loops[roles.lanes]], reduction)
 
 
-def _in_one_pass(
-    schedule: s_tir.Schedule,
-    anchor: SBlockRV,
-    last: SBlockRV,
-    roles: LoopRoles,
-    tiling: Tiling,
-    lanes: int,
-    vectors: int,
-) -> None:
+def _in_one_pass(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: LoopRoles, tiling: Tiling) -> None:
     """All of the reduction in registers: ``parallel, inner | reduction | tile``."""
+    anchor, lanes, vectors = product.handle, product.extents[roles.lanes], _vectors(product, roles)
     loops = _tile(schedule, anchor, roles, tiling)
     schedule.reorder(*loops.parallel, *loops.inner, *loops.reduction, *loops.tile)
     outermost = schedule.fuse(*loops.parallel)
@@ -135,19 +125,12 @@ def _in_one_pass(
     unroll_and_vectorize(schedule, schedule.get_loops(last)[depth:], lanes)
 
 
-def _in_chunks(
-    schedule: s_tir.Schedule,
-    anchor: SBlockRV,
-    last: SBlockRV,
-    roles: LoopRoles,
-    tiling: Tiling,
-    lanes: int,
-    vectors: int,
-) -> None:
+def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: LoopRoles, tiling: Tiling) -> None:
     """A chunk of weights stays in the first-level cache for a group of rows:
 
     ``parallel | chunk, inner | (chunk's reduction | tile) + add tile to the sums``, then the tail on the whole group.
     """
+    anchor, lanes, vectors = product.handle, product.extents[roles.lanes], _vectors(product, roles)
     chunk, _ = schedule.split(schedule.get_loops(anchor)[roles.reduction[0]], [None, tiling.chunk])
     partial = schedule.rfactor(chunk, 0)
     loops = _tile(schedule, anchor, replace(roles, reduction=(roles.reduction[0],)), tiling)
@@ -176,6 +159,11 @@ def _in_chunks(
     initial = schedule.decompose_reduction(anchor, chunk)
     schedule.vectorize(schedule.get_loops(initial)[-1])
     unroll_and_vectorize(schedule, schedule.get_loops(last)[-1:], lanes)
+
+
+def _vectors(anchor: Block, roles: LoopRoles) -> int:
+    """Weight vectors of one block of output channels."""
+    return prod(anchor.extents[position] for position in roles.reduction)
 
 
 def _unroll_step(schedule: s_tir.Schedule, reduction: list[LoopRV], unroll: int) -> list[LoopRV]:

@@ -21,15 +21,7 @@ from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from tvm_split.schedules.cpu.elementwise import vector_width
-from tvm_split.schedules.expressions import (
-    CONV2D,
-    array_of,
-    constant,
-    is_plain,
-    operator_of,
-    static_shape,
-    window_of,
-)
+from tvm_split.schedules.expressions import CONV2D, array_of, constant, is_plain, operator_of, static_shape, window_of
 from tvm_split.schedules.module_mutator import ModuleMutator
 from tvm_split.schedules.traits import Traits, channel_block
 

@@ -13,15 +13,7 @@ from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from tvm_split.schedules.cpu.blocked_channels import BINARY, UNARY
-from tvm_split.schedules.expressions import (
-    CONV1D,
-    array_of,
-    constant,
-    is_plain,
-    operator_of,
-    static_shape,
-    window_of,
-)
+from tvm_split.schedules.expressions import CONV1D, array_of, constant, is_plain, operator_of, static_shape, window_of
 from tvm_split.schedules.module_mutator import ModuleMutator
 
 POOLS = {"relax.nn.max_pool1d": relax.op.nn.max_pool2d, "relax.nn.avg_pool1d": relax.op.nn.avg_pool2d}
@@ -61,13 +53,8 @@ class _Raise(ModuleMutator):
         if operator in UNARY:
             source = self._known(call.args[0])
             return None if source is None else relax.Call(call.op, [source, *call.args[1:]], call.attrs, call.ty_args)
-        if operator in BINARY:
-            return self._binary(call)
-        if operator in POOLS:
-            return self._pool(call)
-        if operator == "relax.concat":
-            return self._concat(call)
-        return None
+        ways = {"relax.concat": self._concat, **dict.fromkeys(BINARY, self._binary), **dict.fromkeys(POOLS, self._pool)}
+        return ways[operator](call) if operator in ways else None
 
     def _convolution(self, call: relax.Call) -> relax.Expr | None:
         weight = array_of(call.args[1])
@@ -77,15 +64,9 @@ class _Raise(ModuleMutator):
         if data is None:
             return None
         window = window_of(call)
-        return relax.op.nn.conv2d(
-            data,
-            constant(weight[:, :, None, :]),
-            strides=[1, *window["strides"]],
-            padding=_around_width(window["padding"]),
-            dilation=[1, *window["dilation"]],
-            groups=int(call.attrs.groups),
-            out_dtype=window["out_dtype"],
-        )
+        window["strides"], window["dilation"] = [1, *window["strides"]], [1, *window["dilation"]]
+        window["padding"] = _around_width(window["padding"])
+        return relax.op.nn.conv2d(data, constant(weight[:, :, None, :]), groups=int(call.attrs.groups), **window)
 
     def _binary(self, call: relax.Call) -> relax.Expr | None:
         if all(self._known(argument) is None for argument in call.args):

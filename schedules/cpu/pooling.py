@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from tvm_split.schedules.blocks import Block, blocks_of, finished_block, new_schedule
-from tvm_split.schedules.cpu.elementwise import SMALLEST_PARALLEL, schedule_spatial_block, vector_width
+from tvm_split.schedules.cpu.elementwise import SMALLEST_PARALLEL, schedule_spatial_block, split_vector
 from tvm_split.schedules.traits import Traits
 
 
@@ -27,13 +27,9 @@ def schedule_pooling(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc |
     finished = finished_block(schedule, anchor, tail)
     if finished is None:
         return None
-    loops = schedule.get_loops(finished)
-    width = vector_width(anchor.extents[anchor.spatial - 1], traits)
-    outer = loops
-    if width is not None:
-        lane_outer, lane = schedule.split(loops[-1], [None, width])
-        outer = [*loops[:-1], lane_outer]
-        schedule.vectorize(lane)
+    outer, vector = split_vector(schedule, schedule.get_loops(finished), traits)
+    if vector is not None:
+        schedule.vectorize(vector)
     fused = schedule.fuse(*outer)
     if anchor.iterations >= SMALLEST_PARALLEL:
         schedule.parallel(fused)
@@ -41,12 +37,12 @@ def schedule_pooling(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc |
     schedule.set_scope(anchor.handle, 0, "local")
     own = schedule.get_loops(anchor.handle)
     reduction = own[-(len(anchor.extents) - anchor.spatial) :]
-    if width is not None:
+    if vector is not None:
         lane = own[-len(reduction) - 1]
         schedule.reorder(*reduction, lane)
         schedule.vectorize(lane)
     initial = schedule.decompose_reduction(anchor.handle, reduction[0])
-    if width is not None:
+    if vector is not None:
         schedule.vectorize(schedule.get_loops(initial)[-1])
     return schedule.mod["main"]
 

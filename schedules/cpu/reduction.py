@@ -9,7 +9,7 @@ from __future__ import annotations
 from tvm import s_tir, tirx
 
 from tvm_split.schedules.blocks import Block, blocks_of, new_schedule
-from tvm_split.schedules.cpu.elementwise import SMALLEST_PARALLEL, vector_width
+from tvm_split.schedules.cpu.elementwise import SMALLEST_PARALLEL, split_vector
 from tvm_split.schedules.traits import Traits
 
 
@@ -20,14 +20,17 @@ def schedule_reduction(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc
     if blocks is None or not any(block.is_reduction for block in blocks):
         return None
     last = blocks[-1]
+    if last.is_reduction and sum(block.is_reduction for block in blocks) == 1:
+        # One value of all elements: sums that leave more than one are windows to `schedule_pooling`.
+        for block in blocks[:-1]:
+            schedule.compute_inline(block.handle)
+        return schedule.mod["main"]
     common = min(last.spatial, *(block.spatial for block in blocks if block.is_reduction))
     # Kept dimensions of extent 1 come last in a reduction's iterators: they are no loops to share.
     rows = 0
     while rows < common and all(block.extents[rows] == last.extents[rows] for block in blocks if block.is_reduction):
         rows += 1
-    if last.is_reduction and rows == last.spatial:
-        return _single(schedule, blocks, traits)
-    if rows == 0:
+    if rows == 0 or (last.is_reduction and rows == last.spatial):
         return None
     row = schedule.fuse(*schedule.get_loops(last.handle)[:rows])
     kept = [last]
@@ -54,47 +57,12 @@ def _vectorize_in_row(schedule: s_tir.Schedule, block: Block, traits: Traits) ->
     loops = schedule.get_loops(block.handle)[1:]
     count = len(block.kinds) - block.spatial
     spatial, reduction = loops[: len(loops) - count], loops[len(loops) - count :]
-    extents = [int(schedule.get(loop).extent) for loop in spatial]
-    if not spatial or extents[-1] == 1:
+    outer, lane = split_vector(schedule, spatial, traits)
+    if lane is None:
         return
-    width = vector_width(extents[-1], traits)
-    if width is None:
-        return
-    outer, lane = schedule.split(spatial[-1], [None, width])
     if reduction:
-        schedule.reorder(*spatial[:-1], outer, *reduction, lane)
+        schedule.reorder(*outer, *reduction, lane)
     schedule.vectorize(lane)
     if reduction:
         initial = schedule.decompose_reduction(block.handle, reduction[0])
-        schedule.vectorize(schedule.get_loops(initial)[-1])
-
-
-def _single(schedule: s_tir.Schedule, blocks: list[Block], traits: Traits) -> tirx.PrimFunc | None:
-    """The last block is the only reduction: threads share its output, vectors its innermost output axis."""
-    last = blocks[-1]
-    if any(block.is_reduction for block in blocks[:-1]):
-        return None
-    for block in blocks[:-1]:
-        schedule.compute_inline(block.handle)
-    schedule_single_reduction(schedule, last, traits)
-    return schedule.mod["main"]
-
-
-def schedule_single_reduction(schedule: s_tir.Schedule, block: Block, traits: Traits) -> None:
-    loops = schedule.get_loops(block.handle)
-    spatial, reduction = loops[: block.spatial], loops[block.spatial :]
-    if not spatial:
-        return
-    width = vector_width(block.extents[block.spatial - 1], traits)
-    outer = spatial
-    if width is not None:
-        lane_outer, lane = schedule.split(spatial[-1], [None, width])
-        outer = [*spatial[:-1], lane_outer]
-        schedule.reorder(*outer, *reduction, lane)
-        schedule.vectorize(lane)
-    fused = schedule.fuse(*outer)
-    if block.iterations >= SMALLEST_PARALLEL:
-        schedule.parallel(fused)
-    initial = schedule.decompose_reduction(block.handle, reduction[0])
-    if width is not None:
         schedule.vectorize(schedule.get_loops(initial)[-1])

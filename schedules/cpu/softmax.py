@@ -36,14 +36,14 @@ def softmax(x: te.Tensor, logarithm: bool, traits: Traits) -> te.Tensor:
     largest = reduce_rows(shape, extent, read, te.max, lanes, "row_maximum")
     powers = te.compute(x.shape, lambda *i: exp(read(i[:-1], i[-1]) - largest[i[:-1]]), name="row_exp")
     total = reduce_rows(shape, extent, lambda row, k: powers[(*row, k)], te.sum, lanes, "row_sum")
-    if logarithm:
-        logarithms = te.compute(shape, lambda *row: tirx.log(total[row]), name="row_logarithm")
-        return te.compute(
-            x.shape,
-            lambda *i: (read(i[:-1], i[-1]) - largest[i[:-1]] - logarithms[i[:-1]]).astype(x.dtype),
-            name="log_softmax",
-        )
-    return te.compute(x.shape, lambda *i: (powers[i] / total[i[:-1]]).astype(x.dtype), name="softmax")
+    if not logarithm:
+        return te.compute(x.shape, lambda *i: (powers[i] / total[i[:-1]]).astype(x.dtype), name="softmax")
+    logarithms = te.compute(shape, lambda *row: tirx.log(total[row]), name="row_logarithm")
+
+    def element(*i: Any) -> Any:
+        return (read(i[:-1], i[-1]) - largest[i[:-1]] - logarithms[i[:-1]]).astype(x.dtype)
+
+    return te.compute(x.shape, element, name="log_softmax")
 
 
 def softmax_of_columns(x: te.Tensor, logarithm: bool) -> te.Tensor:
@@ -57,19 +57,19 @@ def softmax_of_columns(x: te.Tensor, logarithm: bool) -> te.Tensor:
     largest = te.compute((outer, inner), lambda o, i: te.max(read(o, axes[0], i), axis=axes[0]), name="column_maximum")
     powers = te.compute(x.shape, lambda o, k, i: exp(read(o, k, i) - largest[o, i]), name="column_exp")
     total = te.compute((outer, inner), lambda o, i: te.sum(powers[o, axes[1], i], axis=axes[1]), name="column_sum")
-    attributes = {ANCHOR: COLUMNS}
-    if logarithm:
-        logarithms = te.compute((outer, inner), lambda o, i: tirx.log(total[o, i]), name="column_logarithm")
-        return te.compute(
-            x.shape,
-            lambda o, k, i: (read(o, k, i) - largest[o, i] - logarithms[o, i]).astype(x.dtype),
-            name="log_softmax",
-            attrs=attributes,
-        )
-    inverse = te.compute((outer, inner), lambda o, i: tirx.const(1.0, "float32") / total[o, i], name="column_inverse")
-    return te.compute(
-        x.shape, lambda o, k, i: (powers[o, k, i] * inverse[o, i]).astype(x.dtype), name="softmax", attrs=attributes
+    one = tirx.const(1.0, "float32")
+    last = te.compute(
+        (outer, inner),
+        lambda o, i: tirx.log(total[o, i]) if logarithm else one / total[o, i],
+        name="column_logarithm" if logarithm else "column_inverse",
     )
+
+    def element(o: Any, k: Any, i: Any) -> Any:
+        value = read(o, k, i) - largest[o, i] - last[o, i] if logarithm else powers[o, k, i] * last[o, i]
+        return value.astype(x.dtype)
+
+    name = "log_softmax" if logarithm else "softmax"
+    return te.compute(x.shape, element, name=name, attrs={ANCHOR: COLUMNS})
 
 
 def legalize_softmax(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:

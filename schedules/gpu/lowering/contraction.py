@@ -31,14 +31,7 @@ from tvm_split.schedules.gpu.families import (
     TILED,
     VECTORS,
 )
-from tvm_split.schedules.gpu.tile import (
-    Extents,
-    FragmentTile,
-    Tile,
-    choose_fragment_tile,
-    choose_slices,
-    choose_tile,
-)
+from tvm_split.schedules.gpu.tile import Extents, FragmentTile, Tile, choose_fragment_tile, choose_slices, choose_tile
 
 Element = Callable[[Any, Any, Any, Any], Any]
 """An operand's value at (batch, position, channel, row or column)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from tvm import relax, te
 from tvm.relax import BlockBuilder
 
-from tvm_split.schedules.expressions import FUSABLE, broadcast_index, default_legalization, static_shape
+from tvm_split.schedules.expressions import FUSABLE, broadcast_index, default_legalization, ravel, static_shape, unravel
 from tvm_split.schedules.gpu.lowering.contraction import Contraction, Operand, contract
 
 
@@ -37,10 +36,10 @@ def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, processors: int) 
     def read_left(at: Any, _: Any, k: Any, row: Any) -> Any:
         if shared:
             at, row = row // rows, row % rows
-        return left[(*broadcast_index(_unravel(at, outer), left_batch), row, k)]
+        return left[(*broadcast_index(unravel(at, outer), left_batch), row, k)]
 
     def read_right(at: Any, _: Any, k: Any, column: Any) -> Any:
-        return right[(*broadcast_index(_unravel(at, outer), right_batch), k, column)]
+        return right[(*broadcast_index(unravel(at, outer), right_batch), k, column)]
 
     product = contract(
         Contraction(
@@ -59,23 +58,8 @@ def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, processors: int) 
 
     def store(*index: Any) -> Any:
         *at, row, column = index
-        flat = _ravel(at, outer)
+        flat = ravel(at, outer)
         value = product(0, flat * rows + row, column) if shared else product(flat, row, column)
         return value.astype(out_dtype)
 
     return te.compute((*outer, rows, columns), store, name="store")
-
-
-def _ravel(index: Sequence[Any], extents: Sequence[int]) -> Any:
-    flat: Any = 0
-    for value, extent in zip(index, extents, strict=True):
-        flat = flat * extent + value
-    return flat
-
-
-def _unravel(flat: Any, extents: Sequence[int]) -> list[Any]:
-    index: list[Any] = []
-    for extent in reversed(extents):
-        index.append(flat % extent)
-        flat = flat // extent
-    return index[::-1]
