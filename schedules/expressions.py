@@ -62,6 +62,13 @@ def window_of(call: relax.Call) -> dict[str, Any]:
     return {**window, "out_dtype": call.attrs.out_dtype}
 
 
+def pool_of(call: relax.Call) -> dict[str, Any]:
+    """A pooling's window and how its edges count, as keywords for making another."""
+    sizes = ("pool_size", "strides", "padding", "dilation")
+    window = {name: [int(each) for each in getattr(call.attrs, name)] for name in sizes}
+    return {**window, **{name: bool(getattr(call.attrs, name)) for name in ("ceil_mode", "count_include_pad")}}
+
+
 def broadcast_index(index: Sequence[Any], shape: Sequence[int]) -> list[Any]:
     """The indices of a tensor of this shape that is broadcast, from those of the result."""
     own = index[len(index) - len(shape) :]

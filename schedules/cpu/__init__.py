@@ -18,8 +18,7 @@ from tvm_split.schedules.cpu.matmul import MATMUL, PackMatmul, legalize_matmul
 from tvm_split.schedules.cpu.narrow_groups import WidenGroups
 from tvm_split.schedules.cpu.normalization import legalize_groups, legalize_rows
 from tvm_split.schedules.cpu.one_dimensional import raise_to_two_dimensions
-from tvm_split.schedules.cpu.pooling import schedule_pooling
-from tvm_split.schedules.cpu.reduction import schedule_reduction
+from tvm_split.schedules.cpu.reduction import schedule_pooling, schedule_reduction
 from tvm_split.schedules.cpu.softmax import legalize_softmax, schedule_columns
 from tvm_split.schedules.cpu.winograd.layout import UseWinograd
 from tvm_split.schedules.cpu.winograd.schedule import schedule_winograd

@@ -20,7 +20,16 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import IndexMap
 
-from tvm_split.schedules.expressions import CONV2D, array_of, constant, is_plain, operator_of, static_shape, window_of
+from tvm_split.schedules.expressions import (
+    CONV2D,
+    array_of,
+    constant,
+    is_plain,
+    operator_of,
+    pool_of,
+    static_shape,
+    window_of,
+)
 from tvm_split.schedules.module_mutator import ORIGINS_ATTRIBUTE, origins_of
 from tvm_split.schedules.traits import Traits, channel_block
 
@@ -187,18 +196,7 @@ class _Carrier:
             return None
         layout = f"NCHW{source[1]}c"
         pool = relax.op.nn.max_pool2d if call.op.name == "relax.nn.max_pool2d" else relax.op.nn.avg_pool2d
-        pooled = pool(
-            source[0],
-            pool_size=call.attrs.pool_size,
-            strides=call.attrs.strides,
-            padding=call.attrs.padding,
-            dilation=call.attrs.dilation,
-            ceil_mode=bool(call.attrs.ceil_mode),
-            count_include_pad=bool(call.attrs.count_include_pad),
-            layout=layout,
-            out_layout=layout,
-        )
-        return pooled, source[1]
+        return pool(source[0], **pool_of(call), layout=layout, out_layout=layout), source[1]
 
     def _concat(self, call: relax.Call) -> tuple[relax.Call, int] | None:
         parts = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else ()

@@ -75,17 +75,8 @@ def schedule_contraction(
             schedule.vectorize(schedule.get_loops(block.handle)[-1])
 
 
-@dataclass(frozen=True)
-class _Tiled:
-    """The anchor's loops after tiling."""
-
-    parallel: list[LoopRV]
-    inner: list[LoopRV]
-    tile: list[LoopRV]
-    reduction: list[LoopRV]
-
-
-def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: Tiling) -> _Tiled:
+def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: Tiling) -> tuple[list[LoopRV], ...]:
+    """The anchor's loops after tiling: those in the parallel one, those in a thread, the tile's, the reduction's."""
     loops = schedule.get_loops(anchor)
     block_outer, block_inner = schedule.split(loops[roles.blocks], [None, tiling.tile.blocks])
     row_outer, row_inner = schedule.split(loops[roles.rows], [None, tiling.tile.rows])
@@ -103,24 +94,24 @@ def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: 
     reduction = [loops[position] for position in roles.reduction]
     # Blocks inside of rows: a broadcast value is used for all blocks at once and then forgotten. The other way round
     # LLVM keeps one for each row, and 14 x 2 spills.
-    return _Tiled(parallel, inner, [row_inner, block_inner, loops[roles.lanes]], reduction)
+    return parallel, inner, [row_inner, block_inner, loops[roles.lanes]], reduction
 
 
 def _in_one_pass(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: LoopRoles, tiling: Tiling) -> None:
     """All of the reduction in registers: ``parallel, inner | reduction | tile``."""
     anchor, lanes, vectors = product.handle, product.extents[roles.lanes], _vectors(product, roles)
-    loops = _tile(schedule, anchor, roles, tiling)
-    schedule.reorder(*loops.parallel, *loops.inner, *loops.reduction, *loops.tile)
-    outermost = schedule.fuse(*loops.parallel)
+    parallel, inner, tile, reduction = _tile(schedule, anchor, roles, tiling)
+    schedule.reorder(*parallel, *inner, *reduction, *tile)
+    outermost = schedule.fuse(*parallel)
     schedule.parallel(outermost)
-    around = loops.inner[-1] if loops.inner else outermost
+    around = inner[-1] if inner else outermost
     schedule.reverse_compute_at(last, around, preserve_unit_loops=True)
     schedule.set_scope(anchor, 0, "local")
-    reduction = _unroll_step(schedule, loops.reduction, tiling.unroll)
-    reduction = _prefetch(schedule, loops.inner, reduction, tiling, vectors, vectors)
-    unroll_and_vectorize(schedule, loops.tile)
+    reduction = _unroll_step(schedule, reduction, tiling.unroll)
+    reduction = _prefetch(schedule, inner, reduction, tiling, vectors, vectors)
+    unroll_and_vectorize(schedule, tile)
     initial = schedule.decompose_reduction(anchor, reduction[0])
-    depth = 1 + len(loops.inner)
+    depth = 1 + len(inner)
     unroll_and_vectorize(schedule, schedule.get_loops(initial)[depth:])
     unroll_and_vectorize(schedule, schedule.get_loops(last)[depth:], lanes)
 
@@ -133,16 +124,16 @@ def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: 
     anchor, lanes, vectors = product.handle, product.extents[roles.lanes], _vectors(product, roles)
     chunk, _ = schedule.split(schedule.get_loops(anchor)[roles.reduction[0]], [None, tiling.chunk])
     partial = schedule.rfactor(chunk, 0)
-    loops = _tile(schedule, anchor, replace(roles, reduction=(roles.reduction[0],)), tiling)
-    chunk = loops.reduction[0]
-    schedule.reorder(*loops.parallel, chunk, *loops.inner, *loops.tile)
-    outermost = schedule.fuse(*loops.parallel)
+    one_step = replace(roles, reduction=(roles.reduction[0],))
+    parallel, inner, sums_tile, (chunk,) = _tile(schedule, anchor, one_step, tiling)
+    schedule.reorder(*parallel, chunk, *inner, *sums_tile)
+    outermost = schedule.fuse(*parallel)
     schedule.parallel(outermost)
-    around = loops.inner[-1]
+    around = inner[-1]
     schedule.reverse_compute_at(last, outermost, preserve_unit_loops=True)
     schedule.compute_at(partial, around, preserve_unit_loops=True)
     schedule.set_scope(partial, 0, "local")
-    own = schedule.get_loops(partial)[2 + len(loops.inner) :]
+    own = schedule.get_loops(partial)[2 + len(inner) :]
     # After rfactor: the chunk's own axis, then the anchor's spatial axes, then what is left of the reduction.
     spatial, reduction = own[: len(own) - len(roles.reduction)], own[len(own) - len(roles.reduction) :]
     tile = [loop for position, loop in enumerate(spatial) if position not in (0, 1 + roles.blocks)]
@@ -151,11 +142,11 @@ def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: 
     reduction = _unroll_step(schedule, reduction, tiling.unroll)
     in_chunk = vectors // int(schedule.get(chunk).extent)
     # Around the reduction stands the loop over the chunk itself, of which there is one turn.
-    reduction = _prefetch(schedule, [*loops.inner, spatial[0]], reduction, tiling, in_chunk, vectors)
+    reduction = _prefetch(schedule, [*inner, spatial[0]], reduction, tiling, in_chunk, vectors)
     unroll_and_vectorize(schedule, tile)
-    unroll_and_vectorize(schedule, loops.tile)
+    unroll_and_vectorize(schedule, sums_tile)
     initial_partial = schedule.decompose_reduction(partial, reduction[0])
-    unroll_and_vectorize(schedule, schedule.get_loops(initial_partial)[2 + len(loops.inner) :])
+    unroll_and_vectorize(schedule, schedule.get_loops(initial_partial)[2 + len(inner) :])
     initial = schedule.decompose_reduction(anchor, chunk)
     schedule.vectorize(schedule.get_loops(initial)[-1])
     unroll_and_vectorize(schedule, schedule.get_loops(last)[-1:], lanes)

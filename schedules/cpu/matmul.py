@@ -177,15 +177,8 @@ def matmul_packed(left: te.Tensor, packed: te.Tensor, columns: int, out_dtype: s
 
 def _roles(extents: tuple[int, ...]) -> LoopRoles:
     """Anchor iterators: batch ..., column block, m, lane | k."""
-    count = len(extents)
-    return LoopRoles(
-        batch=tuple(range(count - 4)),
-        blocks=count - 4,
-        height=None,
-        rows=count - 3,
-        lanes=count - 2,
-        reduction=(count - 1,),
-    )
+    *batch, blocks, rows, lanes, depth = range(len(extents))
+    return LoopRoles(tuple(batch), blocks, height=None, rows=rows, lanes=lanes, reduction=(depth,))
 
 
 def _tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:

@@ -20,8 +20,7 @@ from tvm.target import Target
 
 from tvm_split.schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
 from tvm_split.schedules.gpu.elementwise import bind_elements
-from tvm_split.schedules.gpu.families import DEPTH_FIRST, FETCH, FEW_ROWS, STORE, TILE, TILED
-from tvm_split.schedules.gpu.tile import SMALL_COLUMNS, TILES, Tile
+from tvm_split.schedules.gpu.tile import DEPTH_FIRST, FETCH, FEW_ROWS, SMALL_COLUMNS, STORE, TILE, TILED, TILES, Tile
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +101,12 @@ def _load_together(schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, t
         depth, extent = extent, depth
         # Threads write one column of the shared matrix: four more elements a row put them into different banks.
         schedule.storage_align(view.handle, 0, axis=-2, factor=32, offset=4)
-    fused = schedule.fuse(depth, extent)
-    _, row_thread, column_thread, vector = schedule.split(fused, [None, tile.row_threads, tile.column_threads, lanes])
+    share_among_threads(schedule, [depth, extent], tile.row_threads, tile.column_threads, lanes)
+
+
+def share_among_threads(schedule: s_tir.Schedule, loops: Sequence[LoopRV], rows: int, columns: int, lanes: int) -> None:
+    """The elements of a copy by ``rows * columns`` threads, ``lanes`` at a time."""
+    _, row_thread, column_thread, vector = schedule.split(schedule.fuse(*loops), [None, rows, columns, lanes])
     schedule.bind(row_thread, "threadIdx.y")
     schedule.bind(column_thread, "threadIdx.x")
     schedule.vectorize(vector)

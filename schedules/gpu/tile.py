@@ -1,4 +1,6 @@
-"""Tile sizes of contractions on a GPU: which part of a product one block of threads computes, and how many share a sum.
+"""What lowerings and schedules for a GPU agree on: families of kernels, their annotations, and tile sizes.
+
+A tile is the part of a product that one block of threads computes; several blocks may share a sum.
 
 A small model of time chooses among few tiles. It knows three things: a large tile needs fewer loads from shared memory
 for each multiplication, a block with few threads cannot keep a multiprocessor busy alone, and a product with few tiles
@@ -12,6 +14,26 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tvm.target import Target
+
+TILED = "tiled "
+"""Anchors of tiled contractions are named with this prefix and the operator's name: ``tiled conv2d``."""
+TENSOR_CORE = "tensor_core"
+FEW_ROWS = "few_rows"
+DEPTHWISE = "depthwise_conv2d"
+TILE = "tvm_split.tile"
+"""On a tiled anchor: the name of its tile in `TILES`."""
+FETCH = "tvm_split.fetch_lanes"
+"""On an operand's view: how many of its elements one load may take."""
+DEPTH_FIRST = "tvm_split.depth_first"
+"""On an operand's view: 1 where neighbours in memory are neighbours in the sum, and threads should take them so."""
+STORE = "tvm_split.store_lanes"
+"""On a tiled anchor: how many results of one row one store may take."""
+VECTORS = (4, 2, 1)
+"""Elements of one load or store, the best first."""
+MOST_ROWS = 4
+"""Products of up to this many rows are bound by reading the right operand once."""
+TENSOR_CORE_SMALLEST = 16
+"""Tensor cores take products all of whose extents fill a fragment at least."""
 
 MULTIPLICATIONS_PER_CYCLE = 128
 """float32 multiply-adds of one multiprocessor of an H100. An A100 has 64: everything but memory takes longer there."""

@@ -19,7 +19,7 @@ from tvm import te, tirx
 
 from tvm_split.schedules.blocks import ANCHOR
 from tvm_split.schedules.expressions import accumulator_dtype
-from tvm_split.schedules.gpu.families import (
+from tvm_split.schedules.gpu.tile import (
     DEPTH_FIRST,
     FETCH,
     FEW_ROWS,
@@ -30,8 +30,13 @@ from tvm_split.schedules.gpu.families import (
     TILE,
     TILED,
     VECTORS,
+    Extents,
+    FragmentTile,
+    Tile,
+    choose_fragment_tile,
+    choose_slices,
+    choose_tile,
 )
-from tvm_split.schedules.gpu.tile import Extents, FragmentTile, Tile, choose_fragment_tile, choose_slices, choose_tile
 
 Element = Callable[[Any, Any, Any, Any], Any]
 """An operand's value at (batch, position, channel, row or column)."""

@@ -18,9 +18,8 @@ from tvm_split.schedules.expressions import (
     static_shape,
     window_of,
 )
-from tvm_split.schedules.gpu.families import DEPTHWISE
 from tvm_split.schedules.gpu.lowering.contraction import Contraction, Operand, contract, uses_tensor_cores
-from tvm_split.schedules.gpu.tile import Extents
+from tvm_split.schedules.gpu.tile import DEPTHWISE, Extents
 
 
 def legalize_conv2d(builder: BlockBuilder, call: relax.Call, processors: int) -> relax.Expr:
