@@ -9,6 +9,7 @@ leaves most multiprocessors idle unless its sum is cut into slices, which costs 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -54,7 +55,7 @@ LARGEST_SLICES_OF_ROWS = 32
 
 
 @dataclass(frozen=True)
-class _Block:
+class _AnyTile(ABC):
     """``rows * columns`` results of one block of threads; ``depth`` steps of the sum lie in shared memory at once.
 
     ``efficiency`` is the share of the peak that the inner loop reaches when loads from shared memory are counted
@@ -67,8 +68,8 @@ class _Block:
     efficiency: float
 
     @property
-    def threads(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def threads(self) -> int: ...
 
     @property
     def name(self) -> str:
@@ -76,7 +77,7 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class Tile(_Block):
+class Tile(_AnyTile):
     """``row_registers * column_registers`` results in each thread's registers."""
 
     row_registers: int
@@ -116,7 +117,7 @@ FRAGMENT = 16
 
 
 @dataclass(frozen=True)
-class FragmentTile(_Block):
+class FragmentTile(_AnyTile):
     """Results on tensor cores, shared by ``row_warps * column_warps`` warps."""
 
     row_warps: int
@@ -143,7 +144,7 @@ FRAGMENT_TILES: dict[str, FragmentTile] = {
 }
 
 
-AnyTile = TypeVar("AnyTile", bound=_Block)
+AnyTile = TypeVar("AnyTile", bound=_AnyTile)
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def _choose(tiles: Iterable[AnyTile], rate: int, extents: Extents, processors: i
     return min(candidates, key=lambda candidate: _cycles(candidate[0], candidate[1], rate, extents, processors))
 
 
-def _cycles(tile: _Block, slices: int, rate: int, extents: Extents, processors: int) -> float:
+def _cycles(tile: _AnyTile, slices: int, rate: int, extents: Extents, processors: int) -> float:
     blocks = extents.batch * _whole(extents.rows, tile.rows) * _whole(extents.columns, tile.columns) * slices
     rounds = _whole(_whole(extents.depth, slices), tile.depth)
     work = tile.rows * tile.columns * tile.depth * rounds / (rate * tile.efficiency)

@@ -76,10 +76,13 @@ class UseWinograd(ModuleMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        workload = workload_of(call) if operator_of(call) == CONV2D else None
-        kernel = None if workload is None else array_of(call.args[1])
-        choice = None if workload is None else choose_winograd(workload, self.traits, self.threads)
-        if kernel is None or choice is None:
+        if operator_of(call) != CONV2D:
+            return call
+        workload, kernel = workload_of(call), array_of(call.args[1])
+        if workload is None or kernel is None:
+            return call
+        choice = choose_winograd(workload, self.traits, self.threads)
+        if choice is None:
             return call
         padding = [int(value) for value in call.attrs.padding]
         return self.builder_.call_te(
