@@ -79,15 +79,17 @@ def _limited(
     index: relax.Expr, lengths: int | list[int], builder: relax.BlockBuilder, *, lowest: int = 0
 ) -> relax.Expr:
     """The index, or the coordinates along its last axis, between ``lowest`` and the lengths less one."""
-    dtype = str(index.ty.dtype.dtype)
-    above = builder.emit(relax.op.maximum(index, constant(np.array(lowest, dtype))))
-    return builder.emit(relax.op.minimum(above, constant(np.asarray(lengths, dtype) - np.asarray(1, dtype))))
+    return _between(index, np.array(lowest), np.asarray(lengths) - 1, builder)
 
 
 def _of_images(regions: relax.Expr, images: int, builder: relax.BlockBuilder) -> relax.Expr:
     """Regions (number of the image, four coordinates), whose images there are; other columns stay as they are."""
-    dtype = str(regions.ty.dtype.dtype)
-    lowest, highest = np.full(5, -np.inf, dtype), np.full(5, np.inf, dtype)
+    lowest, highest = np.full(5, -np.inf), np.full(5, np.inf)
     lowest[0], highest[0] = 0, images - 1
-    above = builder.emit(relax.op.maximum(regions, constant(lowest)))
-    return builder.emit(relax.op.minimum(above, constant(highest)))
+    return _between(regions, lowest, highest, builder)
+
+
+def _between(tensor: relax.Expr, lowest: np.ndarray, highest: np.ndarray, builder: relax.BlockBuilder) -> relax.Expr:
+    dtype = str(tensor.ty.dtype.dtype)
+    above = builder.emit(relax.op.maximum(tensor, constant(lowest.astype(dtype))))
+    return builder.emit(relax.op.minimum(above, constant(highest.astype(dtype))))

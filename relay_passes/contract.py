@@ -1,13 +1,27 @@
-"""The form that every module has between the passes, and small readers of that form."""
+"""The form that every module has between the passes, its errors, and small readers of that form.
+
+The room may not know the others, so its errors have bases of their own. They are registered, so that they keep their
+class when they pass through TVM's pass manager; for the same reason a message is all they carry.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import tvm
 from tvm import relax
+from tvm_ffi import register_error
 
-from tvm_split.relay_passes.errors import ContractError
+
+@register_error
+class ContractError(Exception):
+    """A module does not have the form that a pass requires, or a pass did not ensure what it promises."""
+
+
+@register_error
+class SelfWaitError(ValueError):
+    """A stage would have to wait for its own result; the front door says it in the user's words."""
 
 
 def main_function(module: tvm.IRModule) -> relax.Function:
@@ -28,6 +42,11 @@ def bindings_of(function: relax.Function) -> Iterator[relax.VarBinding]:
             yield binding
 
 
+def names_of(function: relax.Function) -> list[str]:
+    """The names of a function's parameters and of what it binds."""
+    return [variable.name for variable in (*function.params, *(binding.var for binding in bindings_of(function)))]
+
+
 def operations_of(function: relax.Function) -> list[relax.VarBinding]:
     """All bindings but that of the returned tuple."""
     return [binding for binding in bindings_of(function) if not binding.var.same_as(function.body.body)]
@@ -40,11 +59,9 @@ def require_whole_graph(module: tvm.IRModule) -> None:
     parameters among them). Raises `ContractError` that names the first variable which does not fit.
     """
     function = main_function(module)
-    names: set[str] = set()
-    for variable in [*function.params, *(binding.var for binding in bindings_of(function))]:
-        if variable.name in names:
-            raise ContractError(f"two variables are named {variable.name!r}")
-        names.add(variable.name)
+    for name, count in Counter(names_of(function)).items():
+        if count > 1:
+            raise ContractError(f"two variables are named {name!r}")
     returned_fields(function)
 
 

@@ -18,10 +18,9 @@ import tvm_ffi
 from tvm import relax
 from tvm.tirx import IndexMap
 
-from tvm_split.relay_passes.contract import bindings_of, operations_of, returned_fields
+from tvm_split.relay_passes.contract import bindings_of, names_of, operations_of, returned_fields
 from tvm_split.relay_passes.partition import Computation
-from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.substitute import emit_operations, substitute
+from tvm_split.relay_passes.rewrite import emit_operations, operator_name, substitute
 
 LAYOUT_TRANSFORM = "relax.layout_transform"
 
@@ -73,13 +72,13 @@ def count_changes(function: relax.Function) -> int:
 def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Computation:
     """The stage with those of its received and sent tensors in ``layouts``, by name; the others as they are."""
     function = computation.function
-    taken = {each.name for each in (*function.params, *(binding.var for binding in bindings_of(function)))}
+    taken = set(names_of(function))
     origins = dict(computation.origins)
     builder = relax.BlockBuilder()
 
     def changed(value: relax.Expr, index_map: IndexMap, tensor: str, form: str) -> relax.Var:
         # Passes go by names: another variable's may not be taken.
-        names = itertools.chain([f"{tensor}_{form}"], (f"{tensor}_{number}_{form}" for number in itertools.count(1)))
+        names = (f"{tensor}_{number}_{form}" if number else f"{tensor}_{form}" for number in itertools.count())
         free = next(name for name in names if name not in taken)
         taken.add(free)
         origins[free] = tensor

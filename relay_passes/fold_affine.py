@@ -12,6 +12,7 @@ convolution's bias as an addition of its own, between the two.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -100,7 +101,7 @@ def _is_foldable(call: relax.Call, operator: str) -> bool:
 
 
 def _affine_step(
-    value: relax.Expr, ends: dict[str, _Chain], uses: dict[str, int]
+    value: relax.Expr, ends: dict[str, _Chain], uses: Counter[str]
 ) -> tuple[_Chain, np.ndarray, np.ndarray] | None:
     """The chain that a call continues, and the scale and shift it applies to it."""
     operator = operator_name(value)
@@ -156,12 +157,6 @@ def _shifted(name: str, product: relax.Var, chain: _Chain, builder: relax.BlockB
     return builder.emit(relax.op.add(product, constant(shift)), name_hint=name)
 
 
-def _use_counts(function: relax.Function) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for binding in bindings_of(function):
-        for used in used_variables(binding.value):
-            counts[used.name] = counts.get(used.name, 0) + 1
-    for returned in returned_fields(function):
-        if isinstance(returned, relax.Var):
-            counts[returned.name] = counts.get(returned.name, 0) + 1
-    return counts
+def _use_counts(function: relax.Function) -> Counter[str]:
+    values = [*(binding.value for binding in bindings_of(function)), *returned_fields(function)]
+    return Counter(used.name for value in values for used in used_variables(value))

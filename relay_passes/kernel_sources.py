@@ -11,11 +11,12 @@ the same values.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.contract import bindings_of, main_function
+from tvm_split.relay_passes.contract import bindings_of, main_function, used_variables
 from tvm_split.relay_passes.rewrite import is_tensor_constant
 
 Key = tuple[object, ...]
@@ -28,63 +29,54 @@ def kernel_sources(lowered: tvm.IRModule, fused: tvm.IRModule) -> dict[str, tupl
     """
     originals: dict[Key, list[str]] = {}
     roots: dict[str, str] = {}
+    # A lowering may bind its result once more under the operator's own name: both are this kernel's.
+    other_names: dict[str, list[str]] = {}
     for binding in bindings_of(main_function(lowered)):
         name, value = binding.var.name, binding.value
         if isinstance(value, relax.Var):
             roots[name] = roots.get(value.name, value.name)
+            other_names.setdefault(roots[name], []).append(name)
             continue
-        own = {used: roots.get(used, used) for used in _variables(value)}
+        own = {used.name: roots.get(used.name, used.name) for used in used_variables(value)}
         originals.setdefault(_key(value, own), []).append(name)
-    # A lowering may bind its result once more under the operator's own name: both are this kernel's.
-    other_names: dict[str, list[str]] = {}
-    for name, root in roots.items():
-        other_names.setdefault(root, []).append(name)
-    found = _Walk(originals, fused).sources()
+    main = main_function(fused)
+    found = _sources(main, {each.name: each.name for each in main.params}, fused, originals)
     return {
         name: tuple(each for source in sources for each in (source, *other_names.get(source, ())))
         for name, sources in found.items()
     }
 
 
-class _Walk:
-    """Finds for each operation of the fused module the original that does the same; each original is taken once."""
+def _sources(
+    function: relax.Function, values: dict[str, str], module: tvm.IRModule, originals: Mapping[Key, list[str]]
+) -> dict[str, tuple[str, ...]]:
+    """For each operation of a function of the fused module the originals that do the same; each is taken once.
 
-    def __init__(self, originals: dict[Key, list[str]], module: tvm.IRModule) -> None:
-        self._originals = originals
-        self._module = module
-
-    def sources(self) -> dict[str, tuple[str, ...]]:
-        function = main_function(self._module)
-        values = {parameter.name: parameter.name for parameter in function.params}
-        found: dict[str, tuple[str, ...]] = {}
-        for binding in bindings_of(function):
-            if isinstance(binding.value, relax.Var):
-                values[binding.var.name] = values.get(binding.value.name, binding.value.name)
-                continue
-            taken = self._taken(binding.value, values)
-            found[binding.var.name] = taken
-            if taken:
-                values[binding.var.name] = taken[-1]
-        return found
-
-    def _taken(self, value: relax.Expr, values: Mapping[str, str]) -> tuple[str, ...]:
-        if not (isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar)):
-            waiting = self._originals.get(_key(value, values), [])
+    ``values`` are the identities of the function's parameters.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for binding in bindings_of(function):
+        name, value = binding.var.name, binding.value
+        if isinstance(value, relax.Var):
+            if value.name in values:
+                values[name] = values[value.name]
+            continue
+        if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.GlobalVar):
+            group = module[value.op]
+            identities = (_identity(argument, values) for argument in value.args)
+            inside = {
+                parameter.name: identity
+                for parameter, identity in zip(group.params, identities, strict=True)
+                if identity is not None
+            }
+            found[name] = tuple(chain.from_iterable(_sources(group, inside, module, originals).values()))
+        else:
             # Equal operations on equal values may stand there twice; they are met in the same order.
-            return (waiting.pop(0),) if waiting else ()
-        group = self._module[value.op]
-        inside = {
-            parameter.name: identity
-            for parameter, argument in zip(group.params, value.args, strict=True)
-            if (identity := _identity(argument, values)) is not None
-        }
-        taken: list[str] = []
-        for binding in bindings_of(group):
-            names = self._taken(binding.value, inside)
-            taken += names
-            if names:
-                inside[binding.var.name] = names[-1]
-        return tuple(taken)
+            waiting = originals.get(_key(value, values), [])
+            found[name] = (waiting.pop(0),) if waiting else ()
+        if found[name]:
+            values[name] = found[name][-1]
+    return found
 
 
 def _key(value: relax.Expr, values: Mapping[str, str]) -> Key:
@@ -105,11 +97,3 @@ def _identity(expression: relax.Expr, values: Mapping[str, str]) -> str | None:
     if isinstance(expression, relax.TupleGetItem):
         return f"{_identity(expression.tuple_value, values)}[{expression.index}]"
     return str(expression)
-
-
-def _variables(expression: relax.Expr) -> list[str]:
-    found: list[str] = []
-    relax.analysis.post_order_visit(
-        expression, lambda node: found.append(node.name) if isinstance(node, relax.Var) else None
-    )
-    return found

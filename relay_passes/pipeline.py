@@ -20,8 +20,7 @@ from tvm import relax
 from tvm_split.relay_passes.bound_indices import BoundIndices
 from tvm_split.relay_passes.fold_affine import FoldAffine
 from tvm_split.relay_passes.fold_small import FoldSmall
-from tvm_split.relay_passes.partition import Computation, partition
-from tvm_split.relay_passes.placement import Placement
+from tvm_split.relay_passes.partition import Computation, Placement, partition
 from tvm_split.relay_passes.remove_identities import RemoveIdentities
 from tvm_split.relay_passes.unique_names import UniqueNames
 from tvm_split.relay_passes.verify_partition import verify_partition

@@ -6,7 +6,7 @@ takes what it receives, without the work (and the weights) of all that lies betw
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tvm import relax
@@ -75,14 +75,8 @@ class _Graph:
 
     def before(self, names: Iterable[str]) -> set[str]:
         """What leads to these values, from the nearest convolutions."""
-        found: set[str] = set()
-        waiting = list(names)
-        while waiting:
-            name = waiting.pop()
-            if name in self.values and name not in found:
-                found.add(name)
-                waiting += self.operands_before(name)
-        return found
+        made = [name for name in names if name in self.values]
+        return {*made} | _reached(made, lambda name: self.values.keys() & {*self.operands_before(name)})
 
     def operands_before(self, name: str) -> tuple[str, ...]:
         """What a value is made of, but for the data of a convolution."""
@@ -95,15 +89,14 @@ class _Graph:
         for name, operands in self.operands.items():
             for operand in operands:
                 users.setdefault(operand, []).append(name)
-        found: set[str] = set()
-        waiting = list(names)
-        while waiting:
-            for user in users.get(waiting.pop(), ()):
-                if user not in found:
-                    found.add(user)
-                    if not _is_convolution(self.values[user]) and (self._is_image(user) or not self.is_tensor(user)):
-                        waiting.append(user)
-        return found
+
+        def onwards(name: str) -> Iterable[str]:
+            ends = name in self.values and (
+                _is_convolution(self.values[name]) or (self.is_tensor(name) and not self._is_image(name))
+            )
+            return () if ends else users.get(name, ())
+
+        return _reached(names, onwards)
 
     def constants_of(self, names: Iterable[str]) -> set[str]:
         """Operands, and theirs, that are computed from constants alone, or are no tensors."""
@@ -111,18 +104,26 @@ class _Graph:
         for name, operands in self.operands.items():
             if all(operand in constant for operand in operands):
                 constant.add(name)
-        found: set[str] = set()
-        waiting = list(names)
-        while waiting:
-            for operand in self.operands[waiting.pop()]:
-                known = operand in found or operand not in self.values
-                if not known and (operand in constant or not self.is_tensor(operand)):
-                    found.add(operand)
-                    waiting.append(operand)
-        return found
+
+        def inside(name: str) -> Iterable[str]:
+            made = (operand for operand in self.operands[name] if operand in self.values)
+            return (operand for operand in made if operand in constant or not self.is_tensor(operand))
+
+        return _reached(names, inside)
 
     def _is_image(self, name: str) -> bool:
         return self.is_tensor(name) and self.variables[name].ty.ndim == IMAGE_DIMENSIONS
+
+
+def _reached(names: Iterable[str], step: Callable[[str], Iterable[str]]) -> set[str]:
+    """All that one or more steps lead to from these names."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        new = set(step(waiting.pop())) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def _names_in(*expressions: relax.Expr) -> tuple[str, ...]:

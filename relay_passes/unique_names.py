@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_split.relay_passes.contract import bindings_of, main_function
+from tvm_split.relay_passes.contract import main_function, names_of
 
 
 @tvm.transform.module_pass(opt_level=0, name="UniqueNames")
@@ -23,7 +23,7 @@ class UniqueNames:
 
     def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
         function = main_function(module)
-        names = [variable.name for variable in (*function.params, *(b.var for b in bindings_of(function)))]
+        names = names_of(function)
         if len(set(names)) == len(names):
             return module
         updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)

@@ -11,11 +11,17 @@ Knows nothing of how a network is split, nor of where it runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import tvm
+from tvm.target import Target
+
+from tvm_split.schedules import cpu, gpu
 from tvm_split.schedules.apply import SCHEDULE_ATTRIBUTE, TUNED, TunedKernels, apply, chosen_rules
-from tvm_split.schedules.layouts import layout_passes
-from tvm_split.schedules.legalize import legalizations
+from tvm_split.schedules.expressions import Legalization
 from tvm_split.schedules.module_mutator import origins_of
 from tvm_split.schedules.template import CHOICES_ATTRIBUTE
+from tvm_split.schedules.traits import is_cpu
 
 __all__ = [
     "CHOICES_ATTRIBUTE",
@@ -28,3 +34,13 @@ __all__ = [
     "legalizations",
     "origins_of",
 ]
+
+
+def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule], ...]:
+    """See `schedules.cpu.layout_passes`; none for other targets."""
+    return cpu.layout_passes(target) if is_cpu(target) else ()
+
+
+def legalizations(target: Target) -> dict[str, Legalization]:
+    """Own lowerings by operator name; operators that are not named keep TVM's."""
+    return cpu.legalizations(target) if is_cpu(target) else gpu.legalizations(target)

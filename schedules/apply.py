@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import tvm
@@ -13,9 +12,9 @@ from tvm.target import Target
 from tvm_ffi.structural import StructuralKey
 
 from tvm_split.schedules import cpu, gpu
-from tvm_split.schedules.blocks import has_static_shapes, without_symbol
+from tvm_split.schedules.blocks import has_static_shapes, last_line, without_symbol
 from tvm_split.schedules.template import CHOICES_ATTRIBUTE
-from tvm_split.schedules.traits import is_cpu, traits_of
+from tvm_split.schedules.traits import is_cpu
 
 SCHEDULE_ATTRIBUTE = "tvm_split.schedule"
 """PrimFunc attribute: the name of the rule that scheduled it; `chosen_rules` lists them."""
@@ -42,17 +41,17 @@ def apply(module: tvm.IRModule, target: Target, database: TunedKernels | None = 
     A kernel that ``database`` has measured to be faster with other choices is taken from there, and its rule is marked
     with `TUNED`.
 
-    Requires the module after FuseTIR. A rule that fails on a function falls to the next one and is logged; a function
-    that is scheduled already (``tirx.is_scheduled``) stays. The input module is not changed.
+    Requires the module after FuseTIR. Where a rule fails on a function, the next one is taken, with a warning in the
+    log; a function that is scheduled already (``tirx.is_scheduled``) stays. The input module is not changed.
     """
-    rules = _rules(target)
+    rules = (cpu if is_cpu(target) else gpu).rules(target)
     done: dict[StructuralKey, tirx.PrimFunc] = {}
     functions = {}
     for variable, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc) and not function.attrs.get(IS_SCHEDULED, 0):
             workload = StructuralKey(without_symbol(function))
             if workload not in done:
-                default = _schedule(workload.key, rules)
+                default = _schedule(workload.key, rules, variable.name_hint)
                 done[workload] = default if database is None else _tuned(workload.key, default, target, database)
             functions[variable] = _keep_symbol(done[workload], function)
         else:
@@ -69,22 +68,15 @@ def chosen_rules(module: tvm.IRModule) -> dict[str, str]:
     }
 
 
-def _rules(target: Target) -> tuple[NamedRule, ...]:
-    if is_cpu(target):
-        traits = traits_of(target)
-        return tuple((name, lambda function, rule=rule: rule(function, traits)) for name, rule in cpu.RULES)
-    return tuple((name, partial(gpu.apply_rule, rule, target=target)) for name, rule in gpu.RULES)
-
-
-def _schedule(function: tirx.PrimFunc, rules: tuple[NamedRule, ...]) -> tirx.PrimFunc:
+def _schedule(function: tirx.PrimFunc, rules: Sequence[NamedRule], kernel: str) -> tirx.PrimFunc:
     for name, rule in rules:
         if not has_static_shapes(function) and name != "fallback":
             continue
         try:
             scheduled = rule(function)
         except Exception as error:
-            # A rule that does not fit a shape is no user's mistake: the next one is slower, and right.
-            logger.debug("schedule rule %s failed: %s", name, error)
+            # No user's mistake: the next rule is slower, and right. But nobody should find out from the clock.
+            logger.warning("%s gets a slower kernel, since the rule %s failed: %s", kernel, name, last_line(error))
             continue
         if scheduled is not None:
             return scheduled.with_attr(SCHEDULE_ATTRIBUTE, name).with_attr(IS_SCHEDULED, True)

@@ -114,6 +114,11 @@ def without_symbol(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return function.without_attr("global_symbol") if "global_symbol" in function.attrs else function
 
 
+def last_line(error: object) -> str:
+    """What an error of TVM, whose message begins with its trace, says in the end."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
 def new_schedule(function: tirx.PrimFunc) -> s_tir.Schedule:
     # A fixed seed, so that nothing depends on the clock; checks of the state would cost half the scheduling time.
     return s_tir.Schedule(tvm.IRModule({"main": function}), seed=1, debug_mask="none", error_render_level="none")

@@ -1,17 +1,12 @@
-"""What the Relax rewrites before lowering share: a mutator over a module's functions, and reading convolutions."""
+"""What the Relax rewrites before lowering share: a mutator over a module's functions, and names for what they add."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator
-
-CONV1D, CONV2D = "relax.nn.conv1d", "relax.nn.conv2d"
-PLAIN_LAYOUTS = {CONV1D: ("NCW", "OIW", "NCW"), CONV2D: ("NCHW", "OIHW", "NCHW")}
-
 
 ORIGINS_ATTRIBUTE = "tvm_split.origins"
 """Attribute of a Relax function: for variables that the passes of this room have added, the one each stands for."""
@@ -58,27 +53,3 @@ class ModuleMutator(PyExprMutator):  # type: ignore[misc]
         self._taken.add(variable.name)
         self._origins[variable.name] = self._origins.get(origin, origin)
         return variable
-
-
-def operator_of(expression: Any) -> str:
-    """The name of the operator that an expression calls (``relax.add``), or an empty string."""
-    if isinstance(expression, relax.Call) and isinstance(expression.op, tvm.ir.Op):
-        return str(expression.op.name)
-    return ""
-
-
-def is_plain(call: relax.Call) -> bool:
-    """Whether a convolution's data, weight and result are in the layouts that frontends make."""
-    layouts = tuple(str(getattr(call.attrs, name)) for name in ("data_layout", "kernel_layout", "out_layout"))
-    return layouts == PLAIN_LAYOUTS.get(operator_of(call))
-
-
-def window_of(call: relax.Call) -> dict[str, Any]:
-    """A convolution's strides, padding, dilation and dtype as keywords for making another."""
-    attributes = call.attrs
-    return {
-        "strides": [int(value) for value in attributes.strides],
-        "padding": [int(value) for value in attributes.padding],
-        "dilation": [int(value) for value in attributes.dilation],
-        "out_dtype": attributes.out_dtype,
-    }

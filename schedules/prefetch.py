@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import partial
 from typing import Any
 
 from tvm import s_tir, tirx
@@ -127,8 +126,19 @@ def _next_region(beyond: Sequence[tirx.For]) -> dict[int, Any]:
 
 
 def _weight_load(body: Any, parameters: list[Any]) -> tuple[Any, list[Any]] | None:
-    """The parameter that is read one vector at a time, and its indices in terms of loop variables."""
-    return next((found for found in map(partial(_vector_read, parameters), _blocks_in(body, None)) if found), None)
+    """The parameter that a reduction reads one vector at a time, and its indices in terms of loop variables."""
+    for realize, vectorized in _blocks_in(body, None):
+        iterators = realize.block.iter_vars
+        bound = {hash(each.var): value for each, value in zip(iterators, realize.iter_values, strict=True)}
+        if all(each.iter_type != tirx.IterVar.CommReduce for each in iterators):
+            continue
+        for read in realize.block.reads:
+            last = read.region[-1].min
+            lane = bound.get(hash(last)) if isinstance(last, tirx.Var) else None
+            of_a_parameter = any(read.source.same_as(parameter) for parameter in parameters)
+            if of_a_parameter and isinstance(lane, tirx.Var) and lane.same_as(vectorized):
+                return read.source, [_replaced(each.min, bound) for each in read.region]
+    return None
 
 
 def _blocks_in(node: Any, vectorized: Any) -> Iterator[tuple[Any, Any]]:
@@ -140,24 +150,6 @@ def _blocks_in(node: Any, vectorized: Any) -> Iterator[tuple[Any, Any]]:
             yield from _blocks_in(part, vectorized)
     elif isinstance(node, SBlockRealize):
         yield node, vectorized
-
-
-def _vector_read(parameters: list[Any], found: tuple[Any, Any]) -> tuple[Any, list[Any]] | None:
-    realize, vectorized = found
-    bound = {
-        hash(iterator.var): value for iterator, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
-    }
-    reduces = any(iterator.iter_type == tirx.IterVar.CommReduce for iterator in realize.block.iter_vars)
-    for read in realize.block.reads if reduces else ():
-        last = read.region[-1].min
-        of_a_parameter = any(read.source.same_as(parameter) for parameter in parameters)
-        if of_a_parameter and isinstance(last, tirx.Var) and _is(bound.get(hash(last)), vectorized):
-            return read.source, [_replaced(each.min, bound) for each in read.region]
-    return None
-
-
-def _is(expression: Any, variable: tirx.Var) -> bool:
-    return isinstance(expression, tirx.Var) and bool(expression.same_as(variable))
 
 
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {

@@ -77,14 +77,15 @@ class Template:
 
 def schedule_by(template: Template, function: tirx.PrimFunc, traits: Traits, choices: Choices) -> s_tir.Schedule:
     """The template's schedule of a function, with the choices as an annotation in its trace."""
-    schedule = template.schedule(function, traits, choices)
-    schedule.annotate(schedule.get_sblock("root"), CHOICES_ATTRIBUTE, text_of(choices))
-    return schedule
+    return _annotated(template.schedule(function, traits, choices), choices)
 
 
 def choices_only(function: tirx.PrimFunc, choices: Choices) -> s_tir.Schedule:
     """Nothing but the annotation: how choices that cannot be scheduled are remembered."""
-    schedule = new_schedule(function)
+    return _annotated(new_schedule(function), choices)
+
+
+def _annotated(schedule: s_tir.Schedule, choices: Choices) -> s_tir.Schedule:
     schedule.annotate(schedule.get_sblock("root"), CHOICES_ATTRIBUTE, text_of(choices))
     return schedule
 

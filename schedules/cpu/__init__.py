@@ -1,29 +1,36 @@
-"""Schedules for CPUs, in the order they are tried: the special before the general."""
+"""CPUs: layouts before lowering, the lowerings, and the schedules in the order they are tried, the special first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+import tvm
 from tvm import tirx
+from tvm.target import Target
 
-from tvm_split.schedules.cpu.columns import schedule_columns
-from tvm_split.schedules.cpu.conv2d import CONV2D
-from tvm_split.schedules.cpu.depthwise_conv2d import DEPTHWISE_CONV2D
+from tvm_split.schedules.cpu.blocked_channels import carry_blocked_channels
+from tvm_split.schedules.cpu.convolution import CONV2D, DEPTHWISE_CONV2D, legalize_conv2d
+from tvm_split.schedules.cpu.elementary import ELEMENTARY, legalize_elementary
 from tvm_split.schedules.cpu.elementwise import schedule_elementwise
 from tvm_split.schedules.cpu.fallback import schedule_fallback
-from tvm_split.schedules.cpu.matmul import MATMUL
-from tvm_split.schedules.cpu.pooling import schedule_pooling
-from tvm_split.schedules.cpu.reduction import schedule_reduction
-from tvm_split.schedules.cpu.winograd import schedule_winograd
+from tvm_split.schedules.cpu.matmul import MATMUL, PackMatmul, legalize_matmul
+from tvm_split.schedules.cpu.narrow_groups import WidenGroups
+from tvm_split.schedules.cpu.normalization import legalize_groups, legalize_rows
+from tvm_split.schedules.cpu.one_dimensional import raise_to_two_dimensions
+from tvm_split.schedules.cpu.reduction import schedule_pooling, schedule_reduction
+from tvm_split.schedules.cpu.softmax import legalize_softmax, schedule_columns
+from tvm_split.schedules.cpu.winograd.layout import UseWinograd
+from tvm_split.schedules.cpu.winograd.schedule import schedule_winograd
+from tvm_split.schedules.expressions import Legalization
+from tvm_split.schedules.extremes import legalize_bounds, legalize_extreme
 from tvm_split.schedules.template import Template, default_rule
-from tvm_split.schedules.traits import Traits
-
-Rule = Callable[[tirx.PrimFunc, Traits], tirx.PrimFunc | None]
+from tvm_split.schedules.traits import threads_of, traits_of
 
 TEMPLATES: tuple[Template, ...] = (CONV2D, DEPTHWISE_CONV2D, MATMUL)
 """Rules whose schedules have choices; tuning looks here for what it can tune."""
 
-RULES: tuple[tuple[str, Rule], ...] = (
+RULES: tuple[tuple[str, Callable[..., tirx.PrimFunc | None]], ...] = (
     *((template.name, default_rule(template)) for template in TEMPLATES),
     ("winograd", schedule_winograd),
     ("columns", schedule_columns),
@@ -32,3 +39,42 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("reduction", schedule_reduction),
     ("fallback", schedule_fallback),
 )
+
+
+def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule], ...]:
+    """From plain to blocked layouts, in order; weights must be constants.
+
+    Run FoldConstant afterwards, before and after LegalizeOps: it computes the layout changes of weights.
+    """
+    traits, threads = traits_of(target), threads_of(target)
+    return (
+        raise_to_two_dimensions,
+        lambda module: WidenGroups(module, traits).transform(),
+        partial(carry_blocked_channels, traits=traits),
+        lambda module: UseWinograd(module, traits, threads).transform(),
+        lambda module: PackMatmul(module, traits).transform(),
+    )
+
+
+def legalizations(target: Target) -> dict[str, Legalization]:
+    """Own lowerings by operator name; operators that are not named keep TVM's."""
+    of_traits = {
+        "relax.nn.conv2d": legalize_conv2d,
+        "relax.matmul": legalize_matmul,
+        "relax.nn.softmax": legalize_softmax,
+        "relax.nn.log_softmax": legalize_softmax,
+        "relax.nn.layer_norm": legalize_rows,
+        "relax.nn.rms_norm": legalize_rows,
+        "relax.nn.group_norm": legalize_groups,
+        "relax.nn.instance_norm": legalize_groups,
+    }
+    return {
+        **dict.fromkeys(("relax.clip", "relax.nn.relu", "relax.nn.relu6"), legalize_bounds),
+        **dict.fromkeys(("relax.max", "relax.min"), legalize_extreme),
+        **dict.fromkeys(ELEMENTARY, legalize_elementary),
+        **{name: partial(legalize, traits=traits_of(target)) for name, legalize in of_traits.items()},
+    }
+
+
+def rules(target: Target) -> list[tuple[str, Callable[[tirx.PrimFunc], tirx.PrimFunc | None]]]:
+    return [(name, partial(rule, traits=traits_of(target))) for name, rule in RULES]

@@ -13,7 +13,7 @@ from math import prod
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvm_split.schedules.blocks import Parts, inline_tail
+from tvm_split.schedules.blocks import Block, Parts, inline_tail
 from tvm_split.schedules.cpu.elementwise import schedule_spatial_block
 from tvm_split.schedules.cpu.register_tile import RegisterTile, divisors
 from tvm_split.schedules.prefetch import Region, mark_for_prefetch
@@ -66,29 +66,17 @@ def schedule_contraction(
     last, *after = inline_tail(schedule, parts.anchor, parts.tail)
     for block in after:
         schedule_spatial_block(schedule, block, traits)
-    anchor = parts.anchor.handle
     compute = _in_one_pass if tiling.chunk is None else _in_chunks
-    lanes = parts.anchor.extents[roles.lanes]
-    vectors = prod(parts.anchor.extents[position] for position in roles.reduction)
-    compute(schedule, anchor, last.handle, roles, tiling, lanes, vectors)
+    compute(schedule, parts.anchor, last.handle, roles, tiling)
     if tiling.prepare_inside:
-        outermost = schedule.get_loops(anchor)[0]
+        outermost = schedule.get_loops(parts.anchor.handle)[0]
         for block in reversed(parts.preparation):
             schedule.compute_at(block.handle, outermost, preserve_unit_loops=True, index=0)
             schedule.vectorize(schedule.get_loops(block.handle)[-1])
 
 
-@dataclass(frozen=True)
-class _Tiled:
-    """The anchor's loops after tiling."""
-
-    parallel: list[LoopRV]
-    inner: list[LoopRV]
-    tile: list[LoopRV]
-    reduction: list[LoopRV]
-
-
-def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: Tiling) -> _Tiled:
+def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: Tiling) -> tuple[list[LoopRV], ...]:
+    """The anchor's loops after tiling: those in the parallel one, those in a thread, the tile's, the reduction's."""
     loops = schedule.get_loops(anchor)
     block_outer, block_inner = schedule.split(loops[roles.blocks], [None, tiling.tile.blocks])
     row_outer, row_inner = schedule.split(loops[roles.rows], [None, tiling.tile.rows])
@@ -106,60 +94,46 @@ def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: 
     reduction = [loops[position] for position in roles.reduction]
     # Blocks inside of rows: a broadcast value is used for all blocks at once and then forgotten. The other way round
     # LLVM keeps one for each row, and 14 x 2 spills.
-    return _Tiled(parallel, inner, [row_inner, block_inner, loops[roles.lanes]], reduction)
+    return parallel, inner, [row_inner, block_inner, loops[roles.lanes]], reduction
 
 
-def _in_one_pass(
-    schedule: s_tir.Schedule,
-    anchor: SBlockRV,
-    last: SBlockRV,
-    roles: LoopRoles,
-    tiling: Tiling,
-    lanes: int,
-    vectors: int,
-) -> None:
+def _in_one_pass(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: LoopRoles, tiling: Tiling) -> None:
     """All of the reduction in registers: ``parallel, inner | reduction | tile``."""
-    loops = _tile(schedule, anchor, roles, tiling)
-    schedule.reorder(*loops.parallel, *loops.inner, *loops.reduction, *loops.tile)
-    outermost = schedule.fuse(*loops.parallel)
+    anchor, lanes, vectors = product.handle, product.extents[roles.lanes], _vectors(product, roles)
+    parallel, inner, tile, reduction = _tile(schedule, anchor, roles, tiling)
+    schedule.reorder(*parallel, *inner, *reduction, *tile)
+    outermost = schedule.fuse(*parallel)
     schedule.parallel(outermost)
-    around = loops.inner[-1] if loops.inner else outermost
+    around = inner[-1] if inner else outermost
     schedule.reverse_compute_at(last, around, preserve_unit_loops=True)
     schedule.set_scope(anchor, 0, "local")
-    reduction = _unroll_step(schedule, loops.reduction, tiling.unroll)
-    reduction = _prefetch(schedule, loops.inner, reduction, tiling, vectors, vectors)
-    unroll_and_vectorize(schedule, loops.tile)
+    reduction = _unroll_step(schedule, reduction, tiling.unroll)
+    reduction = _prefetch(schedule, inner, reduction, tiling, vectors, vectors)
+    unroll_and_vectorize(schedule, tile)
     initial = schedule.decompose_reduction(anchor, reduction[0])
-    depth = 1 + len(loops.inner)
+    depth = 1 + len(inner)
     unroll_and_vectorize(schedule, schedule.get_loops(initial)[depth:])
     unroll_and_vectorize(schedule, schedule.get_loops(last)[depth:], lanes)
 
 
-def _in_chunks(
-    schedule: s_tir.Schedule,
-    anchor: SBlockRV,
-    last: SBlockRV,
-    roles: LoopRoles,
-    tiling: Tiling,
-    lanes: int,
-    vectors: int,
-) -> None:
+def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: LoopRoles, tiling: Tiling) -> None:
     """A chunk of weights stays in the first-level cache for a group of rows:
 
     ``parallel | chunk, inner | (chunk's reduction | tile) + add tile to the sums``, then the tail on the whole group.
     """
+    anchor, lanes, vectors = product.handle, product.extents[roles.lanes], _vectors(product, roles)
     chunk, _ = schedule.split(schedule.get_loops(anchor)[roles.reduction[0]], [None, tiling.chunk])
     partial = schedule.rfactor(chunk, 0)
-    loops = _tile(schedule, anchor, replace(roles, reduction=(roles.reduction[0],)), tiling)
-    chunk = loops.reduction[0]
-    schedule.reorder(*loops.parallel, chunk, *loops.inner, *loops.tile)
-    outermost = schedule.fuse(*loops.parallel)
+    one_step = replace(roles, reduction=(roles.reduction[0],))
+    parallel, inner, sums_tile, (chunk,) = _tile(schedule, anchor, one_step, tiling)
+    schedule.reorder(*parallel, chunk, *inner, *sums_tile)
+    outermost = schedule.fuse(*parallel)
     schedule.parallel(outermost)
-    around = loops.inner[-1]
+    around = inner[-1]
     schedule.reverse_compute_at(last, outermost, preserve_unit_loops=True)
     schedule.compute_at(partial, around, preserve_unit_loops=True)
     schedule.set_scope(partial, 0, "local")
-    own = schedule.get_loops(partial)[2 + len(loops.inner) :]
+    own = schedule.get_loops(partial)[2 + len(inner) :]
     # After rfactor: the chunk's own axis, then the anchor's spatial axes, then what is left of the reduction.
     spatial, reduction = own[: len(own) - len(roles.reduction)], own[len(own) - len(roles.reduction) :]
     tile = [loop for position, loop in enumerate(spatial) if position not in (0, 1 + roles.blocks)]
@@ -168,14 +142,19 @@ def _in_chunks(
     reduction = _unroll_step(schedule, reduction, tiling.unroll)
     in_chunk = vectors // int(schedule.get(chunk).extent)
     # Around the reduction stands the loop over the chunk itself, of which there is one turn.
-    reduction = _prefetch(schedule, [*loops.inner, spatial[0]], reduction, tiling, in_chunk, vectors)
+    reduction = _prefetch(schedule, [*inner, spatial[0]], reduction, tiling, in_chunk, vectors)
     unroll_and_vectorize(schedule, tile)
-    unroll_and_vectorize(schedule, loops.tile)
+    unroll_and_vectorize(schedule, sums_tile)
     initial_partial = schedule.decompose_reduction(partial, reduction[0])
-    unroll_and_vectorize(schedule, schedule.get_loops(initial_partial)[2 + len(loops.inner) :])
+    unroll_and_vectorize(schedule, schedule.get_loops(initial_partial)[2 + len(inner) :])
     initial = schedule.decompose_reduction(anchor, chunk)
     schedule.vectorize(schedule.get_loops(initial)[-1])
     unroll_and_vectorize(schedule, schedule.get_loops(last)[-1:], lanes)
+
+
+def _vectors(anchor: Block, roles: LoopRoles) -> int:
+    """Weight vectors of one block of output channels."""
+    return prod(anchor.extents[position] for position in roles.reduction)
 
 
 def _unroll_step(schedule: s_tir.Schedule, reduction: list[LoopRV], unroll: int) -> list[LoopRV]:

@@ -6,6 +6,7 @@ Threads share the outer loops, vectors take the innermost one.
 from __future__ import annotations
 
 from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV
 
 from tvm_split.schedules.blocks import Block, inline_into_outputs, new_schedule
 from tvm_split.schedules.traits import Traits
@@ -28,21 +29,22 @@ def schedule_elementwise(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFu
 def schedule_spatial_block(schedule: s_tir.Schedule, block: Block, traits: Traits) -> None:
     """Parallel over the outer loops, vectors over the innermost."""
     loops = schedule.get_loops(block.handle)
-    if not loops:
-        return
-    innermost = block.extents[-1]
-    lane = None
-    outer = loops[:-1]
-    width = vector_width(innermost, traits)
-    if width is not None:
-        outer_lane, lane = schedule.split(loops[-1], [None, width])
-        outer = [*outer, outer_lane]
-    elif len(loops) == 1:
-        outer = []
+    outer, lane = split_vector(schedule, loops, traits)
+    if lane is None:
+        outer = loops[:-1]
     if outer and block.iterations >= SMALLEST_PARALLEL:
         schedule.parallel(schedule.fuse(*outer))
     if lane is not None:
         schedule.vectorize(lane)
+
+
+def split_vector(schedule: s_tir.Schedule, loops: list[LoopRV], traits: Traits) -> tuple[list[LoopRV], LoopRV | None]:
+    """The loops without the innermost one's vector, and this one's loop; None where vectors do not divide it."""
+    width = vector_width(int(schedule.get(loops[-1]).extent), traits) if loops else None
+    if width is None:
+        return loops, None
+    outer, lane = schedule.split(loops[-1], [None, width])
+    return [*loops[:-1], outer], lane
 
 
 def vector_width(extent: int, traits: Traits) -> int | None:

@@ -1,13 +1,37 @@
-"""Matrix multiplication with the right operand packed in column blocks (``[N / lanes, K, lanes]``)."""
+"""relax.matmul with the right operand in column blocks (``[N / lanes, K, lanes]``): layout, lowering and template."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, te, tirx
+from tvm.relax import BlockBuilder
+from tvm.relax.expr_functor import mutator
+
+from tvm_split.schedules.blocks import ANCHOR
 from tvm_split.schedules.cpu.contraction import LoopRoles, Tiling
-from tvm_split.schedules.cpu.register_tile import dividing_tile, divisors
+from tvm_split.schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
 from tvm_split.schedules.cpu.tiling_space import contraction_template
+from tvm_split.schedules.cpu.views import view_of
+from tvm_split.schedules.expressions import (
+    FUSABLE,
+    accumulator_dtype,
+    array_of,
+    broadcast_index,
+    constant,
+    default_legalization,
+    operator_of,
+    static_shape,
+)
+from tvm_split.schedules.module_mutator import ModuleMutator
 from tvm_split.schedules.traits import Traits
 
 FAMILY = "matmul_packed"
+VIEWS = ("relax.permute_dims", "relax.broadcast_to", "relax.reshape")
 # Measured on 128 rows: chunks gain 4 % at a depth of 3072 and lose 2 % at 768, where the sums go to memory in vain.
 DEPTH_IN_ONE_PASS = 1024
 DEPTH_OF_CHUNK = 256
@@ -15,29 +39,156 @@ SMALLEST_CHUNK = 64
 SMALLEST_REUSE = 4
 
 
-def roles_of(extents: tuple[int, ...]) -> LoopRoles:
+@mutator
+class PackMatmul(ModuleMutator):
+    """Matrix products read views in place, and constants as [N / lanes, K, lanes]."""
+
+    def __init__(self, module: tvm.IRModule, traits: Traits) -> None:
+        super().__init__(module)
+        self.traits = traits
+        self._packed: dict[tuple[Any, ...], relax.Expr] = {}
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if operator_of(call) != "relax.matmul":
+            return call
+        left, right = call.args
+        left_shape, right_shape = static_shape(left), static_shape(right)
+        if left_shape is None or right_shape is None or len(left_shape) < 2 or 0 in (*left_shape, *right_shape):
+            return call
+        matrix = self._constant(right)
+        # A matrix that the importer broadcast over the batch is still one matrix: numpy gives it strides of zero.
+        while matrix is not None and matrix.ndim > 2 and (matrix.shape[0] == 1 or matrix.strides[0] == 0):
+            matrix = matrix[0]
+        # Rows of the left operand are read one element of a run after the other, for many columns at once.
+        left_view = view_of(left, self.lookup_binding, smallest_run=self.traits.lanes)
+        dtype = str(call.ty.dtype)
+        if matrix is not None and matrix.ndim == 2 and len(right_shape) <= len(left_shape):
+            return self._product(
+                lambda a, b: matmul_packed(left_view.tensor(a), b, right_shape[-1], dtype, self.traits),
+                left_view.source,
+                self._pack(matrix),
+            )
+        if len(right_shape) < 2 or matrix is not None:
+            return call
+        right_view = view_of(right, self.lookup_binding)
+        if left_view.is_copy and right_view.is_copy:
+            return call
+        return self._product(
+            lambda a, b: matmul_with_packing(left_view.tensor(a), right_view.tensor(b), dtype, self.traits),
+            left_view.source,
+            right_view.source,
+        )
+
+    def _product(self, compute: Callable[..., te.Tensor], left: relax.Expr, right: relax.Expr) -> relax.Expr:
+        return self.builder_.call_te(compute, left, right, primfunc_name_hint="matmul", primfunc_attrs=FUSABLE)
+
+    def _constant(self, expression: relax.Expr) -> Any:
+        """The numpy array an expression stands for: a constant, or a view of one; None otherwise."""
+        if isinstance(expression, relax.Var):
+            bound = self.lookup_binding(expression)
+            return None if bound is None else self._constant(bound)
+        if isinstance(expression, tvm.ir.GenericConst):
+            return array_of(expression)
+        name, shape = operator_of(expression), static_shape(expression)
+        if shape is None or name not in VIEWS:
+            return None
+        source = self._constant(expression.args[0])
+        if source is None:
+            return None
+        if name == "relax.permute_dims":
+            axes = expression.attrs.axes
+            return source.transpose(None if axes is None else [int(axis) for axis in axes])
+        if name == "relax.broadcast_to":
+            return np.broadcast_to(source, shape)
+        if source.shape == shape:
+            return source
+        # numpy's reshape may copy, and with it lose the zero strides of a broadcast.
+        return source.reshape(shape) if 0 not in source.strides else None
+
+    def _pack(self, matrix: Any) -> relax.Expr:
+        key = (matrix.__array_interface__["data"][0], matrix.shape, matrix.strides)
+        if key not in self._packed:
+            depth, columns = matrix.shape
+            lanes = self.traits.lanes
+            blocks = -(-columns // lanes)
+            packed = np.zeros((blocks, depth, lanes), matrix.dtype)
+            whole = columns // lanes
+            packed[:whole] = matrix[:, : whole * lanes].reshape(depth, whole, lanes).transpose(1, 0, 2)
+            if whole < blocks:
+                packed[whole, :, : columns - whole * lanes] = matrix[:, whole * lanes :]
+            self._packed[key] = constant(packed)
+        return self._packed[key]
+
+
+def legalize_matmul(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
+    """Two activations: the right one is packed on the way. Vectors and symbolic shapes are left to TVM."""
+    shapes = [static_shape(argument) for argument in call.args]
+    if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
+        return default_legalization(builder, call)
+    compute = partial(matmul_with_packing, out_dtype=str(call.ty.dtype), traits=traits)
+    return builder.call_te(compute, *call.args, primfunc_name_hint="matmul", primfunc_attrs=FUSABLE)
+
+
+def matmul_with_packing(left: te.Tensor, right: te.Tensor, out_dtype: str, traits: Traits) -> te.Tensor:
+    """Left [..., M, K], right [..., K, N], batch axes broadcast."""
+    batch = [int(extent) for extent in right.shape[:-2]]
+    depth, columns = int(right.shape[-2]), int(right.shape[-1])
+    lanes = traits.lanes
+    blocks = -(-columns // lanes)
+
+    def element(*index: Any) -> Any:
+        *at, block, k, lane = index
+        column = block * lanes + lane
+        if columns % lanes:
+            column = tirx.min(column, columns - 1)
+        return right[(*at, k, column)]
+
+    packed = te.compute((*batch, blocks, depth, lanes), element, name="pack")
+    return matmul_packed(left, packed, columns, out_dtype, traits)
+
+
+def matmul_packed(left: te.Tensor, packed: te.Tensor, columns: int, out_dtype: str, traits: Traits) -> te.Tensor:
+    """Left [..., M, K] times packed [..., N/lanes, K, lanes] -> [..., M, N]; batch axes broadcast."""
+    left_batch, right_batch = (tuple(map(int, shape)) for shape in (left.shape[:-2], packed.shape[:-3]))
+    batch = np.broadcast_shapes(left_batch, right_batch)
+    rows, depth = int(left.shape[-2]), int(left.shape[-1])
+    blocks, _, lanes = (int(extent) for extent in packed.shape[-3:])
+    tiled_rows = padded_extent(rows, blocks, traits)
+    dtype = accumulator_dtype(out_dtype)
+    k = te.reduce_axis((0, depth), name="k")
+
+    def element(*index: Any) -> Any:
+        *outer, block, row, lane = index
+        # Rows beyond the last repeat it: their results are never stored.
+        row = row if tiled_rows == rows else tirx.min(row, rows - 1)
+        value = left[(*broadcast_index(outer, left_batch), row, k)]
+        factor = packed[(*broadcast_index(outer, right_batch), block, k, lane)]
+        return te.sum(value.astype(dtype) * factor.astype(dtype), axis=k)
+
+    product = te.compute((*batch, blocks, tiled_rows, lanes), element, name="matmul", attrs={ANCHOR: FAMILY})
+
+    def store(*index: Any) -> Any:
+        *outer, row, column = index
+        return product[(*outer, column // lanes, row, column % lanes)].astype(out_dtype)
+
+    return te.compute((*batch, rows, columns), store, name="store")
+
+
+def _roles(extents: tuple[int, ...]) -> LoopRoles:
     """Anchor iterators: batch ..., column block, m, lane | k."""
-    count = len(extents)
-    return LoopRoles(
-        batch=tuple(range(count - 4)),
-        blocks=count - 4,
-        height=None,
-        rows=count - 3,
-        lanes=count - 2,
-        reduction=(count - 1,),
-    )
+    *batch, blocks, rows, lanes, depth = range(len(extents))
+    return LoopRoles(tuple(batch), blocks, height=None, rows=rows, lanes=lanes, reduction=(depth,))
 
 
-def choose_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
-    """Sizes for an anchor of these extents; `Tiling` says what they mean."""
+def _tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
     tile = dividing_tile(extents[-3], extents[-4], traits)
     depth = extents[-1]
     chunk = None
     if depth > DEPTH_IN_ONE_PASS and extents[-3] // tile.rows >= SMALLEST_REUSE:
-        chunk = max(divisor for divisor in divisors(depth) if divisor <= DEPTH_OF_CHUNK)
-        if chunk < SMALLEST_CHUNK:
-            chunk = None
+        fitting = [divisor for divisor in divisors(depth) if SMALLEST_CHUNK <= divisor <= DEPTH_OF_CHUNK]
+        chunk = max(fitting, default=None)
     return Tiling(tile=tile, chunk=chunk, group=0, blocks_outermost=True, unroll=4 if depth % 4 == 0 else 1)
 
 
-MATMUL = contraction_template("matmul", FAMILY, roles_of, choose_tiling)
+MATMUL = contraction_template("matmul", FAMILY, _roles, _tiling)

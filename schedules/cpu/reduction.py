@@ -1,16 +1,63 @@
-"""Reductions that are no contraction: softmax, norms, mean, sums.
+"""Reductions that are no contraction: windows of images, softmax, norms, mean, sums.
 
-All stages of a row (its maximum, its sum of exponentials, its quotient) run while the row is in the first-level cache;
-threads share the rows.
+A window, over blocked or plain channels, is summed inside of one vector of outputs. Otherwise all stages of a row (its
+maximum, its sum of exponentials, its quotient) run while the row is in the first-level cache; threads share the rows.
 """
 
 from __future__ import annotations
 
 from tvm import s_tir, tirx
 
-from tvm_split.schedules.blocks import Block, blocks_of, new_schedule
-from tvm_split.schedules.cpu.elementwise import SMALLEST_PARALLEL, vector_width
+from tvm_split.schedules.blocks import Block, blocks_of, finished_block, new_schedule
+from tvm_split.schedules.cpu.elementwise import SMALLEST_PARALLEL, schedule_spatial_block, split_vector
 from tvm_split.schedules.traits import Traits
+
+
+def schedule_pooling(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
+    """``[pad ->] one reduction [-> elementwise ...]`` over at least one spatial axis: windows, sums, means."""
+    schedule = new_schedule(function)
+    blocks = blocks_of(schedule)
+    if blocks is None or sum(block.is_reduction for block in blocks) != 1:
+        return None
+    position = next(index for index, block in enumerate(blocks) if block.is_reduction)
+    anchor, tail = blocks[position], blocks[position + 1 :]
+    if anchor.spatial == 0:
+        return None
+    for block in blocks[:position]:
+        if _pads_innermost_axis(block):
+            schedule_spatial_block(schedule, block, traits)
+        else:
+            schedule.compute_inline(block.handle)
+    finished = finished_block(schedule, anchor, tail)
+    if finished is None:
+        return None
+    outer, vector = split_vector(schedule, schedule.get_loops(finished), traits)
+    if vector is not None:
+        schedule.vectorize(vector)
+    fused = schedule.fuse(*outer)
+    if anchor.iterations >= SMALLEST_PARALLEL:
+        schedule.parallel(fused)
+    schedule.compute_at(anchor.handle, fused, preserve_unit_loops=True)
+    schedule.set_scope(anchor.handle, 0, "local")
+    own = schedule.get_loops(anchor.handle)
+    reduction = own[-(len(anchor.extents) - anchor.spatial) :]
+    if vector is not None:
+        lane = own[-len(reduction) - 1]
+        schedule.reorder(*reduction, lane)
+        schedule.vectorize(lane)
+    initial = schedule.decompose_reduction(anchor.handle, reduction[0])
+    if vector is not None:
+        schedule.vectorize(schedule.get_loops(initial)[-1])
+    return schedule.mod["main"]
+
+
+def _pads_innermost_axis(block: Block) -> bool:
+    """Whether lanes of one vector may lie inside and outside the image: inlined, each would be a branch of its own.
+
+    Measured on a grouped 3 x 3 convolution of 128 plain channels, 56 x 56: 9.4 ms inlined, 2.0 ms apart.
+    """
+    reads = block.statement.reads
+    return len(reads) == 1 and int(reads[0].source.shape[-1]) != block.output_shape[-1]
 
 
 def schedule_reduction(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
@@ -20,14 +67,17 @@ def schedule_reduction(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc
     if blocks is None or not any(block.is_reduction for block in blocks):
         return None
     last = blocks[-1]
+    if last.is_reduction and sum(block.is_reduction for block in blocks) == 1:
+        # One value of all elements: sums that leave more than one are windows to `schedule_pooling`.
+        for block in blocks[:-1]:
+            schedule.compute_inline(block.handle)
+        return schedule.mod["main"]
     common = min(last.spatial, *(block.spatial for block in blocks if block.is_reduction))
     # Kept dimensions of extent 1 come last in a reduction's iterators: they are no loops to share.
     rows = 0
     while rows < common and all(block.extents[rows] == last.extents[rows] for block in blocks if block.is_reduction):
         rows += 1
-    if last.is_reduction and rows == last.spatial:
-        return _single(schedule, blocks, traits)
-    if rows == 0:
+    if rows == 0 or (last.is_reduction and rows == last.spatial):
         return None
     row = schedule.fuse(*schedule.get_loops(last.handle)[:rows])
     kept = [last]
@@ -54,47 +104,12 @@ def _vectorize_in_row(schedule: s_tir.Schedule, block: Block, traits: Traits) ->
     loops = schedule.get_loops(block.handle)[1:]
     count = len(block.kinds) - block.spatial
     spatial, reduction = loops[: len(loops) - count], loops[len(loops) - count :]
-    extents = [int(schedule.get(loop).extent) for loop in spatial]
-    if not spatial or extents[-1] == 1:
+    outer, lane = split_vector(schedule, spatial, traits)
+    if lane is None:
         return
-    width = vector_width(extents[-1], traits)
-    if width is None:
-        return
-    outer, lane = schedule.split(spatial[-1], [None, width])
     if reduction:
-        schedule.reorder(*spatial[:-1], outer, *reduction, lane)
+        schedule.reorder(*outer, *reduction, lane)
     schedule.vectorize(lane)
     if reduction:
         initial = schedule.decompose_reduction(block.handle, reduction[0])
-        schedule.vectorize(schedule.get_loops(initial)[-1])
-
-
-def _single(schedule: s_tir.Schedule, blocks: list[Block], traits: Traits) -> tirx.PrimFunc | None:
-    """The last block is the only reduction: threads share its output, vectors its innermost output axis."""
-    last = blocks[-1]
-    if any(block.is_reduction for block in blocks[:-1]):
-        return None
-    for block in blocks[:-1]:
-        schedule.compute_inline(block.handle)
-    schedule_single_reduction(schedule, last, traits)
-    return schedule.mod["main"]
-
-
-def schedule_single_reduction(schedule: s_tir.Schedule, block: Block, traits: Traits) -> None:
-    loops = schedule.get_loops(block.handle)
-    spatial, reduction = loops[: block.spatial], loops[block.spatial :]
-    if not spatial:
-        return
-    width = vector_width(block.extents[block.spatial - 1], traits)
-    outer = spatial
-    if width is not None:
-        lane_outer, lane = schedule.split(spatial[-1], [None, width])
-        outer = [*spatial[:-1], lane_outer]
-        schedule.reorder(*outer, *reduction, lane)
-        schedule.vectorize(lane)
-    fused = schedule.fuse(*outer)
-    if block.iterations >= SMALLEST_PARALLEL:
-        schedule.parallel(fused)
-    initial = schedule.decompose_reduction(block.handle, reduction[0])
-    if width is not None:
         schedule.vectorize(schedule.get_loops(initial)[-1])

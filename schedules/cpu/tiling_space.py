@@ -39,14 +39,8 @@ def contraction_template(
         if parts is None:
             return None
         extents = parts.anchor.extents
-        return tiling_space(
-            extents,
-            roles_of(extents),
-            choose_tiling(extents, traits),
-            traits,
-            chunks=chunks,
-            prepares=bool(parts.preparation),
-        )
+        roles, default = roles_of(extents), choose_tiling(extents, traits)
+        return _space(extents, roles, default, traits, chunks=chunks, prepares=bool(parts.preparation))
 
     def schedule(function: tirx.PrimFunc, traits: Traits, choices: Choices) -> s_tir.Schedule:
         made = new_schedule(function)
@@ -83,14 +77,8 @@ def tiling_of(choices: Choices) -> Tiling:
     )
 
 
-def tiling_space(
-    extents: tuple[int, ...],
-    roles: LoopRoles,
-    default: Tiling,
-    traits: Traits,
-    *,
-    chunks: bool = True,
-    prepares: bool = True,
+def _space(
+    extents: tuple[int, ...], roles: LoopRoles, default: Tiling, traits: Traits, *, chunks: bool, prepares: bool
 ) -> Space:
     """The tilings worth trying for an anchor of these extents, around the cost rule's ``default``."""
     outermost, innermost = extents[roles.reduction[0]], extents[roles.reduction[-1]]

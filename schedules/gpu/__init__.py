@@ -1,4 +1,4 @@
-"""Schedules for GPUs, in the order they are tried: the special before the general.
+"""GPUs: the lowerings, and the schedules in the order they are tried, the special before the general.
 
 Own rules where the legalizations of this package made the kernel, TVM's (dlight) for tensor cores and for reductions,
 which they share among threads well. All bind every block to threads.
@@ -13,11 +13,15 @@ from tvm import tirx
 from tvm.s_tir import dlight
 from tvm.target import Target
 
-from tvm_split.schedules.gpu.contraction import schedule_tiled
+from tvm_split.schedules.expressions import Legalization
+from tvm_split.schedules.extremes import legalize_bounds
+from tvm_split.schedules.gpu.contraction import schedule_few_rows, schedule_tiled
 from tvm_split.schedules.gpu.default_rules import apply_default
 from tvm_split.schedules.gpu.elementwise import schedule_elementwise
-from tvm_split.schedules.gpu.few_rows import schedule_few_rows
+from tvm_split.schedules.gpu.lowering.convolution import legalize_conv2d
+from tvm_split.schedules.gpu.lowering.matmul import legalize_matmul
 from tvm_split.schedules.gpu.tensor_core import schedule_tensor_core
+from tvm_split.schedules.gpu.tile import multiprocessors
 from tvm_split.schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
 
 Rule = Callable[[tirx.PrimFunc, Target], tirx.PrimFunc | None]
@@ -39,7 +43,21 @@ RULES: tuple[tuple[str, Rule], ...] = (
 )
 
 
-def apply_rule(rule: Rule, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """The scheduled function, or None where the rule does not match."""
+def legalizations(target: Target) -> dict[str, Legalization]:
+    """Own lowerings by operator name, for CUDA; operators that are not named keep TVM's."""
+    if str(target.kind.name) != "cuda":
+        return {}
+    return {
+        **dict.fromkeys(("relax.clip", "relax.nn.relu", "relax.nn.relu6"), legalize_bounds),
+        "relax.nn.conv2d": partial(legalize_conv2d, processors=multiprocessors(target)),
+        "relax.matmul": partial(legalize_matmul, processors=multiprocessors(target)),
+    }
+
+
+def rules(target: Target) -> list[tuple[str, Callable[[tirx.PrimFunc], tirx.PrimFunc | None]]]:
+    return [(name, partial(_apply, rule, target=target)) for name, rule in RULES]
+
+
+def _apply(rule: Rule, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     with target:
         return rule(function, target)

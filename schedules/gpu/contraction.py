@@ -20,13 +20,14 @@ from tvm.target import Target
 
 from tvm_split.schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
 from tvm_split.schedules.gpu.elementwise import bind_elements
-from tvm_split.schedules.gpu.families import DEPTH_FIRST, FETCH, STORE, TILE, TILED
-from tvm_split.schedules.gpu.tile import TILES, Tile
+from tvm_split.schedules.gpu.tile import DEPTH_FIRST, FETCH, FEW_ROWS, SMALL_COLUMNS, STORE, TILE, TILED, TILES, Tile
 
 logger = logging.getLogger(__name__)
 
 UNROLL = 512
 """Statements up to which nvcc is asked to unroll what is not unrolled by name."""
+STEPS = 8
+"""Steps of a sum of few rows whose loads are under way together."""
 
 
 def schedule_tiled(function: tirx.PrimFunc, target: Target, family: str) -> tirx.PrimFunc | None:
@@ -100,8 +101,12 @@ def _load_together(schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, t
         depth, extent = extent, depth
         # Threads write one column of the shared matrix: four more elements a row put them into different banks.
         schedule.storage_align(view.handle, 0, axis=-2, factor=32, offset=4)
-    fused = schedule.fuse(depth, extent)
-    _, row_thread, column_thread, vector = schedule.split(fused, [None, tile.row_threads, tile.column_threads, lanes])
+    share_among_threads(schedule, [depth, extent], tile.row_threads, tile.column_threads, lanes)
+
+
+def share_among_threads(schedule: s_tir.Schedule, loops: Sequence[LoopRV], rows: int, columns: int, lanes: int) -> None:
+    """The elements of a copy by ``rows * columns`` threads, ``lanes`` at a time."""
+    _, row_thread, column_thread, vector = schedule.split(schedule.fuse(*loops), [None, rows, columns, lanes])
     schedule.bind(row_thread, "threadIdx.y")
     schedule.bind(column_thread, "threadIdx.x")
     schedule.vectorize(vector)
@@ -120,3 +125,33 @@ def finish(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) -> No
             logger.debug("%s is a kernel of its own: %s", tail[0].name, error)
     for block in tail:
         bind_elements(schedule, block.handle)
+
+
+def schedule_few_rows(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+    """Products of few rows, a vector times a matrix among them: bound by reading the matrix once.
+
+    Neighbouring threads take neighbouring columns, so that each step of the sum reads whole lines of the matrix; the
+    vector's element is one for all of them. Slices of the sum, which the legalization makes, fill the GPU. Anchor
+    iterators: slice, batch, row, column | depth.
+    """
+    schedule = new_schedule(function)
+    parts = find_parts(schedule, FEW_ROWS)
+    if parts is None:
+        return None
+    anchor = parts.anchor
+    for block in parts.preparation:
+        schedule.compute_inline(block.handle)
+    tail = inline_tail(schedule, anchor, parts.tail)
+    part, batch, row, column, depth = schedule.get_loops(anchor.handle)
+    column_block, column_thread = schedule.split(column, [None, SMALL_COLUMNS])
+    outer, inner = schedule.split(depth, [None, min(STEPS, anchor.extents[-1])])
+    schedule.reorder(part, batch, column_block, column_thread, outer, inner, row)
+    schedule.bind(schedule.fuse(part, batch, column_block), "blockIdx.x")
+    schedule.bind(column_thread, "threadIdx.x")
+    schedule.unroll(inner)
+    schedule.unroll(row)
+    stored = schedule.cache_write(anchor.handle, 0, "local")
+    schedule.reverse_compute_at(stored, column_thread, preserve_unit_loops=True)
+    finish(schedule, anchor, tail)
+    schedule.decompose_reduction(anchor.handle, outer)
+    return schedule.mod["main"]

@@ -16,17 +16,9 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from tvm_split.schedules.blocks import Block, find_parts, inline_tail, new_schedule
-from tvm_split.schedules.gpu.contraction import finish, operand_views
-from tvm_split.schedules.gpu.families import FETCH, STORE, TENSOR_CORE, TILE
-from tvm_split.schedules.gpu.fragments import (
-    CLEAR,
-    LOAD_LEFT,
-    LOAD_RIGHT,
-    MULTIPLY,
-    STORE as STORE_RESULT,
-    register_fragments,
-)
-from tvm_split.schedules.gpu.tile import FRAGMENT, FRAGMENT_TILES, WARP, FragmentTile
+from tvm_split.schedules.gpu import fragments
+from tvm_split.schedules.gpu.contraction import finish, operand_views, share_among_threads
+from tvm_split.schedules.gpu.tile import FETCH, FRAGMENT, FRAGMENT_TILES, STORE, TENSOR_CORE, TILE, WARP, FragmentTile
 
 # Rows of an operand in shared memory begin in different banks, and stay aligned for fragments.
 SHIFT_OF_HALVES = 8
@@ -65,7 +57,7 @@ def _fragments(
         position, depth_outer, depth_fragment, row_fragment, column_fragment,
         row_element, column_element, depth_element,
     )  # fmt: skip
-    fragments = schedule.blockize(row_element)
+    product = schedule.blockize(row_element)
     schedule.bind(schedule.fuse(part, batch, column_block, row_block), "blockIdx.x")
     warp = schedule.fuse(row_warp, column_warp)
     schedule.bind(warp, "threadIdx.y")
@@ -74,13 +66,13 @@ def _fragments(
         _load_together(schedule, view, depth_outer, tile)
     loaded = []
     for index, scope in enumerate(("wmma.matrix_a", "wmma.matrix_b")):
-        loaded.append(schedule.cache_read(fragments, index, scope))
+        loaded.append(schedule.cache_read(product, index, scope))
         schedule.compute_at(loaded[-1], depth_fragment)
-    to_memory = schedule.cache_write(fragments, 0, "shared")
-    to_shared = schedule.cache_write(fragments, 0, "wmma.accumulator")
+    to_memory = schedule.cache_write(product, 0, "shared")
+    to_shared = schedule.cache_write(product, 0, "wmma.accumulator")
     schedule.reverse_compute_at(to_shared, warp)
     schedule.reverse_compute_at(to_memory, warp)
-    initial = schedule.decompose_reduction(fragments, position)
+    initial = schedule.decompose_reduction(product, position)
 
     pieces = [_in_fragments(schedule, block) for block in (*loaded, to_shared)]
     if with_instructions:
@@ -96,12 +88,8 @@ def _fragments(
 def _load_together(schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, tile: FragmentTile) -> None:
     schedule.set_scope(view.handle, 0, "shared")
     schedule.compute_at(view.handle, depth_outer, preserve_unit_loops=True)
-    fused = schedule.fuse(*schedule.get_loops(view.handle)[-2:])
     lanes = int(view.statement.annotations[FETCH])
-    _, warp, thread, vector = schedule.split(fused, [None, tile.warps, WARP, lanes])
-    schedule.bind(warp, "threadIdx.y")
-    schedule.bind(thread, "threadIdx.x")
-    schedule.vectorize(vector)
+    share_among_threads(schedule, schedule.get_loops(view.handle)[-2:], tile.warps, WARP, lanes)
     schedule.storage_align(view.handle, 0, axis=-2, factor=FRAGMENT, offset=SHIFT_OF_HALVES)
 
 
@@ -117,8 +105,8 @@ def _in_fragments(schedule: s_tir.Schedule, block: SBlockRV) -> LoopRV:
 
 
 def _use_instructions(schedule: s_tir.Schedule, pieces: list[LoopRV], initial: SBlockRV, product: SBlockRV) -> None:
-    register_fragments()
-    for piece, name in zip(pieces, (LOAD_LEFT, LOAD_RIGHT, STORE_RESULT), strict=True):
+    fragments.register_fragments()
+    for piece, name in zip(pieces, (fragments.LOAD_LEFT, fragments.LOAD_RIGHT, fragments.STORE), strict=True):
         schedule.tensorize(piece, name)
-    schedule.tensorize(schedule.get_loops(initial)[-2], CLEAR)
-    schedule.tensorize(schedule.get_loops(product)[-3], MULTIPLY)
+    schedule.tensorize(schedule.get_loops(initial)[-2], fragments.CLEAR)
+    schedule.tensorize(schedule.get_loops(product)[-3], fragments.MULTIPLY)

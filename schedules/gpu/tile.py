@@ -1,4 +1,6 @@
-"""Tile sizes of contractions on a GPU: which part of a product one block of threads computes, and how many share a sum.
+"""What lowerings and schedules for a GPU agree on: families of kernels, their annotations, and tile sizes.
+
+A tile is the part of a product that one block of threads computes; several blocks may share a sum.
 
 A small model of time chooses among few tiles. It knows three things: a large tile needs fewer loads from shared memory
 for each multiplication, a block with few threads cannot keep a multiprocessor busy alone, and a product with few tiles
@@ -7,11 +9,32 @@ leaves most multiprocessors idle unless its sum is cut into slices, which costs 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tvm.target import Target
+
+TILED = "tiled "
+"""Anchors of tiled contractions are named with this prefix and the operator's name: ``tiled conv2d``."""
+TENSOR_CORE = "tensor_core"
+FEW_ROWS = "few_rows"
+DEPTHWISE = "depthwise_conv2d"
+TILE = "tvm_split.tile"
+"""On a tiled anchor: the name of its tile in `TILES`."""
+FETCH = "tvm_split.fetch_lanes"
+"""On an operand's view: how many of its elements one load may take."""
+DEPTH_FIRST = "tvm_split.depth_first"
+"""On an operand's view: 1 where neighbours in memory are neighbours in the sum, and threads should take them so."""
+STORE = "tvm_split.store_lanes"
+"""On a tiled anchor: how many results of one row one store may take."""
+VECTORS = (4, 2, 1)
+"""Elements of one load or store, the best first."""
+MOST_ROWS = 4
+"""Products of up to this many rows are bound by reading the right operand once."""
+TENSOR_CORE_SMALLEST = 16
+"""Tensor cores take products all of whose extents fill a fragment at least."""
 
 MULTIPLICATIONS_PER_CYCLE = 128
 """float32 multiply-adds of one multiprocessor of an H100. An A100 has 64: everything but memory takes longer there."""
@@ -32,19 +55,33 @@ LARGEST_SLICES_OF_ROWS = 32
 
 
 @dataclass(frozen=True)
-class Tile:
-    """``rows * columns`` results a block, ``row_registers * column_registers`` of them in each thread's registers.
+class _AnyTile(ABC):
+    """``rows * columns`` results of one block of threads; ``depth`` steps of the sum lie in shared memory at once.
 
-    ``depth`` steps of the sum lie in shared memory at once. ``efficiency`` is the share of the peak that the inner
-    loop reaches when loads from shared memory are counted against multiplications: an estimate, not a measurement.
+    ``efficiency`` is the share of the peak that the inner loop reaches when loads from shared memory are counted
+    against multiplications: an estimate, not a measurement.
     """
 
     rows: int
     columns: int
     depth: int
+    efficiency: float
+
+    @property
+    @abstractmethod
+    def threads(self) -> int: ...
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.depth}"
+
+
+@dataclass(frozen=True)
+class Tile(_AnyTile):
+    """``row_registers * column_registers`` results in each thread's registers."""
+
     row_registers: int
     column_registers: int
-    efficiency: float
 
     @property
     def threads(self) -> int:
@@ -58,22 +95,18 @@ class Tile:
     def column_threads(self) -> int:
         return self.columns // self.column_registers
 
-    @property
-    def name(self) -> str:
-        return f"{self.rows}x{self.columns}x{self.depth}"
-
 
 TILES: dict[str, Tile] = {
     tile.name: tile
     for tile in (
-        Tile(128, 128, 8, 8, 8, 0.9),
-        Tile(64, 128, 8, 8, 8, 0.8),
-        Tile(64, 64, 16, 4, 8, 0.7),
-        Tile(32, 128, 16, 4, 8, 0.65),
-        Tile(32, 64, 16, 4, 4, 0.55),
-        Tile(32, 32, 16, 4, 4, 0.45),
-        Tile(16, 64, 16, 2, 4, 0.4),
-        Tile(16, 32, 32, 2, 4, 0.3),
+        Tile(128, 128, 8, 0.9, 8, 8),
+        Tile(64, 128, 8, 0.8, 8, 8),
+        Tile(64, 64, 16, 0.7, 4, 8),
+        Tile(32, 128, 16, 0.65, 4, 8),
+        Tile(32, 64, 16, 0.55, 4, 4),
+        Tile(32, 32, 16, 0.45, 4, 4),
+        Tile(16, 64, 16, 0.4, 2, 4),
+        Tile(16, 32, 32, 0.3, 2, 4),
     )
 }
 
@@ -84,15 +117,11 @@ FRAGMENT = 16
 
 
 @dataclass(frozen=True)
-class FragmentTile:
-    """``rows * columns`` results a block on tensor cores, shared by ``row_warps * column_warps`` warps."""
+class FragmentTile(_AnyTile):
+    """Results on tensor cores, shared by ``row_warps * column_warps`` warps."""
 
-    rows: int
-    columns: int
-    depth: int
     row_warps: int
     column_warps: int
-    efficiency: float
 
     @property
     def warps(self) -> int:
@@ -102,34 +131,17 @@ class FragmentTile:
     def threads(self) -> int:
         return self.warps * WARP
 
-    @property
-    def name(self) -> str:
-        return f"{self.rows}x{self.columns}x{self.depth}"
-
 
 # Nothing is loaded while fragments are multiplied, so that far less than the peak is reached.
 FRAGMENT_TILES: dict[str, FragmentTile] = {
     tile.name: tile
     for tile in (
-        FragmentTile(64, 128, 32, 2, 4, 0.4),
-        FragmentTile(64, 64, 32, 2, 2, 0.3),
-        FragmentTile(32, 64, 32, 2, 2, 0.2),
-        FragmentTile(32, 32, 32, 2, 2, 0.12),
+        FragmentTile(64, 128, 32, 0.4, 2, 4),
+        FragmentTile(64, 64, 32, 0.3, 2, 2),
+        FragmentTile(32, 64, 32, 0.2, 2, 2),
+        FragmentTile(32, 32, 32, 0.12, 2, 2),
     )
 }
-
-
-class _AnyTile(Protocol):
-    @property
-    def rows(self) -> int: ...
-    @property
-    def columns(self) -> int: ...
-    @property
-    def depth(self) -> int: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def efficiency(self) -> float: ...
 
 
 AnyTile = TypeVar("AnyTile", bound=_AnyTile)

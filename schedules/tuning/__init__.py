@@ -1,8 +1,8 @@
 """Tuning: a template's choices picked by measurement instead of by the cost rule.
 
-tuner.py      the run: defaults, search, duel            search.py, budget.py, verdict.py   its decisions, pure
-measuring.py  building, and MetaSchedule's runners         devices.py   this machine, or a tracker's devices
-database.py   what was measured, as a folder             space.py     the templates as MetaSchedule spaces
+tuner.py      the run: defaults, search, duel            decisions.py   its decisions, pure
+measuring.py  building, and MetaSchedule's runners       devices.py     this machine, or a tracker's devices
+database.py   what was measured, as a folder             record_file.py reading its files
 """
 
 from __future__ import annotations

@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Self
 
 from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule
 from tvm.target import Target
 
-from tvm_split.schedules.blocks import new_schedule
+from tvm_split.schedules.blocks import last_line, new_schedule
 from tvm_split.schedules.template import scheduled_function
 from tvm_split.schedules.tuning.errors import DatabaseError
 from tvm_split.schedules.tuning.record_file import (
@@ -91,11 +90,10 @@ class TuningDatabase:
             trace.apply_to_schedule(schedule, remove_postproc=False)
             return scheduled_function(schedule)
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             logger.warning(
                 "%s no longer fits its kernel, which keeps the default; tune again to replace it: %s",
                 record.place,
-                reason,
+                last_line(error),
             )
             return None
 
@@ -141,9 +139,7 @@ class DatabaseWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def history(self, function: tirx.PrimFunc, target: Target) -> dict[str, Measured]:

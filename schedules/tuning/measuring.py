@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import tvm
@@ -18,6 +17,7 @@ from tvm.support.popen_pool import PopenPoolExecutor, StatusKind
 from tvm.target import Target
 
 from tvm_split.schedules.blocks import without_symbol
+from tvm_split.schedules.traits import is_cpu, threads_of
 from tvm_split.schedules.tuning.devices import (
     Tracker,
     build_into,
@@ -79,7 +79,7 @@ class Measurer:
         self.target = target
         self.effort = effort or Effort()
         self._tracker = tracker
-        self._threads = int(target.attrs.get("num-cores", 1))
+        self._threads = threads_of(target)
         self.devices = tracker.wait_for_devices() if tracker is not None else 1
         self._folder = tempfile.TemporaryDirectory(prefix="tvm-split-tuning-")
         self._linker = tuple(linker) if linker else None
@@ -158,14 +158,6 @@ class Measurer:
             self._require_answer(self._tracker, timings[again[0]].error)
         return timings
 
-    def measure(self, candidates: Sequence[tirx.PrimFunc], function: tirx.PrimFunc) -> list[Timing]:
-        """Build and time kernels that take the arguments of ``function``."""
-        built = self.build([{MAIN: each} for each in candidates])
-        try:
-            return self.finish(self.start(built, function), built, function)
-        finally:
-            self.discard(built)
-
     def duel(
         self, contenders: Sequence[tirx.PrimFunc], function: tirx.PrimFunc, rounds: int
     ) -> list[tuple[float, ...]] | None:
@@ -203,9 +195,7 @@ class Measurer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _new_runner(self) -> Any:
@@ -259,7 +249,7 @@ class Measurer:
         result = future.result()
         if result.run_secs is not None:
             return Timing(tuple(float(each) for each in result.run_secs), None)
-        error = _text(result.error_msg) or "no reason given"
+        error = str(result.error_msg or "no reason given")
         threads = found_threads(error)
         if threads is not None and self._tracker is not None:
             raise self._tracker.wrong_threads(threads, self._threads)
@@ -281,13 +271,9 @@ def _end(pool: Any) -> None:
     pool.shutdown(wait=True)
 
 
-def _text(message: Any) -> str | None:
-    return None if message is None else str(message)
-
-
 def require_cpu(target: Target) -> None:
     """Raises `TuningError` for targets whose kernels have no templates."""
-    if str(target.kind.name) not in ("llvm", "c"):
+    if not is_cpu(target):
         raise TuningError(
             f"kernels for {target.kind.name!r} are not tuned yet: the templates are for CPUs; give a target of kind "
             "'llvm', or tune the machines of the plan that are CPUs"

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import meta_schedule
 from tvm.target import Target
+from tvm_ffi.structural import StructuralKey
 
 from tvm_split.schedules.blocks import without_symbol
 from tvm_split.schedules.template import CHOICES_ATTRIBUTE
@@ -54,19 +54,13 @@ class RecordFolder:
         recorded = list(_lines(folder / RECORDS))
         self.workloads = [_workload(place, content) for place, content in _lines(folder / WORKLOADS)]
         self.records = [self._record(place, content) for place, content in recorded]
-        self._by_hash: dict[int, list[int]] = {}
+        self._indices: dict[StructuralKey, set[int]] = {}
         for index, workload in enumerate(self.workloads):
-            self._by_hash.setdefault(_hash(workload.mod["main"]), []).append(index)
+            self._indices.setdefault(_key_of(workload.mod["main"]), set()).add(index)
 
     def of(self, function: tirx.PrimFunc, target: Target) -> list[StoredRecord]:
         """The records of a kernel, whatever it is called, for a target of the same `target_key`; oldest first."""
-        bare = without_symbol(function)
-        same = {
-            index
-            for index in self._by_hash.get(_hash(bare), ())
-            if tvm_ffi.structural_equal(without_symbol(self.workloads[index].mod["main"]), bare)
-        }
-        wanted = target_key(target)
+        same, wanted = self._indices.get(_key_of(function), set()), target_key(target)
         return [record for record in self.records if record.workload in same and record.target == wanted]
 
     def tuning_record(self, record: StoredRecord) -> meta_schedule.database.TuningRecord:
@@ -120,8 +114,8 @@ def _key(target: Any) -> tuple[str, ...]:
     return tuple(",".join(sorted(map(str, value))) if isinstance(value, list) else str(value) for value in values)
 
 
-def _hash(function: tirx.PrimFunc) -> int:
-    return int(tvm_ffi.structural_hash(without_symbol(function)))
+def _key_of(function: tirx.PrimFunc) -> StructuralKey:
+    return StructuralKey(without_symbol(function))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:

@@ -24,11 +24,9 @@ from tvm_split.schedules.template import (
     text_of,
 )
 from tvm_split.schedules.traits import Traits, traits_of
-from tvm_split.schedules.tuning.budget import divide_trials
 from tvm_split.schedules.tuning.database import DatabaseWriter, Measured, TuningDatabase
+from tvm_split.schedules.tuning.decisions import ROUNDS, divide_trials, judge, propose
 from tvm_split.schedules.tuning.measuring import MAIN, Built, Measurer
-from tvm_split.schedules.tuning.search import propose
-from tvm_split.schedules.tuning.verdict import ROUNDS, judge
 
 BATCH = 12
 CONTENDERS = 3

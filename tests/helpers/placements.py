@@ -7,7 +7,7 @@ import tvm
 from tvm import relax
 from tvm.script import ir as I, relax as R
 
-from tvm_split.relay_passes.placement import PlacedStage, Placement
+from tvm_split.relay_passes.partition import PlacedStage, Placement
 
 LLVM = tvm.target.Target({"kind": "llvm"})
 

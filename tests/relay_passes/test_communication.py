@@ -10,8 +10,7 @@ from tvm.tirx import IndexMap
 from tests.helpers.placements import LLVM, STAGE_OF, placement
 from tvm_split.relay_passes.communication import annotated_module, machine_modules
 from tvm_split.relay_passes.exchange_layouts import Layout, with_layouts
-from tvm_split.relay_passes.partition import partition
-from tvm_split.relay_passes.placement import PlacedStage, Placement
+from tvm_split.relay_passes.partition import PlacedStage, Placement, partition
 
 OUTPUTS = ("skip", "x", "other", "y", "other")
 

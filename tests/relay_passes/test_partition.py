@@ -6,7 +6,7 @@ import tvm
 from tvm.script import ir as I, relax as R
 
 from tests.helpers.placements import STAGE_OF, placement, run
-from tvm_split.relay_passes.errors import ContractError, SelfWaitError
+from tvm_split.relay_passes.contract import ContractError, SelfWaitError
 from tvm_split.relay_passes.partition import partition
 
 

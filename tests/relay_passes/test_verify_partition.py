@@ -7,7 +7,7 @@ import tvm
 from hypothesis import given, settings, strategies as st
 
 from tests.helpers.placements import STAGE_OF, Whole, placement
-from tvm_split.relay_passes.errors import ContractError, SelfWaitError
+from tvm_split.relay_passes.contract import ContractError, SelfWaitError
 from tvm_split.relay_passes.partition import Computation, partition
 from tvm_split.relay_passes.pipeline import cut
 from tvm_split.relay_passes.verify_partition import verify_partition

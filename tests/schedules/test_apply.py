@@ -43,7 +43,7 @@ def test_clip_costs_no_layout_change():
     assert len(changes) == 2, "one at the input, one at the output"
 
 
-def test_a_rule_that_fails_falls_to_the_next(monkeypatch):
+def test_a_rule_that_fails_falls_to_the_next_and_says_so(monkeypatch, caplog):
     def fails(function, traits):
         raise tvm.error.InternalError("no such loop")
 
@@ -52,6 +52,8 @@ def test_a_rule_that_fails_falls_to_the_next(monkeypatch):
     monkeypatch.setattr(cpu, "RULES", tuple((name, fails if name != "fallback" else rule) for name, rule in cpu.RULES))
     actual, chosen = evaluate(small_network, [x])
     assert chosen == {"fallback"}
+    warned = [each.getMessage() for each in caplog.records if each.name == "tvm_split.schedules.apply"]
+    assert any("conv2d" in each and each.endswith("since the rule conv2d failed: no such loop") for each in warned)
     np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-3)
 
 

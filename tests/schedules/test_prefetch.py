@@ -8,8 +8,7 @@ import pytest
 from tvm import te, tirx
 from tvm.target import Target
 
-from tvm_split.schedules.cpu.matmul import MATMUL
-from tvm_split.schedules.legalize.matmul import matmul_packed
+from tvm_split.schedules.cpu.matmul import MATMUL, matmul_packed
 from tvm_split.schedules.prefetch import MARK, prefetch_weights
 from tvm_split.schedules.template import default_rule
 from tvm_split.schedules.traits import Traits, traits_of

@@ -9,22 +9,22 @@ from tvm import relax, te, tirx
 from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal, rules, run
 from tvm_split import schedules
-from tvm_split.schedules.cpu.winograd import schedule_winograd
-from tvm_split.schedules.cpu.winograd_choice import (
+from tvm_split.schedules.cpu.winograd.layout import (
     Winograd,
     Workload,
     choose_winograd,
     direct_nanoseconds,
     winograd_nanoseconds,
 )
-from tvm_split.schedules.legalize.winograd import winograd_conv2d
-from tvm_split.schedules.traits import Traits, traits_of
-from tvm_split.schedules.winograd_transform import (
+from tvm_split.schedules.cpu.winograd.lowering import winograd_conv2d
+from tvm_split.schedules.cpu.winograd.schedule import schedule_winograd
+from tvm_split.schedules.cpu.winograd.transform import (
     input_matrix,
     output_matrix,
     transformed_kernel,
     weight_matrix,
 )
+from tvm_split.schedules.traits import Traits, traits_of
 
 AVX512 = Traits(lanes=16, registers=32)
 TOLERANCE = 1e-5

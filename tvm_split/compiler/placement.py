@@ -13,7 +13,7 @@ from tvm_split.model import Model
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
-from tvm_split.relay_passes.placement import PlacedStage, Placement
+from tvm_split.relay_passes.partition import PlacedStage, Placement
 
 
 def placement_of(model: Model, plan: Plan) -> Placement:

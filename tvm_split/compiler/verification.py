@@ -19,8 +19,7 @@ from tvm_split.model import Model, Reference
 from tvm_split.planner.plan import Plan
 from tvm_split.relay_passes.contract import bindings_of, main_function
 from tvm_split.relay_passes.partition import Computation
-from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.substitute import emit_operations
+from tvm_split.relay_passes.rewrite import emit_operations, operator_name
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
 from tvm_split.rpc_runtime.program.program import Program
 from tvm_split.rpc_runtime.scratch import ScratchFolder

@@ -3,8 +3,7 @@
 from hypothesis import given, settings, strategies as st
 
 from tvm_split.schedules.template import Space, text_of
-from tvm_split.schedules.tuning.budget import divide_trials
-from tvm_split.schedules.tuning.search import propose
+from tvm_split.schedules.tuning.decisions import divide_trials, propose
 
 
 def some_space(sizes, forbidden):

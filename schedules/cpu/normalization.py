@@ -10,7 +10,6 @@ A float sum has an order, so LLVM does not vectorise it. Here one partial sum pe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -18,8 +17,7 @@ from typing import Any
 from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 
-from tvm_split.schedules.legalize.common import accumulator_dtype, default_legalization
-from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.expressions import accumulator_dtype, default_legalization, static_shape
 from tvm_split.schedules.traits import Traits
 
 Reducer = Callable[..., Any]
@@ -52,18 +50,10 @@ def reduce_rows(
     return te.compute(rows, joined, name=name)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """What is known of every row: how to read it centred (or as it is), and the factor that makes its variance one."""
+def _standardised(x: te.Tensor, epsilon: float, traits: Traits, *, centre: bool) -> tuple[Element, str]:
+    """How to read the rows of x, [..., L], centred (or as they are) and divided by their deviation, and in which dtype.
 
-    centred: Element
-    scale: te.Tensor
-    dtype: str
-
-
-def _standardised(x: te.Tensor, epsilon: float, traits: Traits, *, centre: bool) -> _Rows:
-    """The rows of x, [..., L]: the mean from differences to a row's first element, the variance from centred values.
-
+    The mean comes from differences to a row's first element, the variance from centred values.
     E[x^2] - E[x]^2 cancels, and even a sum of 3000 values around 1000 has lost three digits of their mean. Differences
     to one of them have not, and cost one subtraction.
     """
@@ -94,29 +84,20 @@ def _standardised(x: te.Tensor, epsilon: float, traits: Traits, *, centre: bool)
         lambda *row: tirx.const(1.0, dtype) / tirx.sqrt(squares[row] * share + tirx.const(epsilon, dtype)),
         name="row_scale",
     )
-    return _Rows(centred, scale, dtype)
+    return (lambda row, k: centred(row, k) * scale[row]), dtype
 
 
-def layer_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, epsilon: float, traits: Traits) -> te.Tensor:
-    """x [..., L], gamma and beta [L]."""
-    rows = _standardised(x, epsilon, traits, centre=True)
-
-    def element(*i: Any) -> Any:
-        normal = rows.centred(i[:-1], i[-1]) * rows.scale[i[:-1]]
-        return (normal * gamma[i[-1]].astype(rows.dtype) + beta[i[-1]].astype(rows.dtype)).astype(x.dtype)
-
-    return te.compute(x.shape, element, name="layer_norm")
-
-
-def rms_norm(x: te.Tensor, weight: te.Tensor, epsilon: float, traits: Traits) -> te.Tensor:
-    """x [..., L], weight [L]."""
-    rows = _standardised(x, epsilon, traits, centre=False)
+def row_norm(x: te.Tensor, *weights: te.Tensor, name: str, epsilon: float, traits: Traits) -> te.Tensor:
+    """x [..., L], gamma and beta [L]; without beta by the root of the mean square, which is not centred."""
+    normal, dtype = _standardised(x, epsilon, traits, centre=len(weights) > 1)
 
     def element(*i: Any) -> Any:
-        normal = rows.centred(i[:-1], i[-1]) * rows.scale[i[:-1]]
-        return (normal * weight[i[-1]].astype(rows.dtype)).astype(x.dtype)
+        value = normal(i[:-1], i[-1]) * weights[0][i[-1]].astype(dtype)
+        for shift in weights[1:]:
+            value = value + shift[i[-1]].astype(dtype)
+        return value.astype(x.dtype)
 
-    return te.compute(x.shape, element, name="rms_norm")
+    return te.compute(x.shape, element, name=name)
 
 
 def group_norm(
@@ -128,21 +109,20 @@ def group_norm(
     """
     batch, groups, extent = (int(value) for value in x.shape)
     inner = extent // channels
-    rows = _standardised(x, epsilon, traits, centre=True)
+    normal, dtype = _standardised(x, epsilon, traits, centre=True)
 
     def element(n: Any, g: Any, c: Any, i: Any) -> Any:
-        normal = rows.centred((n, g), c * inner + i) * rows.scale[n, g]
         channel = g * channels + c
-        return (normal * gamma[channel].astype(rows.dtype) + beta[channel].astype(rows.dtype)).astype(x.dtype)
+        return (normal((n, g), c * inner + i) * gamma[channel].astype(dtype) + beta[channel].astype(dtype)).astype(
+            x.dtype
+        )
 
     return te.compute((batch, groups, channels, inner), element, name="group_norm")
 
 
-def legalize_rows(
-    builder: BlockBuilder, call: relax.Call, compute: Callable[..., te.Tensor], traits: Traits
-) -> relax.Expr:
-    """Layer or RMS norm, by ``compute``, over any number of trailing axes."""
-    shape = static_shape(call.args[0])
+def legalize_rows(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
+    """Layer or RMS norm over any number of trailing axes."""
+    shape, name = static_shape(call.args[0]), call.op.name.rsplit(".", 1)[-1]
     if shape is None or not fits(shape, call):
         return default_legalization(builder, call)
     axes = sorted(int(axis) % len(shape) for axis in call.attrs.axes)
@@ -152,8 +132,8 @@ def legalize_rows(
     extent = prod(shape[first:])
     rows = reshaped(builder, call.args[0], (*(shape[:first] or (1,)), extent))
     weights = [reshaped(builder, weight, (extent,)) for weight in call.args[1:]]
-    computed = partial(compute, epsilon=float(call.attrs.epsilon), traits=traits)
-    return reshaped(builder, builder.call_te(computed, rows, *weights, primfunc_name_hint=compute.__name__), shape)
+    compute = partial(row_norm, name=name, epsilon=float(call.attrs.epsilon), traits=traits)
+    return reshaped(builder, builder.call_te(compute, rows, *weights, primfunc_name_hint=name), shape)
 
 
 def legalize_groups(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:

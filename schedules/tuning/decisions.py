@@ -1,9 +1,14 @@
-"""Which choices to measure next: pure, deterministic by seed, and never the same twice."""
+"""A run's decisions: how many trials each kernel gets, which choices are measured next, and whether one is faster.
+
+Pure, deterministic by seed, and no choice is proposed twice.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 
 from tvm_split.schedules.template import Choices, Space, choices_from, text_of
 
@@ -13,6 +18,36 @@ NEIGHBOUR_SHARE = 0.5
 CROSSING_SHARE = 0.25
 GOOD_ONES = 4
 RANDOM_ATTEMPTS = 64
+
+ROUNDS = 11
+"""Rounds of a duel; a measurement of at least so many rounds is a duel's, and needs no other."""
+SMALLEST_GAIN = 0.01
+"""Below one percent nothing is gained, however steady the measurement."""
+
+
+def divide_trials(weights: Sequence[float], trials: int, limits: Sequence[int]) -> list[int]:
+    """``trials`` divided in proportion to ``weights``, none above its limit; what one cannot use goes to the others.
+
+    Weights are shares of the time, since a second is gained where seconds are spent. Every kernel gets at least one
+    trial, that of its default, even if this makes the sum larger than ``trials``.
+    """
+    shares = [min(1, limit) for limit in limits]
+    left = trials - sum(shares)
+    while left > 0:
+        open_ones = [i for i, limit in enumerate(limits) if shares[i] < limit and weights[i] > 0]
+        if not open_ones:
+            break
+        total = sum(weights[i] for i in open_ones)
+        wanted = {i: left * weights[i] / total for i in open_ones}
+        given = {i: min(int(wanted[i]), limits[i] - shares[i]) for i in open_ones}
+        if not any(given.values()):
+            # Fewer trials are left than kernels: one each, to the largest remainder first.
+            for i in sorted(open_ones, key=lambda i: (-wanted[i], i))[:left]:
+                given[i] = 1
+        for i, count in given.items():
+            shares[i] += count
+            left -= count
+    return shares
 
 
 def propose(space: Space, history: Mapping[str, float | None], count: int, seed: int = 0) -> list[Choices]:
@@ -56,13 +91,9 @@ def propose(space: Space, history: Mapping[str, float | None], count: int, seed:
 
 def _best(space: Space, history: Mapping[str, float | None]) -> list[Choices]:
     """The fastest measured choices that are still in the space, the best first."""
-    by_text = {text: seconds for text, seconds in history.items() if seconds is not None}
-    names = {text: choices for text, choices in _parsed(by_text).items() if space.contains(choices)}
-    return [names[text] for text in sorted(names, key=lambda text: (by_text[text], text))[:GOOD_ONES]]
-
-
-def _parsed(history: Mapping[str, float]) -> dict[str, Choices]:
-    return {text: choices_from(text) for text in history}
+    measured = sorted((seconds, text) for text, seconds in history.items() if seconds is not None)
+    known = (choices_from(text) for _, text in measured)
+    return [choices for choices in known if space.contains(choices)][:GOOD_ONES]
 
 
 def _neighbours(space: Space, good: Sequence[Choices], generator: random.Random) -> Iterator[Choices]:
@@ -82,3 +113,28 @@ def _crossing(good: Sequence[Choices], generator: random.Random) -> Choices:
     """Each choice from one of two good ones."""
     first, second = generator.sample(list(good), 2)
     return {name: generator.choice((first[name], second[name])) for name in first}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``ratio`` is tuned over default time, the median over rounds; ``noise`` how far rounds are from it."""
+
+    default_seconds: float
+    tuned_seconds: float
+    ratio: float
+    noise: float
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the tuned kernel is faster by more than the noise."""
+        return self.tuned_seconds < self.default_seconds and self.ratio + max(self.noise, SMALLEST_GAIN) < 1.0
+
+
+def judge(default_rounds: Sequence[float], tuned_rounds: Sequence[float]) -> Verdict:
+    """Compare two kernels round by round (seconds): what slows a machine for a while slows both."""
+    if len(default_rounds) != len(tuned_rounds) or not default_rounds:
+        raise ValueError(f"a duel needs equal rounds, got {len(default_rounds)} and {len(tuned_rounds)}")
+    ratios = [tuned / default for default, tuned in zip(default_rounds, tuned_rounds, strict=True)]
+    middle = median(ratios)
+    noise = median(abs(ratio - middle) for ratio in ratios)
+    return Verdict(median(default_rounds), median(tuned_rounds), middle, noise)

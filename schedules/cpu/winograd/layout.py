@@ -1,25 +1,27 @@
-"""Whether a convolution is computed by Winograd's method, with which tiles, and how its steps are nested.
+"""Which convolutions over blocked channels Winograd's method makes faster, with which tiles, and how steps are nested.
 
-A cost rule: seconds of one core for products, transforms, and bytes that come from beyond the second-level cache. The
-rates were measured on one core of an x86-64 server with AVX-512 at about 220 GFLOP/s and 15 GB/s; what is chosen
-depends on their ratios only, and those are alike on its kin.
+Their weights are transformed here: 4 times (tiles of 4 x 4) or 1.78 times (2 x 2) as large as the kernel, in memory and
+in the bundle. The choice is a cost rule: seconds of one core for products, transforms, and bytes that come from beyond
+the second-level cache. The rates were measured on one core of an x86-64 server with AVX-512 at about 220 GFLOP/s and 15
+GB/s; what is chosen depends on their ratios only, and those are alike on its kin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import mutator
 
 from tvm_split.schedules.cpu.register_tile import dividing_tile, divisors, padded_extent, slowdown
+from tvm_split.schedules.cpu.winograd.lowering import Winograd, winograd_conv2d
+from tvm_split.schedules.cpu.winograd.transform import POINT_PAIRS, TAPS, tile_size, transformed_kernel
+from tvm_split.schedules.expressions import CONV2D, FUSABLE, array_of, constant, operator_of, static_shape
+from tvm_split.schedules.module_mutator import ModuleMutator
 from tvm_split.schedules.traits import Traits
-from tvm_split.schedules.winograd_transform import POINT_PAIRS, TAPS, tile_size
-
-FAMILY = "winograd"
-STAGED = "tvm_split.winograd_staged"
-"""Annotation of the anchor: whether its three steps are loops of their own (1) or one loop over groups (0)."""
-
-COLUMNS = "tvm_split.winograd_columns"
-"""Annotation of the anchor: how many of a group's tiles lie side by side."""
 
 # One vector multiply-add, in nanoseconds: direct convolution reaches 170 GFLOP/s, and so do the products, as long as
 # their weights are near.
@@ -47,22 +49,6 @@ LEAST_GAIN = 0.9
 
 
 @dataclass(frozen=True)
-class Winograd:
-    """The sizes the method leaves open: what tuning would choose.
-
-    A tile has ``outputs`` x ``outputs`` results (2 or 4). A group has ``rows`` x ``columns`` tiles of one image.
-    ``staged``: input transform, products and output transform are parallel loops of their own, with all images' values
-    between them in memory, and a group is an image; otherwise one parallel loop over groups does all three, and the
-    values between stay in its cache.
-    """
-
-    outputs: int
-    rows: int
-    columns: int
-    staged: bool
-
-
-@dataclass(frozen=True)
 class Workload:
     """A 3 x 3 convolution of stride and dilation 1; blocks have ``input_lanes`` and ``output_lanes`` channels."""
 
@@ -77,6 +63,51 @@ class Workload:
     @property
     def input_channels(self) -> int:
         return self.input_blocks * self.input_lanes
+
+
+@mutator
+class UseWinograd(ModuleMutator):
+    """Requires blocked layouts; convolutions that are not chosen stay operators, for the legalization."""
+
+    def __init__(self, module: tvm.IRModule, traits: Traits, threads: int) -> None:
+        super().__init__(module)
+        self.traits = traits
+        self.threads = threads
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if operator_of(call) != CONV2D:
+            return call
+        workload, kernel = workload_of(call), array_of(call.args[1])
+        if workload is None or kernel is None:
+            return call
+        choice = choose_winograd(workload, self.traits, self.threads)
+        if choice is None:
+            return call
+        padding = [int(value) for value in call.attrs.padding]
+        return self.builder_.call_te(
+            partial(winograd_conv2d, padding=padding, choice=choice, traits=self.traits),
+            call.args[0],
+            constant(transformed_kernel(kernel, choice.outputs)),
+            primfunc_name_hint="winograd_conv2d",
+            primfunc_attrs=FUSABLE,
+        )
+
+
+def workload_of(call: relax.Call) -> Workload | None:
+    """What a convolution computes, if the method applies to it: float32, 3 x 3, stride, dilation and groups 1."""
+    attributes = call.attrs
+    data, kernel, result = (static_shape(tensor) for tensor in (call.args[0], call.args[1], call))
+    if data is None or kernel is None or result is None or 0 in (*data, *kernel, *result):
+        return None
+    if (len(data), len(kernel), len(result)) != (5, 6, 5) or kernel[2:4] != (TAPS, TAPS):
+        return None
+    if int(attributes.groups) != 1 or any(int(step) != 1 for step in (*attributes.strides, *attributes.dilation)):
+        return None
+    if {str(tensor.ty.dtype) for tensor in (*call.args, call)} != {"float32"}:
+        return None
+    (batch, input_blocks, _, _, input_lanes), (_, output_blocks, height, width, output_lanes) = data, result
+    return Workload(batch, input_blocks, output_blocks, height, width, input_lanes, output_lanes)
 
 
 def choose_winograd(workload: Workload, traits: Traits, threads: int) -> Winograd | None:

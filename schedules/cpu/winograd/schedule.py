@@ -7,12 +7,13 @@ cache. *Staged*: three parallel loops, the middle one over products and channel 
 from __future__ import annotations
 
 from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV
 
 from tvm_split.schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
 from tvm_split.schedules.cpu.contraction import unroll_and_vectorize
 from tvm_split.schedules.cpu.elementwise import schedule_spatial_block
 from tvm_split.schedules.cpu.register_tile import RegisterTile, dividing_tile
-from tvm_split.schedules.cpu.winograd_choice import COLUMNS, FAMILY, STAGED
+from tvm_split.schedules.cpu.winograd.lowering import COLUMNS, FAMILY, STAGED
 from tvm_split.schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
 from tvm_split.schedules.traits import Traits
 
@@ -25,7 +26,7 @@ PLANE_AXIS = 3
 
 
 def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
-    """The blocks of `schedules.legalize.winograd`, in its order, with elementwise ones after them."""
+    """The blocks of `schedules.cpu.winograd.lowering`, in its order, with elementwise ones after them."""
     schedule = new_schedule(function)
     parts = find_parts(schedule, FAMILY)
     if parts is None:
@@ -48,7 +49,7 @@ def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc 
 
 def _tile_results(
     schedule: s_tir.Schedule, last: Block, output: Block, output_rows: Block, columns: int, staged: bool
-) -> s_tir.schedule.LoopRV | None:
+) -> LoopRV | None:
     """Results by tiles, each transformed back where it is stored; the loop over groups, or None when staged."""
     outputs, rows = output.extents[4], output.extents[3] // columns
     n, o, h, w, lane = schedule.get_loops(last.handle)
@@ -65,13 +66,7 @@ def _tile_results(
     return None if staged else shared
 
 
-def _multiply(
-    schedule: s_tir.Schedule,
-    anchor: Block,
-    sums: Block,
-    tile: RegisterTile,
-    group: s_tir.schedule.LoopRV | None,
-) -> None:
+def _multiply(schedule: s_tir.Schedule, anchor: Block, sums: Block, tile: RegisterTile, group: LoopRV | None) -> None:
     """One product of matrices for each plane, in register tiles; a tile's sums are added up in registers."""
     if group is not None:
         schedule.compute_at(sums.handle, group, preserve_unit_loops=True)
@@ -97,7 +92,7 @@ def _multiply(
     mark_for_prefetch(schedule, schedule.get_loops(anchor.handle)[-6], Region(7, tile.blocks, channels, channels))
 
 
-def _transform_input(schedule: s_tir.Schedule, parts: Parts, group: s_tir.schedule.LoopRV | None) -> None:
+def _transform_input(schedule: s_tir.Schedule, parts: Parts, group: LoopRV | None) -> None:
     """Tile by tile in two passes, through registers, from a copy of the group's pixels with zeros around the image."""
     pad, input_rows, factors = parts.preparation
     if group is not None:

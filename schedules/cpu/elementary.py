@@ -12,7 +12,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
-from tvm_split.schedules.legalize.common import default_legalization
+from tvm_split.schedules.expressions import default_legalization
 
 # Beyond these, the exponent of the result leaves the range of float32.
 EXP_LOWEST, EXP_HIGHEST = -87.33654, 88.72283
@@ -111,19 +111,13 @@ ELEMENTARY: dict[str, Elementary] = {
 }
 
 
-def legalize_elementary(name: str) -> Callable[[BlockBuilder, relax.Call], relax.Expr]:
+def legalize_elementary(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     """Elementwise lowering of one of `ELEMENTARY`; float64 and integers keep TVM's."""
-    function = ELEMENTARY[name]
+    if str(call.ty.dtype) not in ("float32", "float16") or str(call.args[0].ty.dtype) != str(call.ty.dtype):
+        return default_legalization(builder, call)
+    function, name = ELEMENTARY[call.op.name], call.op.name.rsplit(".", 1)[-1]
 
     def compute(x: te.Tensor) -> te.Tensor:
-        def element(*index: Any) -> Any:
-            return function(x[index].astype("float32")).astype(x.dtype)
+        return te.compute(x.shape, lambda *index: function(x[index].astype("float32")).astype(x.dtype), name=name)
 
-        return te.compute(x.shape, element, name=name.rsplit(".", 1)[-1])
-
-    def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-        if str(call.ty.dtype) not in ("float32", "float16") or str(call.args[0].ty.dtype) != str(call.ty.dtype):
-            return default_legalization(builder, call)
-        return builder.call_te(compute, call.args[0], primfunc_name_hint=name.rsplit(".", 1)[-1])
-
-    return legalize
+    return builder.call_te(compute, call.args[0], primfunc_name_hint=name)

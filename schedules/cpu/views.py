@@ -14,8 +14,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from tvm_split.schedules.blocks import INLINE
-from tvm_split.schedules.module_mutator import operator_of
-from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.expressions import operator_of, ravel, static_shape, unravel
 
 Indices = list[Any]
 Step = Callable[[Indices], Indices]
@@ -92,15 +91,8 @@ def _keeps_runs(step: Step, before: Sequence[int], after: Sequence[int], smalles
     run = min(smallest_run, after[-1])
     if after[-1] % run != 0 or (before[-1] % run != 0 and before[-1] != after[-1]):
         return False
-    places = [_flat(step([0] * (len(after) - 1) + [lane]), before) for lane in range(run)]
+    places = [ravel(step([0] * (len(after) - 1) + [lane]), before) for lane in range(run)]
     return places == list(range(places[0], places[0] + run))
-
-
-def _flat(indices: Indices, shape: Sequence[int]) -> int:
-    place = 0
-    for index, extent in zip(indices, shape, strict=True):
-        place = place * extent + int(index)
-    return place
 
 
 def _permuted(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> Step:
@@ -133,15 +125,8 @@ def _reshaped(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> 
     def step(indices: Indices) -> Indices:
         found: Indices = []
         for own, viewed in groups:
-            place: Any = 0
-            for axis in viewed:
-                place = place * after[axis] + indices[axis]
-            inner: Indices = []
-            for position, axis in enumerate(reversed(own)):
-                last = position == len(own) - 1
-                inner.append(place if last else _remainder(place, before[axis]))
-                place = place if last else _quotient(place, before[axis])
-            found += reversed(inner)
+            place = ravel([indices[axis] for axis in viewed], [after[axis] for axis in viewed])
+            found += unravel(place, [before[axis] for axis in own])
         return found
 
     return step
@@ -166,14 +151,6 @@ def _matching_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[
     if own or viewed:
         groups.append((own, viewed))
     return groups
-
-
-def _quotient(place: Any, extent: int) -> Any:
-    return place // extent if isinstance(place, int) else tirx.floordiv(place, extent)
-
-
-def _remainder(place: Any, extent: int) -> Any:
-    return place % extent if isinstance(place, int) else tirx.floormod(place, extent)
 
 
 def _integers(expression: relax.Expr) -> list[int] | None:

@@ -8,14 +8,24 @@ Measured on one core with AVX-512: 80 to 512 channels, window 3, 3000 steps, fro
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
-from tvm_split.schedules.blocked_channels import BINARY, UNARY
-from tvm_split.schedules.constants import array_of
-from tvm_split.schedules.module_mutator import CONV1D, ModuleMutator, is_plain, operator_of, window_of
-from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.cpu.blocked_channels import BINARY, UNARY
+from tvm_split.schedules.expressions import (
+    CONV1D,
+    array_of,
+    constant,
+    is_plain,
+    operator_of,
+    pool_of,
+    static_shape,
+    window_of,
+)
+from tvm_split.schedules.module_mutator import ModuleMutator
 
 POOLS = {"relax.nn.max_pool1d": relax.op.nn.max_pool2d, "relax.nn.avg_pool1d": relax.op.nn.avg_pool2d}
 
@@ -54,13 +64,8 @@ class _Raise(ModuleMutator):
         if operator in UNARY:
             source = self._known(call.args[0])
             return None if source is None else relax.Call(call.op, [source, *call.args[1:]], call.attrs, call.ty_args)
-        if operator in BINARY:
-            return self._binary(call)
-        if operator in POOLS:
-            return self._pool(call)
-        if operator == "relax.concat":
-            return self._concat(call)
-        return None
+        ways = {"relax.concat": self._concat, **dict.fromkeys(BINARY, self._binary), **dict.fromkeys(POOLS, self._pool)}
+        return ways[operator](call) if operator in ways else None
 
     def _convolution(self, call: relax.Call) -> relax.Expr | None:
         weight = array_of(call.args[1])
@@ -69,16 +74,8 @@ class _Raise(ModuleMutator):
         data = self._as_raised(call.args[0])
         if data is None:
             return None
-        window = window_of(call)
-        return relax.op.nn.conv2d(
-            data,
-            relax.const(weight[:, :, None, :], weight.dtype.name),
-            strides=[1, *window["strides"]],
-            padding=_around_width(window["padding"]),
-            dilation=[1, *window["dilation"]],
-            groups=int(call.attrs.groups),
-            out_dtype=window["out_dtype"],
-        )
+        window = _raised(window_of(call))
+        return relax.op.nn.conv2d(data, constant(weight[:, :, None, :]), groups=int(call.attrs.groups), **window)
 
     def _binary(self, call: relax.Call) -> relax.Expr | None:
         if all(self._known(argument) is None for argument in call.args):
@@ -93,15 +90,7 @@ class _Raise(ModuleMutator):
         attributes = call.attrs
         if source is None or str(attributes.layout) != "NCW" or str(attributes.out_layout) not in ("", "NCW"):
             return None
-        return POOLS[operator_of(call)](
-            source,
-            pool_size=[1, *attributes.pool_size],
-            strides=[1, *attributes.strides],
-            padding=_around_width([int(value) for value in attributes.padding]),
-            dilation=[1, *attributes.dilation],
-            ceil_mode=bool(attributes.ceil_mode),
-            count_include_pad=bool(attributes.count_include_pad),
-        )
+        return POOLS[operator_of(call)](source, **_raised(pool_of(call)))
 
     def _concat(self, call: relax.Call) -> relax.Expr | None:
         parts = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else ()
@@ -130,7 +119,7 @@ class _Raise(ModuleMutator):
         with_height = (*shape[:-1], 1, shape[-1])
         array = array_of(expression)
         if array is not None:
-            return relax.const(array.reshape(with_height), array.dtype.name)
+            return constant(array.reshape(with_height))
         if not isinstance(expression, relax.Var):
             return relax.op.reshape(expression, with_height)
         identity = hash(expression)
@@ -141,7 +130,10 @@ class _Raise(ModuleMutator):
         return self._raised[identity]
 
 
-def _around_width(padding: list[int]) -> list[int]:
-    """[left, right] as [top, left, bottom, right]."""
-    left, right = padding if len(padding) == 2 else padding * 2
-    return [0, left, 0, right]
+def _raised(window: dict[str, Any]) -> dict[str, Any]:
+    """A window along one axis as one of an image of height one; padding is then top, left, bottom, right."""
+    left, right = window["padding"] if len(window["padding"]) == 2 else window["padding"] * 2
+    sizes: dict[str, Any] = {
+        name: [1, *window[name]] for name in ("pool_size", "strides", "dilation") if name in window
+    }
+    return {**window, **sizes, "padding": [0, left, 0, right]}

@@ -2,65 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
-from tvm.target import Target
 
 from tvm_split.schedules.blocks import ANCHOR
-from tvm_split.schedules.gpu.families import DEPTHWISE
-from tvm_split.schedules.gpu.tile import Extents, multiprocessors
-from tvm_split.schedules.legalize.common import (
-    OUT_ELEMENTWISE_FUSABLE,
+from tvm_split.schedules.expressions import (
+    FUSABLE,
     accumulator_dtype,
     default_legalization,
+    is_plain,
+    static_shape,
+    window_of,
 )
-from tvm_split.schedules.legalize.gpu_contraction import Contraction, Operand, contract, uses_tensor_cores
-from tvm_split.schedules.module_mutator import is_plain
-from tvm_split.schedules.shapes import static_shape
-
-FUSABLE = {"op_pattern": OUT_ELEMENTWISE_FUSABLE}
+from tvm_split.schedules.gpu.lowering.contraction import Contraction, Operand, contract, uses_tensor_cores
+from tvm_split.schedules.gpu.tile import DEPTHWISE, Extents
 
 
-def legalize_conv2d(target: Target) -> Callable[[BlockBuilder, relax.Call], relax.Expr]:
+def legalize_conv2d(builder: BlockBuilder, call: relax.Call, processors: int) -> relax.Expr:
     """Static shapes in NCHW, any groups; other layouts and symbolic shapes are left to TVM."""
-    processors = multiprocessors(target)
-
-    def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-        data, weight = call.args
-        window = _window(call)
-        if window is None:
-            return default_legalization(builder, call)
-        out_dtype = str(call.ty.dtype)
-        if window.group_inputs == 1:
-            compute = partial(_depthwise, window=window, out_dtype=out_dtype)
-            return builder.call_te(compute, data, weight, primfunc_name_hint="depthwise_conv2d", primfunc_attrs=FUSABLE)
-        # A kernel of its own, which FoldConstant computes where the weight is a constant.
-        by_outputs = uses_tensor_cores(window.extents, str(data.ty.dtype), str(weight.ty.dtype))
-        pack = partial(_pack, groups=window.groups, by_outputs=by_outputs)
-        packed = builder.emit(builder.call_te(pack, weight, primfunc_name_hint="pack_weight"))
-        compute = partial(_dense, window=window, out_dtype=out_dtype, processors=processors, by_outputs=by_outputs)
-        return builder.call_te(compute, data, packed, primfunc_name_hint="conv2d", primfunc_attrs=FUSABLE)
-
-    return legalize
+    data, weight = call.args
+    window = _window(call)
+    if window is None:
+        return default_legalization(builder, call)
+    out_dtype = str(call.ty.dtype)
+    if window.group_inputs == 1:
+        compute = partial(_depthwise, window=window, out_dtype=out_dtype)
+        return builder.call_te(compute, data, weight, primfunc_name_hint="depthwise_conv2d", primfunc_attrs=FUSABLE)
+    # A kernel of its own, which FoldConstant computes where the weight is a constant.
+    by_outputs = uses_tensor_cores(window.extents, str(data.ty.dtype), str(weight.ty.dtype))
+    pack = partial(_pack, groups=window.groups, by_outputs=by_outputs)
+    packed = builder.emit(builder.call_te(pack, weight, primfunc_name_hint="pack_weight"))
+    compute = partial(_dense, window=window, out_dtype=out_dtype, processors=processors, by_outputs=by_outputs)
+    return builder.call_te(compute, data, packed, primfunc_name_hint="conv2d", primfunc_attrs=FUSABLE)
 
 
 @dataclass(frozen=True)
 class _Window:
     """A convolution's sizes: heights before widths."""
 
-    image: tuple[int, int, int, int]
+    image: tuple[int, ...]
     outputs: int
     group_inputs: int
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
-    before: tuple[int, int]
-    after: tuple[int, int]
-    dilation: tuple[int, int]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    dilation: tuple[int, ...]
     groups: int
 
     @property
@@ -99,23 +90,20 @@ class _Window:
 
 
 def _window(call: relax.Call) -> _Window | None:
-    attributes = call.attrs
     data, weight = (static_shape(argument) for argument in call.args)
     if not is_plain(call) or data is None or weight is None or 0 in (*data, *weight):
         return None
-    strides, padding, dilation = (
-        [int(value) for value in values] for values in (attributes.strides, attributes.padding, attributes.dilation)
-    )
+    sizes = window_of(call)
     window = _Window(
-        image=(data[0], data[1], data[2], data[3]),
+        image=data,
         outputs=weight[0],
         group_inputs=weight[1],
-        kernel=(weight[2], weight[3]),
-        strides=(strides[0], strides[1]),
-        before=(padding[0], padding[1]),
-        after=(padding[2], padding[3]),
-        dilation=(dilation[0], dilation[1]),
-        groups=int(attributes.groups),
+        kernel=weight[2:],
+        strides=tuple(sizes["strides"]),
+        before=tuple(sizes["padding"][:2]),
+        after=tuple(sizes["padding"][2:]),
+        dilation=tuple(sizes["dilation"]),
+        groups=int(call.attrs.groups),
     )
     return window if min(window.result) > 0 else None
 

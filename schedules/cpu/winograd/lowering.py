@@ -8,15 +8,37 @@ lies between the pixels it reads and its results. Tiles of a group are padded to
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import te, tirx
 
 from tvm_split.schedules.blocks import ANCHOR
 from tvm_split.schedules.cpu.register_tile import padded_extent
-from tvm_split.schedules.cpu.winograd_choice import COLUMNS, FAMILY, STAGED, Winograd
+from tvm_split.schedules.cpu.winograd.transform import TAPS, transformed_input, transformed_output
 from tvm_split.schedules.traits import Traits
-from tvm_split.schedules.winograd_transform import TAPS, transformed_input, transformed_output
+
+FAMILY = "winograd"
+STAGED = "tvm_split.winograd_staged"
+"""Annotation of the anchor: whether its three steps are loops of their own (1) or one loop over groups (0)."""
+COLUMNS = "tvm_split.winograd_columns"
+"""Annotation of the anchor: how many of a group's tiles lie side by side."""
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """The sizes the method leaves open: what tuning would choose.
+
+    A tile has ``outputs`` x ``outputs`` results (2 or 4). A group has ``rows`` x ``columns`` tiles of one image.
+    ``staged``: input transform, products and output transform are parallel loops of their own, with all images' values
+    between them in memory, and a group is an image; otherwise one parallel loop over groups does all three, and the
+    values between stay in its cache.
+    """
+
+    outputs: int
+    rows: int
+    columns: int
+    staged: bool
 
 
 def winograd_conv2d(
@@ -24,8 +46,8 @@ def winograd_conv2d(
 ) -> te.Tensor:
     """The convolution of data [N, I/i, H, W, i] with a kernel of 3 x 3, stride and dilation 1: [N, O/o, H', W', o].
 
-    ``weight`` is [tile, tile, O/o, I/i, i, o], made by `schedules.winograd_transform.transformed_kernel`; ``padding``
-    is top, left, bottom, right.
+    ``weight`` is [tile, tile, O/o, I/i, i, o], made by `transformed_kernel`; ``padding`` is top, left, bottom,
+    right.
     """
     batch, channels, height, width, input_lanes = (int(extent) for extent in data.shape)
     size, _, blocks, _, _, lanes = (int(extent) for extent in weight.shape)

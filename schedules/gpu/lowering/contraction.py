@@ -18,7 +18,8 @@ from typing import Any
 from tvm import te, tirx
 
 from tvm_split.schedules.blocks import ANCHOR
-from tvm_split.schedules.gpu.families import (
+from tvm_split.schedules.expressions import accumulator_dtype
+from tvm_split.schedules.gpu.tile import (
     DEPTH_FIRST,
     FETCH,
     FEW_ROWS,
@@ -29,9 +30,13 @@ from tvm_split.schedules.gpu.families import (
     TILE,
     TILED,
     VECTORS,
+    Extents,
+    FragmentTile,
+    Tile,
+    choose_fragment_tile,
+    choose_slices,
+    choose_tile,
 )
-from tvm_split.schedules.gpu.tile import Extents, choose_fragment_tile, choose_slices, choose_tile
-from tvm_split.schedules.legalize.common import accumulator_dtype
 
 Element = Callable[[Any, Any, Any, Any], Any]
 """An operand's value at (batch, position, channel, row or column)."""
@@ -90,19 +95,12 @@ def contract(contraction: Contraction, family: str, processors: int) -> Product:
     if contraction.rows <= MOST_ROWS:
         return _few_rows(contraction, processors)
     if contraction.columns <= MOST_ROWS:
-        turned = _few_rows(
-            replace(
-                contraction,
-                left=contraction.right,
-                right=contraction.left,
-                rows=contraction.columns,
-                columns=contraction.rows,
-            ),
-            processors,
-        )
+        left, right, rows, columns = contraction.right, contraction.left, contraction.columns, contraction.rows
+        exchanged = replace(contraction, left=left, right=right, rows=rows, columns=columns)
+        turned = _few_rows(exchanged, processors)
         return lambda batch, row, column: turned(batch, column, row)
     if uses_tensor_cores(contraction.extents, contraction.left.dtype, contraction.right.dtype):
-        return _fragments(contraction, processors)
+        return _tiled(contraction, TENSOR_CORE, processors)
     return _tiled(contraction, family, processors)
 
 
@@ -150,36 +148,48 @@ def _element(contraction: Contraction, operand: Operand, steps: _Steps) -> Eleme
 
 
 def _tiled(contraction: Contraction, family: str, processors: int) -> Product:
-    """Extents padded to whole tiles, with zeros that the views give."""
-    tile, slices = choose_tile(contraction.extents, processors)
+    """Extents padded to whole tiles, with zeros that the views give.
+
+    For tensor cores the left operand is read by rows, as it lies in memory.
+    """
+    on_tensor_cores = family == TENSOR_CORE
+    choose: Callable[[Extents, int], tuple[Tile | FragmentTile, int]]
+    choose = choose_fragment_tile if on_tensor_cores else choose_tile
+    tile, slices = choose(contraction.extents, processors)
     steps = _steps(contraction, slices, tile.depth)
     rows, columns = _whole(contraction.rows, 1, tile.rows), _whole(contraction.columns, 1, tile.columns)
-    outer = (contraction.batch, steps.positions, steps.padded_channels)
-    left = _view(
-        replace(contraction.left, element=_element(contraction, contraction.left, steps)),
-        (*outer, rows),
-        (steps.channels, contraction.rows),
-        "left",
-    )
-    right = _view(
-        replace(contraction.right, element=_element(contraction, contraction.right, steps)),
-        (*outer, columns),
-        (steps.channels, contraction.columns),
-        "right",
-    )
-    accumulator = accumulator_dtype(contraction.out_dtype)
+    outer, summed = (contraction.batch, steps.positions), steps.padded_channels
+    by_depth = _element(contraction, contraction.left, steps)
+    if on_tensor_cores:
+        operand = Operand(
+            lambda batch, position, row, channel: by_depth(batch, position, channel, row),
+            contraction.left.dtype,
+            contraction.left.contiguous_depth,
+        )
+        left = _view(operand, (*outer, rows, summed), (contraction.rows, steps.channels), "left")
+    else:
+        operand = replace(contraction.left, element=by_depth)
+        left = _view(operand, (*outer, summed, rows), (steps.channels, contraction.rows), "left")
+    operand = replace(contraction.right, element=_element(contraction, contraction.right, steps))
+    right = _view(operand, (*outer, summed, columns), (steps.channels, contraction.columns), "right")
+    accumulator = accumulator_dtype(contraction.out_dtype) if not on_tensor_cores else "float32"
     position, channel = steps.axes()
 
     def element(part: Any, batch: Any, row: Any, column: Any) -> Any:
-        at = (batch, position, part * steps.slice_channels + channel)
-        value = left[(*at, row)].astype(accumulator) * right[(*at, column)].astype(accumulator)
+        k = part * steps.slice_channels + channel
+        factor = left[batch, position, row, k] if on_tensor_cores else left[batch, position, k, row]
+        value = factor.astype(accumulator) * right[batch, position, k, column].astype(accumulator)
         return te.sum(value, axis=[position, channel])
 
     product = te.compute(
         (steps.slices, contraction.batch, rows, columns),
         element,
         name=family,
-        attrs={ANCHOR: f"{TILED}{family}", TILE: tile.name, STORE: _vector(contraction.contiguous)},
+        attrs={
+            ANCHOR: TENSOR_CORE if on_tensor_cores else f"{TILED}{family}",
+            TILE: tile.name,
+            STORE: _vector(contraction.contiguous),
+        },
     )
     return _added_up(product, steps.slices)
 
@@ -207,45 +217,6 @@ def _few_rows(contraction: Contraction, processors: int) -> Product:
         attrs={ANCHOR: FEW_ROWS},
     )
     return _added_up(product, slices)
-
-
-def _fragments(contraction: Contraction, processors: int) -> Product:
-    """For tensor cores: the left operand by rows, as it lies in memory; extents padded to whole tiles."""
-    tile, slices = choose_fragment_tile(contraction.extents, processors)
-    steps = _steps(contraction, slices, tile.depth)
-    rows, columns = _whole(contraction.rows, 1, tile.rows), _whole(contraction.columns, 1, tile.columns)
-    outer = (contraction.batch, steps.positions)
-    by_depth = _element(contraction, contraction.left, steps)
-    left = _view(
-        Operand(
-            lambda batch, position, row, channel: by_depth(batch, position, channel, row),
-            contraction.left.dtype,
-            contraction.left.contiguous_depth,
-        ),
-        (*outer, rows, steps.padded_channels),
-        (contraction.rows, steps.channels),
-        "left",
-    )
-    right = _view(
-        replace(contraction.right, element=_element(contraction, contraction.right, steps)),
-        (*outer, steps.padded_channels, columns),
-        (steps.channels, contraction.columns),
-        "right",
-    )
-    position, channel = steps.axes()
-
-    def element(part: Any, batch: Any, row: Any, column: Any) -> Any:
-        at = part * steps.slice_channels + channel
-        factors = (left[batch, position, row, at], right[batch, position, at, column])
-        return te.sum(factors[0].astype("float32") * factors[1].astype("float32"), axis=[position, channel])
-
-    product = te.compute(
-        (steps.slices, contraction.batch, rows, columns),
-        element,
-        name=TENSOR_CORE,
-        attrs={ANCHOR: TENSOR_CORE, TILE: tile.name, STORE: _vector(contraction.contiguous)},
-    )
-    return _added_up(product, steps.slices)
 
 
 def _view(operand: Operand, shape: tuple[int, int, int, int], extents: tuple[int, int], name: str) -> te.Tensor:

@@ -20,63 +20,58 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import IndexMap
 
-from tvm_split.schedules.constants import array_of
-from tvm_split.schedules.module_mutator import CONV2D, ORIGINS_ATTRIBUTE, operator_of, origins_of
-from tvm_split.schedules.shapes import static_shape
+from tvm_split.schedules.expressions import (
+    CONV2D,
+    array_of,
+    constant,
+    is_plain,
+    operator_of,
+    pool_of,
+    static_shape,
+    window_of,
+)
+from tvm_split.schedules.module_mutator import ORIGINS_ATTRIBUTE, origins_of
+from tvm_split.schedules.traits import Traits, channel_block
 
 UNARY = frozenset(
     f"relax.{name}"
-    for name in [
-        "abs",
-        "astype",
-        "ceil",
-        "clip",
-        "cos",
-        "erf",
-        "exp",
-        "floor",
-        "log",
-        "negative",
-        "round",
-        "rsqrt",
-        "sigmoid",
-        "sin",
-        "sqrt",
-        "square",
-        "tanh",
-        "nn.relu",
-        "nn.leakyrelu",
-        "nn.gelu",
-        "nn.gelu_tanh",
-        "nn.selu",
-        "nn.silu",
-        "nn.softplus",
-        "nn.relu6",
-    ]
-)
+    for name in (
+        "abs", "astype", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative", "round", "rsqrt", "sigmoid",
+        "sin", "sqrt", "square", "tanh", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.gelu_tanh", "nn.selu", "nn.silu",
+        "nn.softplus", "nn.relu6",
+    )
+)  # fmt: skip
 BINARY = frozenset(f"relax.{name}" for name in ["add", "subtract", "multiply", "divide", "maximum", "minimum", "power"])
 POOLS = frozenset(f"relax.nn.{name}" for name in ("max_pool2d", "avg_pool2d"))
 
-Layouts = tuple[str, str, str]
-"""A convolution's data, kernel and output layout: ``("NCHW16c", "OIHW16i16o", "NCHW16c")``."""
-ChooseLayouts = Callable[[relax.Call], Layouts | None]
-"""From a convolution to the layouts it shall have, or None to leave it alone."""
 
-
-def carry_blocked_channels(module: tvm.IRModule, choose: ChooseLayouts) -> tvm.IRModule:
-    """Every Relax function of the module, with blocked convolutions where ``choose`` says so."""
+def carry_blocked_channels(module: tvm.IRModule, traits: Traits) -> tvm.IRModule:
+    """Every Relax function of the module, with blocked convolutions where `_blocks_of` says so."""
     updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
     for variable, function in module.functions_items():
         if isinstance(function, relax.Function):
-            updated[variable] = _Carrier(choose, origins_of(function)).rewritten(function)
+            updated[variable] = _Carrier(traits, origins_of(function)).rewritten(function)
     return relax.transform.DeadCodeElimination()(updated)
+
+
+def _blocks_of(call: relax.Call, traits: Traits) -> tuple[int | None, int] | None:
+    """The blocks of a convolution's input (None: it stays plain) and output channels; None to leave it as it is."""
+    data, weight = (static_shape(argument) for argument in call.args)
+    if data is None or weight is None or array_of(call.args[1]) is None or not is_plain(call):
+        return None
+    groups, inputs, outputs = int(call.attrs.groups), data[1], weight[0]
+    output_block = channel_block(outputs if groups in (1, inputs) else outputs // groups, traits)
+    input_block = output_block if groups == inputs == outputs else channel_block(inputs // groups, traits)
+    if output_block is None or (groups != 1 and input_block is None):
+        return None
+    return input_block, output_block
 
 
 class _Carrier:
     """Knows for every variable of the old function its plain form, its blocked form, or both."""
 
-    def __init__(self, choose: ChooseLayouts, origins: dict[str, str]) -> None:
-        self._choose = choose
+    def __init__(self, traits: Traits, origins: dict[str, str]) -> None:
+        self._traits = traits
         self._origins = origins
         self._builder = relax.BlockBuilder()
         # By the hash of the variable, which is its identity: names need not be unique.
@@ -147,26 +142,21 @@ class _Carrier:
         return None
 
     def _convolution(self, call: relax.Call) -> tuple[relax.Call, int] | None:
-        layouts, kernel = self._choose(call), array_of(call.args[1])
-        if layouts is None or kernel is None:
+        blocks, kernel = _blocks_of(call, self._traits), array_of(call.args[1])
+        if blocks is None:
             return None
-        data_layout, kernel_layout, out_layout = layouts
-        size = _block_of(out_layout)
-        if size is None:
-            return None
-        input_size = _block_of(data_layout)
+        input_size, size = blocks
         data = self._plain_form(call.args[0]) if input_size is None else self._blocked_as(call.args[0], input_size)
+        # One input channel a group: the weight has no block of them.
+        weight_size = input_size if kernel.shape[1] != 1 or int(call.attrs.groups) == 1 else None
         convolution = relax.op.nn.conv2d(
             data,
-            relax.const(_blocked_kernel(kernel, kernel_layout), kernel.dtype.name),
-            strides=call.attrs.strides,
-            padding=call.attrs.padding,
-            dilation=call.attrs.dilation,
+            constant(_blocked_kernel(kernel, weight_size, size)),
             groups=call.attrs.groups,
-            data_layout=data_layout,
-            kernel_layout=kernel_layout,
-            out_layout=out_layout,
-            out_dtype=call.attrs.out_dtype,
+            data_layout="NCHW" if input_size is None else f"NCHW{input_size}c",
+            kernel_layout=f"OIHW{size}o" if weight_size is None else f"OIHW{weight_size}i{size}o",
+            out_layout=f"NCHW{size}c",
+            **window_of(call),
         )
         return convolution, size
 
@@ -196,7 +186,7 @@ class _Carrier:
         if array is not None and len(shape) in (3, 4):
             array = array.reshape((1,) * (4 - array.ndim) + array.shape)
             if array.shape[1] == whole[1]:
-                return relax.const(_blocked_array(array, size), array.dtype.name)
+                return constant(_blocked_array(array, size))
             return None
         return self._blocked_as(argument, size) if tuple(shape) == tuple(whole) else None
 
@@ -206,18 +196,7 @@ class _Carrier:
             return None
         layout = f"NCHW{source[1]}c"
         pool = relax.op.nn.max_pool2d if call.op.name == "relax.nn.max_pool2d" else relax.op.nn.avg_pool2d
-        pooled = pool(
-            source[0],
-            pool_size=call.attrs.pool_size,
-            strides=call.attrs.strides,
-            padding=call.attrs.padding,
-            dilation=call.attrs.dilation,
-            ceil_mode=bool(call.attrs.ceil_mode),
-            count_include_pad=bool(call.attrs.count_include_pad),
-            layout=layout,
-            out_layout=layout,
-        )
-        return pooled, source[1]
+        return pool(source[0], **pool_of(call), layout=layout, out_layout=layout), source[1]
 
     def _concat(self, call: relax.Call) -> tuple[relax.Call, int] | None:
         parts = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else ()
@@ -299,12 +278,6 @@ def _call(call: relax.Call, operands: Sequence[relax.Expr]) -> relax.Call:
     return relax.Call(call.op, list(operands), call.attrs, call.ty_args)
 
 
-def _block_of(layout: str) -> int | None:
-    """16 for ``NCHW16c``, None for ``NCHW``."""
-    digits = layout.removeprefix("NCHW").removesuffix("c")
-    return int(digits) if digits.isdigit() else None
-
-
 def _blocked_array(array: np.ndarray, size: int) -> np.ndarray:
     """[N, C, H, W] as [N, C / size, H, W, size]."""
     batch, channels, height, width = array.shape
@@ -312,15 +285,9 @@ def _blocked_array(array: np.ndarray, size: int) -> np.ndarray:
     return np.ascontiguousarray(split.transpose(0, 1, 3, 4, 2))
 
 
-def _blocked_kernel(kernel: np.ndarray, layout: str) -> np.ndarray:
-    """[O, I, H, W] in ``OIHW[i]i[o]o`` ([O/o, I/i, H, W, i, o]) or ``OIHW[o]o`` ([O/o, I, H, W, o])."""
-    blocks = layout.removeprefix("OIHW")
-    inner, outer = blocks.split("i") if "i" in blocks else ("", blocks)
-    output_size = int(outer.removesuffix("o"))
+def _blocked_kernel(kernel: np.ndarray, input_size: int | None, size: int) -> np.ndarray:
+    """[O, I, H, W] as [O/o, I/i, H, W, i, o], or, without ``input_size``, as [O/o, I, H, W, o]."""
     outputs, inputs, height, width = kernel.shape
-    if not inner:
-        split = kernel.reshape(outputs // output_size, output_size, inputs, height, width)
-        return np.ascontiguousarray(split.transpose(0, 2, 3, 4, 1))
-    input_size = int(inner)
-    split = kernel.reshape(outputs // output_size, output_size, inputs // input_size, input_size, height, width)
-    return np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
+    split = kernel.reshape(outputs // size, size, inputs // (input_size or 1), input_size or 1, height, width)
+    blocked = np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
+    return blocked if input_size is not None else blocked[:, :, :, :, 0]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.polynomial.polynomial import polyfromroots
 
 TAPS = 3
 # Every point stands for itself and its negative; zero and infinity belong to all. One pair for 2 outputs, two for 4.
@@ -35,28 +36,22 @@ def input_matrix(outputs: int) -> np.ndarray:
     size = tile_size(outputs)
     matrix = np.zeros((size, size))
     for row in range(len(points)):
-        matrix[row, : size - 1] = _polynomial([*points[:row], *points[row + 1 :]])
-    matrix[-1] = _polynomial(points)
+        matrix[row, : size - 1] = polyfromroots([*points[:row], *points[row + 1 :]])
+    matrix[-1] = polyfromroots(points)
     return matrix
 
 
 def weight_matrix(outputs: int) -> np.ndarray:
     """[tile, 3] in float64: the filter's values at the points, over Lagrange's denominators."""
-    points = _points(outputs)
-    rows = []
-    for row, point in enumerate(points):
-        others = [*points[:row], *points[row + 1 :]]
-        denominator = float(np.prod([point - other for other in others]))
-        rows.append([point**power / denominator for power in range(TAPS)])
-    return np.array([*rows, [0.0, 0.0, 1.0]])
+    points = np.array(_points(outputs))
+    denominators = [np.prod(point - np.delete(points, row)) for row, point in enumerate(points)]
+    return np.vstack([np.vander(points, TAPS, increasing=True) / np.array(denominators)[:, None], [0.0, 0.0, 1.0]])
 
 
 def output_matrix(outputs: int) -> np.ndarray:
     """[outputs, tile] in float64: powers of the points; infinity has only the highest."""
-    points = _points(outputs)
-    matrix = np.zeros((outputs, tile_size(outputs)))
-    for power in range(outputs):
-        matrix[power, :-1] = [point**power for point in points]
+    matrix = np.vander([*_points(outputs), 0.0], outputs, increasing=True).T
+    matrix[:, -1] = 0.0
     matrix[-1, -1] = 1.0
     return matrix
 
@@ -117,11 +112,3 @@ def combined(weights: Sequence[float] | np.ndarray, values: Sequence[Any]) -> An
 
 def _points(outputs: int) -> list[float]:
     return [0.0, *(sign * point for point in POINT_PAIRS[outputs] for sign in (1.0, -1.0))]
-
-
-def _polynomial(roots: Sequence[float]) -> np.ndarray:
-    """Coefficients of the monic polynomial with these roots, the constant first."""
-    coefficients = np.array([1.0])
-    for root in roots:
-        coefficients = np.convolve(coefficients, [-root, 1.0])
-    return coefficients

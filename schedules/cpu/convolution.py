@@ -1,0 +1,151 @@
+"""relax.nn.conv2d over blocked channels: its lowering to TE, and the templates of its dense and depthwise kernels.
+
+Direct convolution: one row of output pixels times one or more channel blocks in registers (Georganas et al., Anatomy of
+High-Performance Deep Learning Convolutions on SIMD Architectures, 2018). Edges are padded to whole register tiles.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.relax import BlockBuilder
+
+from tvm_split.schedules.blocks import ANCHOR
+from tvm_split.schedules.cpu.contraction import LoopRoles, Tiling
+from tvm_split.schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
+from tvm_split.schedules.cpu.tiling_space import contraction_template
+from tvm_split.schedules.expressions import FUSABLE, accumulator_dtype, default_legalization, window_of
+from tvm_split.schedules.traits import Traits
+
+DENSE, DEPTHWISE = "conv2d_blocked", "depthwise_conv2d_blocked"
+# Weights below this stay in the second-level cache of one core next to a few rows of the image: then threads share rows
+# of the image and each reads all weights; above, threads share channels and each reads the whole image.
+LARGEST_SHARED_WEIGHTS_BYTES = 768 * 1024
+
+# Weights of one tile of channels above this leave the first-level cache between two tiles of pixels ...
+LARGEST_ONE_PASS_BYTES = 80 * 1024
+# ... so they come in chunks of this, next to the sums of a group of rows of at most that.
+CHUNK_BYTES = 20 * 1024
+GROUP_BYTES = 16 * 1024
+SMALLEST_UNITS = 8
+SMALLEST_REUSE = 4
+LARGEST_NEAR_GROUP = 4
+DEPTHWISE_GROUP_BYTES = 32 * 1024
+
+
+def legalize_conv2d(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
+    """Layouts as `schedules.cpu.blocked_channels` chooses them; others are left to TVM's own legalization."""
+    data, weight = call.args
+    if not str(call.attrs.out_layout).endswith("c"):
+        return default_legalization(builder, call)
+    window = {**window_of(call), "out_dtype": str(call.ty.dtype)}
+    groups = int(call.attrs.groups)
+    # Depthwise weights hold one input channel a group and no block of them: OIHW16o.
+    depthwise = groups > 1 and len(weight.ty.shape) == 5
+    compute = partial(_convolution, **window, traits=traits, groups=groups, depthwise=depthwise)
+    name = "depthwise_conv2d" if depthwise else "conv2d"
+    return builder.call_te(compute, data, weight, primfunc_name_hint=name, primfunc_attrs=FUSABLE)
+
+
+def _convolution(
+    data: te.Tensor,
+    weight: te.Tensor,
+    strides: list[int],
+    padding: list[int],
+    dilation: list[int],
+    out_dtype: str,
+    traits: Traits,
+    groups: int,
+    depthwise: bool,
+) -> te.Tensor:
+    """Data [N, I/i, H, W, i] or [N, I, H, W]; weight [O/o, I/i, kh, kw, i, o] or [O/o, I, kh, kw, o].
+
+    With groups, the weight's I is that of one group, and blocks do not cross groups; ``depthwise``, it is 1.
+    """
+    batch, sizes = int(data.shape[0]), [int(extent) for extent in data.shape[2:4]]
+    blocks, channels, *kernel = (int(extent) for extent in weight.shape[:4])
+    lanes = int(weight.shape[-1])
+    reach = [step * (extent - 1) + 1 for step, extent in zip(dilation, kernel, strict=True)]
+    padded = [size + padding[axis] + padding[axis + 2] for axis, size in enumerate(sizes)]
+    out_h, out_w = ((padded[axis] - reach[axis]) // strides[axis] + 1 for axis in (0, 1))
+    tiled_w = padded_extent(out_w, 1 if depthwise else blocks, traits)
+    needed = [(extent - 1) * strides[axis] + reach[axis] for axis, extent in enumerate((out_h, tiled_w))]
+    if not any(padding):
+        needed = [max(pair) for pair in zip(needed, sizes, strict=True)]
+    source = _padded(data, padding, *needed)
+    dtype = accumulator_dtype(out_dtype)
+    reduce_h, reduce_w = (te.reduce_axis((0, extent), name=f"k{'hw'[axis]}") for axis, extent in enumerate(kernel))
+    reduce_block = [] if depthwise else [te.reduce_axis((0, channels), name="ic")]
+    reduce_lane = [] if depthwise or len(data.shape) == 4 else [te.reduce_axis((0, int(data.shape[4])), name="il")]
+
+    def element(n: Any, o: Any, h: Any, w: Any, lane: Any) -> Any:
+        row = h * strides[0] + reduce_h * dilation[0]
+        column = w * strides[1] + reduce_w * dilation[1]
+        if depthwise:
+            value, factor = source[n, o, row, column, lane], weight[o, 0, reduce_h, reduce_w, lane]
+        else:
+            (own,) = reduce_block
+            block = own if groups == 1 else o // (blocks // groups) * channels + own
+            value = source[(n, block, row, column, *reduce_lane)]
+            factor = weight[(o, own, reduce_h, reduce_w, *reduce_lane, lane)]
+        return te.sum(value.astype(dtype) * factor.astype(dtype), [*reduce_block, reduce_h, reduce_w, *reduce_lane])
+
+    name, family = ("depthwise_conv2d", DEPTHWISE) if depthwise else ("conv2d", DENSE)
+    product = te.compute((batch, blocks, out_h, tiled_w, lanes), element, name=name, attrs={ANCHOR: family})
+    shape = (batch, blocks, out_h, out_w, lanes)
+    return te.compute(shape, lambda *index: product[index].astype(out_dtype), name="store")
+
+
+def _padded(data: te.Tensor, padding: list[int], height: int, width: int) -> te.Tensor:
+    """Data [N, C, H, W(, c)] with zeros around it, [N, C, height, width(, c)]; itself where nothing is added."""
+    shape = [int(extent) for extent in data.shape]
+    top, left = padding[0], padding[1]
+    if (top, left, height, width) == (0, 0, shape[2], shape[3]):
+        return data
+
+    def element(n: Any, c: Any, h: Any, w: Any, *lane: Any) -> Any:
+        inside = tirx.all(h >= top, h < top + shape[2], w >= left, w < left + shape[3])
+        return tirx.if_then_else(inside, data[(n, c, h - top, w - left, *lane)], tirx.const(0, data.dtype))
+
+    return te.compute([*shape[:2], height, width, *shape[4:]], element, name="pad")
+
+
+def _roles(extents: tuple[int, ...]) -> LoopRoles:
+    """Anchor iterators: n, channel block, h, w, lane | [input channel block, ]kh, kw[, input lane]."""
+    return LoopRoles(batch=(0,), blocks=1, height=2, rows=3, lanes=4, reduction=tuple(range(5, len(extents))))
+
+
+def _dense_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
+    tile = dividing_tile(extents[3], extents[1], traits)
+    lanes, channels, window = extents[4], extents[5], prod(extents[6:])
+    step_bytes = 4 * lanes * tile.blocks * window
+    weights_bytes = 4 * lanes * extents[1] * channels * window
+    units = extents[0] * extents[1] // tile.blocks
+    groups = [rows for rows in divisors(extents[2]) if units * (extents[2] // rows) >= SMALLEST_UNITS] or [1]
+    shares_image = weights_bytes > LARGEST_SHARED_WEIGHTS_BYTES
+    # Rows that share a tile's weights give the next ones time to come from memory: 256 to 1024 channels of 14 x 14 rise
+    # from 173 to 193 GFLOP/s. Where all weights stay in cache it is the rows that should stay nearer, but a few
+    # together read fewer weights: 256 to 512 channels of 28 x 28 rise from 165 to 178.
+    chunk, group = None, groups[-1] if shares_image else max(rows for rows in groups if rows <= LARGEST_NEAR_GROUP)
+    if step_bytes * channels > LARGEST_ONE_PASS_BYTES:
+        row_bytes = 4 * lanes * tile.blocks * extents[3]
+        small = max((rows for rows in groups if rows * row_bytes <= GROUP_BYTES), default=1)
+        if small * extents[3] // tile.rows >= SMALLEST_REUSE:
+            fitting = [divisor for divisor in divisors(channels) if divisor * step_bytes <= CHUNK_BYTES]
+            chunk, group = max(fitting, default=1), small
+    return Tiling(tile, chunk, group, blocks_outermost=shares_image, unroll=4 if extents[-1] % 4 == 0 else 1)
+
+
+def _depthwise_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
+    # Padding the whole image first costs as much as the convolution, which does only nine multiply-adds an element.
+    row_bytes = 4 * extents[3] * extents[4]
+    group = max((rows for rows in divisors(extents[2]) if rows * row_bytes <= DEPTHWISE_GROUP_BYTES), default=1)
+    tile = dividing_tile(extents[3], 1, traits)
+    return Tiling(tile, None, group, blocks_outermost=True, unroll=extents[-1], prepare_inside=True)
+
+
+CONV2D = contraction_template("conv2d", DENSE, _roles, _dense_tiling)
+DEPTHWISE_CONV2D = contraction_template("depthwise_conv2d", DEPTHWISE, _roles, _depthwise_tiling, chunks=False)

@@ -1,0 +1,103 @@
+"""Reading Relax expressions: operators, static shapes, constants, convolutions; and what all lowerings share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+from tvm.relax import BlockBuilder
+
+Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
+"""How an operator is lowered, as ``relax.transform.LegalizeOps`` takes it."""
+
+CONV1D, CONV2D = "relax.nn.conv1d", "relax.nn.conv2d"
+PLAIN_LAYOUTS = {CONV1D: ("NCW", "OIW", "NCW"), CONV2D: ("NCHW", "OIHW", "NCHW")}
+NUMPY_TYPES = frozenset(["float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"])
+
+FUSABLE = {"op_pattern": 4}
+"""PrimFunc attributes, of relax's OpPatternKind: elementwise functions that follow are fused into this one."""
+
+
+def operator_of(expression: Any) -> str:
+    """The name of the operator that an expression calls (``relax.add``), or an empty string."""
+    if isinstance(expression, relax.Call) and isinstance(expression.op, tvm.ir.Op):
+        return str(expression.op.name)
+    return ""
+
+
+def static_shape(expression: relax.Expr) -> tuple[int, ...] | None:
+    """The shape where every extent is a known integer; None for symbolic extents and for what is no tensor."""
+    values = getattr(getattr(expression.ty, "shape", None), "values", None)
+    if values is None or not all(isinstance(value, tirx.IntImm) for value in values):
+        return None
+    return tuple(int(value) for value in values)
+
+
+def array_of(expression: relax.Expr) -> Any:
+    """A constant's numpy array, not copied; None for other expressions, and for types numpy does not have."""
+    if not isinstance(expression, tvm.ir.GenericConst) or not isinstance(expression.value, tvm.runtime.Tensor):
+        return None
+    if str(expression.value.dtype) not in NUMPY_TYPES:
+        return None
+    return np.from_dlpack(expression.value)
+
+
+def constant(array: np.ndarray) -> relax.Expr:
+    """A constant of the array's own dtype; ``relax.const`` by itself makes float32 of float64."""
+    return relax.const(array, array.dtype.name)
+
+
+def is_plain(call: relax.Call) -> bool:
+    """Whether a convolution's data, weight and result are in the layouts that frontends make."""
+    layouts = tuple(str(getattr(call.attrs, name)) for name in ("data_layout", "kernel_layout", "out_layout"))
+    return layouts == PLAIN_LAYOUTS.get(operator_of(call))
+
+
+def window_of(call: relax.Call) -> dict[str, Any]:
+    """A convolution's strides, padding, dilation and dtype as keywords for making another."""
+    window = {name: [int(each) for each in getattr(call.attrs, name)] for name in ("strides", "padding", "dilation")}
+    return {**window, "out_dtype": call.attrs.out_dtype}
+
+
+def pool_of(call: relax.Call) -> dict[str, Any]:
+    """A pooling's window and how its edges count, as keywords for making another."""
+    sizes = ("pool_size", "strides", "padding", "dilation")
+    window = {name: [int(each) for each in getattr(call.attrs, name)] for name in sizes}
+    return {**window, **{name: bool(getattr(call.attrs, name)) for name in ("ceil_mode", "count_include_pad")}}
+
+
+def broadcast_index(index: Sequence[Any], shape: Sequence[int]) -> list[Any]:
+    """The indices of a tensor of this shape that is broadcast, from those of the result."""
+    own = index[len(index) - len(shape) :]
+    return [0 if extent == 1 else value for value, extent in zip(own, shape, strict=True)]
+
+
+def ravel(index: Sequence[Any], extents: Sequence[int]) -> Any:
+    """The place of an element in row-major order."""
+    place: Any = 0
+    for value, extent in zip(index, extents, strict=True):
+        place = place * extent + value
+    return place
+
+
+def unravel(place: Any, extents: Sequence[int]) -> list[Any]:
+    """The indices of the element at a place in row-major order."""
+    index: list[Any] = []
+    for extent in reversed(extents[1:]):
+        index.append(place % extent)
+        place = place // extent
+    return [*([place] if extents else []), *reversed(index)]
+
+
+def default_legalization(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+    """TVM's own lowering of the operator; the call itself where it has none."""
+    legalize = call.op.get_attr("FLegalize")
+    return call if legalize is None else legalize(builder, call)
+
+
+def accumulator_dtype(out_dtype: str) -> str:
+    """Half precision accumulates in float32: 1000 terms of float16 would lose three digits."""
+    return "float32" if out_dtype in ("float16", "bfloat16") else out_dtype

@@ -1,0 +1,64 @@
+"""Largest and smallest values over axes, and values within bounds -> TE.
+
+TVM's reductions start from the largest finite number, and answer that for a row of -inf; its bounds are a maximum and a
+minimum, which answer the bound for NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.relax import BlockBuilder
+
+from tvm_split.schedules.expressions import default_legalization, static_shape
+
+
+def legalize_extreme(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+    """``relax.max`` or ``relax.min``; integers and symbolic shapes are left to TVM."""
+    shape, dtype, name = static_shape(call.args[0]), str(call.ty.dtype), call.op.name.rsplit(".", 1)[-1]
+    if shape is None or dtype not in ("float32", "float64", "float16", "bfloat16"):
+        return default_legalization(builder, call)
+    given = range(len(shape)) if call.attrs.axis is None else call.attrs.axis
+    reduced = sorted(int(axis) % len(shape) for axis in given)
+    keeps = bool(call.attrs.keepdims)
+    combine, nothing, word = (tirx.max, "-inf", "largest") if name == "max" else (tirx.min, "inf", "smallest")
+    reducer = te.comm_reducer(lambda x, y: combine(x, y), lambda _: tirx.const(float(nothing), dtype), name=word)
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        axes = {axis: te.reduce_axis((0, shape[axis]), name=f"k{axis}") for axis in reduced}
+        result = [1 if axis in axes else size for axis, size in enumerate(shape) if keeps or axis not in axes]
+
+        def extreme(*index: Any) -> Any:
+            kept = iter(index)
+            places = []
+            for axis in range(len(shape)):
+                place = next(kept) if keeps or axis not in axes else None
+                places.append(axes.get(axis, place))
+            return reducer(x[tuple(places)], axis=list(axes.values()))
+
+        return te.compute(result, extreme, name=name)
+
+    return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
+
+
+def legalize_bounds(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+    """``relax.clip``, ``relax.nn.relu`` or ``relax.nn.relu6`` of a float; NaN stays NaN, which costs nothing.
+
+    A comparison with NaN is false. x86's maximum gives its second operand where one is NaN, and LLVM takes it for this.
+    """
+    dtype, name = str(call.ty.dtype), call.op.name.rsplit(".", 1)[-1]
+    if not dtype.startswith("float"):
+        return default_legalization(builder, call)
+    limits = [each.value for each in call.args[1:]] if name == "clip" else [0.0, 6.0 if name == "relu6" else None]
+    low, high = (None if limit is None else tirx.const(float(limit), dtype) for limit in limits)
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        def element(*index: Any) -> Any:
+            value = x[index]
+            value = value if low is None else tirx.Select(value < low, low, value)
+            return value if high is None else tirx.Select(value > high, high, value)
+
+        return te.compute(x.shape, element, name=name)
+
+    return builder.call_te(compute, call.args[0], primfunc_name_hint=name)

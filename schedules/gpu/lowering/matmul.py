@@ -1,0 +1,65 @@
+"""relax.matmul for a GPU, as a batch of contractions."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+from tvm import relax, te
+from tvm.relax import BlockBuilder
+
+from tvm_split.schedules.expressions import FUSABLE, broadcast_index, default_legalization, ravel, static_shape, unravel
+from tvm_split.schedules.gpu.lowering.contraction import Contraction, Operand, contract
+
+
+def legalize_matmul(builder: BlockBuilder, call: relax.Call, processors: int) -> relax.Expr:
+    """Static matrices and batches of them; vectors and symbolic shapes are left to TVM."""
+    shapes = [static_shape(argument) for argument in call.args]
+    if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
+        return default_legalization(builder, call)
+    compute = partial(_matmul, out_dtype=str(call.ty.dtype), processors=processors)
+    return builder.call_te(compute, *call.args, primfunc_name_hint="matmul", primfunc_attrs=FUSABLE)
+
+
+def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, processors: int) -> te.Tensor:
+    """Left [..., M, K] times right [..., K, N] -> [..., M, N]; batch axes broadcast."""
+    left_shape, right_shape = ([int(extent) for extent in tensor.shape] for tensor in (left, right))
+    (rows, depth), columns = left_shape[-2:], right_shape[-1]
+    left_batch, right_batch = left_shape[:-2], right_shape[:-2]
+    outer = np.broadcast_shapes(tuple(left_batch), tuple(right_batch))
+    # One matrix for the whole batch: the batch is more rows.
+    shared = prod(right_batch) == 1
+    batch, all_rows = (1, prod(outer) * rows) if shared else (prod(outer), rows)
+
+    def read_left(at: Any, _: Any, k: Any, row: Any) -> Any:
+        if shared:
+            at, row = row // rows, row % rows
+        return left[(*broadcast_index(unravel(at, outer), left_batch), row, k)]
+
+    def read_right(at: Any, _: Any, k: Any, column: Any) -> Any:
+        return right[(*broadcast_index(unravel(at, outer), right_batch), k, column)]
+
+    product = contract(
+        Contraction(
+            left=Operand(read_left, str(left.dtype), contiguous_depth=depth),
+            right=Operand(read_right, str(right.dtype), contiguous=columns),
+            batch=batch,
+            rows=all_rows,
+            columns=columns,
+            depth=depth,
+            out_dtype=out_dtype,
+            contiguous=columns,
+        ),
+        "matmul",
+        processors,
+    )
+
+    def store(*index: Any) -> Any:
+        *at, row, column = index
+        flat = ravel(at, outer)
+        value = product(0, flat * rows + row, column) if shared else product(flat, row, column)
+        return value.astype(out_dtype)
+
+    return te.compute((*outer, rows, columns), store, name="store")
