@@ -191,7 +191,7 @@ class Stage:
 class MachineLoad:
     """What a machine does for one micro-batch, on average where a stage has replicas.
 
-    ``compute_seconds`` has contention and the cost of transfers in it.
+    ``compute_seconds`` has contention and the cost of transfers in it, ``share`` is that of the stage's micro-batches.
     """
 
     machine: str
@@ -203,6 +203,7 @@ class MachineLoad:
     buffer_bytes: float
     bytes_received: float
     bytes_sent: float
+    share: float
 
     @property
     def memory_bytes(self) -> float:

@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tvm_split.planner.demands import keeps_demands
 from tvm_split.planner.prediction import Corrections
 from tvm_split.planner.problem import Evaluation, Problem, Solution, Stage, objective_seconds
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, PieceTime
-from tvm_split.planner.search import evaluate
+from tvm_split.planner.search import evaluate, keeps_demands
 
 DEFAULT_THRESHOLD = 0.05
 
@@ -91,7 +90,7 @@ def replan(
     now = evaluate(problem, current)
     best = solve(problem)
     gain = 1.0 - objective_seconds(problem.objective, best.evaluation) / objective_seconds(problem.objective, now)
-    if gain > threshold or not keeps_demands(problem, current, now):
+    if gain > threshold or not keeps_demands(problem, current):
         return Replanned(True, best.stages, best.evaluation, best, gain)
     return Replanned(False, tuple(current), now, best, max(0.0, gain))
 
