@@ -28,8 +28,7 @@ from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.local_search import improved
 from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
 from tvm_split.planner.search.machine_sets import count_of_sets
-from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram
-from tvm_split.planner.search.period_bound import period_bound
+from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram, period_bound
 from tvm_split.planner.search.stage_costs import StageCosts
 from tvm_split.planner.search.stage_dp import MOST_MATRIX_BYTES, StageTable, Value, lack_table, table_cost
 

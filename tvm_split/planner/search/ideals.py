@@ -128,10 +128,9 @@ def ideal_costs(instance: Instance, groups: Groups, ideals: Ideals, *, optimisti
         kinds = [kind for kind, count in enumerate(group) if count]
         ends = [groups.classes[kind][0] for kind in kinds]
         into, outof = (_link(instance, ends, incoming, optimistic) for incoming in (True, False))
-        receive = (
-            _wire(traffic.received, into[0], traffic.tensors_in) + traffic.from_client * groups.from_client[number]
-        )
-        send = _wire(traffic.sent, outof[0], traffic.tensors_out) + traffic.to_client * groups.to_client[number]
+        from_client, to_client = groups.seconds_per_byte[-1, number], groups.seconds_per_byte[number, -1]
+        receive = _wire(traffic.received, into[0], traffic.tensors_in) + traffic.from_client * from_client
+        send = _wire(traffic.sent, outof[0], traffic.tensors_out) + traffic.to_client * to_client
         compute = shared([(full[kind], group[kind]) for kind in kinds])
         period.append(np.maximum(np.maximum(compute, receive), send))
         slowest = np.maximum.reduce([alone[kind] for kind in kinds])
