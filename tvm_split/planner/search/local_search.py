@@ -10,7 +10,7 @@ from dataclasses import replace
 from tvm_split.errors import PlanError
 from tvm_split.planner.search.candidate import Candidate, candidate, fits, within_limits
 from tvm_split.planner.search.evaluate import Placed
-from tvm_split.planner.search.ideals import predecessors
+from tvm_split.planner.search.ideals import predecessors, successors
 from tvm_split.planner.search.instance import TOLERANCE, Instance
 
 Stages = list[Placed]
@@ -18,10 +18,8 @@ Stages = list[Placed]
 
 def improved(instance: Instance, plan: Candidate, deadline: float) -> Candidate:
     """A plan at least as good, found by single steps until none helps or the deadline (monotonic) passes."""
-    neighbours = [set(each) for each in predecessors(instance)]
-    for piece, before in enumerate(predecessors(instance)):
-        for other in before:
-            neighbours[other].add(piece)
+    before = predecessors(instance)
+    neighbours = [needed | {*needing} for needed, needing in zip(before, successors(before), strict=True)]
     best = plan
     while time.monotonic() < deadline:
         better = _one_step(instance, best, neighbours, deadline)
