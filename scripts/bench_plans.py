@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +181,8 @@ def described(contestant: Contestant) -> dict[str, Any]:
     return {
         "plan": contestant.name,
         "stages": [{"machine": stage.machine, "layers": len(stage.layers)} for stage in contestant.plan.stages],
-        "periods": [each.to_dict() for each in contestant.periods],
-        "latencies": [each.to_dict() for each in contestant.latencies],
+        "periods": [{**asdict(each), "ratio": each.ratio} for each in contestant.periods],
+        "latencies": [{**asdict(each), "ratio": each.ratio} for each in contestant.latencies],
     }
 
 

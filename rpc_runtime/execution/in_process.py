@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.errors import WorkerError
 from tvm_split.rpc_runtime.execution.blob_store import read_blob
 from tvm_split.rpc_runtime.execution.stage_executable import (
-    CallTime,
     StageExecutable,
     WeightCache,
     array_from_tensor,
@@ -23,8 +22,6 @@ from tvm_split.rpc_runtime.program.interface import Array
 from tvm_split.rpc_runtime.program.measurements import COMPUTE, Recorder, StageStatistics, TraceEvent, now
 from tvm_split.rpc_runtime.program.program import Program
 from tvm_split.rpc_runtime.scratch import ScratchFolder
-
-Result = TypeVar("Result")
 
 
 class InProcessPipeline(Closing):
@@ -75,18 +72,12 @@ class InProcessPipeline(Closing):
 
     def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
         """The outputs for one micro-batch. Raises InputError, StageError."""
-        return self._alone(self._compute, checked_inputs(self._program, inputs))
-
-    def call_times(self, inputs: Sequence[Any]) -> dict[str, list[CallTime]]:
-        """By stage, how long each function that its library calls took for one micro-batch; of replicas the first."""
-        return self._alone(self._time_calls, checked_inputs(self._program, inputs))
-
-    def _alone(self, compute: Callable[[Sequence[Array]], Result], arrays: Sequence[Array]) -> Result:
+        arrays = checked_inputs(self._program, inputs)
         self._own_process.require()
         with self._turns.one():
             if self._closed:
                 raise WorkerError("this pipeline is closed")
-            return self._thread.run(compute, arrays)
+            return self._thread.run(self._compute, arrays)
 
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
         """The outputs for each batch in turn."""
@@ -109,20 +100,6 @@ class InProcessPipeline(Closing):
             given[tensor.name].copy() if tensor.name in given else array_from_tensor(values[tensor.name], tensor)
             for tensor in self._program.outputs
         )
-
-    def _time_calls(self, arrays: Sequence[Array]) -> dict[str, list[CallTime]]:
-        values: dict[str, Any] = {
-            tensor.name: tensor_from_array(array) for tensor, array in zip(self._program.inputs, arrays, strict=True)
-        }
-        times = {}
-        for loaded in self._stages:
-            stage = loaded.stage
-            if stage.replica != 0:
-                continue
-            taken = [values[tensor.name] for tensor in stage.inputs]
-            times[stage.name] = loaded.call_times(taken)
-            values.update(zip((tensor.name for tensor in stage.outputs), loaded.run(taken), strict=True))
-        return times
 
     def statistics(self) -> tuple[StageStatistics, ...]:
         found = {

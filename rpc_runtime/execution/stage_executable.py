@@ -19,7 +19,6 @@ from tvm_split.rpc_runtime.errors import BlobError, StageError, WorkerError
 from tvm_split.rpc_runtime.execution.safetensors_file import single_tensor
 from tvm_split.rpc_runtime.execution.shared_object import check_shared_object
 from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.program.measurements import now
 from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
 from tvm_split.rpc_runtime.transports.links import ALIGNMENT_BYTES, Slot
 
@@ -54,14 +53,6 @@ def tensor_from_array(array: np.ndarray[Any, Any]) -> Tensor:
 def array_from_tensor(tensor: Tensor, spec: TensorSpec) -> np.ndarray[Any, Any]:
     """A copy of a tensor as a numpy array of its own."""
     return tensor_bytes(tensor).copy().view(np.dtype(spec.dtype)).reshape(spec.shape)
-
-
-@dataclass(frozen=True)
-class CallTime:
-    """How long one call of a library's function took."""
-
-    function: str
-    nanoseconds: int
 
 
 class WeightCache:
@@ -124,30 +115,6 @@ class StageExecutable:
                 + (f" of {len(result)}" if isinstance(result, tvm_ffi.Array) else "")
             )
         return [self._checked(tensor, spec, inputs) for tensor, spec in zip(result, stage.outputs, strict=True)]
-
-    def call_times(self, inputs: Sequence[Tensor]) -> list[CallTime]:
-        """Run one micro-batch and time every function that the library calls, in order; a GPU is waited for each time.
-
-        TVM calls back before and after each, which adds one or two microseconds.
-        """
-        found: list[CallTime] = []
-        start = 0
-
-        def instrument(_: Any, symbol: str, before: bool, *__: Any) -> None:
-            nonlocal start
-            if not self._on_cpu:
-                self._device.sync()
-            if before:
-                start = now()
-            else:
-                found.append(CallTime(symbol, now() - start))
-
-        self._machine.set_instrument(instrument)
-        try:
-            self.run(inputs)
-        finally:
-            self._machine.set_instrument(None)
-        return found
 
     def _checked(self, tensor: Tensor, spec: TensorSpec, inputs: Sequence[Tensor]) -> Tensor:
         shape = tuple(tensor.shape)

@@ -178,7 +178,7 @@ def test_improved_by_what_happened(wide):
     cluster = tvm_split.Cluster.local(workers=2)
     profile = pose(wide, cluster, PlanRequest(measure=False)).profile
     current = tvm_split.plan(wide, cluster, profile=profile)
-    slow = Measured(2 * current.prediction.period_seconds, {B: 3.0}, profiled_at=0.0)
+    slow = Measured({B: 3.0}, profiled_at=0.0)
     better, found = plan_again(wide, cluster, PlanRequest(profile=profile), current, slow)
     assert found.changed
     assert layer_counts(better) == {A: 3, B: 1}
@@ -187,9 +187,7 @@ def test_improved_by_what_happened(wide):
     same, found = plan_again(wide, cluster, PlanRequest(profile=profile), better, slow)
     assert not found.changed
     assert same.stages == better.stages
-    as_predicted = Measured(
-        better.prediction.period_seconds, {A: 1.0, B: 1.0}, earlier=better.prediction.corrections, profiled_at=0.0
-    )
+    as_predicted = Measured({A: 1.0, B: 1.0}, earlier=better.prediction.corrections, profiled_at=0.0)
     same, found = plan_again(wide, cluster, PlanRequest(profile=profile), better, as_predicted)
     assert not found.changed
     assert same.prediction.period_seconds == pytest.approx(better.prediction.period_seconds)
@@ -201,7 +199,7 @@ def test_replicas_are_kept_when_nothing_is_better(wide):
     request = PlanRequest(profile=profile, replicas=True, stages=1)
     current = plan_as_requested(wide, cluster, request)
     assert current.stages[0].machines == (A, B)
-    same, found = plan_again(wide, cluster, request, current, Measured(0.01, {A: 1.1, B: 1.1}))
+    same, found = plan_again(wide, cluster, request, current, Measured({A: 1.1, B: 1.1}))
     assert not found.changed
     assert same.stages == current.stages
 
@@ -211,10 +209,10 @@ def test_what_cannot_be_improved(wide):
     profile = pose(wide, cluster, PlanRequest(measure=False)).profile
     current = tvm_split.plan(wide, cluster, profile=profile)
     with pytest.raises(PlanError, match="profiled again"):
-        plan_again(wide, cluster, PlanRequest(profile=profile), current, Measured(0.01, {A: 2.0}, profiled_at=123.0))
+        plan_again(wide, cluster, PlanRequest(profile=profile), current, Measured({A: 2.0}, profiled_at=123.0))
     lost = dataclasses.replace(current, stages=(dataclasses.replace(current.stages[0], layers=("0",)),))
     with pytest.raises(PlanError, match="cuts through layers"):
-        plan_again(wide, cluster, PlanRequest(profile=profile), lost, Measured(0.01, {A: 2.0}))
+        plan_again(wide, cluster, PlanRequest(profile=profile), lost, Measured({A: 2.0}))
 
 
 def test_corrections_travel_in_the_plan_file(wide, tmp_path):

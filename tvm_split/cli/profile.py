@@ -71,7 +71,8 @@ def profile(
     here = Cluster.in_process(1, threads)
     bundle = compile_with_progress(loaded, plan(loaded, here, database=database), verify=False, database=database)
     with step_progress("timing") as report:
-        found = profile_model(loaded, bundle, here.machines[0].threads, rounds=rounds or ROUNDS, on_progress=report)
+        threads = here.machines[0].threads
+        found = profile_model(loaded, bundle, threads, database=database, rounds=rounds or ROUNDS, on_progress=report)
     rows = [_Row((each,)) for each in found.kernels] if calls else _grouped(found.kernels)
     if json:
         print_json(_description(found, rows))
@@ -103,10 +104,10 @@ class _Row:
 
 
 def _grouped(kernels: Sequence[KernelProfile]) -> list[_Row]:
-    """Calls of one function of one stage together, the longest first."""
-    groups: dict[tuple[str, str], list[KernelProfile]] = {}
+    """Calls of one function together, the longest first."""
+    groups: dict[str, list[KernelProfile]] = {}
     for each in kernels:
-        groups.setdefault((each.stage, each.kernel.function), []).append(each)
+        groups.setdefault(each.kernel.function, []).append(each)
     return sorted((_Row(tuple(group)) for group in groups.values()), key=lambda row: -row.seconds)
 
 
@@ -122,6 +123,7 @@ def _description(found: ModelProfile, rows: Sequence[_Row]) -> dict[str, Any]:
         "peak_operations_per_second": found.ceilings.operations_per_second,
         "peak_bytes_per_second": found.ceilings.bytes_per_second,
         "slow_share": found.slow_share,
+        "untimed": found.untimed,
         "kernels": [
             {
                 "function": row.calls[0].kernel.function,
@@ -168,5 +170,7 @@ def _print(found: ModelProfile, rows: Sequence[_Row]) -> None:
         f"{found.share_of_peak(found.operations, found.seconds):.0%} of {peak / 1e9:.0f}; "
         f"this machine reads {bandwidth / 1e9:.1f} GB/s (both measured now)"
     )
+    if found.untimed:
+        print_line(f"{found.untimed} calls are not listed: their kernels need not end on made-up values")
     if found.slow_share > 0:
         print_line(f"{found.slow_share:.1%} of the time is in kernels that no schedule took: they run as plain loops")

@@ -47,7 +47,8 @@ def bench(
         )
     batches = [each if isinstance(each, tuple | list) else (each,) for each in inputs]
     fed = itertools.cycle(batches)
-    warm_up = _warm_up_length(deployment, micro_batches)
+    # Enough to fill every queue of the pipeline once, and not more than what is measured.
+    warm_up = min(micro_batches, 8 * (1 + len(deployment.stages)))
     whole = WARM_UP_RUNS + warm_up + rounds * (RUNS_PER_ROUND + micro_batches)
     done = 0
 
@@ -74,8 +75,3 @@ def bench(
             run(f"round {number} of {rounds}: latency")
         stream(micro_batches, f"round {number} of {rounds}: throughput")
     return deployment.report(since)
-
-
-def _warm_up_length(deployment: Deployment, micro_batches: int) -> int:
-    """Enough to fill every queue of the pipeline once, and not more than what is measured."""
-    return min(micro_batches, 8 * (1 + len(deployment.stages)))

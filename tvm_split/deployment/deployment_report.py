@@ -13,7 +13,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, cast
+
+from pydantic import Field, TypeAdapter
 
 from tvm_split.deployment.report_advice import advice_for
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
@@ -26,8 +28,6 @@ from tvm_split.rpc_runtime.program.turns import Recurrence
 
 CLOCK_ERROR = 5_000_000
 """Nanoseconds by which the clocks of two machines may seem to differ: half a round trip of a slow link."""
-SECONDS = ("period", "latency", "compute", "receive", "send")
-"""The comparisons of a report that are in seconds."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class DeploymentReport:
     ``period`` is the time between two results of a stream once the pipeline is full (throughput is its inverse),
     ``latency`` that of a single run. ``runs`` and ``streamed`` count the single runs and the results of streams that
     were measured. ``limiting`` is what the plan says sets the period; empty without a prediction. ``profiled_at`` and
-    ``corrections`` are those of the prediction, for planning anew.
+    ``corrections`` are those of the prediction, for planning anew. In JSON, what is in seconds has a name that says so.
     """
 
     model: str
     origin: str
     limiting: str
-    period: Comparison
-    latency: Comparison
+    period: Annotated[Comparison, Field(alias="period_seconds")]
+    latency: Annotated[Comparison, Field(alias="latency_seconds")]
     machines: tuple[MachineReport, ...]
     links: tuple[LinkReport, ...]
     runs: int
@@ -55,19 +55,15 @@ class DeploymentReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it; each comparison also has its ratio, measured by predicted."""
-        return dict(_plain(self))
+        return cast(dict[str, Any], _REPORT.dump_python(self, mode="json", by_alias=True))
+
+    @classmethod
+    def from_json(cls, content: bytes) -> DeploymentReport:
+        """What `to_dict` gave, as JSON; beside it there may be anything else. Raises pydantic's ValidationError."""
+        return _REPORT.validate_json(content)
 
 
-def _plain(value: Any) -> Any:
-    """Dataclasses as dictionaries; a comparison of times under a name that says so."""
-    if isinstance(value, Comparison):
-        return value.to_dict()
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    if not dataclasses.is_dataclass(value):
-        return value
-    named = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    return {f"{name}_seconds" if name in SECONDS else name: _plain(each) for name, each in named.items()}
+_REPORT = TypeAdapter(DeploymentReport)
 
 
 def report_of(plan: Plan, program: Program, trace: Sequence[TraceEvent], measured: MeasuredRuns) -> DeploymentReport:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
-from tvm_split.planner.replanning import SMALLEST_SHARE_OF_PERIOD
 
 PARTED = 0.15
 """Predictions are good to 10 % for throughput and 15 % for latency; beyond this, something has changed."""
 NEGLIGIBLE = 0.02
 """A difference below this share of the period changes nothing that a user would notice, whatever its ratio."""
 LEAST_WIRE_SECONDS = 1e-3
-"""Below, the ends of a transfer say more about threads that wake up than about the link."""
+SMALLEST_SHARE_OF_PERIOD = 0.25
+"""Below either, the ends of a transfer say more about threads that wake up than about the link."""
 PLAN_ANEW = "plan with new measurements: `tvm-split plan MODEL --cluster FILE --refresh`"
 IMPROVE = "or by what was measured here: `tvm-split plan MODEL --cluster FILE --replan PLAN --measured REPORT`"
 
@@ -28,17 +28,28 @@ def advice_for(
 
     ``estimated_shares`` says by machine which share of its predicted time was never measured.
     """
-    scale = max(period.measured or 0.0, period.predicted or 0.0) or latency.measured or 0.0
-    whole = latency if period.measured is None else period
-    slower = parted(whole, 0.0) and whole.difference > 0
+    scale, slower = _whole(period, latency)
     parts = [
         *(text for each in machines for text in _of_machine(each, scale, estimated_shares.get(each.machine, 0.0))),
-        *(text for each in links for text in _of_link(each, scale, slower)),
+        *map(_of_link, changed_links(period, latency, links)),
         *(text for each in machines for text in _of_unknown_links(each, links, scale, slower)),
     ]
     if parts:
         return (*parts, f"{PLAN_ANEW}, {IMPROVE}")
     return tuple(_of_the_whole(period, latency))
+
+
+def changed_links(period: Comparison, latency: Comparison, links: Sequence[LinkReport]) -> list[LinkReport]:
+    """The links whose time says that they are not what the plan takes them for."""
+    scale, slower = _whole(period, latency)
+    return [each for each in links if _link_parted(each.seconds, scale, slower)]
+
+
+def _whole(period: Comparison, latency: Comparison) -> tuple[float, bool]:
+    """The seconds beside which a difference has to matter, and whether the whole is slower than predicted."""
+    whole = latency if period.measured is None else period
+    scale = max(period.measured or 0.0, period.predicted or 0.0) or latency.measured or 0.0
+    return scale, parted(whole, 0.0) and whole.difference > 0
 
 
 def parted(comparison: Comparison, scale_seconds: float) -> bool:
@@ -74,12 +85,10 @@ def _of_machine(report: MachineReport, scale: float, estimated_share: float) -> 
     yield f"{text}. Profile {report.machine} again"
 
 
-def _of_link(report: LinkReport, scale: float, whole_is_slower: bool) -> Iterator[str]:
-    if not _link_parted(report.seconds, scale, whole_is_slower):
-        return
+def _of_link(report: LinkReport) -> str:
     slower = report.seconds.difference > 0
     why = "others may use it, or it has changed" if slower else "it can carry more than the plan gives it"
-    yield (f"the link {report.source} → {report.destination} takes {_both(report.seconds)}: {why}. Probe it again")
+    return f"the link {report.source} → {report.destination} takes {_both(report.seconds)}: {why}. Probe it again"
 
 
 def _of_unknown_links(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, FiniteFloat, computed_field
 
 
 @dataclass(frozen=True)
@@ -13,10 +16,11 @@ class Comparison:
     ``difference`` are to the nearer end.
     """
 
-    predicted: float | None
-    measured: float | None
-    predicted_least: float | None = None
+    predicted: FiniteFloat | None
+    measured: FiniteFloat | None
+    predicted_least: FiniteFloat | None = None
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def ratio(self) -> float | None:
         """Measured by predicted; None where one of them is missing, or nothing was expected."""
@@ -42,14 +46,6 @@ class Comparison:
             return self.predicted
         return min(max(self.measured, self.predicted_least), self.predicted)
 
-    def to_dict(self) -> dict[str, float | None]:
-        return {
-            "predicted": self.predicted,
-            "predicted_least": self.predicted_least,
-            "measured": self.measured,
-            "ratio": self.ratio,
-        }
-
 
 @dataclass(frozen=True)
 class MachineReport:
@@ -65,9 +61,9 @@ class MachineReport:
     stages: tuple[str, ...]
     shares: tuple[float, ...]
     micro_batches: int
-    compute: Comparison
-    receive: Comparison
-    send: Comparison
+    compute: Annotated[Comparison, Field(alias="compute_seconds")]
+    receive: Annotated[Comparison, Field(alias="receive_seconds")]
+    send: Annotated[Comparison, Field(alias="send_seconds")]
 
 
 @dataclass(frozen=True)

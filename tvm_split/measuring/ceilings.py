@@ -13,7 +13,7 @@ from tvm_split.errors import ProfileError
 from tvm_split.measuring.kernel_calls import kernel_digest
 from tvm_split.measuring.target_code import library_of, symbol
 from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
-from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimedKernel, TimingEffort
+from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
 from tvm_split.rpc_runtime.program.program import BlobSpec, TensorSpec
 from tvm_split.schedules.ceilings import CeilingKernel, memory_read_kernel, multiply_add_kernel
 
@@ -61,13 +61,19 @@ def measure_ceilings(threads: int) -> Ceilings:
         ProfileError: the kernels do not run here.
     """
     code, blobs = ceiling_code(host_target(threads), threads), BlobFolder.temporary()
-    with InProcessKernels(threads) as kernels:
-        kernels.load(code.kernel_set("here", code.build(blobs)), blobs.path)
-        times = kernels.measure(EFFORT)
+    times = time_here(code.kernel_set("here", code.build(blobs)), blobs, threads, EFFORT)
+    return code.ceilings(dict(zip(code.kernels, (each.best_seconds for each in times), strict=True)))
+
+
+def time_here(kernels: KernelSet, blobs: BlobFolder, threads: int, effort: TimingEffort) -> tuple[KernelTime, ...]:
+    """Times of kernels in this process; raises a ProfileError if one of them has none."""
+    with InProcessKernels(threads) as session:
+        session.load(kernels, blobs.path)
+        times = session.measure(effort)
     for each in times:
         if each.error:
-            raise ProfileError(f"what this machine can do at most cannot be measured: {each.error}")
-    return code.ceilings(dict(zip(code.kernels, (each.best_seconds for each in times), strict=True)))
+            raise ProfileError(f"{each.function} cannot be timed on this machine: {each.error}")
+    return times
 
 
 def _timed(digest: str, kernel: CeilingKernel) -> TimedKernel:

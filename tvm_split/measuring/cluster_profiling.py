@@ -250,12 +250,12 @@ def _machine_profile(
     times: MachineTimes, pieces: Sequence[Sequence[str]], calls: Sequence[Sequence[KernelCall]]
 ) -> MachineProfile:
     ceilings = _ceilings(times)
-    measured = [digest for digest in times.code.distinct if digest in times.alone and digest in times.contended]
-    alone = sum(times.alone[digest].seconds for digest in measured)
-    slower = sum(times.contended[digest].seconds for digest in measured) / alone if measured else 1.0
+    known = [digest for digest in times.code.distinct if digest in times.known]
+    alone = sum(times.alone[digest].seconds for digest in known)
+    slower = sum(times.contended[digest].seconds for digest in known) / alone if known else 1.0
 
     def seconds(call: KernelCall) -> tuple[float, float]:
-        if call.digest in times.alone and call.digest in times.contended:
+        if call.digest in times.known:
             return times.alone[call.digest].seconds, times.contended[call.digest].seconds
         roofline = max(
             call.kernel.operations / ceilings.operations_per_second, call.kernel.moved_bytes / ceilings.bytes_per_second
@@ -265,9 +265,9 @@ def _machine_profile(
     def piece_time(own: Sequence[KernelCall]) -> PieceTime:
         found = [seconds(call) for call in own]
         by_itself, in_company = (max(sum(each[place] for each in found), SHORTEST_SECONDS) for place in (0, 1))
-        known = all(call.digest in times.alone and call.digest in times.contended for call in own)
+        all_known = all(call.digest in times.known for call in own)
         # Company never helps: what took longer alone was disturbed then.
-        return PieceTime(min(by_itself, in_company), in_company, "measured" if known else "estimated")
+        return PieceTime(min(by_itself, in_company), in_company, "measured" if all_known else "estimated")
 
     machine = times.machine
     return MachineProfile(
@@ -306,12 +306,11 @@ def _oldest(times: MachineTimes) -> float:
 
 
 def _report(times: MachineTimes) -> MachineReport:
-    known = times.alone.keys() & times.contended.keys()
     return MachineReport(
         machine=times.machine.name,
-        measured=len(known & times.measured),
-        cached=len(known - times.measured),
-        estimated=len(times.code.distinct) - len(known),
+        measured=len(times.known & times.measured),
+        cached=len(times.known - times.measured),
+        estimated=len(times.code.distinct) - len(times.known),
         problems=tuple(sorted(set(times.problems.values()))),
         oldest_seconds=max(0.0, time.time() - _oldest(times)),
     )

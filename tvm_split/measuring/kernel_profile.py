@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.compiler.targets import runs_here
+from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verification_inputs
 from tvm_split.errors import ProfileError
-from tvm_split.measuring.ceilings import Ceilings, measure_ceilings
+from tvm_split.measuring.ceilings import Ceilings, measure_ceilings, time_here
+from tvm_split.measuring.target_code import TargetCode, target_code
 from tvm_split.model import Model
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
-from tvm_split.rpc_runtime.execution.stage_executable import CallTime
+from tvm_split.rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelSet, TimingEffort
+from tvm_split.steps import StepProgress, Steps
 
 ROUNDS = 10
 WARM_UP_ROUNDS = 3
@@ -24,7 +28,6 @@ WARM_UP_ROUNDS = 3
 class KernelProfile:
     """One call of a kernel: ``seconds`` is the median over the rounds."""
 
-    stage: str
     kernel: Kernel
     seconds: float
 
@@ -37,13 +40,14 @@ class KernelProfile:
 class ModelProfile:
     """Every kernel of a model on one machine with ``threads`` threads, one input at a time.
 
-    ``seconds`` is the median of whole runs without a look inside; the kernels' sum is larger by the calls back.
+    ``seconds`` is the median of whole runs; ``untimed`` counts the calls of kernels that could not be timed.
     """
 
     model: str
     threads: int
     seconds: float
     kernels: tuple[KernelProfile, ...]
+    untimed: int
     ceilings: Ceilings
 
     @property
@@ -70,78 +74,66 @@ def profile(
     bundle: Bundle,
     threads: int,
     *,
+    database: str | Path | None = None,
     rounds: int = ROUNDS,
-    on_progress: Callable[[str, int, int], None] | None = None,
+    on_progress: StepProgress | None = None,
 ) -> ModelProfile:
-    """Run a bundle's stages in turn in this process and time each kernel; of a stage with replicas the first's.
+    """Run a bundle of one stage in this process, and time each of the model's kernels, as planning does.
+
+    Kernels that need not end on made-up values are left out, and counted in ``untimed``.
+
+    Args:
+        database: the tuned kernels with which the bundle was compiled.
 
     Raises:
-        ProfileError: a stage is for another kind of machine than this, or there are no inputs to run the model on.
+        ProfileError: the stage is for another kind of machine than this, there are no inputs to run the model on, or
+            a kernel fails.
     """
-    for stage in bundle.program.stages:
-        target = bundle.plan.machine(stage.machine).target
-        if not runs_here(target):
-            raise ProfileError(
-                f"{stage.name} is compiled for {dict(target)}, which this machine cannot run; profile it on its machine"
-            )
+    (stage,) = bundle.program.stages
+    target = bundle.plan.machine(stage.machine).target
+    if not runs_here(target):
+        raise ProfileError(
+            f"{stage.name} is compiled for {dict(target)}, which this machine cannot run; profile it on its machine"
+        )
     inputs = verification_inputs(model)
     if inputs is None:
         raise ProfileError(
             f"model {model.name!r} takes integers or booleans, for which random values may be out of range; give "
             "example inputs"
         )
-    report = on_progress or (lambda what, done, steps: None)
-    steps = WARM_UP_ROUNDS + rounds + 1
-    report("measuring the machine", 0, steps)
+    steps = Steps(on_progress)
+    steps.total = WARM_UP_ROUNDS + rounds + 2
+    steps.begin("measuring the machine")
     ceilings = measure_ceilings(threads)
     wholes: list[float] = []
-    rounds_of_calls: list[dict[str, list[CallTime]]] = []
     with InProcessPipeline(bundle.program, bundle.blob_path, threads) as pipeline:
-        for turn in range(WARM_UP_ROUNDS + rounds):
-            report("timing kernels", turn + 1, steps)
-            before = _compute_seconds(pipeline)
+        for _ in range(WARM_UP_ROUNDS + rounds):
+            steps.begin("timing the whole")
+            before = pipeline.statistics()[0].compute_seconds
             pipeline.run(inputs)
-            whole = _compute_seconds(pipeline) - before
-            calls = pipeline.call_times(inputs)
-            if turn >= WARM_UP_ROUNDS:
-                wholes.append(whole)
-                rounds_of_calls.append(calls)
-    report("done", steps, steps)
-    kernels = tuple(
-        each
-        for stage in bundle.program.stages
-        if stage.replica == 0
-        for each in _stage_profile(stage.name, bundle.kernels[stage.name], rounds_of_calls)
+            wholes.append(pipeline.statistics()[0].compute_seconds - before)
+    steps.begin("timing kernels")
+    code = target_code(model, target, open_database(database))
+    times = _kernel_seconds(code, threads, rounds)
+    steps.done()
+    timed = [call for call in code.calls if call.digest in times]
+    return ModelProfile(
+        model.name,
+        threads,
+        statistics.median(wholes[WARM_UP_ROUNDS:]),
+        tuple(KernelProfile(call.kernel, times[call.digest]) for call in timed),
+        len(code.calls) - len(timed),
+        ceilings,
     )
-    return ModelProfile(model.name, threads, statistics.median(wholes), kernels, ceilings)
 
 
-def _compute_seconds(pipeline: InProcessPipeline) -> float:
-    return sum(stage.compute_seconds for stage in pipeline.statistics())
-
-
-def _stage_profile(
-    stage: str, kernels: Sequence[Kernel], rounds: Sequence[Mapping[str, Sequence[CallTime]]]
-) -> Iterator[KernelProfile]:
-    """Median times of a stage's kernels; those that TVM turned into views when it built the library are not called."""
-    called = [match_calls(kernels, calls[stage]) for calls in rounds]
-    for position, kernel in enumerate(kernels):
-        times = [found[position] for found in called if position in found]
-        if times:
-            yield KernelProfile(stage, kernel, statistics.median(times))
-
-
-def match_calls(kernels: Sequence[Kernel], calls: Sequence[CallTime]) -> dict[int, float]:
-    """Seconds by the kernel's position: calls come in the order of the kernels, other functions between them."""
-    known = {kernel.function for kernel in kernels}
-    found: dict[int, float] = {}
-    position = 0
-    for call in calls:
-        if call.function not in known:
-            continue
-        while position < len(kernels) and kernels[position].function != call.function:
-            position += 1
-        if position < len(kernels):
-            found[position] = call.nanoseconds / 1e9
-            position += 1
-    return found
+def _kernel_seconds(code: TargetCode, threads: int, rounds: int) -> dict[str, float]:
+    """By digest, of the kernels that can be timed."""
+    timeable = [digest for digest in code.distinct if digest not in code.untimeable]
+    if not timeable:
+        return {}
+    blobs = BlobFolder.temporary()
+    kernels = tuple(map(code.timed, timeable))
+    wanted = KernelSet("here", code.device, code.build(timeable, blobs), kernels, code.weight_bytes)
+    found = time_here(wanted, blobs, threads, TimingEffort(rounds, 0.0, MAXIMUM_LIMIT_SECONDS))
+    return {digest: each.seconds for digest, each in zip(timeable, found, strict=True)}

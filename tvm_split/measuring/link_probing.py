@@ -24,7 +24,6 @@ from tvm_split.measuring import machine_timing
 from tvm_split.measuring.link_samples import (
     SMALLEST_BYTES,
     LinkSample,
-    StreamCost,
     fitted_line,
     probe_sizes,
     stream_cost,
@@ -34,13 +33,13 @@ from tvm_split.measuring.link_samples import (
 from tvm_split.measuring.link_store import MachineProbe, PairProbe, StreamProbe, link_store
 from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.stream_probing import probe_streams
-from tvm_split.planner.profile import LinkProfile
+from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.steps import StepProgress
+from tvm_split.steps import StepProgress, Steps
 
 SERIES_SECONDS = 0.04
 """How long single runs, and as long a stream, of one size on a fast link; every machine's own round trip thrice."""
@@ -53,31 +52,15 @@ HANDED_OVER_BYTES_PER_SECOND = 1e12
 
 
 @dataclass(frozen=True)
-class TransferCost:
-    """What receiving and sending take from computing on a machine.
-
-    ``alone`` and ``together`` are what a stream costs a machine with one small tensor in and one out, where it is the
-    only one of the plan, and where all machines of its host (and the client, if it is there) compute too.
-    """
-
-    seconds_per_byte: float
-    alone: StreamCost
-    together: StreamCost
-
-
-NO_COST = TransferCost(0.0, StreamCost(0.0, 1.0), StreamCost(0.0, 1.0))
-
-
-@dataclass(frozen=True)
 class LinkProbe:
     """The links of a cluster, and what transfers cost its machines.
 
     A pair without a link in ``links`` may exchange nothing. A link's time includes serialising at both ends;
-    ``transfer_costs`` is what of it keeps a machine from computing at the same time, nothing where cores are left over.
+    ``streaming`` is what of it keeps a machine from computing at the same time, nothing where cores are left over.
     """
 
     links: tuple[LinkProfile, ...]
-    transfer_costs: Mapping[str, TransferCost]
+    streaming: Mapping[str, StreamingCost]
     doubts: tuple[str, ...] = ()
 
 
@@ -140,7 +123,7 @@ class _Probing:
         self._cluster = cluster
         self._sizes = probe_sizes(sizes_bytes)
         self._timeout_seconds = timeout_seconds
-        self._on_progress = on_progress or (lambda what, done, steps: None)
+        self._steps = Steps(on_progress)
         self._endpoints: dict[str, WorkerEndpoint] = cluster.endpoints()
         self._workers = {name: describe(endpoint, timeout_seconds) for name, endpoint in self._endpoints.items()}
         self._programs = ProbePrograms({name: worker.architecture for name, worker in self._workers.items()})
@@ -150,10 +133,11 @@ class _Probing:
         names = self._cluster.machine_names
         pairs = [(a, b) for a in names for b in names if a != b and self._is_measured(a, b)]
         hosts = self._busy_hosts()
-        steps = len(names) + len(pairs) + len(hosts)
+        rounds = list(_rounds(pairs, {name: worker.hostname for name, worker in self._workers.items()}))
+        self._steps.total = len(names) + len(rounds) + len(hosts)
         machines: dict[str, MachineProbe] = {}
         for name in names:
-            self._on_progress(f"link between {name} and the client", len(machines), steps)
+            self._steps.begin(f"link between {name} and the client")
             begun = time.time()
             probe_machine = partial(self._probe_machine, name)
             machines[name] = self._store.known_or(MachineProbe, [name], probe_machine)
@@ -165,26 +149,31 @@ class _Probing:
         def probe(pair: tuple[str, str]) -> PairProbe:
             return self._store.known_or(PairProbe, pair, partial(self._probe_pair, *pair, machines))
 
-        for together in _rounds(pairs, {name: worker.hostname for name, worker in self._workers.items()}):
-            what = "links " + ", ".join(f"{a} to {b}" for a, b in together)
-            self._on_progress(what, len(machines) + len(measured), steps)
+        for together in rounds:
+            self._steps.begin("links " + ", ".join(f"{a} to {b}" for a, b in together))
             with ThreadPoolExecutor(len(together), thread_name_prefix="probe") as threads:
                 measured.update(zip(together, threads.map(probe, together), strict=True))
-        costs = dict.fromkeys(names, NO_COST)
+        costs = dict.fromkeys(names, StreamingCost())
         waking = dict.fromkeys(names, 0.0)
         doubts: list[str] = []
-        for place, host in enumerate(hosts):
-            self._on_progress(f"streams through {', '.join(host)}", len(machines) + len(measured) + place, steps)
+        for host in hosts:
+            self._steps.begin(f"streams through {', '.join(host)}")
             streams = [self._probed_stream([name]) for name in host]
             in_company = self._probed_stream(host) if len(host) > 1 else streams[0]
             doubts += (doubt for stream in (*streams, in_company) for doubt in stream.doubts)
             alone = {name: stream.samples[name] for name, stream in zip(host, streams, strict=True)}
-            company = in_company.samples
             for name in host:
-                per_byte = machines[name].seconds_per_byte
-                costs[name] = TransferCost(per_byte, stream_cost(alone[name]), stream_cost(company[name]))
+                own, shared = stream_cost(alone[name]), stream_cost(in_company.samples[name])
+                # The stages take one tensor in and send one out. Company never helps: what says so is noise.
+                costs[name] = StreamingCost(
+                    transfer_seconds=max(shared.seconds, own.seconds) / 2,
+                    transfer_seconds_per_byte=machines[name].seconds_per_byte,
+                    ratio=max(shared.ratio, own.ratio),
+                    alone_transfer_seconds=own.seconds / 2,
+                    alone_ratio=own.ratio,
+                )
                 waking[name] = waking_seconds(alone[name], machines[name].round_trip_seconds)
-        self._on_progress("done", steps, steps)
+        self._steps.done()
         return LinkProbe(tuple(self._links(machines, measured, waking)), costs, tuple(dict.fromkeys(doubts)))
 
     def _is_believable(self, name: str, known: MachineProbe) -> bool:
@@ -368,4 +357,4 @@ def _in_process(cluster: Cluster) -> LinkProbe:
     links = tuple(
         LinkProfile(a, b, HANDED_OVER_BYTES_PER_SECOND, 0.0, "given", time.time()) for a in ends for b in ends if a != b
     )
-    return LinkProbe(links, dict.fromkeys(cluster.machine_names, NO_COST))
+    return LinkProbe(links, dict.fromkeys(cluster.machine_names, StreamingCost()))

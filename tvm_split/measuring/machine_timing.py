@@ -121,9 +121,14 @@ class MachineTimes:
         return believed
 
     @property
+    def known(self) -> frozenset[str]:
+        """Digests of the kernels of which both times are known."""
+        return frozenset(self.alone.keys() & self.contended.keys())
+
+    @property
     def missing(self) -> frozenset[str]:
         """Digests of the kernels that can be timed and of which a time is lacking."""
-        return frozenset(digest for digest in self.timeable if digest not in self.alone or digest not in self.contended)
+        return self.timeable - self.known
 
     @property
     def timeable(self) -> frozenset[str]:

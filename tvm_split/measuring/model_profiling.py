@@ -7,11 +7,10 @@ from pathlib import Path
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.measuring.cluster_profiling import DEFAULT_TIMEOUT_SECONDS, MeasuredCluster, ModelProfiler
-from tvm_split.measuring.link_probing import LinkProbe, TransferCost, probe_links
+from tvm_split.measuring.link_probing import probe_links
 from tvm_split.measuring.store import default_folder
 from tvm_split.model import Model
 from tvm_split.planner.pieces import piece_edges
-from tvm_split.planner.profile import ClusterProfile, StreamingCost
 from tvm_split.steps import StepProgress
 
 
@@ -53,23 +52,10 @@ def profile_model(
             )
     finally:
         cluster.release()
-    return dataclasses.replace(measured, profile=_joined(profile, probe))
-
-
-def _joined(profile: ClusterProfile, probe: LinkProbe) -> ClusterProfile:
     machines = tuple(
-        dataclasses.replace(machine, streaming=_streaming(probe.transfer_costs[machine.machine]))
-        for machine in profile.machines
+        dataclasses.replace(machine, streaming=probe.streaming[machine.machine]) for machine in profile.machines
     )
-    return dataclasses.replace(profile, machines=machines, links=probe.links, doubts=profile.doubts + probe.doubts)
-
-
-def _streaming(cost: TransferCost) -> StreamingCost:
-    """The probe's stages take one tensor in and send one out. Company never helps: what says so is noise."""
-    return StreamingCost(
-        transfer_seconds=max(cost.together.seconds, cost.alone.seconds) / 2,
-        transfer_seconds_per_byte=cost.seconds_per_byte,
-        ratio=max(cost.together.ratio, cost.alone.ratio),
-        alone_transfer_seconds=cost.alone.seconds / 2,
-        alone_ratio=cost.alone.ratio,
+    doubts = profile.doubts + probe.doubts
+    return dataclasses.replace(
+        measured, profile=dataclasses.replace(profile, machines=machines, links=probe.links, doubts=doubts)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tvm import relax
@@ -24,8 +24,7 @@ class ProbePrograms:
         """``architectures`` by machine, as the workers say: ``x86_64``."""
         self._architectures = architectures
         self._blobs = BlobFolder.temporary()
-        self._libraries: dict[tuple[str, int, int], BlobSpec] = {}
-        self._busy: dict[tuple[str, int], BlobSpec] = {}
+        self._libraries: dict[tuple[str | int, ...], BlobSpec] = {}
 
     def blob_path(self, sha256: str) -> Path:
         return self._blobs.path(sha256)
@@ -44,7 +43,7 @@ class ProbePrograms:
                 machine=machine,
                 layers=(),
                 device="cpu",
-                library=self._library(self._architectures[machine], sizes_bytes[place], sizes_bytes[place + 1]),
+                library=self._library(self._compile, machine, sizes_bytes[place], sizes_bytes[place + 1]),
                 weights=(),
                 inputs=(tensors[place],),
                 outputs=(tensors[place + 1],),
@@ -56,15 +55,15 @@ class ProbePrograms:
     def busy(self, machine: str, products: int) -> Program:
         """A small tensor in and out, and in between so many matrix products one after the other."""
         row, result = (TensorSpec(name, BUSY_INPUT, "float32") for name in ("row", "result"))
-        library = self._busy_library(self._architectures[machine], products)
+        library = self._library(self._compile_busy, machine, products)
         stage = StageSpec(0, "compute", machine, (), "cpu", library, (), (row,), (result,))
         return Program((row,), (result,), (stage,))
 
-    def _busy_library(self, architecture: str, products: int) -> BlobSpec:
-        key = (architecture, products)
-        if key not in self._busy:
-            self._busy[key] = self._compile_busy(architecture, products)
-        return self._busy[key]
+    def _library(self, compile_stage: Callable[..., BlobSpec], machine: str, *amounts: int) -> BlobSpec:
+        key: tuple[str | int, ...] = (compile_stage.__name__, self._architectures[machine], *amounts)
+        if key not in self._libraries:
+            self._libraries[key] = compile_stage(*key[1:])
+        return self._libraries[key]
 
     def _compile_busy(self, architecture: str, products: int) -> BlobSpec:
         """A row made into a matrix, which is multiplied again and again, and of the last the first row."""
@@ -80,12 +79,6 @@ class ProbePrograms:
                 result = builder.emit_output(relax.Tuple([first]))
             builder.emit_func_output(result)
         return self._build(builder, architecture)
-
-    def _library(self, architecture: str, taken: int, made: int) -> BlobSpec:
-        key = (architecture, taken, made)
-        if key not in self._libraries:
-            self._libraries[key] = self._compile(*key)
-        return self._libraries[key]
 
     def _compile(self, architecture: str, taken: int, made: int) -> BlobSpec:
         """The first bytes of what comes in, or its first byte again and again: no more work than writing the result."""

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm_split.model import Model
-from tvm_split.planner.layer_graph import LayerGraph
+from tvm_split.planner.layer_graph import LayerGraph, grouped
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.tensor_types import size_bytes
-from tvm_split.relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
 
 MOST_SINGLE_NODES = 40
 """Up to this many, every layer has a node of its own."""
@@ -72,7 +70,7 @@ def picture_graph(model: Model, plan: Plan) -> PictureGraph:
     stage_of = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
     units: list[tuple[str, ...]] = [(), *graph.units, ()]
     stages = [stage_of[unit[0]] if unit else None for unit in units]
-    flows = _flows(model, graph, units)
+    flows = _flows(graph, units)
     groups = _group(stages, flows)
     merged = [tuple(layer for unit in group for layer in units[unit]) for group in groups]
     nodes = tuple(
@@ -84,28 +82,17 @@ def picture_graph(model: Model, plan: Plan) -> PictureGraph:
     return PictureGraph(nodes, _edges(nodes, flows, number_of), hidden)
 
 
-def _flows(model: Model, graph: LayerGraph, units: Sequence[tuple[str, ...]]) -> list[_Flow]:
+def _flows(graph: LayerGraph, units: Sequence[tuple[str, ...]]) -> list[_Flow]:
     """Tensors between units; unit 0 stands for the model's inputs, the last one for its outputs."""
     unit_of = {layer: number for number, unit in enumerate(units) for layer in unit}
-    function = main_function(model.module)
-    needed_by: dict[str, set[int]] = {}
-    made_by = {parameter.name: 0 for parameter in function.params}
-    sizes = {parameter.name: size_bytes(parameter.ty) for parameter in function.params}
-    for binding in bindings_of(function):
-        unit = unit_of.get(model.layers.get(binding.var.name, ""))
-        if unit is None:
-            continue
-        made_by[binding.var.name] = unit
-        sizes[binding.var.name] = size_bytes(binding.var.ty)
-        for used in used_variables(binding.value):
-            needed_by.setdefault(used.name, set()).add(unit)
-    for field in returned_fields(function):
-        needed_by.setdefault(getattr(field, "name", ""), set()).add(len(units) - 1)
-    return [
-        _Flow(source, destinations, sizes[name])
-        for name, source in made_by.items()
-        if (destinations := frozenset(needed_by.get(name, set()) - {source}))
-    ]
+    flows = []
+    for value in (*graph.inputs, *graph.values):
+        source = unit_of.get(value.producer, 0)
+        needed = {unit_of[layer] for layer in value.consumers if layer in unit_of}
+        destinations = frozenset(needed | ({len(units) - 1} if value.is_output else set())) - {source}
+        if destinations:
+            flows.append(_Flow(source, destinations, value.size_bytes))
+    return flows
 
 
 def _group(stages: Sequence[int | None], flows: Sequence[_Flow]) -> list[list[int]]:
@@ -126,41 +113,18 @@ def _group(stages: Sequence[int | None], flows: Sequence[_Flow]) -> list[list[in
 
 
 def _without_branches(stages: Sequence[int | None], flows: Sequence[_Flow]) -> list[list[int]]:
-    after: dict[int, set[int]] = {}
-    before: dict[int, set[int]] = {}
+    after: dict[int, set[int]] = {unit: set() for unit in range(len(stages))}
+    before: dict[int, set[int]] = {unit: set() for unit in range(len(stages))}
     for flow in flows:
         for destination in flow.destinations:
-            after.setdefault(flow.source, set()).add(destination)
-            before.setdefault(destination, set()).add(flow.source)
-    group_of: dict[int, list[int]] = {}
-    groups: list[list[int]] = []
-    for unit, stage in enumerate(stages):
-        (previous,) = before[unit] if len(before.get(unit, ())) == 1 else (None,)
-        if previous is not None and stage is not None and stages[previous] == stage and len(after[previous]) == 1:
-            group_of[unit] = group_of[previous]
-            group_of[unit].append(unit)
-        else:
-            group_of[unit] = [unit]
-            groups.append(group_of[unit])
-    # A run of one branch may reach past the first unit of another: what it ends with says where it stands.
-    return _in_topological_order(groups, flows)
-
-
-def _in_topological_order(groups: list[list[int]], flows: Sequence[_Flow]) -> list[list[int]]:
-    group_of = {unit: number for number, group in enumerate(groups) for unit in group}
-    needs: list[set[int]] = [set() for _ in groups]
-    for flow in flows:
-        for destination in flow.destinations:
-            needs[group_of[destination]].add(group_of[flow.source])
-    order: list[int] = []
-    placed: set[int] = set()
-    waiting = list(range(len(groups)))
-    while waiting:
-        number = next(each for each in waiting if needs[each] - {each} <= placed)
-        waiting.remove(number)
-        order.append(number)
-        placed.add(number)
-    return [groups[number] for number in order]
+            after[flow.source].add(destination)
+            before[destination].add(flow.source)
+    runs = [
+        (min(needed), unit)
+        for unit, needed in before.items()
+        if len(needed) == 1 and stages[unit] is not None and stages[min(needed)] == stages[unit]
+    ]
+    return [list(group) for group in grouped(before, [run for run in runs if len(after[run[0]]) == 1])]
 
 
 def _blocks(stages: Sequence[int | None], flows: Sequence[_Flow], width: int) -> list[list[int]]:

@@ -77,21 +77,13 @@ def _picture(graph: PictureGraph, plan: Plan) -> Element:
     width = 2 * MARGIN + max(layout.width, *(_text_width(text) + 30 for text in texts))
     height = top + ROW_HEIGHT * (max(layout.rows.values()) + 1) + MARGIN
     left = (width - layout.width) / 2
-    root = Element(
-        "svg",
-        {
-            "xmlns": "http://www.w3.org/2000/svg",
-            "width": f"{width:.0f}",
-            "height": f"{height:.0f}",
-            "viewBox": f"0 0 {width:.0f} {height:.0f}",
-            "font-family": "sans-serif",
-            "font-size": str(FONT_SIZE),
-        },
-    )
-    SubElement(root, "title").text = _clean(f"{plan.model}: {len(plan.stages)} stages")
-    SubElement(root, "rect", {"width": "100%", "height": "100%", "fill": "#ffffff"})
+    root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {width:.0f} {height:.0f}"})
+    root.attrib |= {"width": f"{width:.0f}", "height": f"{height:.0f}"}
+    root.attrib |= {"font-family": "sans-serif", "font-size": str(FONT_SIZE)}
+    _add(root, "title", f"{plan.model}: {len(plan.stages)} stages")
+    _add(root, "rect", width="100%", height="100%", fill="#ffffff")
     _draw_legend(root, legend, colours)
-    drawing = SubElement(root, "g", {"transform": f"translate({left:.1f} {top:.1f})"})
+    drawing = _add(root, "g", transform=f"translate({left:.1f} {top:.1f})")
     for edge in sorted(graph.edges, key=lambda each: each.crosses):
         _draw_edge(drawing, edge, layout)
     for number, node in enumerate(graph.nodes):
@@ -100,11 +92,21 @@ def _picture(graph: PictureGraph, plan: Plan) -> Element:
     return root
 
 
+def _add(parent: Element, tag: str, text: str | None = None, /, **attributes: str | float) -> Element:
+    """An element with attributes of these names, in which ``_`` stands for ``-``; numbers to a tenth of a pixel."""
+    element = SubElement(parent, tag)
+    for name, value in attributes.items():
+        shown = value if isinstance(value, str) else f"{value:.1f}".removesuffix(".0")
+        element.set(name.replace("_", "-"), shown)
+    element.text = None if text is None else NOT_IN_XML.sub("\ufffd", text)  # XML cannot hold it, not even escaped
+    return element
+
+
 def _label(graph: PictureGraph, number: int) -> list[str]:
     layers, machines = graph.nodes[number].layers, graph.nodes[number].machines
     if not layers:
         return ["inputs" if number == 0 else "outputs"]
-    turns = f"in turns: {_clean(', '.join(machines))}" if len(machines) > 1 else ""
+    turns = f"in turns: {', '.join(machines)}" if len(machines) > 1 else ""
     if len(layers) == 1:
         return [_shortened(layers[0]), *filter(None, [turns])]
     run = f"{len(layers)} layers to {_shortened(layers[-1])}"
@@ -113,7 +115,7 @@ def _label(graph: PictureGraph, number: int) -> list[str]:
 
 def _shortened(name: str) -> str:
     """The end of a long name tells more than its beginning, which its neighbours share."""
-    return _clean(name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME + 1 :]}")
+    return name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME + 1 :]}"
 
 
 def _legend(graph: PictureGraph, plan: Plan, machines: Sequence[str]) -> list[tuple[str, str | None]]:
@@ -145,7 +147,7 @@ def _legend(graph: PictureGraph, plan: Plan, machines: Sequence[str]) -> list[tu
     lines.append(("bold lines go to another machine, with the bytes of each micro-batch", None))
     if graph.hidden:
         lines.append((f"not drawn: {len(graph.hidden)} layers that depend on no input", None))
-    return [(_clean(text), machine) for text, machine in lines]
+    return lines
 
 
 def _draw_legend(root: Element, legend: Sequence[tuple[str, str | None]], colours: dict[str, str]) -> None:
@@ -153,11 +155,9 @@ def _draw_legend(root: Element, legend: Sequence[tuple[str, str | None]], colour
         y = MARGIN + LEGEND_LINE * line
         x = MARGIN
         if machine is not None:
-            swatch = {"x": f"{x:.0f}", "y": f"{y:.0f}", "width": "16", "height": "16", "rx": "3"}
-            SubElement(root, "rect", {**swatch, "fill": colours[machine]})
+            _add(root, "rect", x=x, y=y, width=16, height=16, rx=3, fill=colours[machine])
             x += 24
-        weight = "bold" if line == 0 else "normal"
-        SubElement(root, "text", {"x": f"{x:.0f}", "y": f"{y + 13:.0f}", "font-weight": weight}).text = text
+        _add(root, "text", text, x=x, y=y + 13, font_weight="bold" if line == 0 else "normal")
 
 
 def _draw_node(
@@ -171,26 +171,21 @@ def _draw_node(
 ) -> None:
     x, y = layout.centres[key], layout.rows[key] * ROW_HEIGHT
     fill = colours[node.machines[0]] if node.machines else CLIENT_COLOUR
-    group = SubElement(drawing, "g")
+    group = _add(drawing, "g")
     placed = f"{', '.join(node.machines)}, stage {node.stage}: {', '.join(node.layers)}"
-    hint = placed if node.machines else "the client"
-    SubElement(group, "title").text = _clean(hint)
-    shape = {"x": f"{x - width / 2:.1f}", "y": f"{y:.1f}", "width": f"{width:.1f}", "height": f"{NODE_HEIGHT:.0f}"}
-    SubElement(group, "rect", {**shape, "rx": "6", "fill": fill, "stroke": "#333333"})
+    _add(group, "title", placed if node.machines else "the client")
+    box = {"x": x - width / 2, "y": y, "width": width, "height": NODE_HEIGHT}
+    _add(group, "rect", rx=6, fill=fill, stroke="#333333", **box)
     for number, machine in enumerate(node.machines[:0:-1], start=1):
-        mark = {
-            "x": f"{x + width / 2 - 4 - MARK_WIDTH * number:.1f}",
-            "y": f"{y + 6:.1f}",
-            "width": f"{MARK_WIDTH:.0f}",
-        }
-        look = {"fill": colours[machine], "stroke": "#333333", "stroke-width": "0.5"}
-        SubElement(group, "rect", {**mark, "height": f"{NODE_HEIGHT - 12:.0f}", **look})
+        left = x + width / 2 - 4 - MARK_WIDTH * number
+        mark = {"width": MARK_WIDTH, "height": NODE_HEIGHT - 12}
+        _add(group, "rect", x=left, y=y + 6, fill=colours[machine], stroke="#333333", stroke_width=0.5, **mark)
     x -= _marks_width(node) / 2
     first = y + (NODE_HEIGHT / 2 + 5 if len(lines) == 1 else 15)
     for number, text in enumerate(lines):
         size = FONT_SIZE if number == 0 else SMALL_FONT_SIZE
-        place = {"x": f"{x:.1f}", "y": f"{first + 15 * number:.1f}", "text-anchor": "middle"}
-        SubElement(group, "text", {**place, "font-size": str(size), "fill": text_colour(fill)}).text = text
+        place = {"x": x, "y": first + 15 * number}
+        _add(group, "text", text, text_anchor="middle", font_size=size, fill=text_colour(fill), **place)
 
 
 def _draw_edge(drawing: Element, edge: PictureEdge, layout: Layout) -> None:
@@ -199,8 +194,8 @@ def _draw_edge(drawing: Element, edge: PictureEdge, layout: Layout) -> None:
     for (x, y), (next_x, next_y) in itertools.pairwise(points):
         middle = (y + next_y) / 2
         path += f" C {x:.1f} {middle:.1f} {next_x:.1f} {middle:.1f} {next_x:.1f} {next_y:.1f}"
-    colour, width = (CROSSING_COLOUR, "2.5") if edge.crosses else (LINE_COLOUR, "1.2")
-    SubElement(drawing, "path", {"d": path, "fill": "none", "stroke": colour, "stroke-width": width})
+    colour, width = (CROSSING_COLOUR, 2.5) if edge.crosses else (LINE_COLOUR, 1.2)
+    _add(drawing, "path", d=path, fill="none", stroke=colour, stroke_width=width)
 
 
 def _draw_bytes(drawing: Element, edges: Sequence[PictureEdge], layout: Layout) -> None:
@@ -216,9 +211,8 @@ def _draw_bytes(drawing: Element, edges: Sequence[PictureEdge], layout: Layout) 
         else:
             x, y = points[-1][0] + 5, points[-1][1] - 6 - SMALL_FONT_SIZE * stacked[edge.destination]
             stacked[edge.destination] += 1
-        place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "font-size": str(SMALL_FONT_SIZE)}
-        halo = {"stroke": "#ffffff", "stroke-width": "3", "paint-order": "stroke"}
-        SubElement(drawing, "text", {**place, **halo}).text = bytes_text(edge.bytes)
+        halo: dict[str, str | float] = {"stroke": "#ffffff", "stroke_width": 3, "paint_order": "stroke"}
+        _add(drawing, "text", bytes_text(edge.bytes), x=x, y=y, font_size=SMALL_FONT_SIZE, **halo)
 
 
 def _points(edge: PictureEdge, layout: Layout) -> list[tuple[float, float]]:
@@ -239,8 +233,3 @@ def _marks_width(node: PictureNode) -> float:
 
 def _text_width(text: str) -> float:
     return cell_len(text) * CHARACTER_WIDTH
-
-
-def _clean(text: str) -> str:
-    """Without the characters that XML cannot hold, not even escaped."""
-    return NOT_IN_XML.sub("\ufffd", text)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from tvm_split.planner.demands import keeps_demands
 from tvm_split.planner.problem import Alternative, Problem, Solution, Stage, gap_of, objective_seconds
-from tvm_split.planner.search import evaluate
+from tvm_split.planner.search import evaluate, keeps_demands
 from tvm_split.units import seconds_text
 
 MORE_MACHINES = "the plan on more machines"
@@ -35,7 +34,7 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
         for each in solution.alternatives
         if _machines(each.stages) < _machines(solution.stages)
         and objective_seconds(problem.objective, each) <= own * (1 + _margin(problem, solution, each))
-        and keeps_demands(problem, each.stages, evaluate(problem, each.stages))
+        and keeps_demands(problem, each.stages)
     ]
     if not fewer:
         return solution

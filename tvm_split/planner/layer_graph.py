@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tvm import relax
 
@@ -17,6 +17,8 @@ from tvm_split.rpc_runtime.program.program import CLIENT
 
 if TYPE_CHECKING:
     from tvm_split.model import Model
+
+Key = TypeVar("Key", str, int)
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class LayerGraph:
 
 
 def grouped(
-    predecessors: Mapping[str, Collection[str]], common: Iterable[Collection[str]] = ()
-) -> tuple[tuple[str, ...], ...]:
+    predecessors: Mapping[Key, Collection[Key]], common: Iterable[Collection[Key]] = ()
+) -> tuple[tuple[Key, ...], ...]:
     """The keys of ``predecessors`` in groups, each group after those it needs, else in the order of the keys.
 
     Those of each collection in ``common`` share a group, and so do groups that need each other in a circle.
@@ -74,7 +76,7 @@ def grouped(
     members = {place: [key] for key, place in position.items()}
     group_of = dict(position)
 
-    def join(keys: Iterable[str]) -> None:
+    def join(keys: Iterable[Key]) -> None:
         first, *others = sorted({group_of[key] for key in keys if key in group_of}) or [0]
         for key in [key for other in others for key in members.pop(other)]:
             group_of[key] = first
@@ -142,7 +144,8 @@ def layer_graph(model: Model) -> LayerGraph:
             if (name := binding.var.name) in returned or (name in depends_on_input and name in consumers)
         ),
         inputs=tuple(
-            Value(size_bytes(each.ty), CLIENT, frozenset(consumers.get(each.name, ())), each.name)
+            Value(size_bytes(each.ty), CLIENT, frozenset(consumers.get(name, ())), name, name in returned)
             for each in function.params
+            if (name := each.name)
         ),
     )

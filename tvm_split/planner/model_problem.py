@@ -84,7 +84,7 @@ def _pins(profile: ClusterProfile, wanted: Sequence[tuple[str, str]], forbidden:
                 f"layer {name!r} is pinned, and the model has none of that name or prefix "
                 "(`tvm-split plan MODEL --layers` lists all)"
             )
-        found += [Pin(piece, machine, forbidden) for piece in pieces]
+        found += [Pin(piece, **{"not_on" if forbidden else "on": machine}) for piece in pieces]
     return found
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -28,7 +28,7 @@ class PlannedMachine:
 
     name: str
     target: Mapping[str, Any]
-    threads: int
+    threads: Annotated[int, Field(ge=1)]
     address: str | None = None
 
 
@@ -116,8 +116,7 @@ class Plan:
             )
         try:
             stages = tuple(each.stage() for each in parsed.stages)
-            machines = tuple(PlannedMachine(**dict(each)) for each in parsed.machines)
-            plan = cls(parsed.model, parsed.objective, parsed.origin, machines, stages)
+            plan = cls(parsed.model, parsed.objective, parsed.origin, tuple(parsed.machines), stages)
             for machine in (machine for stage in stages for machine in stage.machines):
                 plan.machine(machine)
         except PlanError as error:
@@ -133,13 +132,6 @@ class Plan:
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
-
-
-class _PlannedMachine(_Strict):
-    name: str
-    target: dict[str, Any]
-    threads: int = Field(ge=1)
-    address: str | None = None
 
 
 class _Replica(_Strict):
@@ -169,7 +161,7 @@ class _PlanFile(_Strict):
     model: str
     objective: str
     origin: str
-    machines: list[_PlannedMachine] = Field(min_length=1)
+    machines: list[PlannedMachine] = Field(min_length=1)
     stages: list[_Stage] = Field(min_length=1)
     prediction: dict[str, Any] | None = None
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
-from tvm_split.planner.demands import TOLERANCE, is_possible
 from tvm_split.planner.problem import Evaluation, Problem, Solution, Stage, Timed, gap_of, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.search.evaluate import evaluate, transfers
+from tvm_split.planner.search import evaluate, is_possible
+from tvm_split.planner.search.evaluate import crossings_of, placed
+from tvm_split.planner.search.instance import TOLERANCE, instance_of
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
 from tvm_split.units import seconds_text
@@ -190,7 +191,7 @@ def compared_baselines(problem: Problem, layers_of: Mapping[str, int], plan: Eva
             value = evaluate(problem, stages)
         except PlanError:
             continue  # there is no link, or a machine cannot run a piece
-        if is_possible(problem, stages, value):
+        if is_possible(problem, stages):
             found.append(_compared(name, stages, layers_of, value, _why_not(problem, plan, value)))
     return tuple(sorted(found, key=lambda each: objective_seconds(problem.objective, each)))
 
@@ -258,11 +259,11 @@ def _machines(
 def _links(problem: Problem, stages: Sequence[Stage]) -> tuple[LinkPrediction, ...]:
     """One for every pair of machines of which one sends to the other; replicas by the turns that they get."""
     given = {(link.source, link.destination): link for link in problem.links}
-    client = [(CLIENT, EVERY)]
+    instance = instance_of(problem)
+    turns = [*map(_turns, stages), [(CLIENT, EVERY)]]  # the client's number is that of the last
     found = []
-    for (source, end), crossing in transfers(problem, stages).items():
-        senders = client if source is None else _turns(stages[source])
-        receivers = client if end is None else _turns(stages[end])
+    for (source, end), crossing in crossings_of(instance, placed(instance, stages)).items():
+        senders, receivers = turns[source], turns[end]
         for (one, made), (other, needed) in itertools.product(senders, receivers):
             when, link = made & needed, given[one, other]
             if when is not None:

@@ -1,7 +1,7 @@
 """What a plan is searched for: machines, links, the pieces of a model and what passes between them. Numbers only.
 
-A problem knows nothing of TVM, files or networks, so it can be replayed, varied and checked from outside. Seconds and
-bytes are those of one micro-batch.
+A problem knows nothing of TVM or networks, so it can be replayed, varied and checked from outside, also as a file,
+where all has the same names. Seconds and bytes are those of one micro-batch.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
+
+from pydantic import ConfigDict, Field
 
 from tvm_split.rpc_runtime.program.turns import turns_by_share
 
 Objective = Literal["throughput", "latency"]
+From = Annotated[str, Field(alias="from")]
+To = Annotated[str, Field(alias="to")]
+"""In files, where these may be names."""
 
 
 class Timed(Protocol):
@@ -67,8 +72,8 @@ class ProblemMachine:
 class ProblemLink:
     """A one-way link between two machines, or a machine and the client (``"client"``)."""
 
-    source: str
-    destination: str
+    source: From
+    destination: To
     bytes_per_second: float
     latency_seconds: float = 0.0
 
@@ -93,19 +98,35 @@ class Edge:
     Edges of one source that name the same ``tensor`` carry the same bytes: they cross once to each machine.
     """
 
-    source: str
-    destination: str
+    source: From
+    destination: To
     bytes: float
     tensor: str | None = None
 
 
 @dataclass(frozen=True)
 class Pin:
-    """A piece that must be on ``machine``, or, with ``forbidden``, must not be there."""
+    """A piece that must be ``on`` a machine, or must be ``not_on`` it.
+
+    Raises:
+        ValueError: it has both of them, or none.
+    """
 
     piece: str
-    machine: str
-    forbidden: bool = False
+    on: str | None = None
+    not_on: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.on is None) == (self.not_on is None):
+            raise ValueError('a pin has either "on" or "not_on"')
+
+    @property
+    def machine(self) -> str:
+        return self.on or self.not_on or ""
+
+    @property
+    def forbidden(self) -> bool:
+        return self.not_on is not None
 
 
 @dataclass(frozen=True)
@@ -121,6 +142,8 @@ class Problem:
         maximum_period_seconds, maximum_latency_seconds: what the other objective must keep to.
         buffers: micro-batches of each tensor that a machine holds for every crossing, at either end.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     objective: Objective
     machines: tuple[ProblemMachine, ...]
@@ -168,7 +191,7 @@ class Stage:
 class MachineLoad:
     """What a machine does for one micro-batch, on average where a stage has replicas.
 
-    ``compute_seconds`` has contention and the cost of transfers in it.
+    ``compute_seconds`` has contention and the cost of transfers in it, ``share`` is that of the stage's micro-batches.
     """
 
     machine: str
@@ -180,6 +203,7 @@ class MachineLoad:
     buffer_bytes: float
     bytes_received: float
     bytes_sent: float
+    share: float
 
     @property
     def memory_bytes(self) -> float:

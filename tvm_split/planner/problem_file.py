@@ -7,7 +7,7 @@
      "edges":    [{"from": "layer-0", "to": "layer-1", "bytes": 4000}]}
 
 All else may be left out: what else a machine, piece, edge or the problem can say is in `tvm_split.planner.problem`
-under the same names, and ``"pins": [{"piece": "layer-0", "on": "machine-0"}, {"piece": "layer-1", "not_on": …}]``.
+under the same names, such as ``"pins": [{"piece": "layer-0", "on": "machine-0"}]``.
 """
 
 from __future__ import annotations
@@ -17,82 +17,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import TypeAdapter, ValidationError
 
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, Solution, Stage
 from tvm_split.planner.search.faults import faults
 
-NotNegative = Annotated[float, Field(ge=0)]
-Name = Annotated[str, Field(min_length=1)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=False)
-
-
-class _Machine(_Strict):
-    name: Name
-    memory_bytes: NotNegative | None = None
-    transfer_seconds: NotNegative = 0.0
-    transfer_seconds_per_byte: NotNegative = 0.0
-    contention: Annotated[float, Field(gt=0)] = 1.0
-    alone_contention: Annotated[float, Field(gt=0)] = 1.0
-    alone_transfer_seconds: NotNegative | None = None
-
-
-class _Link(_Strict):
-    source: Name = Field(alias="from")
-    destination: Name = Field(alias="to")
-    bytes_per_second: Annotated[float, Field(gt=0)]
-    latency_seconds: NotNegative = 0.0
-
-
-class _Piece(_Strict):
-    name: Name
-    seconds: dict[str, NotNegative]
-    weight_bytes: NotNegative = 0.0
-    activation_bytes: NotNegative = 0.0
-
-
-class _Edge(_Strict):
-    source: Name = Field(alias="from")
-    destination: Name = Field(alias="to")
-    bytes: NotNegative
-    tensor: str | None = None
-
-
-class _Pin(_Strict):
-    piece: Name
-    on: str | None = None
-    not_on: str | None = None
-
-    @model_validator(mode="after")
-    def _one_of_two(self) -> _Pin:
-        if (self.on is None) == (self.not_on is None):
-            raise ValueError('a pin has either "on" or "not_on"')
-        return self
-
-
-class _ProblemFile(_Strict):
-    objective: Literal["throughput", "latency"]
-    machines: list[_Machine]
-    pieces: list[_Piece]
-    links: list[_Link] = []
-    edges: list[_Edge] = []
-    replicas: bool = False
-    pins: list[_Pin] = []
-    maximum_machines: Annotated[int, Field(ge=1)] | None = None
-    stages: Annotated[int, Field(ge=1)] | None = None
-    maximum_period_seconds: NotNegative | None = None
-    maximum_latency_seconds: NotNegative | None = None
-    buffers: Annotated[int, Field(ge=0)] = 0
-
-
+WORDS = {"unexpected_keyword_argument": "there is no such key"}
 _PROBLEM = TypeAdapter(Problem)
 
 
@@ -107,7 +42,7 @@ def read_problem_file(path: Path) -> Problem:
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"cannot read the problem file {path}: {error}") from error
     try:
-        content = json.loads(text, object_pairs_hook=_distinct_keys)
+        content = json.loads(text, object_pairs_hook=_given)
     except json.JSONDecodeError as error:
         raise PlanError(f"{path}:{error.lineno}: this is no JSON: {error.msg} (column {error.colno})") from error
     except PlanError as error:
@@ -115,9 +50,9 @@ def read_problem_file(path: Path) -> Problem:
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path}: this is no JSON: {error}") from error
     try:
-        problem = _problem(_ProblemFile.model_validate(content))
+        problem = _PROBLEM.validate_json(json.dumps(content))
     except ValidationError as error:
-        found = [(problem["loc"], problem["msg"]) for problem in error.errors()]
+        found = [(each["loc"], WORDS.get(each["type"], each["msg"])) for each in error.errors()]
         raise PlanError(_with_lines(path, text, found)) from error
     wrong = [(fault.location, fault.text) for fault in faults(problem)]
     if wrong:
@@ -155,22 +90,12 @@ def _stage(problem: Problem, stage: Stage) -> dict[str, Any]:
     return found
 
 
-def _problem(file: _ProblemFile) -> Problem:
-    content = file.model_dump(exclude_none=True)
-    pins = [{"piece": pin.piece, "machine": pin.on or pin.not_on, "forbidden": pin.on is None} for pin in file.pins]
-    return _PROBLEM.validate_python({**content, "pins": pins})
-
-
 def problem_to_dict(problem: Problem) -> dict[str, Any]:
     """The content of a problem file, without what is infinite or not given."""
-    content: dict[str, Any] = _finite(asdict(problem))
+    content: dict[str, Any] = _finite(_PROBLEM.dump_python(problem, by_alias=True))
     for each in content["links"]:
         # JSON has no infinity; this many bytes a second take no time that anything here measures.
         each.setdefault("bytes_per_second", 1e18)
-    for each in (*content["links"], *content["edges"]):
-        each["from"], each["to"] = each.pop("source"), each.pop("destination")
-    for each in content["pins"]:
-        each["not_on" if each.pop("forbidden") else "on"] = each.pop("machine")
     return content
 
 
@@ -180,13 +105,14 @@ def _finite(value: Any) -> Any:
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _given(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of distinct keys, without those that have nothing."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
             raise PlanError(f"the key {key!r} is there twice in one object; give it once")
         found[key] = value
-    return found
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _with_lines(path: Path, text: str, wrong: Sequence[tuple[tuple[int | str, ...], str]]) -> str:

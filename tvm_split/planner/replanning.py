@@ -6,28 +6,24 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tvm_split.planner.demands import keeps_demands
 from tvm_split.planner.prediction import Corrections
 from tvm_split.planner.problem import Evaluation, Problem, Solution, Stage, objective_seconds
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, PieceTime
-from tvm_split.planner.search import evaluate
+from tvm_split.planner.search import evaluate, keeps_demands
 
 DEFAULT_THRESHOLD = 0.05
-SMALLEST_SHARE_OF_PERIOD = 0.25
-"""A link that takes less of the period than this says more about waking threads than about its bandwidth."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a plan did: measured by predicted computing per machine, and per link the bytes and seconds on the wire.
+    """What a plan did: measured by predicted computing per machine, and bytes a second of links that have changed.
 
     ``earlier`` are the corrections that its prediction was made with, ``profiled_at`` is the prediction's; None where
     it is not known.
     """
 
-    period_seconds: float
     compute_ratios: Mapping[str, float] = field(default_factory=dict)
-    transfers: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    link_speeds: Mapping[tuple[str, str], float] = field(default_factory=dict)
     earlier: Corrections = field(default_factory=Corrections)
     profiled_at: float | None = None
 
@@ -53,9 +49,7 @@ def corrections_of(measured: Measured) -> Corrections:
     for machine, ratio in measured.compute_ratios.items():
         ratios[machine] = ratios.get(machine, 1.0) * ratio
     speeds = {(source, end): speed for source, end, speed in measured.earlier.link_speeds}
-    for link, (size, seconds) in measured.transfers.items():
-        if size > 0 and seconds >= SMALLEST_SHARE_OF_PERIOD * measured.period_seconds:
-            speeds[link] = size / seconds
+    speeds |= measured.link_speeds
     return Corrections(tuple(ratios.items()), tuple((*link, speed) for link, speed in speeds.items()))
 
 
@@ -96,7 +90,7 @@ def replan(
     now = evaluate(problem, current)
     best = solve(problem)
     gain = 1.0 - objective_seconds(problem.objective, best.evaluation) / objective_seconds(problem.objective, now)
-    if gain > threshold or not keeps_demands(problem, current, now):
+    if gain > threshold or not keeps_demands(problem, current):
         return Replanned(True, best.stages, best.evaluation, best, gain)
     return Replanned(False, tuple(current), now, best, max(0.0, gain))
 

@@ -80,7 +80,7 @@ def random_problem(
     if plain:
         return _with(problem, settings)
     pins = tuple(
-        Pin(f"layer-{generator.randrange(pieces)}", generator.choice(names), generator.random() < 0.6)
+        _pin(f"layer-{generator.randrange(pieces)}", generator.choice(names), generator.random() < 0.6)
         for _ in range(generator.choice([0, 0, 0, 1, 2]))
     )
     choices: dict[str, object] = {"pins": pins}
@@ -122,3 +122,7 @@ def _with(problem: Problem, settings: dict[str, object]) -> Problem:
     import dataclasses
 
     return dataclasses.replace(problem, **settings)  # type: ignore[arg-type]
+
+
+def _pin(piece: str, machine: str, forbidden: bool) -> Pin:
+    return Pin(piece, not_on=machine) if forbidden else Pin(piece, machine)

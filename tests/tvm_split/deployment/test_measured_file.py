@@ -7,12 +7,15 @@ import pytest
 
 from tests.helpers.mutations import WRONG_FILES
 from tests.helpers.planner.predictions import machine_prediction, prediction
-from tests.helpers.traces import CHAIN, LINKS, A, B, events_of, plan_for, streamed
+from tests.helpers.traces import CHAIN, LINKS, MILLISECOND, A, B, events_of, plan_for, streamed
 from tvm_split.deployment.deployment_report import report_of
 from tvm_split.deployment.measured_file import read_measured
+from tvm_split.deployment.run_times import Window
 from tvm_split.errors import PlanError
-from tvm_split.planner.prediction import Corrections
+from tvm_split.planner.prediction import Corrections, LinkPrediction
 
+SLOW = dataclasses.replace(streamed(), streams=(Window(0, 240 * MILLISECOND, 20),))
+"""A result every 12 ms, where 10 are predicted."""
 CORRECTIONS = Corrections(((A, 1.5), ("machine-z", 3.0)), (("machine-z", A, 1e6),))
 
 
@@ -20,7 +23,7 @@ CORRECTIONS = Corrections(((A, 1.5), ("machine-z", 3.0)), (("machine-z", A, 1e6)
 def content():
     expected = prediction((machine_prediction(A, 0.005), machine_prediction(B, 0.006)), LINKS)
     expected = dataclasses.replace(expected, corrections=CORRECTIONS)
-    return report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN), streamed()).to_dict()
+    return report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=5), SLOW).to_dict()
 
 
 @pytest.fixture
@@ -32,9 +35,8 @@ def path(content, tmp_path):
 
 def test_a_report(path):
     found = read_measured(path, "net")
-    assert found.period_seconds == pytest.approx(0.010)
     assert found.compute_ratios == {A: pytest.approx(2.0), B: pytest.approx(1.0)}
-    assert found.transfers[A, B] == (1000.0, pytest.approx(0.002))
+    assert found.link_speeds == {(A, B): pytest.approx(2e5)}
     assert found.earlier == CORRECTIONS
     assert found.profiled_at == 1_000_000.0
 
@@ -53,7 +55,23 @@ def test_what_was_not_measured_is_left_out(path, content):
     path.write_text(json.dumps(content))
     found = read_measured(path, "net")
     assert list(found.compute_ratios) == [B]
-    assert (A, B) not in found.transfers
+    assert found.link_speeds == {}
+
+
+@pytest.mark.parametrize(
+    ("link", "wire", "measured"),
+    [
+        (LinkPrediction(A, B, 40.0, 0.002, 1e-7), 2, SLOW),  # 40 bytes take as long as ever
+        (LinkPrediction(A, B, 40.0, 1e-4, 1e-7), 0.9, SLOW),  # as long as threads take to wake up
+        (LinkPrediction(A, B, 1000.0, 0.003, 0.002), 5, streamed()),  # nothing is later for it
+    ],
+)
+def test_a_link_that_does_what_it_was_taken_for_keeps_its_speed(tmp_path, link, wire, measured):
+    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)), (link,))
+    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=wire), measured)
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report.to_dict()))
+    assert read_measured(path, "net").link_speeds == {}
 
 
 def test_files_that_say_nothing(path, content, tmp_path):

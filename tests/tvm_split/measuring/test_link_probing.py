@@ -18,8 +18,8 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.measuring import machine_timing
-from tvm_split.measuring.link_probing import NO_COST, LinkProbe, _rounds, has_spare_cores, probe_links
-from tvm_split.planner.profile import LinkProfile
+from tvm_split.measuring.link_probing import LinkProbe, _rounds, has_spare_cores, probe_links
+from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.program.program import CLIENT
@@ -64,12 +64,11 @@ def test_every_link_of_a_local_cluster_is_measured() -> None:
         assert link.origin == "measured"
         assert 0 < link.bytes_per_second < math.inf
         assert 0 <= link.latency_seconds < 1
-    assert set(found.transfer_costs) == {"machine-a", "machine-b"}
-    for cost in found.transfer_costs.values():
-        assert cost.seconds_per_byte >= 0
-        for stream in (cost.alone, cost.together):
-            assert 0 <= stream.seconds < 1
-            assert 1 <= stream.ratio < math.inf
+    assert set(found.streaming) == {"machine-a", "machine-b"}
+    for cost in found.streaming.values():
+        assert cost.transfer_seconds_per_byte >= 0
+        assert 0 <= cost.alone_transfer_seconds <= cost.transfer_seconds < 1
+        assert 1 <= cost.alone_ratio <= cost.ratio < math.inf
     assert [done for _, done, _ in seen] == [0, 1, 2, 3, 4, 5]
     assert seen[2] == ("links machine-a to machine-b", 2, 5)
     assert seen[4] == ("streams through machine-a, machine-b", 4, 5)
@@ -95,7 +94,7 @@ def test_what_is_given_is_believed_and_what_is_closed_left_out(workers: LocalWor
     assert (links[CLIENT, A].bytes_per_second, links[CLIENT, A].origin) == (2e6, "given")
     assert links[CLIENT, B].origin == "measured"
     assert (B, A) not in links
-    assert set(found.transfer_costs) == {A, B}
+    assert set(found.streaming) == {A, B}
 
 
 def test_a_pair_that_cannot_reach_each_other_is_named(workers: LocalWorkers) -> None:
@@ -129,7 +128,7 @@ def test_stages_in_one_process_hand_their_tensors_over() -> None:
     found = probe(Cluster.in_process(machines=2))
     assert set(by_ends(found)) == set(permutations([CLIENT, "machine-a", "machine-b"], 2))
     assert {link.bytes_per_second for link in found.links} == {1e12}
-    assert set(found.transfer_costs.values()) == {NO_COST}
+    assert set(found.streaming.values()) == {StreamingCost()}
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=8))

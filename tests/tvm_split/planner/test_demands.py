@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
-from tvm_split.planner.demands import is_possible, keeps_demands
 from tvm_split.planner.problem import Stage
-from tvm_split.planner.search import evaluate
+from tvm_split.planner.search import is_possible, keeps_demands
 
 PROFILE = chain_profile({A: [0.01, 0.02], B: [0.01, 0.02], C: [0.01, 0.02]})
 STAGES = (Stage((A,), ("layer_0",)), Stage((B, C), ("layer_1",), (0.5, 0.5)))
@@ -33,12 +32,12 @@ STAGES = (Stage((A,), ("layer_0",)), Stage((B, C), ("layer_1",), (0.5, 0.5)))
 )
 def test_demands(demands, kept):
     problem = chain_problem(PROFILE, replicas=True, **demands)
-    assert keeps_demands(problem, STAGES, evaluate(problem, STAGES)) == kept
+    assert keeps_demands(problem, STAGES) == kept
 
 
 def test_memory():
     problem = chain_problem(PROFILE, memory={B: 10})
-    assert not is_possible(problem, STAGES, evaluate(problem, STAGES))
-    assert keeps_demands(problem, STAGES, evaluate(problem, STAGES))
+    assert not is_possible(problem, STAGES)
+    assert keeps_demands(problem, STAGES)
     enough = dataclasses.replace(problem, machines=chain_problem(PROFILE).machines)
-    assert is_possible(enough, STAGES, evaluate(enough, STAGES))
+    assert is_possible(enough, STAGES)

@@ -77,8 +77,8 @@ def test_pins_take_all_pieces_below_a_name():
     problem = chain_problem(profile, pins=(("block.0.relu", A),), kept_off=(("block", B),))
     assert problem.pins == (
         Pin("block.0.conv", A),
-        Pin("block.0.conv", B, forbidden=True),
-        Pin("block.1", B, forbidden=True),
+        Pin("block.0.conv", not_on=B),
+        Pin("block.1", not_on=B),
     )
 
 

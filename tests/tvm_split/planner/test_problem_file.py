@@ -47,7 +47,7 @@ def test_everything_that_can_be_said_besides(tmp_path: Path) -> None:
     assert problem.machines[0] == ProblemMachine("machine-0", 4e9, 1e-4, 1e-9, 1.2)
     assert problem.pieces[0].activation_bytes == 7
     assert problem.edges[0].tensor == "out"
-    assert problem.pins == (Pin("layer-0", "machine-0"), Pin("layer-1", "machine-0", forbidden=True))
+    assert problem.pins == (Pin("layer-0", "machine-0"), Pin("layer-1", not_on="machine-0"))
     assert (problem.maximum_machines, problem.stages, problem.buffers) == (2, 2, 3)
     assert (problem.maximum_period_seconds, problem.maximum_latency_seconds) == (1.5, 2.0)
 
@@ -85,14 +85,15 @@ def test_replicas_name_all_machines_and_shares(tmp_path: Path) -> None:
     ("right", "wrong", "line", "message"),
     [
         ('"throughput"', '"speed"', 1, "'throughput' or 'latency'"),
-        ('"replicas"', '"replica"', 1, "replica: Extra inputs are not permitted"),
+        ('"replicas"', '"replica"', 1, "replica: there is no such key"),
+        ('"weight_bytes": 4000', '"weight": 4000', 5, "pieces.0.weight: there is no such key"),
         ('"objective": "throughput", ', "", 1, "objective: Field required"),
-        ("4e9", "-4e9", 2, "machines.0.memory_bytes: Input should be greater than or equal to 0"),
+        ("4e9", "-4e9", 2, "memory_bytes is -4000000000.0; it must be 0 or more"),
         ("4e9", '"4e9"', 2, "valid number"),
         ("4e9", "NaN", 2, "finite number"),
         ('{"name": "machine-1"}', '{"name": "machine-0"}', 3, "two machines are named 'machine-0'"),
         ('{"name": "machine-1"}', '{"name": "client"}', 3, "cannot be named 'client'"),
-        ("1.25e8", "0", 4, "links.0.bytes_per_second: Input should be greater than 0"),
+        ("1.25e8", "0", 4, "bytes_per_second is 0.0; it must be above 0"),
         (
             '"to": "machine-1"',
             '"to": "machine-9"',
@@ -100,7 +101,7 @@ def test_replicas_name_all_machines_and_shares(tmp_path: Path) -> None:
             "no machine is named 'machine-9'; there are machine-0, machine-1",
         ),
         ('"machine-1": 0.02', '"machine-7": 0.02', 5, "no machine is named 'machine-7'"),
-        ("0.015", "-1", 6, "pieces.1.seconds.machine-1: Input should be greater than or equal to 0"),
+        ("0.015", "-1", 6, "pieces.1.seconds.machine-1: piece 'layer-1' on 'machine-1': seconds is -1.0"),
         ('"name": "layer-1"', '"name": "layer-0"', 6, "two pieces are named 'layer-0'"),
         ('"to": "layer-1"', '"to": "layer-9"', 7, "edges.0.to: no piece is named 'layer-9'"),
         ('"bytes": 4000}]', '"bytes": 4000}], "pins": [{"piece": "layer-0"}]', 7, 'either "on" or "not_on"'),

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_split.planner.problem import Evaluation, Problem, objective_seconds
-from tvm_split.planner.search.evaluate import Placed, measure
-from tvm_split.planner.search.instance import TOLERANCE, Instance
+from tvm_split.planner.problem import Evaluation, Problem, Stage, objective_seconds
+from tvm_split.planner.search.evaluate import Placed, measure, placed
+from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Stages by numbers and their evaluation."""
+    """Stages by numbers, in the order in which values flow, and their evaluation."""
 
     stages: tuple[Placed, ...]
     evaluation: Evaluation
@@ -33,22 +33,51 @@ class Candidate:
         throughput = problem.objective == "throughput"
         return self.evaluation.latency_seconds if throughput else self.evaluation.period_seconds
 
+    def rank(self, problem: Problem) -> tuple[float, float, int]:
+        """The smaller, the better."""
+        return self.value(problem), self.other_value(problem), len(self.machines)
+
+    def named(self, instance: Instance) -> tuple[Stage, ...]:
+        """The stages by names, with the shares of replicas."""
+        share = {load.machine: load.share for load in self.evaluation.loads}
+        found = []
+        for stage in self.stages:
+            machines = tuple(instance.machines[machine] for machine in stage.machines)
+            pieces = tuple(instance.pieces[piece] for piece in stage.pieces)
+            found.append(Stage(machines, pieces, tuple(share[machine] for machine in machines)))
+        return tuple(found)
+
 
 def candidate(instance: Instance, stages: Sequence[Placed]) -> Candidate:
     """Measured; raises as `measure` does."""
-    return Candidate(tuple(stages), measure(instance, stages))
+    return Candidate(*measure(instance, stages))
+
+
+def is_possible(problem: Problem, stages: Sequence[Stage]) -> bool:
+    """Whether the pins allow a plan, and it fits the memory of its machines; raises as `measure` does."""
+    instance = instance_of(problem)
+    found = candidate(instance, placed(instance, stages))
+    return _keeps_pins(instance, found) and lack_of(instance, found) == 0
+
+
+def keeps_demands(problem: Problem, stages: Sequence[Stage]) -> bool:
+    """Whether a plan keeps to pins, numbers of stages and machines, and limits. Its memory does not count."""
+    instance = instance_of(problem)
+    found = candidate(instance, placed(instance, stages))
+    return _keeps_pins(instance, found) and _keeps_numbers(instance, found) and within_limits(problem, found)
 
 
 def fits(instance: Instance, found: Candidate) -> bool:
     """Whether pins, memory and the numbers of stages and machines allow a plan; its period and latency aside."""
-    problem = instance.problem
-    if problem.stages not in (None, len(found.stages)) or len(found.machines) > instance.machine_limit:
-        return False
-    if any(np.isinf(instance.seconds[np.ix_(stage.pieces, stage.machines)]).any() for stage in found.stages):
-        return False
-    return all(
-        load.memory_bytes <= instance.memory[instance.machine_number[load.machine]] for load in found.evaluation.loads
-    )
+    return _keeps_numbers(instance, found) and _keeps_pins(instance, found) and lack_of(instance, found) == 0
+
+
+def _keeps_numbers(instance: Instance, found: Candidate) -> bool:
+    return instance.problem.stages in (None, len(found.stages)) and len(found.machines) <= instance.machine_limit
+
+
+def _keeps_pins(instance: Instance, found: Candidate) -> bool:
+    return all(np.isfinite(instance.seconds[np.ix_(stage.pieces, stage.machines)]).all() for stage in found.stages)
 
 
 def lack_of(instance: Instance, found: Candidate) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from tvm_split.planner.problem import Alternative, Problem
 from tvm_split.planner.search.candidate import Candidate, within_limits
-from tvm_split.planner.search.evaluate import solved_stages
 from tvm_split.planner.search.instance import TOLERANCE, Instance, names_of
 from tvm_split.units import seconds_text
 
@@ -18,7 +17,7 @@ def alternatives(instance: Instance, chosen: Candidate, others: Iterable[Candida
     """The best few others on other machines, best first; one for each number of machines, then single machines."""
     problem = instance.problem
     taken = {frozenset(chosen.machines)}
-    ranked = sorted(others, key=lambda each: (each.value(problem), each.other_value(problem), len(each.machines)))
+    ranked = sorted(others, key=lambda each: each.rank(problem))
     first: list[Candidate] = []
     rest: list[Candidate] = []
     counts: set[int] = set()
@@ -31,14 +30,14 @@ def alternatives(instance: Instance, chosen: Candidate, others: Iterable[Candida
     near = sorted(first, key=lambda each: abs(len(each.machines) - len(chosen.machines)))[:MOST_ALTERNATIVES]
     alone = [each for each in rest if len(each.machines) == 1]
     shown = (near + alone + [each for each in rest if len(each.machines) > 1])[:MOST_ALTERNATIVES]
-    shown.sort(key=lambda each: (each.value(problem), each.other_value(problem)))
+    shown.sort(key=lambda each: each.rank(problem))
     return tuple(
         Alternative(
             _title(instance, each),
-            solved_stages(instance, each.stages),
+            each.named(instance),
             each.evaluation.period_seconds,
             each.evaluation.latency_seconds,
-            _why_it_lost(problem, chosen, each),
+            _compared(problem, chosen, each),
         )
         for each in shown
     )
@@ -55,7 +54,7 @@ def why_no_more_machines(instance: Instance, chosen: Candidate, others: Sequence
         # Beside machines of this plan, so that an equal machine is not compared with its twin.
         using = [each for each in using if set(each.machines) & set(chosen.machines)] or using
         kept = [each for each in using if within_limits(problem, each)] or using
-        best = min(kept, key=lambda each: (each.value(problem), each.other_value(problem)), default=None)
+        best = min(kept, key=lambda each: each.rank(problem), default=None)
         if best is None:
             sentences.append(f"{name} is idle: {_why_unusable(instance, machine, chosen)}")
         else:
@@ -81,16 +80,8 @@ def _compared(problem: Problem, chosen: Candidate, other: Candidate) -> str:
         return f"{text}, on {len(other.machines)} machines instead of {len(chosen.machines)}"
     if kind == "period":
         return f"{text}, since {other.evaluation.limiting} takes that long"
-    wire = other.evaluation.latency_seconds - _compute_seconds(other)
+    wire = other.evaluation.latency_seconds - math.fsum(load.compute_seconds for load in other.evaluation.loads)
     return f"{text}, of which {seconds_text(max(wire, 0.0))} pass on links" if wire > 0 else text
-
-
-def _compute_seconds(found: Candidate) -> float:
-    return math.fsum(load.compute_seconds for load in found.evaluation.loads)
-
-
-def _why_it_lost(problem: Problem, chosen: Candidate, other: Candidate) -> str:
-    return _compared(problem, chosen, other)
 
 
 def _why_unusable(instance: Instance, machine: int, chosen: Candidate) -> str:

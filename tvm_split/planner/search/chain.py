@@ -109,7 +109,7 @@ class ChainSearch:
     def _possible_periods(self, lowest: float, highest: float) -> Floats:
         """All periods of stages and links between two, ascending; equal ones once."""
         groups, costs = self._costs.groups, self._costs
-        links = np.unique(groups.seconds_per_byte)[:, None] * costs.crossing_bytes
+        links = np.unique(groups.seconds_per_byte[:-1, :-1])[:, None] * costs.crossing_bytes
         alone = np.array([each.evaluation.period_seconds for each in self._alone])
         found = [
             values[(values > lowest) & (values < highest * (1 - 4 * TOLERANCE))]

@@ -42,13 +42,16 @@ def evaluate(problem: Problem, stages: Sequence[Stage]) -> Evaluation:
             no time for a piece, stages wait for each other in a circle, or a link is missing.
     """
     instance = instance_of(problem)
-    return measure(instance, _placed(instance, stages))
+    return measure(instance, placed(instance, stages))[1]
 
 
-def measure(instance: Instance, stages: Sequence[Placed]) -> Evaluation:
-    """`evaluate` for stages by numbers."""
+def measure(instance: Instance, stages: Sequence[Placed]) -> tuple[tuple[Placed, ...], Evaluation]:
+    """`evaluate` for stages by numbers, with the stages in the order in which values flow."""
     crossings = crossings_of(instance, stages)
-    order = stage_order(instance, stages, crossings)
+    order = _stage_order(instance, stages, crossings)
+    stages = tuple(stages[number] for number in order)
+    place = {number: place for place, number in enumerate(order)} | {instance.client: instance.client}
+    crossings = {(place[source], place[end]): crossing for (source, end), crossing in crossings.items()}
     contended = sum(len(stage.machines) for stage in stages) > 1
     loads: list[MachineLoad] = []
     limits: list[tuple[float, str]] = []
@@ -81,11 +84,12 @@ def measure(instance: Instance, stages: Sequence[Placed]) -> Evaluation:
                     buffer_bytes=instance.problem.buffers * (received + sent),
                     bytes_received=received,
                     bytes_sent=sent,
+                    share=share,
                 )
             )
     period = max(value for value, _ in limits)
     limiting = next(text for value, text in limits if value >= period * (1 - TOLERANCE))
-    return Evaluation(period, _latency(instance, stages, crossings, order), tuple(loads), limiting)
+    return stages, Evaluation(period, _latency(instance, stages, crossings), tuple(loads), limiting)
 
 
 @dataclass(frozen=True)
@@ -98,25 +102,8 @@ class Crossing:
     stream_seconds: float
 
 
-def transfers(problem: Problem, stages: Sequence[Stage]) -> dict[tuple[int | None, int | None], Crossing]:
-    """What passes between stages, by their positions; None is the client.
-
-    Raises:
-        PlanError: as `evaluate`.
-    """
-    instance = instance_of(problem)
-    found = crossings_of(instance, _placed(instance, stages))
-    return {
-        (
-            None if source == instance.client else source,
-            None if end == instance.client else end,
-        ): crossing
-        for (source, end), crossing in found.items()
-    }
-
-
 def crossings_of(instance: Instance, stages: Sequence[Placed]) -> dict[tuple[int, int], Crossing]:
-    """By the numbers of the two stages; the client's is `Instance.client`.
+    """What passes between stages, by their positions; the client's is `Instance.client`.
 
     Raises:
         PlanError: a link is missing.
@@ -151,14 +138,9 @@ def _crossing(
     return Crossing(count, size, max(float(instance.latency[pair]) for pair in pairs) + stream, stream)
 
 
-def stage_order(
+def _stage_order(
     instance: Instance, stages: Sequence[Placed], crossings: dict[tuple[int, int], Crossing]
 ) -> tuple[int, ...]:
-    """The stages in the order in which values flow.
-
-    Raises:
-        PlanError: they wait for each other in a circle.
-    """
     graph: dict[int, set[int]] = {number: set() for number in range(len(stages))}
     for source, end in crossings:
         if instance.client not in (source, end):
@@ -180,29 +162,6 @@ def shared(seconds: Sequence[float]) -> tuple[float, tuple[float, ...]]:
     return (seconds[0] if len(seconds) == 1 else 1.0 / whole), tuple(rate / whole for rate in rates)
 
 
-def solved_stages(instance: Instance, stages: Sequence[Placed]) -> tuple[Stage, ...]:
-    """Stages by names, in topological order, with the shares of replicas."""
-    order = stage_order(instance, stages, crossings_of(instance, stages))
-    ordered = [stages[number] for number in order]
-    return tuple(
-        Stage(
-            tuple(instance.machines[machine] for machine in stage.machines),
-            tuple(instance.pieces[piece] for piece in stage.pieces),
-            _shares(instance, ordered, number),
-        )
-        for number, stage in enumerate(ordered)
-    )
-
-
-def _shares(instance: Instance, stages: Sequence[Placed], number: int) -> tuple[float, ...]:
-    if len(stages[number].machines) == 1:
-        return (1.0,)
-    crossings = crossings_of(instance, stages)
-    own = [crossing for pair, crossing in crossings.items() if number in pair]
-    count, size = sum(each.tensors for each in own), math.fsum(each.bytes for each in own)
-    return shared(_full_seconds(instance, stages[number], count, size, contended=True))[1]
-
-
 def _full_seconds(instance: Instance, stage: Placed, count: int, size: float, contended: bool) -> list[float]:
     """What each machine of a stage would compute for every micro-batch, with ``count`` tensors of ``size`` bytes."""
     pieces = list(stage.pieces)
@@ -220,22 +179,22 @@ def _latency(
     instance: Instance,
     stages: Sequence[Placed],
     crossings: dict[tuple[int, int], Crossing],
-    order: Sequence[int],
 ) -> float:
     finish = {instance.client: 0.0}
-    for number in order:
+    for number, stage in enumerate(stages):
         arrivals = [finish[source] + each.seconds for (source, end), each in crossings.items() if end == number]
-        pieces = list(stages[number].pieces)
-        compute = max(math.fsum(instance.times[pieces, machine]) for machine in stages[number].machines)
+        pieces = list(stage.pieces)
+        compute = max(math.fsum(instance.times[pieces, machine]) for machine in stage.machines)
         finish[number] = max(arrivals, default=0.0) + compute
     delivered = [finish[source] + each.seconds for (source, end), each in crossings.items() if end == instance.client]
     return max([*finish.values(), *delivered])
 
 
-def _placed(instance: Instance, stages: Sequence[Stage]) -> list[Placed]:
+def placed(instance: Instance, stages: Sequence[Stage]) -> list[Placed]:
+    """Stages by numbers; raises as `evaluate` does."""
     holder: dict[str, str] = {}
     used: set[str] = set()
-    placed = []
+    found = []
     for stage in stages:
         if not stage.layers or not stage.machines:
             raise PlanError(f"a stage on {stage.machines or 'no machine'} with {len(stage.layers)} pieces is no stage")
@@ -256,7 +215,7 @@ def _placed(instance: Instance, stages: Sequence[Stage]) -> list[Placed]:
             for machine in stage.machines:
                 if math.isinf(instance.times[instance.piece_number[piece], instance.machine_number[machine]]):
                     raise PlanError(f"piece {piece!r} has no seconds for machine {machine!r}; it cannot run there")
-        placed.append(
+        found.append(
             Placed(
                 tuple(instance.machine_number[machine] for machine in stage.machines),
                 tuple(sorted(instance.piece_number[piece] for piece in stage.layers)),
@@ -265,7 +224,7 @@ def _placed(instance: Instance, stages: Sequence[Stage]) -> list[Placed]:
     missing = [piece for piece in instance.pieces if piece not in holder]
     if missing:
         raise PlanError(f"the plan places no piece {missing[0]!r}, which the problem has")
-    return placed
+    return found
 
 
 def _machines(stages: Sequence[Placed], number: int) -> tuple[int, ...]:

@@ -133,6 +133,8 @@ def _negative(value: float, location: tuple[str | int, ...], what: str, key: str
 def _doubled(kind: str, key: str, names: Sequence[str]) -> Iterator[Fault]:
     first: dict[str, int] = {}
     for index, name in enumerate(names):
+        if not name:
+            yield Fault((key, index, "name"), f"a {kind} has no name")
         if name == CLIENT:
             yield Fault((key, index, "name"), f"a {kind} cannot be named {CLIENT!r}, which stands for the caller")
         if first.setdefault(name, index) != index:

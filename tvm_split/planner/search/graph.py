@@ -28,8 +28,7 @@ from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.local_search import improved
 from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
 from tvm_split.planner.search.machine_sets import count_of_sets
-from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram
-from tvm_split.planner.search.period_bound import period_bound
+from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram, period_bound
 from tvm_split.planner.search.stage_costs import StageCosts
 from tvm_split.planner.search.stage_dp import MOST_MATRIX_BYTES, StageTable, Value, lack_table, table_cost
 
@@ -95,9 +94,8 @@ class GraphSearch:
         self._instance = instance
         self._start = time.monotonic()
         self._limit = time_limit_seconds
-        self._found: list[Candidate] = []
         self._alone = one_machine_candidates(instance)
-        self._keep(self._alone)
+        self._found = list(self._alone)
         self._spread_bound = 0.0
         self._latency_bound: LatencyBound | None = None
         self._sources: list[str] = []
@@ -140,9 +138,6 @@ class GraphSearch:
     def _allowed(self) -> list[Candidate]:
         problem = self._instance.problem
         return [each for each in self._found if fits(self._instance, each) and within_limits(problem, each)]
-
-    def _keep(self, candidates: list[Candidate]) -> None:
-        self._found += candidates
 
     def _bound(self) -> float:
         """In seconds, of plans of one machine, which are all known, and of several."""
@@ -232,20 +227,20 @@ class GraphSearch:
                 Placed(group, tuple(int(piece) for piece in each)) for group, each in zip(machines, pieces, strict=True)
             ]
             try:
-                self._keep([candidate(self._instance, stages)])
+                self._found.append(candidate(self._instance, stages))
             except PlanError:  # a link is missing between stages that are no neighbours
                 continue
 
     def _improve(self, share: float) -> None:
         """Move pieces in the best few plans, each of other machines."""
         problem = self._instance.problem
-        ranked = sorted(self._allowed(), key=lambda each: (each.value(problem), each.other_value(problem)))
+        ranked = sorted(self._allowed(), key=lambda each: each.rank(problem))
         different = {frozenset(each.machines): each for each in reversed(ranked)}
         starts = sorted(different.values(), key=lambda each: each.value(problem))[:MOST_STARTS]
         for number, plan in enumerate(starts):
             now = time.monotonic()
             deadline = now + (self._deadline(share) - now) / (len(starts) - number)
-            self._keep([improved(self._instance, plan, deadline)])
+            self._found.append(improved(self._instance, plan, deadline))
             if self._is_proven():
                 return
 
@@ -259,7 +254,7 @@ class GraphSearch:
             search = ExhaustiveSearch(instance, self._best(), self._latency_bound)
             done, found = search.best(math.inf if is_small(instance) else deadline)
             if found is not None:
-                self._keep([found])
+                self._found.append(found)
             if done and (instance is self._instance or self._single_suffice):
                 self._raise_bound(math.inf if found is None else found.value(problem), "trying every plan")
                 return True
@@ -276,7 +271,7 @@ class GraphSearch:
         program = PlacementProgram(instance, self._best(), self._spread_bound)
         bound, plan = program.solve(self._deadline(0.9) - time.monotonic(), LARGE_GAP if large else 1e-7)
         if plan is not None:
-            self._keep([plan])
+            self._found.append(plan)
         if self._single_suffice:
             self._raise_bound(bound, "mixed-integer program (HiGHS)")
         self._improve(1.0)

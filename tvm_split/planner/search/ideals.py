@@ -67,6 +67,15 @@ def predecessors(instance: Instance) -> list[set[int]]:
     return found
 
 
+def successors(before: list[set[int]]) -> list[list[int]]:
+    """The pieces that need each piece directly, in their order."""
+    found: list[list[int]] = [[] for _ in before]
+    for piece, each in enumerate(before):
+        for other in each:
+            found[other].append(piece)
+    return found
+
+
 def dividing_pieces(instance: Instance) -> list[int]:
     """Pieces that are before or behind every other one."""
     before = predecessors(instance)
@@ -87,10 +96,7 @@ def topological_orders(instance: Instance) -> list[list[int]]:
     """A few different ones: as given, branch after branch, and level by level, forwards and backwards."""
     before = predecessors(instance)
     length = len(before)
-    behind: list[set[int]] = [set() for _ in before]
-    for piece, each in enumerate(before):
-        for other in each:
-            behind[other].add(piece)
+    behind = successors(before)
     depth = [0] * length
     height = [0] * length
     for piece in range(length):
@@ -128,10 +134,9 @@ def ideal_costs(instance: Instance, groups: Groups, ideals: Ideals, *, optimisti
         kinds = [kind for kind, count in enumerate(group) if count]
         ends = [groups.classes[kind][0] for kind in kinds]
         into, outof = (_link(instance, ends, incoming, optimistic) for incoming in (True, False))
-        receive = (
-            _wire(traffic.received, into[0], traffic.tensors_in) + traffic.from_client * groups.from_client[number]
-        )
-        send = _wire(traffic.sent, outof[0], traffic.tensors_out) + traffic.to_client * groups.to_client[number]
+        from_client, to_client = groups.seconds_per_byte[-1, number], groups.seconds_per_byte[number, -1]
+        receive = _wire(traffic.received, into[0], traffic.tensors_in) + traffic.from_client * from_client
+        send = _wire(traffic.sent, outof[0], traffic.tensors_out) + traffic.to_client * to_client
         compute = shared([(full[kind], group[kind]) for kind in kinds])
         period.append(np.maximum(np.maximum(compute, receive), send))
         slowest = np.maximum.reduce([alone[kind] for kind in kinds])
@@ -247,7 +252,7 @@ def _prefixes(order: list[int]) -> Iterable[int]:
         yield ideal
 
 
-def _depth_first(before: list[set[int]], behind: list[set[int]], sign: int) -> list[int]:
+def _depth_first(before: list[set[int]], behind: list[list[int]], sign: int) -> list[int]:
     waiting = [len(each) for each in before]
     ready = sorted((piece for piece, count in enumerate(waiting) if count == 0), key=lambda piece: sign * piece)
     order = []

@@ -16,7 +16,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from tvm_split.planner.search.ideals import dividing_pieces, predecessors
+from tvm_split.planner.search.ideals import dividing_pieces, predecessors, successors
 from tvm_split.planner.search.instance import Flags, Floats, Instance
 
 MOST_ASSIGNMENTS = 70_000
@@ -40,10 +40,7 @@ class LatencyBound:
         length, machines = len(instance.pieces), np.arange(len(instance.machines))
         client = np.array([instance.client])
         self.ahead = np.zeros((length, len(machines)))
-        self._behind: list[list[int]] = [[] for _ in instance.pieces]
-        for piece, each in enumerate(self._wires.before):
-            for other in each:
-                self._behind[other].append(piece)
+        self._behind = successors(self._wires.before)
         # From the end backwards: the next dividing piece, its machines, and the least seconds from its start on.
         following, at, rest = length, client, np.zeros(1)
         for piece in reversed([instance.client, *dividing_pieces(instance)]):

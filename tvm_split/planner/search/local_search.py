@@ -10,6 +10,7 @@ from dataclasses import replace
 from tvm_split.errors import PlanError
 from tvm_split.planner.search.candidate import Candidate, candidate, fits, within_limits
 from tvm_split.planner.search.evaluate import Placed
+from tvm_split.planner.search.ideals import predecessors, successors
 from tvm_split.planner.search.instance import TOLERANCE, Instance
 
 Stages = list[Placed]
@@ -17,7 +18,8 @@ Stages = list[Placed]
 
 def improved(instance: Instance, plan: Candidate, deadline: float) -> Candidate:
     """A plan at least as good, found by single steps until none helps or the deadline (monotonic) passes."""
-    neighbours = _neighbours(instance)
+    before = predecessors(instance)
+    neighbours = [needed | {*needing} for needed, needing in zip(before, successors(before), strict=True)]
     best = plan
     while time.monotonic() < deadline:
         better = _one_step(instance, best, neighbours, deadline)
@@ -106,15 +108,3 @@ def _is_better(instance: Instance, one: Candidate, other: Candidate) -> bool:
         if own > compared * (1 + TOLERANCE):
             return False
     return len(one.machines) < len(other.machines)
-
-
-def _neighbours(instance: Instance) -> list[set[int]]:
-    found: list[set[int]] = [set() for _ in instance.pieces]
-    for tensor in instance.tensors:
-        if tensor.source == instance.client:
-            continue
-        for piece in tensor.destinations:
-            if piece != instance.client:
-                found[piece].add(tensor.source)
-                found[tensor.source].add(piece)
-    return found

@@ -6,6 +6,7 @@ with the product of (size of the class + 1), so that eight equal machines cost n
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
@@ -24,19 +25,14 @@ class Groups:
 
     Attributes:
         classes: the machines of each class. counts: of each group, how many of each class.
-        seconds_per_byte, latency: (G, G) of the link from a group to another, that of its slowest pair; infinite
-            latency where a pair is not linked.
-        from_client, to_client, latency_from_client, latency_to_client: (G,), of the links with the client.
+        seconds_per_byte, latency: (G + 1, G + 1) of the link from a group to another, that of its slowest pair;
+            infinite latency where a pair is not linked. The last is the client.
     """
 
     classes: tuple[tuple[int, ...], ...]
     counts: tuple[Counts, ...]
     seconds_per_byte: Floats
     latency: Floats
-    from_client: Floats
-    to_client: Floats
-    latency_from_client: Floats
-    latency_to_client: Floats
 
     def machines(self, sequence: list[int]) -> list[tuple[int, ...]]:
         """Different machines for a sequence of groups."""
@@ -63,28 +59,14 @@ def machine_classes(instance: Instance) -> tuple[tuple[int, ...], ...]:
 def groups_of(instance: Instance, classes: tuple[tuple[int, ...], ...], *, replicas: bool) -> Groups:
     """The groups that a stage may be on: single machines, and with ``replicas`` all others too."""
     counts = tuple(_group_counts(classes, replicas, instance.machine_limit))
-    kinds = [[kind for kind, count in enumerate(each) if count] for each in counts]
-    slow, lag = _class_links(instance, classes)
-    shape = (len(counts), len(counts))
+    kinds = [*([kind for kind, count in enumerate(each) if count] for each in counts), [len(classes)]]
+    slow, lag = _class_links(instance, (*classes, (instance.client,)))
+    shape = (len(kinds), len(kinds))
     seconds_per_byte, latency = np.zeros(shape), np.zeros(shape)
-    for source, end in itertools.product(range(len(counts)), repeat=2):
+    for source, end in itertools.product(range(len(kinds)), repeat=2):
         pairs = np.ix_(kinds[source], kinds[end])
         seconds_per_byte[source, end], latency[source, end] = slow[pairs].max(), lag[pairs].max()
-    first = [members[0] for members in classes]
-
-    def slowest(values: Floats) -> Floats:
-        return np.array([values[[first[kind] for kind in each]].max() for each in kinds])
-
-    return Groups(
-        classes,
-        counts,
-        seconds_per_byte,
-        latency,
-        slowest(instance.seconds_per_byte[-1]),
-        slowest(instance.seconds_per_byte[:, -1]),
-        slowest(instance.latency[-1]),
-        slowest(instance.latency[:, -1]),
-    )
+    return Groups(classes, counts, seconds_per_byte, latency)
 
 
 def _group_counts(classes: tuple[tuple[int, ...], ...], replicas: bool, limit: int) -> list[Counts]:
@@ -105,19 +87,13 @@ def _class_links(instance: Instance, classes: tuple[tuple[int, ...], ...]) -> tu
 
 
 def _exchangeable(instance: Instance, one: int, other: int) -> bool:
-    own = (
-        instance.memory,
-        instance.transfer_seconds,
-        instance.transfer_seconds_per_byte,
-        instance.contention,
-        instance.alone_contention,
-        instance.alone_transfer_seconds,
+    machines = [dataclasses.replace(instance.problem.machines[each], name="") for each in (one, other)]
+    links = (instance.linked, instance.seconds_per_byte, instance.latency)
+    return (
+        machines[0] == machines[1]
+        and np.array_equal(instance.seconds[:, one], instance.seconds[:, other])
+        and all(_same_links(values, one, other) for values in links)
     )
-    if any(values[one] != values[other] for values in own):
-        return False
-    if not np.array_equal(instance.seconds[:, one], instance.seconds[:, other]):
-        return False
-    return all(_same_links(each, one, other) for each in (instance.linked, instance.seconds_per_byte, instance.latency))
 
 
 def _same_links(values: Floats | Flags, one: int, other: int) -> bool:

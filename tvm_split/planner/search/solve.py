@@ -10,7 +10,6 @@ from tvm_split.planner.search.candidate import Candidate
 from tvm_split.planner.search.certificate import alternatives, why_no_more_machines
 from tvm_split.planner.search.chain import ChainSearch, is_small_enough, solve_chain
 from tvm_split.planner.search.diagnosis import require_places, why_impossible
-from tvm_split.planner.search.evaluate import evaluate, solved_stages
 from tvm_split.planner.search.graph import GraphSearch, nearest_to_memory
 from tvm_split.planner.search.instance import Instance, instance_of
 
@@ -58,13 +57,11 @@ def _solution(
     *,
     exact: bool,
 ) -> Solution:
-    value = chosen.value(instance.problem)
-    stages = solved_stages(instance, chosen.stages)
     return Solution(
-        stages=stages,
-        evaluation=evaluate(instance.problem, stages),
+        stages=chosen.named(instance),
+        evaluation=chosen.evaluation,
         lower_bound_seconds=lower_bound_seconds,
-        gap=gap_of(value, lower_bound_seconds),
+        gap=gap_of(chosen.value(instance.problem), lower_bound_seconds),
         method=method,
         why_no_more_machines=why_no_more_machines(instance, chosen, others, exact=exact),
         alternatives=alternatives(instance, chosen, others),

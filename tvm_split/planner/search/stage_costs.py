@@ -48,17 +48,18 @@ def chain_costs(instance: Instance, groups: Groups) -> StageCosts:
         alone.append(seconds)
         full.append(seconds * instance.contention[machine] + transfers)
     period, latency = [], []
+    slow, lag = groups.seconds_per_byte, groups.latency
     for number, group in enumerate(groups.counts):
         stage_period = shared([(full[kind], count) for kind, count in enumerate(group) if count])
         stage_latency = np.maximum.reduce([alone[kind] for kind, count in enumerate(group) if count])
         if counts[0]:
-            receive = sizes[0] * groups.from_client[number]
+            receive = sizes[0] * slow[-1, number]
             stage_period[:, 0] = np.maximum(stage_period[:, 0], receive)
-            stage_latency[:, 0] += receive + groups.latency_from_client[number]
+            stage_latency[:, 0] += receive + lag[-1, number]
         if counts[-1]:
-            send = sizes[-1] * groups.to_client[number]
+            send = sizes[-1] * slow[number, -1]
             stage_period[-1] = np.maximum(stage_period[-1], send)
-            stage_latency[-1] += send + groups.latency_to_client[number]
+            stage_latency[-1] += send + lag[number, -1]
         period.append(stage_period)
         latency.append(stage_latency)
     return StageCosts(groups, tuple(period), tuple(latency), sizes, (counts > 0).astype(float), memory)

@@ -15,8 +15,7 @@ from tvm_split.planner.search.candidate import best_of, one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.machine_classes import machine_classes
-from tvm_split.planner.search.milp import PlacementProgram
-from tvm_split.planner.search.period_bound import period_bound
+from tvm_split.planner.search.milp import PlacementProgram, period_bound
 
 SEEDS = st.integers(0, 2**32)
 
