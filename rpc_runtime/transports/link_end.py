@@ -51,7 +51,7 @@ class Carrier(Protocol):
     """Carries a link in memory that both ends see, and headers beside it."""
 
     def place(self, route: PlannedRoute, number: int) -> Bytes:
-        """Where tensor ``number`` of a route lies, counted from 0; as many are under way as the route's queue holds."""
+        """Where a tensor of a route may lie; it has as many places, numbered from 0, as its queue is deep."""
 
     def send(self, header: bytes) -> None:
         """Hands a frame without payload to the other end. Does not raise: what breaks the link ends it elsewhere."""

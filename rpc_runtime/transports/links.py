@@ -27,8 +27,8 @@ from tvm_split.rpc_runtime.wire.framing import (
     Frame,
     FrameFlag,
     FrameKind,
-    credit_depth,
     credit_frame,
+    credit_of,
     shared_tensor_frame,
     tensor_frames,
 )
@@ -41,18 +41,21 @@ OUTBOX = 2
 
 @dataclass
 class _Sending:
+    """``places`` are those in memory that both ends see which are free, if a carrier has such."""
+
     route: PlannedRoute
     window: SendWindow
     queue: deque[tuple[int, Any]] = field(default_factory=deque)
+    places: deque[int] = field(default_factory=deque)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parcel:
-    """One micro-batch of a tensor that leaves, the one with ``number`` others of its route before it."""
+    """One micro-batch of a tensor that leaves."""
 
     link: OutgoingLink
     sending: _Sending
-    number: int
+    place: int
     sequence: int
     value: Any
     flags: FrameFlag
@@ -67,8 +70,8 @@ class _Parcel:
 
     def hand_to(self, carrier: Carrier) -> None:
         route = self.sending.route
-        carrier.place(route, self.number)[:] = self.link.as_bytes(self.value)
-        carrier.send(shared_tensor_frame(route.tensor_index, self.sequence, route.tensor.size_bytes))
+        carrier.place(route, self.place)[:] = self.link.as_bytes(self.value)
+        carrier.send(shared_tensor_frame(route.tensor_index, self.sequence, self.place, route.tensor.size_bytes))
         self._has_left()
 
     def _has_left(self) -> None:
@@ -118,7 +121,8 @@ class OutgoingLink(LinkEnd):
 
     def carry(self, carrier: Carrier) -> None:
         for sending in self._by_name.values():
-            sending.window.largest = sending.window.depth  # so many places it has
+            sending.window.largest = sending.window.depth
+            sending.places.extend(range(sending.window.depth))
         super().carry(carrier)
 
     def _begin_locked(self) -> _Parcel | None:
@@ -133,9 +137,10 @@ class OutgoingLink(LinkEnd):
                 chosen = sending
         if chosen is None or self._closed:
             return None
-        (sequence, value), number, start = chosen.queue[0], chosen.window.started, now()
+        (sequence, value), start = chosen.queue[0], now()
         flags = FrameFlag.WAITED if chosen.window.start(start) else FrameFlag.NONE
-        return _Parcel(self, chosen, number, sequence, value, flags, start)
+        place = chosen.places.popleft() if chosen.places else 0
+        return _Parcel(self, chosen, place, sequence, value, flags, start)
 
     def _said_locked(self, message: Message) -> None:
         if isinstance(message, _Parcel):
@@ -150,13 +155,22 @@ class OutgoingLink(LinkEnd):
             sending = self._by_index.get(frame.tensor)
             if sending is None:
                 raise ProtocolError(f"a credit for tensor number {frame.tensor}, which this link does not carry")
-            window, depth = sending.window, credit_depth(frame)
+            window, (depth, places) = sending.window, credit_of(frame)
             if not window.is_possible(frame.sequence, depth):
                 raise ProtocolError(
                     f"a credit for {frame.sequence} micro-batches of tensor {sending.route.tensor.name!r} and {depth} "
                     f"under way, when {window.started} were sent, {window.credited} were credited before, and "
                     f"{window.depth} to {window.largest} may be under way"
                 )
+            free = {*sending.places, *places}
+            held = window.started - frame.sequence
+            expected = 0 if self._carrier is None else depth - held
+            if len(sending.places) + len(places) != len(free) or len(free) != expected or max(free, default=0) >= depth:
+                raise ProtocolError(
+                    f"a credit frees the places {list(places)} of tensor {sending.route.tensor.name!r}, of {depth}, of "
+                    f"which {list(sending.places)} are free and {held} hold what was not consumed"
+                )
+            sending.places.extend(places)
             window.credit(frame.sequence, depth, now())
             self._wake.notify()
 
@@ -182,12 +196,16 @@ class MakeSlot(Protocol):
 
 @dataclass
 class _Receiving:
-    """``places`` are the slots in memory that both ends see, if a carrier has such."""
+    """``places`` are the slots in memory that both ends see, if a carrier has such. They come free in another order
+    than they were filled where not every micro-batch is for the same stages. ``freed`` the sender does not know yet.
+    """
 
     route: PlannedRoute
     window: ReceiveWindow
     free: list[Slot] = field(default_factory=list)
     places: list[Slot] = field(default_factory=list)
+    filled: set[int] = field(default_factory=set)
+    freed: list[int] = field(default_factory=list)
 
 
 class IncomingLink(LinkEnd):
@@ -224,7 +242,8 @@ class IncomingLink(LinkEnd):
         receiving, slot, start = self._current
         route, total = receiving.route, receiving.route.tensor.size_bytes
         sequence = route.when.nth(receiving.window.arrived)
-        expected = (route.tensor_index, sequence, self._position, total)
+        offset = frame.offset if frame.is_shared else self._position
+        expected = (route.tensor_index, sequence, offset, total)
         got = (frame.tensor, frame.sequence, frame.offset, frame.total)
         if got != expected:
             raise ProtocolError(
@@ -233,9 +252,8 @@ class IncomingLink(LinkEnd):
             )
         if frame.is_shared:
             end = total
-            place = receiving.places[receiving.window.arrived % receiving.window.depth]
-            if slot is not place:
-                slot.data[:] = place.data
+            if not self._reuse:
+                slot.data[:] = receiving.places[frame.offset].data
         else:
             end = self._position + len(frame.payload)
             slot.data[self._position : end] = frame.payload
@@ -246,7 +264,8 @@ class IncomingLink(LinkEnd):
         self._current = None
         receiving.window.arrived += 1
         self.station.transferred(RECEIVE, route, sequence, start, now())
-        self.station.deliver(route, sequence, slot.value, partial(self._release_locked, receiving, slot))
+        place = frame.offset if frame.is_shared else None
+        self.station.deliver(route, sequence, slot.value, partial(self._release_locked, receiving, slot, place))
 
     def _begin(self, frame: Frame) -> tuple[_Receiving, Slot, int]:
         start = now()
@@ -265,13 +284,21 @@ class IncomingLink(LinkEnd):
             if window.begin(waited=FrameFlag.WAITED in frame.flags):
                 self._wake.notify()
             slot = receiving.free.pop() if receiving.free else None
-        if receiving.places and self._reuse:
-            slot = receiving.places[window.arrived % window.depth]
+            if frame.is_shared:
+                if frame.offset >= len(receiving.places) or frame.offset in receiving.filled:
+                    raise ProtocolError(
+                        f"tensor {receiving.route.tensor.name!r} came in place {frame.offset}, which is not free"
+                    )
+                receiving.filled.add(frame.offset)
+                slot = receiving.places[frame.offset] if self._reuse else slot
         return receiving, slot or self._make_slot(receiving.route.tensor), start
 
-    def _release_locked(self, receiving: _Receiving, slot: Slot) -> None:
+    def _release_locked(self, receiving: _Receiving, slot: Slot, place: int | None) -> None:
         receiving.window.consumed += 1
-        if self._reuse and not receiving.places and not self._closed:
+        if place is not None:
+            receiving.filled.remove(place)
+            receiving.freed.append(place)
+        elif self._reuse and not self._closed:
             receiving.free.append(slot)
         self._wake.notify()
 
@@ -279,7 +306,11 @@ class IncomingLink(LinkEnd):
         changed = [each for each in self._receiving.values() if each.window.is_due]
         if not changed or self._closed:
             return None
-        return _Credits([credit_frame(each.route.tensor_index, *each.window.announce()) for each in changed])
+        frames = []
+        for each in changed:
+            frames.append(credit_frame(each.route.tensor_index, *each.window.announce(), each.freed))
+            each.freed = []
+        return _Credits(frames)
 
     def close_locked(self) -> None:
         for receiving in self._receiving.values():

@@ -98,7 +98,7 @@ class SharedMemory:
         return cls(routes, mmap.mmap(descriptor, expected))
 
     def place(self, route: PlannedRoute, number: int) -> Bytes:
-        begin = self._begins[route.tensor_index] + number % route.queue_depth * _stride(route)
+        begin = self._begins[route.tensor_index] + number * _stride(route)
         return self._bytes[begin : begin + route.tensor.size_bytes]
 
 

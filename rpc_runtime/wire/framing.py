@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -34,7 +34,6 @@ from tvm_split.rpc_runtime.wire.foreign_text import AnyMessage, clean_message, c
 PROTOCOL_VERSION = 5
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIQQQ")
-DEPTH = struct.Struct("<I")
 CHUNK_BYTES = 1 << 20
 """Below 256 KiB the cost of a gRPC message dominates; above some MiB the copies no longer overlap."""
 MAXIMUM_TEXT_BYTES = 4096
@@ -56,7 +55,7 @@ class FrameFlag(enum.IntFlag):
     """What else a frame with a tensor says.
 
     ``WAITED``: its sender had the tensor before it had the credit for it. ``SHARED``: the tensor, whole, lies in memory
-    that both ends see, and the frame has no payload.
+    that both ends see; the frame has no payload, and its offset is the number of the place.
     """
 
     NONE = 0
@@ -84,20 +83,24 @@ def control_frame(kind: FrameKind, payload: bytes = b"", *, tensor: int = 0, seq
     return HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, 0, tensor, sequence, 0, len(payload)) + payload
 
 
-def credit_frame(tensor: int, consumed: int, depth: int) -> bytes:
-    """So many micro-batches of a tensor were consumed; ``depth`` of them may be under way."""
-    return control_frame(FrameKind.CREDIT, DEPTH.pack(depth), tensor=tensor, sequence=consumed)
+def credit_frame(tensor: int, consumed: int, depth: int, places: Sequence[int] = ()) -> bytes:
+    """So many micro-batches of a tensor were consumed; ``depth`` of them may be under way, in shared memory in these
+    places, which are free again."""
+    payload = struct.pack(f"<{1 + len(places)}I", depth, *places)
+    return control_frame(FrameKind.CREDIT, payload, tensor=tensor, sequence=consumed)
 
 
-def credit_depth(frame: Frame) -> int:
-    """The depth that a credit grants.
+def credit_of(frame: Frame) -> tuple[int, tuple[int, ...]]:
+    """The depth that a credit grants, and the places that it frees.
 
     Raises:
-        ProtocolError: it has none.
+        ProtocolError: it has no depth.
     """
-    if len(frame.payload) != DEPTH.size:
-        raise ProtocolError(f"a credit has {DEPTH.size} bytes for its depth, got {len(frame.payload)}")
-    return int(DEPTH.unpack(frame.payload)[0])
+    numbers, rest = divmod(len(frame.payload), 4)
+    if rest or not numbers:
+        raise ProtocolError(f"a credit has 4 bytes for its depth and for each place, got {len(frame.payload)}")
+    depth, *places = struct.unpack(f"<{numbers}I", frame.payload)
+    return depth, tuple(places)
 
 
 def parsed(kind: Callable[[], AnyMessage], frame: Frame) -> AnyMessage:
@@ -130,9 +133,9 @@ def tensor_frames(tensor: int, sequence: int, data: Bytes, flags: FrameFlag = Fr
         yield b"".join((header, data[offset : offset + CHUNK_BYTES].data))
 
 
-def shared_tensor_frame(tensor: int, sequence: int, total: int) -> bytes:
-    """Word of a tensor that lies in memory which both ends see."""
-    return HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, FrameFlag.SHARED, tensor, sequence, 0, total)
+def shared_tensor_frame(tensor: int, sequence: int, place: int, total: int) -> bytes:
+    """Word of a tensor that lies in memory which both ends see, in the place with this number."""
+    return HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, FrameFlag.SHARED, tensor, sequence, place, total)
 
 
 def decode(message: bytes) -> Frame:
@@ -156,7 +159,7 @@ def decode(message: bytes) -> Frame:
         raise ProtocolError(f"a {known.name} frame has the flags {flags:#x}, which it cannot have")
     payload = memoryview(message)[HEADER.size :]
     if flags == FrameFlag.SHARED:
-        if offset or len(payload):
+        if len(payload):
             raise ProtocolError(f"word of a tensor in shared memory comes alone, this has {len(payload)} bytes with it")
         return Frame(known, FrameFlag.SHARED, tensor, sequence, offset, total, payload)
     if offset + len(payload) > total:

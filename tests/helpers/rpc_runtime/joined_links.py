@@ -62,13 +62,15 @@ class Receiver(Idle):
         self.link = IncomingLink(self, routes, array_slot, reuse=reuse)
         self.got: list[tuple[str, int, Any]] = []
         self._holds = holds
-        self._held: list[Callable[[], None]] = []
+        self.held: list[Callable[[], None]] = []
+        self.views: list[Any] = []
 
     def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.lock:
             self.got.append((route.tensor.name, sequence, value.copy()))
+            self.views.append(value)
             if self._holds:
-                self._held.append(release)
+                self.held.append(release)
             else:
                 release()
             self.come.notify_all()
@@ -76,9 +78,9 @@ class Receiver(Idle):
 
     def release(self) -> None:
         with self.lock:
-            for release in self._held:
+            for release in self.held:
                 release()
-            self._held.clear()
+            self.held.clear()
         self.link.flush()
 
     def wait(self, count: int, seconds: float = 20.0) -> bool:

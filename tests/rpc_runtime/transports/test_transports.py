@@ -245,3 +245,28 @@ class Saying:
 
     def frames(self) -> Iterator[bytes]:
         yield from self._frames
+
+
+@every_transport
+def test_memory_that_comes_free_out_of_order_is_not_written_too_early(transport: Transport) -> None:
+    """As where two stages take a tensor, and one of them not every micro-batch of it."""
+    (route,) = routes = routes_of(((1000,), "uint8"), depth=3)
+    sender, receiver = Sender(routes), Receiver(routes, reuse=True, holds=True)
+    with joined(transport, receiver.link, sender.link):
+        feeding = threading.Thread(target=send_all, args=(sender, routes, 12))
+        feeding.start()
+        assert receiver.wait(3)
+        oldest = receiver.views[0].copy()
+        for count in range(4, 10):
+            with receiver.lock:
+                receiver.held.pop()()
+            receiver.link.flush()
+            assert receiver.wait(count)
+            assert (receiver.views[0] == oldest).all()
+        receiver.release()
+        for count in range(10, 13):
+            assert receiver.wait(count)
+            receiver.release()
+        feeding.join(10)
+    assert [sequence for _, sequence, _ in receiver.got] == list(range(12))
+    assert all((value == values(route.tensor, sequence)).all() for _, sequence, value in receiver.got)
