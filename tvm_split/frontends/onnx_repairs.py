@@ -44,16 +44,6 @@ def _clip(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) ->
     return common.limited(op, inputs[0], low, high)
 
 
-def _tile(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # emit_te
-    return op.tile(inputs[0], _known(inputs[1], "number of repeats").tolist())
-
-
-def _einsum(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    # emit_te
-    return op.einsum(list(inputs), attributes["equation"].decode())
-
-
 def _pad(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
     # emit_te. Every mode is a choice of rows, one axis after the other.
     data, rank = inputs[0], len(shape_of(inputs[0]))
@@ -114,10 +104,6 @@ def _cumsum(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) 
     return op.flip(total, axis) if is_reversed else total
 
 
-def _power(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    return common.power(op, inputs[0], inputs[1], dtype_of(inputs[0]))
-
-
 def _one_hot(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
     # TVM's result is float64 whatever the values' dtype; negative indices count from the end.
     depth, (off, on) = _known(inputs[1], "depth").item(), _known(inputs[2], "values")
@@ -151,10 +137,6 @@ def _upsample(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int
     return by_tvm("Resize", op, given, options, 18)
 
 
-def _round(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    return common.half_to_even(op, inputs[0])
-
-
 def _is_infinite(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
     # TVM's importer ignores both attributes.
     above, below = attributes.get("detect_positive", 1), attributes.get("detect_negative", 1)
@@ -170,31 +152,27 @@ def _modulo(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) 
     return op.mod(left, right) if attributes.get("fmod", 0) else common.floor_remainder(op, left, right)
 
 
-def _shift(op: Operators, inputs: Any, attributes: dict[str, Any], opset: int) -> relax.Expr:
-    return common.shifted(op, inputs[0], inputs[1], attributes["direction"] == b"LEFT")
-
-
 REPAIRS: dict[str, Repair] = {
     **{name: padded(name) for name in ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool")},
     "BatchNormalization": batch_norm,
-    "BitShift": _shift,
+    "BitShift": lambda op, given, named, _: common.shifted(op, given[0], given[1], named["direction"] == b"LEFT"),
     "Clip": _clip,
     "CumSum": _cumsum,
-    "Einsum": _einsum,
+    "Einsum": lambda op, inputs, attributes, _: op.einsum(list(inputs), attributes["equation"].decode()),  # emit_te
     "IsInf": _is_infinite,
     "LpNormalization": _lp_normalization,
     "Mod": _modulo,
     "OneHot": _one_hot,
     "Pad": _pad,
-    "Pow": _power,
+    "Pow": lambda op, inputs, *_: common.power(op, inputs[0], inputs[1], dtype_of(inputs[0])),
     "RMSNormalization": rms_norm,
     "Resize": resize,
     "RoiAlign": roi_align,
-    "Round": _round,
+    "Round": lambda op, inputs, *_: common.half_to_even(op, inputs[0]),
     "Slice": _slice,
     "SpaceToDepth": space_to_depth,
     "Split": _split,
-    "Tile": _tile,
+    "Tile": lambda op, inputs, *_: op.tile(inputs[0], _known(inputs[1], "number of repeats").tolist()),  # emit_te
     "Upsample": _upsample,
 }
 """By the operator's name, with its domain if it is not ONNX's own."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.common_repairs import floor_remainder, half_to_even, is_infinite, limited, power, shifted
+from tvm_split.frontends.common_repairs import floor_remainder, half_to_even, limited, power, shifted
 from tvm_split.frontends.operators import Operators, dtype_of, is_float, wide
 from tvm_split.frontends.torch_calls import Call, Repair, float_dtype
 
@@ -67,10 +67,7 @@ def _float_unary(operator: str | Unary) -> Repair:
 
 def _rounding(operator: str) -> Repair:
     # Integers are round already, and TVM's operators do not take them.
-    def convert(call: Call, op: Operators) -> relax.Expr:
-        return getattr(op, operator)(call["self"]) if is_float(dtype_of(call["self"])) else call["self"]
-
-    return convert
+    return lambda call, op: getattr(op, operator)(call["self"]) if is_float(dtype_of(call["self"])) else call["self"]
 
 
 def _round(call: Call, op: Operators) -> relax.Expr:
@@ -113,10 +110,6 @@ _UNARY: dict[str, str | Unary] = {
 }
 
 
-def _isinf(call: Call, op: Operators) -> relax.Expr:
-    return is_infinite(op, call["self"])
-
-
 def _copysign(call: Call, op: Operators) -> relax.Expr:
     left, right = _promoted(call, op)
     size = op.abs(left)
@@ -136,10 +129,7 @@ def _clamp(call: Call, op: Operators) -> relax.Expr:
 
 def _comparison(operator: str) -> Repair:
     # TVM casts a Python number to the tensor's dtype: an integer tensor > 1.5 becomes > 1.
-    def convert(call: Call, op: Operators) -> relax.Expr:
-        return getattr(op, operator)(*_promoted(call, op, "int8" if call.common_dtype == "bool" else ""))
-
-    return convert
+    return lambda call, op: getattr(op, operator)(*_promoted(call, op, "int8" if call.common_dtype == "bool" else ""))
 
 
 def _logical(operator: str) -> Repair:
@@ -200,7 +190,6 @@ REPAIRS: dict[str, Repair] = {
     "clamp.Tensor": _clamp,
     "round.default": _round,
     "round.decimals": _round,
-    "isinf.default": _isinf,
     "copysign.Tensor": _copysign,
     "hypot.default": _hypot,
     "maximum.default": _binary("maximum"),

@@ -126,11 +126,6 @@ def _index_select(call: Call, op: Operators) -> relax.Expr:
     return op.take(data, _places(op, call["index"], shape_of(data)[axis]), axis)
 
 
-def _embedding(call: Call, op: Operators) -> relax.Expr:
-    # TVM's importer casts the indices to 32 bits.
-    return op.take(call["weight"], call["indices"], 0)
-
-
 def _gather(call: Call, op: Operators) -> relax.Expr:
     data, axis = call["self"], call["dim"]
     return op.gather_elements(data, _places(op, call["index"], shape_of(data)[axis]), axis)
@@ -164,10 +159,6 @@ def _concatenate(call: Call, op: Operators) -> relax.Expr:
     return op.concat(parts, call["dim"]) if len(parts) > 1 else parts[0]
 
 
-def _split(call: Call, op: Operators) -> relax.Expr:
-    return parts(op, call["self"], call["split_sizes"], call["dim"])
-
-
 def _item_of_tuple(call: Call, op: Operators) -> relax.Expr:
     # TVM's importer returns a lone tensor for every place of a tuple that it imports only in part.
     source: Any = call.importer.env[call.node.args[0]]
@@ -198,13 +189,14 @@ REPAIRS: dict[str, Repair] = {
     "index.Tensor": _index,
     "index_put.default": _index_put,
     "index_select.default": _index_select,
-    "embedding.default": _embedding,
+    # TVM's importer casts the indices to 32 bits.
+    "embedding.default": lambda call, op: op.take(call["weight"], call["indices"], 0),
     "gather.default": _gather,
     **{f"scatter.{kind}": _scatter for kind in ("src", "value", "reduce", "value_reduce")},
     "scatter_add.default": _scatter,
     "scatter_reduce.two": _scatter,
     "cat.default": _concatenate,
-    "split_with_sizes.default": _split,
+    "split_with_sizes.default": lambda call, op: parts(op, call["self"], call["split_sizes"], call["dim"]),
     "unfold.default": _unfold,
 }
 """By the name of the ATen overload."""

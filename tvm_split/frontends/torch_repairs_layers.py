@@ -161,14 +161,6 @@ def _elu(call: Call, op: Operators) -> relax.Expr:
     return op.where(op.greater(x, 0), _scaled(op, x, call["scale"]), negative)
 
 
-def _hardtanh(call: Call, op: Operators) -> relax.Expr:
-    return op.clip(call["self"], call["min_val"], call["max_val"])
-
-
-def _reshape_to_result(call: Call, op: Operators) -> relax.Expr:
-    return op.reshape(call["self"], call.shape)
-
-
 REPAIRS: dict[str, Repair] = {
     "convolution.default": _convolution,
     **{f"{name}.default": _matmul for name in ("mm", "bmm", "matmul")},
@@ -181,7 +173,6 @@ REPAIRS: dict[str, Repair] = {
     "_softmax.default": _softmax("softmax"),
     "_log_softmax.default": _softmax("log_softmax"),
     "elu.default": _elu,
-    "hardtanh.default": _hardtanh,
-    "view.default": _reshape_to_result,
+    "view.default": lambda call, op: op.reshape(call["self"], call.shape),
 }
 """By the name of the ATen overload."""

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import relax
 
 from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
-from tvm_split.frontends.torch_calls import Call, Repair, float_dtype
+from tvm_split.frontends.torch_calls import Call, Repair
 
 
 def _reduced(call: Call, op: Operators, operator: str, data: relax.Expr) -> relax.Expr:
@@ -64,10 +64,6 @@ def _moments(call: Call, op: Operators) -> tuple[relax.Expr, relax.Expr]:
     return op.cast(variance, call.dtype), op.cast(mean if keep else op.squeeze(mean, axes), call.dtype)
 
 
-def _variance(call: Call, op: Operators) -> relax.Expr:
-    return _moments(call, op)[0]
-
-
 def _comparable(op: Operators, data: relax.Expr) -> relax.Expr:
     """The data as TVM can find the place of an extreme in it: of bfloat16 its LLVM backend cannot, float32 is exact."""
     return op.cast(data, "float32") if dtype_of(data) == "bfloat16" else data
@@ -91,24 +87,6 @@ def _scan(operator: str) -> Repair:
         return op.cast(getattr(op, operator)(data, call["dim"], dtype) if call.shape else data, call.dtype)
 
     return convert
-
-
-def _norm(call: Call, op: Operators) -> relax.Expr:
-    # TVM's importer divides by an order of 0, and accumulates half precision in itself.
-    order = float(call["ord"])
-    data = op.cast(call["self"], wide(float_dtype(dtype_of(call["self"]))))
-    size = op.abs(data)
-    if order == 0:
-        result = _reduced(call, op, "sum", op.cast(op.not_equal(data, 0), dtype_of(data)))
-    elif math.isinf(order):
-        result = _reduced(call, op, "max" if order > 0 else "min", size)
-    elif order == 1:
-        result = _reduced(call, op, "sum", size)
-    elif order == 2:
-        result = op.sqrt(_reduced(call, op, "sum", op.multiply(data, data)))
-    else:
-        result = op.power(_reduced(call, op, "sum", op.power(size, order)), 1 / order)
-    return op.cast(result, call.dtype)
 
 
 def _median(call: Call, op: Operators) -> Any:
@@ -135,11 +113,10 @@ REPAIRS: dict[str, Repair] = {
     **{f"{name}.default": _extreme(name.removeprefix("a")) for name in ("amax", "amin", "max", "min")},
     **{f"{name}.dim": _extreme_and_place(name) for name in ("max", "min")},
     **{f"any.{kind}": _any for kind in ("default", "dim", "dims")},
-    "var.correction": _variance,
+    "var.correction": lambda call, op: _moments(call, op)[0],
     "var_mean.correction": _moments,
     **{f"{name}.default": _place(name) for name in ("argmax", "argmin")},
     **{f"{name}.default": _scan(name) for name in ("cumsum", "cumprod")},
-    "linalg_vector_norm.default": _norm,
     **{f"median.{kind}": _median for kind in ("default", "dim")},
     "sort.default": _sort,
 }
