@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import tvm
 
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import BuiltStage, build_stage
-from tvm_split.compiler.bundle import Bundle, kernels_key
+from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.compiler.placement import placement_of
 from tvm_split.compiler.transfer_layouts import in_common_layouts
@@ -100,7 +101,9 @@ def compile(
     made = {tensor.name: tensor for spec in stages for tensor in spec.outputs}
     made.update({tensor.name: tensor for tensor in model.inputs})
     program = Program(model.inputs, tuple(made[name] for name in cut.output_names), tuple(stages))
-    bundle = Bundle.create(model, plan, program, blobs, _readable(cut), kernels)
+    versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
+    outputs = tuple(tensor.name for tensor in model.outputs)
+    bundle = Bundle(model.name, plan, program, _readable(cut), kernels, versions, outputs, Verified.NO, blobs)
     if verify:
         report("comparing with the source", steps - 1, steps)
         bundle = replace(bundle, verified=verify_bundle(model, plan, bundle, cut.computations))
