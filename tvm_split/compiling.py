@@ -101,9 +101,11 @@ def compile(
     made = {tensor.name: tensor for spec in stages for tensor in spec.outputs}
     made.update({tensor.name: tensor for tensor in model.inputs})
     program = Program(model.inputs, tuple(made[name] for name in cut.output_names), tuple(stages))
+    readable = {"annotated": cut.annotated, **cut.machine_modules}
+    ir = {name: module.script(show_meta=False) for name, module in readable.items()}
     versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
     outputs = tuple(tensor.name for tensor in model.outputs)
-    bundle = Bundle(model.name, plan, program, _readable(cut), kernels, versions, outputs, Verified.NO, blobs)
+    bundle = Bundle(model.name, plan, program, ir, kernels, versions, outputs, Verified.NO, blobs)
     if verify:
         report("comparing with the source", steps - 1, steps)
         bundle = replace(bundle, verified=verify_bundle(model, plan, bundle, cut.computations))
@@ -154,13 +156,6 @@ def _stage_spec(
         outputs=tuple(tensor_spec(name, each) for name, each in zip(part.sent, results, strict=True)),
         turns=stage.turns,
     )
-
-
-def _readable(cut: CutModel) -> dict[str, str]:
-    """The IR that goes into a bundle for people: the annotated whole, and every machine's part."""
-    texts = {"annotated": cut.annotated.script(show_meta=False)}
-    texts.update({machine: module.script(show_meta=False) for machine, module in cut.machine_modules.items()})
-    return texts
 
 
 def _dump_to(folder: Path, stage: str) -> Observer:
