@@ -25,12 +25,10 @@ def bench(
     shapes: ModelOptions,
     request: PlanOptions,
     inputs: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.npz", help="Micro-batches, as for `tvm-split run`; used in turn."),
+        Path | None, typer.Option(metavar="FILE.npz", help="Micro-batches, as for `tvm-split run`; used in turn.")
     ] = None,
     random: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help=f"N random micro-batches (default: {RANDOM_MICRO_BATCHES})."),
+        int | None, typer.Option(min=1, metavar="N", help=f"N random micro-batches (default: {RANDOM_MICRO_BATCHES}).")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to take the medians of.")] = 5,
     micro_batches: Annotated[int, typer.Option(min=3, help="Micro-batches of the stream of each round.")] = 100,

@@ -31,13 +31,11 @@ def plan(
     request: PlanOptions,
     shown: PlanOutput,
     batches: Annotated[
-        str | None,
-        typer.Option(metavar="1,2,4", help="Plan for each of these micro-batch sizes; take the best."),
+        str | None, typer.Option(metavar="1,2,4", help="Plan for each of these micro-batch sizes; take the best.")
     ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="List the names of all layers instead of planning.")] = False,
     write_problem: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write what is searched, for `tvm-split solve`."),
+        Path | None, typer.Option(metavar="FILE", help="Write what is searched, for `tvm-split solve`.")
     ] = None,
 ) -> None:
     """Show the best split of a model over the machines: measured, proven, and compared with the obvious others."""

@@ -31,14 +31,10 @@ class PlanOutput:
     ] = None
     write_annotations: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.onnx",
-            help="Write the model with the plan as multi-device annotations.",
-        ),
+        typer.Option(metavar="FILE.onnx", help="Write the model with the plan as multi-device annotations."),
     ] = None
     picture: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.svg", help="Draw the graph of layers, coloured by machine."),
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw the graph of layers, coloured by machine.")
     ] = None
     details: Annotated[
         bool, typer.Option("--details", help="Also show how sure the plan is, and all that it was compared with.")

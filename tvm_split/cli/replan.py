@@ -18,8 +18,7 @@ def replan(
     model: options.ModelArgument,
     plan: Annotated[Path, typer.Option(dir_okay=False, help="The plan that has run.", show_default=False)],
     measured: Annotated[
-        Path,
-        typer.Option(metavar="REPORT", dir_okay=False, help="Of `tvm-split bench --json`.", show_default=False),
+        Path, typer.Option(metavar="REPORT", dir_okay=False, help="Of `tvm-split bench --json`.", show_default=False)
     ],
     cluster: ClusterOptions,
     shapes: ModelOptions,

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def solve(
     problem: Annotated[Path, typer.Argument(metavar="PROBLEM", help="A planning problem (JSON).", show_default=False)],
     time_limit: Annotated[
-        float | None,
-        typer.Option(min=0.1, metavar="SECONDS", help="Search so long at most (default: 10)."),
+        float | None, typer.Option(min=0.1, metavar="SECONDS", help="Search so long at most (default: 10).")
     ] = None,
     json: options.JsonOption = False,
 ) -> None:

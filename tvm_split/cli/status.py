@@ -25,8 +25,7 @@ def status(
     cluster: options.ClusterOption = None,
     address: Annotated[list[str] | None, typer.Option(metavar="HOST:PORT", help="A worker to ask. Repeatable.")] = None,
     token_file: Annotated[
-        Path | None,
-        typer.Option(help="The workers' secret, for --address (default: $TVM_SPLIT_TOKEN)."),
+        Path | None, typer.Option(help="The workers' secret, for --address (default: $TVM_SPLIT_TOKEN).")
     ] = None,
     tls_ca: Annotated[Path | None, typer.Option(metavar="PEM", help="Use TLS, for --address.")] = None,
     tls_certificate: Annotated[Path | None, typer.Option(metavar="PEM")] = None,

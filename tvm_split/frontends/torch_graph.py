@@ -43,8 +43,7 @@ TAKEN_APART = (
     # Batch norms that train: torch's one operator reads the statistics that it only updates.
     aten._native_batch_norm_legit.no_stats,
     aten._native_batch_norm_legit_functional.default,
-    # TVM's importer has these wrong, or not at all, and torch has them in a few operators.
-    aten.hardtanh.default,
+    # TVM's importer has these wrong, and torch has them in the operators that would replace them.
     aten.isinf.default,
     aten.linalg_vector_norm.default,
 )

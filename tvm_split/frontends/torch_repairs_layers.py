@@ -171,6 +171,7 @@ REPAIRS: dict[str, Repair] = {
     "_softmax.default": partial(_softmax, operator="softmax"),
     "_log_softmax.default": partial(_softmax, operator="log_softmax"),
     "elu.default": _elu,
+    "hardtanh.default": lambda call, op: op.clip(call["self"], call["min_val"], call["max_val"]),
     "view.default": lambda call, op: op.reshape(call["self"], call.shape),
 }
 """By the name of the ATen overload."""
