@@ -11,7 +11,6 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from rich.table import Table
 from torch import nn
 
 import tvm_split
+from tvm_split.deployment.benchmark import bench
 
 
 class Tower(nn.Module):
@@ -36,16 +36,12 @@ class Tower(nn.Module):
 
 
 def measure(deployment: tvm_split.Deployment, x: torch.Tensor, count: int) -> dict[str, float]:
-    """Throughput of one stream, and the slowest stage's mean compute time in it."""
-    before = {stage.name: stage for stage in deployment.stats().stages}
-    start = time.perf_counter()
-    for _ in deployment.stream(x for _ in range(count)):
-        pass
-    seconds = time.perf_counter() - start
-    slowest = max(
-        (stage.compute_seconds - before[stage.name].compute_seconds) / count for stage in deployment.stats().stages
-    )
-    return {"per_second": count / seconds, "slowest_compute_seconds": slowest, "share": count / seconds * slowest}
+    """Throughput of one stream, and the slowest stage's median compute time in it."""
+    report = bench(deployment, [(x,)], rounds=1, micro_batches=count)
+    assert report.period.measured is not None
+    slowest = max(each.compute.measured or 0.0 for each in report.machines)
+    period = report.period.measured
+    return {"per_second": 1 / period, "slowest_compute_seconds": slowest, "share": slowest / period}
 
 
 def main() -> int:

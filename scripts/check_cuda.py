@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from tests.helpers.schedules.gpu_kernels import (
 )
 from tests.models import torch_models
 from tvm_split.compiler.build import build_stage
-from tvm_split.compiler.kernels import SLOW_RULES, Kernel
+from tvm_split.compiler.kernels import Kernel
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.compiling import cut_model
 
@@ -48,24 +48,8 @@ OPERATIONS_PER_SECOND = 67e12
 BYTES_PER_SECOND = 3.35e12
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a rule's kernels of a model do in one run."""
-
-    kernels: int = 0
-    operations: float = 0.0
-    seconds: float = 0.0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(self.kernels + other.kernels, self.operations + other.operations, self.seconds + other.seconds)
-
-
-def work_by_rule(kernels: Sequence[Kernel]) -> dict[str, Work]:
-    found: dict[str, Work] = defaultdict(Work)
-    for kernel in kernels:
-        seconds = max(kernel.operations / OPERATIONS_PER_SECOND, kernel.moved_bytes / BYTES_PER_SECOND)
-        found[kernel.rule] += Work(1, kernel.operations, seconds)
-    return found
+def estimated_seconds(kernels: Sequence[Kernel]) -> float:
+    return sum(max(each.operations / OPERATIONS_PER_SECOND, each.moved_bytes / BYTES_PER_SECOND) for each in kernels)
 
 
 @dataclass(frozen=True)
@@ -73,7 +57,7 @@ class Checked:
     """One model, compiled."""
 
     model: str
-    work: Mapping[str, Work]
+    kernels: Sequence[Kernel]
     unbound: tuple[str, ...]
     too_large: tuple[str, ...]
     most_threads: int
@@ -83,8 +67,7 @@ class Checked:
 
     @property
     def slow_share(self) -> float:
-        total = sum(work.seconds for work in self.work.values())
-        return sum(self.work[rule].seconds for rule in SLOW_RULES if rule in self.work) / total
+        return estimated_seconds([each for each in self.kernels if each.is_slow]) / estimated_seconds(self.kernels)
 
     @property
     def passes(self) -> bool:
@@ -120,7 +103,7 @@ def check(name: str, arch: str, half: bool, folder: Path) -> Checked:
     spills = spilled_bytes(compile_with_nvcc(source, arch, folder)) if nvcc() is not None else None
     return Checked(
         model=name,
-        work=work_by_rule(built.kernels),
+        kernels=built.kernels,
         unbound=unbound,
         too_large=tuple(
             kernel.name
@@ -135,13 +118,16 @@ def check(name: str, arch: str, half: bool, folder: Path) -> Checked:
 
 
 def show(checked: Checked, console: Console) -> None:
-    total = sum(work.seconds for work in checked.work.values())
-    kernels = sum(work.kernels for work in checked.work.values())
+    by_rule: dict[str, list[Kernel]] = defaultdict(list)
+    for kernel in checked.kernels:
+        by_rule[kernel.rule].append(kernel)
     table = Table("rule", "calls", "mega-operations", "share of estimated time")
-    for rule, work in sorted(checked.work.items(), key=lambda item: -item[1].seconds):
-        table.add_row(rule, str(work.kernels), f"{work.operations / 1e6:.1f}", f"{work.seconds / total:.2%}")
+    for rule, kernels in sorted(by_rule.items(), key=lambda item: -estimated_seconds(item[1])):
+        operations = sum(each.operations for each in kernels)
+        share = estimated_seconds(kernels) / estimated_seconds(checked.kernels)
+        table.add_row(rule, str(len(kernels)), f"{operations / 1e6:.1f}", f"{share:.2%}")
     console.print(
-        f"{checked.model}: {kernels} kernel calls, unbound = {len(checked.unbound)}, "
+        f"{checked.model}: {len(checked.kernels)} kernel calls, unbound = {len(checked.unbound)}, "
         f"fallback {checked.slow_share:.2%}, "
         f"at most {checked.most_threads} threads and {checked.most_shared_bytes} bytes of static shared memory, "
         f"nvcc: {'not here' if checked.spilled_bytes is None else f'{checked.spilled_bytes} bytes spilled'}, "

@@ -14,12 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
 from rich.console import Console
 
 import tvm_split
-from tests.models import torch_models
-from tests.models.onnx_models import light_model
+from tests.models.real_models import load
 
 LIMIT = 1e-4
 MACHINES = ("machine-a", "machine-b", "machine-c")
@@ -30,13 +28,6 @@ CUTS = {
     "light_vgg19": {2: ["n14"], 3: ["n9", "n23"]},
     "light_squeezenet": {2: ["n22"], 3: ["n15", "n40"]},
 }
-
-
-def load(name: str) -> tvm_split.Model:
-    if name == "resnet50":
-        torch.manual_seed(1)
-        return tvm_split.load_model(torch_models.resnet50(), (torch.randn(1, 3, 224, 224),), name=name)
-    return tvm_split.load_model(light_model(name), name=name)
 
 
 def splits(model: tvm_split.Model, workers: int) -> Iterator[tuple[str, dict[str, list[str]] | None]]:

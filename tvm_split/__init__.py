@@ -22,17 +22,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tvm_split.api import compile_and_deploy as compile_and_deploy
     from tvm_split.cluster.cluster import Cluster as Cluster
-    from tvm_split.cluster.machine import (
-        Link as Link,
-        Machine as Machine,
-    )
+    from tvm_split.cluster.machine import Link as Link, Machine as Machine
     from tvm_split.compiler.bundle import Bundle as Bundle
     from tvm_split.compiling import compile as compile
     from tvm_split.deployment.benchmark import bench as bench
-    from tvm_split.deployment.deployment import (
-        Deployment as Deployment,
-        deploy as deploy,
-    )
+    from tvm_split.deployment.deployment import Deployment as Deployment, deploy as deploy
     from tvm_split.deployment.deployment_report import DeploymentReport as DeploymentReport
     from tvm_split.errors import (
         BundleError as BundleError,
@@ -58,11 +52,7 @@ if TYPE_CHECKING:
         WorkerError as WorkerError,
         WorkerUnavailableError as WorkerUnavailableError,
     )
-    from tvm_split.tuning import (
-        TuningReport as TuningReport,
-        merge_databases as merge_databases,
-        tune as tune,
-    )
+    from tvm_split.tuning import TuningReport as TuningReport, merge_databases as merge_databases, tune as tune
 
 __version__ = "0.1.0"
 

@@ -63,7 +63,7 @@ def compile_and_deploy(
     with cluster.kept(), contextlib.ExitStack() as bars:
         report = on_progress or bars.enter_context(step_progress("planning"))
         request = PlanRequest(objective, stages, split, database=database)
-        planned = plan_as_requested(model, cluster, request, report)
+        planned = plan_as_requested(model, cluster, request, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))
         if advice is not None:
             warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import tvm
 
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import BuiltStage, build_stage
-from tvm_split.compiler.bundle import Bundle, kernels_key
+from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.compiler.placement import placement_of
 from tvm_split.compiler.transfer_layouts import in_common_layouts
@@ -100,7 +101,11 @@ def compile(
     made = {tensor.name: tensor for spec in stages for tensor in spec.outputs}
     made.update({tensor.name: tensor for tensor in model.inputs})
     program = Program(model.inputs, tuple(made[name] for name in cut.output_names), tuple(stages))
-    bundle = Bundle.create(model, plan, program, blobs, _readable(cut), kernels)
+    readable = {"annotated": cut.annotated, **cut.machine_modules}
+    ir = {name: module.script(show_meta=False) for name, module in readable.items()}
+    versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
+    outputs = tuple(tensor.name for tensor in model.outputs)
+    bundle = Bundle(model.name, plan, program, ir, kernels, versions, outputs, Verified.NO, blobs)
     if verify:
         report("comparing with the source", steps - 1, steps)
         bundle = replace(bundle, verified=verify_bundle(model, plan, bundle, cut.computations))
@@ -151,13 +156,6 @@ def _stage_spec(
         outputs=tuple(tensor_spec(name, each) for name, each in zip(part.sent, results, strict=True)),
         turns=stage.turns,
     )
-
-
-def _readable(cut: CutModel) -> dict[str, str]:
-    """The IR that goes into a bundle for people: the annotated whole, and every machine's part."""
-    texts = {"annotated": cut.annotated.script(show_meta=False)}
-    texts.update({machine: module.script(show_meta=False) for machine, module in cut.machine_modules.items()})
-    return texts
 
 
 def _dump_to(folder: Path, stage: str) -> Observer:

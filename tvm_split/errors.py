@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.units import short_list
 
 
 class ModelImportError(TvmSplitError):
@@ -65,15 +64,6 @@ class TuningUseError(TuningError, ValueError):
 
 class OneMachineWarning(UserWarning):
     """One machine alone is faster than the split, or than any split; the message has both figures."""
-
-
-def not_importable(places: Mapping[str, Sequence[str]]) -> ModelImportError:
-    """For operators, with what is wrong with them, and the layers or nodes that they are in."""
-    found = "; ".join(f"{operator} in {short_list(list(dict.fromkeys(names)))}" for operator, names in places.items())
-    return ModelImportError(
-        f"the model has operators that cannot be imported: {found}. Write these layers with other operators, or give "
-        "the part of the model before or after them and compute them yourself"
-    )
 
 
 def last_line(error: Exception) -> str:

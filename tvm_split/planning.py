@@ -33,7 +33,6 @@ from tvm_split.steps import StepProgress
 Names = Mapping[str, str | Sequence[str]]
 
 
-@says_progress("planning")
 def plan(
     model: Model,
     cluster: Cluster,
@@ -87,13 +86,15 @@ def plan(
         database=database,
         time_limit_seconds=time_limit_seconds,
     )
-    return plan_as_requested(model, cluster, request, on_progress)
+    return plan_as_requested(model, cluster, request, on_progress=on_progress)
 
 
+@says_progress("planning")
 def plan_as_requested(
     model: Model,
     cluster: Cluster,
     request: PlanRequest,
+    *,
     on_progress: StepProgress | None = None,
     on_problem: Callable[[Problem], None] | None = None,
 ) -> Plan:
@@ -170,6 +171,7 @@ def predict_stages(
         return None
 
 
+@says_progress("planning")
 def plan_again(
     model: Model,
     cluster: Cluster,
@@ -177,6 +179,7 @@ def plan_again(
     current: Plan,
     measured: Measured,
     threshold: float = DEFAULT_THRESHOLD,
+    *,
     on_progress: StepProgress | None = None,
 ) -> tuple[Plan, Replanned]:
     """Improve a plan that has run: the profile is corrected by what was measured of it, and searched again.

@@ -24,9 +24,12 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from tvm_split.steps import StepProgress
+
 STDERR = Console(stderr=True)
 PROGRESS_VARIABLE = "TVM_SPLIT_PROGRESS"
 SECONDS_BETWEEN_LINES = 10.0
+MOST_DRAWN = 200
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -50,11 +53,16 @@ def says_progress(what: str) -> Callable[[Callable[Arguments, Result]], Callable
 
 
 @contextmanager
-def step_progress(what: str) -> Iterator[Callable[[str, int, int], None]]:
+def step_progress(what: str) -> Iterator[StepProgress]:
     """Counted steps, to be called with what is being done, the steps done and all steps."""
     with progress_bars(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bars:
         task = bars.add_task(what, total=None)
-        yield lambda description, done, steps: bars.update(task, description=description, completed=done, total=steps)
+
+        def report(description: str, done: int, steps: int) -> None:
+            if done % max(1, steps // MOST_DRAWN) == 0:  # so that drawing costs nothing where steps are short
+                bars.update(task, description=description, completed=done, total=steps)
+
+        yield report
 
 
 @contextmanager

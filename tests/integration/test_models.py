@@ -12,16 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 import tvm_split
 from tests.models import torch_models
-from tests.models.onnx_models import light_model
+from tests.models.real_models import load
 
 LIMIT = 1e-4
-
-
-def load(name: str) -> tvm_split.Model:
-    if name == "resnet50":
-        torch.manual_seed(1)
-        return tvm_split.load_model(torch_models.resnet50(), (torch.randn(1, 3, 224, 224),), name=name)
-    return tvm_split.load_model(light_model(name), name=name)
 
 
 @pytest.mark.parametrize(

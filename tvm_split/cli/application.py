@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import os
 import sys
 import traceback
 import warnings
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -30,7 +34,6 @@ from tvm_split.cli import (
 )
 from tvm_split.cli.console import print_error
 from tvm_split.cli.interrupts import ended_by_signals
-from tvm_split.cli.option_groups import with_groups
 from tvm_split.rpc_runtime.errors import TvmSplitError
 
 DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
@@ -88,6 +91,32 @@ def _common(
 ) -> None:
     if debug:
         os.environ[DEBUG_VARIABLE] = "1"
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer whose parameters that are frozen dataclasses become one option for each of their fields."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    parameters = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            parameters += [
+                inspect.Parameter(field, parameter.KEYWORD_ONLY, default=each.default, annotation=each.annotation)
+                for field, each in inspect.signature(groups[name], eval_str=True).parameters.items()
+            ]
+        else:
+            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
+
+    @functools.wraps(command)
+    def with_options(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+        command(**given)
+
+    del with_options.__wrapped__  # typer is to see the options
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
+    return with_options
 
 
 app.command("demo")(demo.demo)

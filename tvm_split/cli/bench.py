@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tvm_split.cli import options
+from tvm_split.cli.bundle_source import SOURCE_HELP, bundle_and_cluster
 from tvm_split.cli.console import STDOUT, print_json
 from tvm_split.cli.deploy import deploy_with_progress
 from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.planning import ClusterOrProcessOptions, PlanOptions
-from tvm_split.cli.run import BAR_STEPS, SOURCE_HELP, bundle_and_cluster
-from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.progress import step_progress
-
-if TYPE_CHECKING:
-    from tvm_split.deployment.deployment import Deployment
-    from tvm_split.deployment.deployment_report import DeploymentReport
 
 RANDOM_MICRO_BATCHES = 8
 
@@ -29,17 +25,13 @@ def bench(
     shapes: ModelOptions,
     request: PlanOptions,
     inputs: Annotated[
-        Path | None,
-        typer.Option("--inputs", metavar="FILE.npz", help="Micro-batches, as for `tvm-split run`; used in turn."),
+        Path | None, typer.Option(metavar="FILE.npz", help="Micro-batches, as for `tvm-split run`; used in turn.")
     ] = None,
     random: Annotated[
-        int | None,
-        typer.Option("--random", min=1, metavar="N", help=f"N random micro-batches (default: {RANDOM_MICRO_BATCHES})."),
+        int | None, typer.Option(min=1, metavar="N", help=f"N random micro-batches (default: {RANDOM_MICRO_BATCHES}).")
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds to take the medians of.")] = 5,
-    micro_batches: Annotated[
-        int, typer.Option("--micro-batches", min=3, help="Micro-batches of the stream of each round.")
-    ] = 100,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to take the medians of.")] = 5,
+    micro_batches: Annotated[int, typer.Option(min=3, help="Micro-batches of the stream of each round.")] = 100,
     in_flight: options.InFlightOption = None,
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
@@ -49,31 +41,22 @@ def bench(
         raise WrongUseError("give one of them", "--inputs, --random")
     bundle, machines = bundle_and_cluster(source, shapes, request, cluster)
     from tvm_split.cli.inputs import inputs_from_file, random_inputs
+    from tvm_split.deployment.benchmark import bench as bench_deployment
 
     expected = bundle.program.inputs
     if inputs is None:
         fed = random_inputs(expected, random or RANDOM_MICRO_BATCHES)
     else:
         fed = inputs_from_file(expected, inputs)
-    with deploy_with_progress(bundle, machines, timeout, in_flight=in_flight) as deployment:
-        report = _bench_with_progress(deployment, list(fed.stream(1)), rounds, micro_batches)
+    with (
+        deploy_with_progress(bundle, machines, timeout, in_flight=in_flight) as deployment,
+        step_progress("warming up") as bar,
+    ):
+        batches = list(fed.stream(1))
+        report = bench_deployment(deployment, batches, rounds=rounds, micro_batches=micro_batches, on_progress=bar)
     if json:
         print_json({**report.to_dict(), **fed.about, "digest": bundle.digest, "rounds": rounds})
         return
     from tvm_split.cli.report_table import print_report
 
     print_report(report, STDOUT)
-
-
-def _bench_with_progress(
-    deployment: Deployment, inputs: list[tuple[object, ...]], rounds: int, micro_batches: int
-) -> DeploymentReport:
-    from tvm_split.deployment.benchmark import bench as bench_deployment
-
-    with step_progress("warming up") as bar:
-
-        def report(doing: str, done: int, whole: int) -> None:
-            if done % max(1, whole // BAR_STEPS) == 0:  # so that drawing the bar costs nothing that is measured
-                bar(doing, done, whole)
-
-        return bench_deployment(deployment, inputs, rounds=rounds, micro_batches=micro_batches, on_progress=report)

@@ -1,19 +1,40 @@
-"""From a bundle on disk to the cluster that runs it."""
+"""From the BUNDLE argument, or a model, to a bundle and the cluster that runs it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvm_split.cli.planning import ClusterOptions, ClusterOrProcessOptions
+from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.options import WrongUseError
+from tvm_split.cli.planning import ClusterOptions, ClusterOrProcessOptions, PlanOptions
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
     from tvm_split.compiler.bundle import Bundle
 
+SOURCE_HELP = "A folder of `tvm-split compile`, or a MODEL as for `tvm-split plan`, planned and compiled first."
 
-def is_bundle(path: str) -> bool:
-    return (Path(path) / "manifest.json").is_file()
+
+def bundle_and_cluster(
+    source: str, shapes: ModelOptions, request: PlanOptions, cluster: ClusterOptions
+) -> tuple[Bundle, Cluster]:
+    """The bundle that the argument names, or the model, planned and compiled; and where it runs."""
+    from tvm_split.compiler.bundle import Bundle
+
+    if not (Path(source) / "manifest.json").is_file():
+        if Path(source).is_dir():
+            raise WrongUseError(f"{source!r} is a folder without a bundle", "BUNDLE|MODEL")
+        from tvm_split.compiling import compile
+
+        loaded = shapes.load(source)
+        machines = cluster.machines()
+        planned = request.plan(source, loaded, machines)
+        return compile(loaded, planned, database=request.database), machines
+    if shapes != ModelOptions() or request != PlanOptions():
+        raise WrongUseError("is planned and compiled already; leave options of the plan out", "BUNDLE")
+    bundle = Bundle.load(source)
+    return bundle, cluster_for(bundle, cluster)
 
 
 def cluster_for(bundle: Bundle, request: ClusterOptions) -> Cluster:

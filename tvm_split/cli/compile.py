@@ -10,15 +10,12 @@ import typer
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, new_table, print_json, print_note
 from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.planning import PLANNING, ClusterOptions, PlanOptions
-from tvm_split.cli.wrong_use import WrongUseError
-from tvm_split.progress import step_progress
 from tvm_split.units import bytes_text
 
 if TYPE_CHECKING:
     from tvm_split.compiler.bundle import Bundle
-    from tvm_split.model import Model
-    from tvm_split.planner.plan import Plan
 
 
 def compile(
@@ -28,13 +25,13 @@ def compile(
     shapes: ModelOptions,
     request: PlanOptions,
     plan: Annotated[
-        Path | None, typer.Option("--plan", help="A plan that `tvm-split plan --output` wrote.", dir_okay=False)
+        Path | None, typer.Option(help="A plan that `tvm-split plan --output` wrote.", dir_okay=False)
     ] = None,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not compare the compiled stages with the source framework.")
     ] = False,
     dump: Annotated[
-        Path | None, typer.Option("--dump", metavar="FOLDER", help="Write the IR after every phase to this folder.")
+        Path | None, typer.Option(metavar="FOLDER", help="Write the IR after every phase to this folder.")
     ] = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -45,10 +42,11 @@ def compile(
         request.require_none("--plan says this already", PLANNING)
     request.require_possible(model)
     loaded = shapes.load(model)
+    from tvm_split.compiling import compile as compile_plan
     from tvm_split.planner.plan import Plan
 
     planned = Plan.load(plan) if plan is not None else request.plan(model, loaded, cluster.machines())
-    bundle = compile_with_progress(loaded, planned, verify=not no_verify, dump=dump, database=request.database)
+    bundle = compile_plan(loaded, planned, verify=not no_verify, dump_folder=dump, database=request.database)
     bundle.save(output)
     if json:
         print_json({"folder": str(output), **description(bundle)})
@@ -57,16 +55,6 @@ def compile(
         elsewhere = any(machine.address is not None for machine in planned.machines)
         where = f" --cluster {cluster.cluster or 'FILE'}" if elsewhere else ""
         print_note(f"written to {output}; `tvm-split run {output}{where}` runs it")
-
-
-def compile_with_progress(
-    model: Model, plan: Plan, *, verify: bool = True, dump: Path | None = None, database: Path | None = None
-) -> Bundle:
-    """Compile with a bar on stderr."""
-    from tvm_split.compiling import compile as compile_plan
-
-    with step_progress("compiling") as report:
-        return compile_plan(model, plan, verify=verify, dump_folder=dump, database=database, on_progress=report)
 
 
 def description(bundle: Bundle) -> dict[str, Any]:
@@ -94,16 +82,19 @@ def description(bundle: Bundle) -> dict[str, Any]:
 
 def print_bundle(bundle: Bundle) -> None:
     """A table of what was compiled."""
-    from rich.text import Text
-
     caption = "a kernel that is named after several operators is one fused kernel"
-    table = new_table(
-        f"{bundle.model}: compiled stages", ("stage", "machine", "kernels"), ("library", "weights"), caption
+    rows = (
+        (
+            stage["name"],
+            stage["machine"],
+            "\n".join(stage["kernels"]),
+            bytes_text(stage["library_bytes"]),
+            bytes_text(stage["weight_bytes"]),
+        )
+        for stage in description(bundle)["stages"]
     )
-    for stage in description(bundle)["stages"]:
-        sizes = (bytes_text(stage["library_bytes"]), bytes_text(stage["weight_bytes"]))
-        table.add_row(stage["name"], Text(stage["machine"]), Text("\n".join(stage["kernels"])), *sizes)
-    STDOUT.print(table)
+    texts = ("stage", "machine", "kernels")
+    STDOUT.print(new_table(f"{bundle.model}: compiled stages", texts, ("library", "weights"), rows, caption))
     print_note(f"compared with the source framework: {_verified_words(bundle)}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -34,8 +34,14 @@ def print_json_file(path: Path, value: Any) -> None:
     print_note(f"written to {path}")
 
 
-def new_table(title: str, texts: Sequence[str], numbers: Sequence[str], caption: str | None = None) -> Table:
-    """A table that fits 80 columns as long as its numbers do: texts are folded, numbers never."""
+def new_table(
+    title: str,
+    texts: Sequence[str],
+    numbers: Sequence[str],
+    rows: Iterable[Sequence[str | Text]] = (),
+    caption: str | None = None,
+) -> Table:
+    """A table that fits 80 columns as long as its numbers do: texts are folded, numbers never; none is marked up."""
     table = Table(
         title=Text(title),
         title_style="bold",
@@ -48,6 +54,8 @@ def new_table(title: str, texts: Sequence[str], numbers: Sequence[str], caption:
         table.add_column(heading, overflow="fold")
     for heading in numbers:
         table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

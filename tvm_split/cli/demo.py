@@ -20,9 +20,7 @@ def demo(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the bundle, the IR and the timeline go.")
     ] = Path("demo-output"),
-    workers: Annotated[
-        int, typer.Option("--workers", min=1, max=4, help="Worker processes that the network is split over.")
-    ] = 3,
+    workers: Annotated[int, typer.Option(min=1, max=4, help="Worker processes that the network is split over.")] = 3,
     json: options.JsonOption = False,
 ) -> None:
     """Train a small network on real handwritten digits, split it over worker processes, and show what happens.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from tvm_split.cli.compile import description, print_bundle
 from tvm_split.cli.console import STDOUT
-from tvm_split.cli.statistics import statistics_as_json, statistics_table
+from tvm_split.cli.report_table import statistics_table
 from tvm_split.cluster.cluster import usable_cores
 from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, Demonstration
 from tvm_split.deployment.timeline import (
@@ -45,12 +46,12 @@ def as_json(found: Demonstration, folder: Path) -> dict[str, Any]:
         "accuracy_unsplit": found.accuracy_unsplit,
         "accuracy_split": found.accuracy_split,
         "largest_difference": found.largest_difference,
-        "pipelined_seconds": found.pipelined_seconds,
-        "one_by_one_seconds": found.one_by_one_seconds,
-        "gain": found.one_by_one_seconds / found.pipelined_seconds,
+        "pipelined_seconds": found.ran.pipelined_seconds,
+        "one_by_one_seconds": found.ran.one_by_one_seconds,
+        "gain": found.ran.one_by_one_seconds / found.ran.pipelined_seconds,
         "machines_at_work_at_once": _at_once(found, LANE_NAMES),
         "machines_computing_at_once": _at_once(found, (COMPUTE,)),
-        "stages": statistics_as_json(found.statistics),
+        "stages": [asdict(each) for each in found.ran.statistics],
         "compiled": description(found.bundle)["stages"],
         "timeline": str(folder / "timeline.png"),
         "files": {
@@ -67,8 +68,8 @@ def write_files(found: Demonstration, folder: Path) -> None:
     machines = found.bundle.program.machines
     title = f"{found.bundle.model} on {len(machines)} machines: the first {SHOWN_MICRO_BATCHES} micro-batches"
     pictures = [folder / "timeline.png", folder / "timeline.svg"]
-    draw_picture(found.first_events, machines, title, pictures)
-    (folder / "timeline.txt").write_text(draw(timeline(found.first_events, machines)) + "\n")
+    draw_picture(found.ran.first_events, machines, title, pictures)
+    (folder / "timeline.txt").write_text(draw(timeline(found.ran.first_events, machines)) + "\n")
     (folder / "report.json").write_text(json.dumps(as_json(found, folder), indent=2) + "\n")
 
 
@@ -87,18 +88,20 @@ def print_report(found: Demonstration, folder: Path, console: Console = STDOUT) 
     print_bundle(found.bundle)
     console.print(Rule("What came out"))
     console.print(_outcome(found))
-    console.print(statistics_table(found.statistics, f"{found.statistics[0].micro_batches} micro-batches in all"))
+    console.print(
+        statistics_table(found.ran.statistics, f"{found.ran.statistics[0].micro_batches} micro-batches in all")
+    )
     console.print(Rule(f"The first {SHOWN_MICRO_BATCHES} micro-batches"))
     width = len(max(machines, key=len)) + len("  receive ")
     columns = min(max(console.width - width - 1, LEAST_COLUMNS), MOST_COLUMNS)
-    console.print(_coloured(timeline(found.first_events, machines, columns)), no_wrap=True, overflow="crop")
+    console.print(_coloured(timeline(found.ran.first_events, machines, columns)), no_wrap=True, overflow="crop")
     console.print(Text(_overlap(found)))
     console.print(f"As a picture: {folder}/timeline.png and timeline.svg", style="dim", soft_wrap=True)
 
 
 def _outcome(found: Demonstration) -> RenderableType:
-    per_second = found.test_images / found.pipelined_seconds
-    one_by_one = found.test_images / found.one_by_one_seconds
+    per_second = found.test_images / found.ran.pipelined_seconds
+    one_by_one = found.test_images / found.ran.one_by_one_seconds
     return Text(
         f"{found.test_images} test images in {found.micro_batches} micro-batches of {MICRO_BATCH}\n"
         f"accuracy: {found.accuracy_unsplit:.2%} before the split (torch), {found.accuracy_split:.2%} after it\n"
@@ -123,10 +126,12 @@ def _coloured(drawn: Timeline) -> Group:
 
 def _overlap(found: Demonstration) -> str:
     def share_of_time(kinds: Collection[str], least: int) -> str:
-        return f"{sum(share for count, share in machines_at_once(found.events, kinds).items() if count >= least):.0%}"
+        return (
+            f"{sum(share for count, share in machines_at_once(found.ran.events, kinds).items() if count >= least):.0%}"
+        )
 
-    alone = found.one_by_one_seconds / found.micro_batches
-    computing = sum(stage.median_compute_seconds for stage in found.statistics)
+    alone = found.ran.one_by_one_seconds / found.micro_batches
+    computing = sum(stage.median_compute_seconds for stage in found.ran.statistics)
     text = (
         "A number is a micro-batch, and so is a colour; a dot is a machine that does not compute. In a stream of some "
         f"seconds, a machine computed {share_of_time((COMPUTE,), 1)} of the time, and two or more at once "
@@ -142,4 +147,4 @@ def _overlap(found: Demonstration) -> str:
 
 def _at_once(found: Demonstration, kinds: Collection[str]) -> dict[str, float]:
     """As `machines_at_once`, with keys that JSON can hold."""
-    return {str(count): share for count, share in machines_at_once(found.events, kinds).items()}
+    return {str(count): share for count, share in machines_at_once(found.ran.events, kinds).items()}

@@ -73,10 +73,8 @@ def _machine_report(bundle: Bundle, machine: str, sent_bytes: int) -> dict[str, 
 
 
 def _print_report(bundle: Bundle, report: list[dict[str, Any]]) -> None:
-    from rich.text import Text
-
-    table = new_table(f"{bundle.model} is on its machines", ("machine", "stages"), ("needs", "was sent"))
-    for machine in report:
-        sizes = bytes_text(machine["needed_bytes"]), bytes_text(machine["sent_bytes"])
-        table.add_row(Text(machine["machine"]), ", ".join(machine["stages"]), *sizes)
-    STDOUT.print(table)
+    rows = (
+        (each["machine"], ", ".join(each["stages"]), bytes_text(each["needed_bytes"]), bytes_text(each["sent_bytes"]))
+        for each in report
+    )
+    STDOUT.print(new_table(f"{bundle.model} is on its machines", ("machine", "stages"), ("needs", "was sent"), rows))

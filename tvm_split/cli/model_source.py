@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm_split.cli import options
-from tvm_split.cli.wrong_use import WrongUseError
+from tvm_split.cli.options import WrongUseError
 
 if TYPE_CHECKING:
     from tvm_split.model import Model
+    from tvm_split.rpc_runtime.program.program import TensorSpec
 
 FILE_SUFFIXES = (".onnx", ".pt2")
 
@@ -32,10 +33,11 @@ class ModelOptions:
             WrongUseError: there is no such file, module or function, or an option cannot be read.
             ModelImportError: the model cannot be imported.
         """
+        from tvm_split.cli.inputs import random_inputs
         from tvm_split.errors import ModelImportError, OpenAxesError
         from tvm_split.frontends import load_model
 
-        shapes = [_shape(text) for text in self.input_shape or ()]
+        shapes = [_tensor(text) for text in self.input_shape or ()]
         given: Any
         if Path(source).suffix.lower() in FILE_SUFFIXES:
             if not Path(source).is_file():
@@ -48,7 +50,7 @@ class ModelOptions:
         else:
             given, examples = _from_python(source)
             if shapes:
-                examples = tuple(_example(shape, dtype, seed) for seed, (shape, dtype) in enumerate(shapes))
+                (examples,) = random_inputs(shapes, 1).stream(1)
         dimensions = dict(_dimension(text) for text in self.dimension or ())
         try:
             return load_model(given, examples, batch=self.batch, dimensions=dimensions or None)
@@ -97,23 +99,16 @@ def _dimension(text: str) -> tuple[str, int]:
     return name, int(size)
 
 
-def _shape(text: str) -> tuple[tuple[int, ...], str]:
+def _tensor(text: str) -> TensorSpec:
+    import numpy as np
+
+    from tvm_split.rpc_runtime.program.program import TensorSpec
+
     sizes, _, dtype = text.partition(":")
     if not all(size.strip().isdigit() for size in sizes.split(",")):
         raise WrongUseError(f"{text!r} is not a shape like 1,3,224,224 or 1,128:int64", "--input-shape")
-    return tuple(int(size) for size in sizes.split(",")), dtype or "float32"
-
-
-def _example(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
-    """Seeded values: standard normal for floats, 0 and 1 for everything else, which fits most indices and masks."""
-    import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
-    import numpy as np
-
-    generator = np.random.default_rng(seed)
     try:
-        kind = np.dtype(dtype)
+        np.dtype(dtype or "float32")
     except TypeError as error:
         raise WrongUseError(f"{dtype!r} is no dtype of numpy", "--input-shape") from error
-    if kind.kind in "fV":
-        return generator.standard_normal(shape).astype(kind)
-    return generator.integers(0, 2, shape).astype(kind)
+    return TensorSpec("input", tuple(int(size) for size in sizes.split(",")), dtype or "float32")

@@ -1,4 +1,4 @@
-"""Options that several commands have, each with one spelling and one help text."""
+"""Options that several commands have, each with one spelling and one help text; and the error for wrong ones."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from typing import Annotated
 
 import typer
 
+from tvm_split.rpc_runtime.errors import TvmSplitError
+
 MODEL_HELP = (
     "A file (.onnx, or .pt2 as torch.export.save writes it), or MODULE:NAME, a Python function that returns an "
     "nn.Module and its example inputs, or an nn.Module (then with --input-shape)."
 )
+
+
+class WrongUseError(TvmSplitError, ValueError):
+    """What is wrong with an option or argument, in one line; ends a command with exit code 2."""
+
+    def __init__(self, text: str, option: str) -> None:
+        super().__init__(f"{option}: {text}")
 
 
 class Objective(StrEnum):

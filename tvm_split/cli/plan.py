@@ -13,9 +13,9 @@ import typer
 from tvm_split.cli import options
 from tvm_split.cli.console import print_json, print_json_file, print_note
 from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.plan_output import PlanOutput
 from tvm_split.cli.planning import SPLITTING, ClusterOptions, PlanOptions
-from tvm_split.cli.wrong_use import WrongUseError
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
@@ -31,13 +31,11 @@ def plan(
     request: PlanOptions,
     shown: PlanOutput,
     batches: Annotated[
-        str | None,
-        typer.Option("--batches", metavar="1,2,4", help="Plan for each of these micro-batch sizes; take the best."),
+        str | None, typer.Option(metavar="1,2,4", help="Plan for each of these micro-batch sizes; take the best.")
     ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="List the names of all layers instead of planning.")] = False,
     write_problem: Annotated[
-        Path | None,
-        typer.Option("--write-problem", metavar="FILE", help="Write what is searched, for `tvm-split solve`."),
+        Path | None, typer.Option(metavar="FILE", help="Write what is searched, for `tvm-split solve`.")
     ] = None,
 ) -> None:
     """Show the best split of a model over the machines: measured, proven, and compared with the obvious others."""

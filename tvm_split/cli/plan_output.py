@@ -12,9 +12,9 @@ import typer
 
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, print_json, print_note
+from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.plan_report import prediction_as_json, print_plan, print_sizes
 from tvm_split.cli.planning import require_onnx
-from tvm_split.cli.wrong_use import WrongUseError
 
 if TYPE_CHECKING:
     from tvm_split.model import Model
@@ -31,15 +31,10 @@ class PlanOutput:
     ] = None
     write_annotations: Annotated[
         Path | None,
-        typer.Option(
-            "--write-annotations",
-            metavar="FILE.onnx",
-            help="Write the model with the plan as multi-device annotations.",
-        ),
+        typer.Option(metavar="FILE.onnx", help="Write the model with the plan as multi-device annotations."),
     ] = None
     picture: Annotated[
-        Path | None,
-        typer.Option("--picture", metavar="FILE.svg", help="Draw the graph of layers, coloured by machine."),
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw the graph of layers, coloured by machine.")
     ] = None
     details: Annotated[
         bool, typer.Option("--details", help="Also show how sure the plan is, and all that it was compared with.")

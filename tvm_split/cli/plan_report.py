@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tvm_split.cli.console import new_table
 from tvm_split.planner.problem import objective_seconds
 from tvm_split.units import age_text, bytes_text, short_list
 
@@ -74,13 +74,17 @@ def prediction_as_json(plan: Plan) -> dict[str, Any] | None:
 
 def print_sizes(sizes: Sequence[SizedPlan], console: Console) -> None:
     """What every micro-batch size would do, the chosen one first."""
-    table = _table(Text("micro-batch sizes"), "")
-    for heading in ("size", "stages", "samples a second", "latency ms"):
-        table.add_column(heading, justify="right")
-    for each in sizes:
-        latency = _ms(each.prediction.latency_seconds)
-        table.add_row(str(each.size), str(len(each.plan.stages)), f"{each.samples_per_second:.4g}", latency)
-    console.print(table)
+    rows = (
+        (
+            str(each.size),
+            str(len(each.plan.stages)),
+            f"{each.samples_per_second:.4g}",
+            _ms(each.prediction.latency_seconds),
+        )
+        for each in sizes
+    )
+    headings = ("size", "stages", "samples a second", "latency ms")
+    console.print(new_table("micro-batch sizes", (), headings, rows))
 
 
 def ratio_to_plan(other: ComparedPlan, prediction: Prediction, objective: str) -> float:
@@ -142,24 +146,23 @@ def _stages_table(plan: Plan, shares: Sequence[float]) -> Table:
     Without a prediction, the stages' estimated shares.
     """
     predicted = {each.machine: each for each in plan.prediction.machines} if plan.prediction else None
-    table = _table(_title(plan), "" if predicted is None else PREDICTED_CAPTION, "stage", "machine", "layers")
-    for heading in PREDICTED_HEADINGS if predicted is not None else ("estimated share",):
-        table.add_column(heading, justify="left" if heading == "memory" else "right", no_wrap=True)
+    rows = []
     for stage, share in zip(plan.stages, shares, strict=True):
         for name in stage.machines:
             most = MOST_NAMES if predicted is None else NAMES_SHOWN
             layers = _layers_text(stage.layers, most) if name == stage.machine else "takes turns"
             machine = predicted.pop(name, None) if predicted is not None else None
             cells = [f"{share:.1%}"] if predicted is None else [""] * 5 if machine is None else _cells(machine)
-            table.add_row(Text(stage.name), Text(name), Text(layers), *cells)
-    return table
-
-
-def _table(title: Text, caption: str, *names: str) -> Table:
-    """Without lines between its columns, which would leave too little room for the columns of names."""
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_style="bold")
-    for name in names:
-        table.add_column(name, overflow="fold", min_width=14 if name == "layers" else None)
+            rows.append((stage.name, name, layers, *cells))
+    headings = ("estimated share",) if predicted is None else PREDICTED_HEADINGS
+    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+    title = f"{plan.model}: {stages} for {plan.objective}, {plan.origin}"
+    table = new_table(
+        title, ("stage", "machine", "layers"), headings, rows, None if predicted is None else PREDICTED_CAPTION
+    )
+    table.columns[2].min_width = 14
+    for column in table.columns:
+        column.justify = "left" if column.header == "memory" else column.justify
     return table
 
 
@@ -178,25 +181,20 @@ def _layers_text(layers: Sequence[str], most: int) -> str:
 def _comparison_table(title: str, plan: Plan, prediction: Prediction, others: Sequence[ComparedPlan]) -> Table:
     from tvm_split.planner.prediction import ComparedPlan
 
-    table = _table(Text(title), "× plan: by the plan's objective; 0.50 is half as good", "", "layers on machines")
-    for heading in ("a second", "latency ms", "× plan"):
-        table.add_column(heading, justify="right", no_wrap=True)
     stages = tuple(("+".join(stage.machines), len(stage.layers)) for stage in plan.stages)
     own = ComparedPlan("this plan", stages, prediction.period_seconds, prediction.latency_seconds)
-    for each in (own, *others):
-        table.add_row(
-            Text(each.name),
-            Text(short_list([f"{machine}: {count}" for machine, count in each.stages], MACHINES_SHOWN)),
+    rows = (
+        (
+            each.name,
+            short_list([f"{machine}: {count}" for machine, count in each.stages], MACHINES_SHOWN),
             f"{1 / each.period_seconds if each.period_seconds > 0 else math.inf:.4g}",
             _ms(each.latency_seconds),
             f"{ratio_to_plan(each, prediction, plan.objective):.2f}",
         )
-    return table
-
-
-def _title(plan: Plan) -> Text:
-    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
-    return Text(f"{plan.model}: {stages} for {plan.objective}, {plan.origin}")
+        for each in (own, *others)
+    )
+    caption = "× plan: by the plan's objective; 0.50 is half as good"
+    return new_table(title, ("", "layers on machines"), ("a second", "latency ms", "× plan"), rows, caption)
 
 
 def _ms(seconds: float) -> str:

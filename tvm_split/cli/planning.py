@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.wrong_use import WrongUseError
-from tvm_split.progress import step_progress
+from tvm_split.cli.options import WrongUseError
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
@@ -181,8 +180,7 @@ class PlanOptions:
         """The plan, with a bar on stderr while it is made."""
         from tvm_split.planning import plan_as_requested
 
-        with step_progress("planning") as report:
-            return plan_as_requested(model, cluster, self.request(source, model, cluster), report, on_problem)
+        return plan_as_requested(model, cluster, self.request(source, model, cluster), on_problem=on_problem)
 
     def _split_of_model(self, source: str, model: Model, cluster: Cluster) -> dict[str, list[str]]:
         """As the annotations of the ONNX file say; devices without names are the cluster's machines, in order."""

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from tvm_split.cli import options
-from tvm_split.cli.cluster_profile import profile_on_cluster
-from tvm_split.cli.compile import compile_with_progress
-from tvm_split.cli.console import STDOUT, new_table, print_json, print_line
+from tvm_split.cli.console import STDOUT, new_table, print_json, print_line, print_note
 from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.planning import ClusterOptions
-from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.progress import step_progress
-from tvm_split.units import short_list
+from tvm_split.units import age_text, bytes_text, short_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
+    from tvm_split.cluster.cluster import Cluster
+    from tvm_split.measuring.cluster_profiling import MachineReport, MeasuredCluster
     from tvm_split.measuring.kernel_profile import KernelProfile, ModelProfile
+    from tvm_split.model import Model
 
 MOST_LAYERS_SHOWN = 2
 
@@ -32,13 +35,9 @@ def profile(
     workers: options.WorkersOption = None,
     threads: Annotated[
         int | None,
-        typer.Option(
-            "--threads", min=1, help="Threads to run with (default: all cores of this process; with --workers 1 each)."
-        ),
+        typer.Option(min=1, help="Threads to run with (default: all cores of this process; with --workers 1 each)."),
     ] = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, help="Runs to take the medians of (default: 10).")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Runs to take the medians of (default: 10).")] = None,
     calls: Annotated[
         bool, typer.Option("--calls", help="Every call in its order, instead of equal kernels together.")
     ] = False,
@@ -59,17 +58,18 @@ def profile(
                 raise WrongUseError("this is for one machine, without --cluster or --workers", option)
         machines = ClusterOptions(cluster, workers, threads).machines()
         loaded = shapes.load(model)
-        profile_on_cluster(loaded, machines, database=database, refresh=refresh, timeout_seconds=timeout, json=json)
+        _profile_on_cluster(loaded, machines, database=database, refresh=refresh, timeout_seconds=timeout, json=json)
         return
     if refresh:
         raise WrongUseError("only what a cluster's machines took is kept; give --cluster or --workers", "--refresh")
     from tvm_split.cluster.cluster import Cluster
+    from tvm_split.compiling import compile as compile_plan
     from tvm_split.measuring.kernel_profile import ROUNDS, profile as profile_model
     from tvm_split.planning import plan
 
     loaded = shapes.load(model)
     here = Cluster.in_process(1, threads)
-    bundle = compile_with_progress(loaded, plan(loaded, here, database=database), verify=False, database=database)
+    bundle = compile_plan(loaded, plan(loaded, here, database=database), verify=False, database=database)
     with step_progress("timing") as report:
         threads = here.machines[0].threads
         found = profile_model(loaded, bundle, threads, database=database, rounds=rounds or ROUNDS, on_progress=report)
@@ -101,6 +101,13 @@ class _Row:
     @property
     def layers(self) -> list[str]:
         return list(dict.fromkeys(layer for each in self.calls for layer in each.kernel.layers))
+
+    @property
+    def name(self) -> Text:
+        kernel = self.calls[0].kernel
+        rule, style = (f"{kernel.rule} (slow)", "red") if kernel.is_slow else (kernel.rule, "dim")
+        layers = short_list(self.layers, MOST_LAYERS_SHOWN) or "(layout)"
+        return Text.assemble(f"{kernel.function}\n  ", (rule, style), (f": {layers}", "dim"))
 
 
 def _grouped(kernels: Sequence[KernelProfile]) -> list[_Row]:
@@ -144,19 +151,12 @@ def _description(found: ModelProfile, rows: Sequence[_Row]) -> dict[str, Any]:
 
 
 def _print(found: ModelProfile, rows: Sequence[_Row]) -> None:
-    from rich.text import Text
-
     peak, bandwidth = found.ceilings.operations_per_second, found.ceilings.bytes_per_second
     threads = f"{found.threads} thread{'' if found.threads == 1 else 's'}"
     title = f"{found.model}: {found.seconds * 1e3:.2f} ms, one input at a time, {threads}"
-    table = new_table(title, ("kernel, rule, layers",), ("calls", "ms", "share", "GFLOP/s", "of peak", "GB/s"))
-    for row in rows:
-        kernel = row.calls[0].kernel
-        name = Text(f"{kernel.function}\n  ")
-        name.append(f"{kernel.rule} (slow)" if kernel.is_slow else kernel.rule, "red" if kernel.is_slow else "dim")
-        name.append(f": {short_list(row.layers, MOST_LAYERS_SHOWN) or '(layout)'}", "dim")
-        table.add_row(
-            name,
+    cells = (
+        (
+            row.name,
             str(len(row.calls)),
             f"{row.seconds * 1e3:.3f}",
             f"{row.seconds / found.kernel_seconds:.1%}",
@@ -164,7 +164,10 @@ def _print(found: ModelProfile, rows: Sequence[_Row]) -> None:
             f"{found.share_of_peak(row.operations, row.seconds):.0%}",
             f"{row.moved_bytes / row.seconds / 1e9:.1f}",
         )
-    STDOUT.print(table)
+        for row in rows
+    )
+    numbers = ("calls", "ms", "share", "GFLOP/s", "of peak", "GB/s")
+    STDOUT.print(new_table(title, ("kernel, rule, layers",), numbers, cells))
     print_line(
         f"{found.operations / 1e9:.2f} GFLOP at {found.operations / found.seconds / 1e9:.0f} GFLOP/s, "
         f"{found.share_of_peak(found.operations, found.seconds):.0%} of {peak / 1e9:.0f}; "
@@ -174,3 +177,79 @@ def _print(found: ModelProfile, rows: Sequence[_Row]) -> None:
         print_line(f"{found.untimed} calls are not listed: their kernels need not end on made-up values")
     if found.slow_share > 0:
         print_line(f"{found.slow_share:.1%} of the time is in kernels that no schedule took: they run as plain loops")
+
+
+def _profile_on_cluster(
+    model: Model, cluster: Cluster, *, database: Path | None, refresh: bool, timeout_seconds: float, json: bool
+) -> None:
+    """Measure what is not known yet, and show it all."""
+    from tvm_split.measuring.model_profiling import profile_model
+
+    with step_progress("profiling") as report:
+        found = profile_model(
+            model,
+            cluster,
+            database=database,
+            refresh=refresh,
+            timeout_seconds=timeout_seconds,
+            on_progress=report,
+        )
+    for note in found.notes:
+        print_note(note)
+    if json:
+        print_json({**asdict(found.profile), "reports": [asdict(report) for report in found.reports]})
+    else:
+        _print_cluster(found)
+
+
+def _print_cluster(found: MeasuredCluster) -> None:
+    profile = found.profile
+    title = f"{profile.model}: {len(profile.pieces)} pieces, one micro-batch"
+    numbers = ("alone, ms", "together, ms", "GFLOP/s", "GB/s", "free")
+    machines = (
+        (
+            machine.machine,
+            _origins(report),
+            f"{sum(each.seconds for each in machine.pieces.values()) * 1e3:.2f}",
+            f"{sum(each.contended_seconds for each in machine.pieces.values()) * 1e3:.2f}",
+            f"{machine.operations_per_second / 1e9:.0f}",
+            f"{machine.bytes_per_second / 1e9:.1f}",
+            bytes_text(machine.memory_free_bytes),
+        )
+        for machine, report in zip(profile.machines, found.reports, strict=True)
+    )
+    links = (
+        (
+            each.source,
+            each.destination,
+            each.origin,
+            f"{each.latency_seconds * 1e3:.2f}",
+            f"{each.bytes_per_second / 1e6:.1f}",
+        )
+        for each in profile.links
+    )
+    STDOUT.print(new_table(title, ("machine", "kernels"), numbers, machines))
+    STDOUT.print(new_table("links", ("from", "to", "origin"), ("latency, ms", "MB/s"), links))
+    for machine in profile.machines:
+        cost = machine.streaming
+        print_line(
+            f"{machine.machine}: a stream takes {cost.alone_transfer_seconds * 1e3:.2f} ms of it per tensor and makes "
+            f"computing {cost.alone_ratio:.2f} times as long; {cost.transfer_seconds * 1e3:.2f} ms and "
+            f"{cost.ratio:.2f} times while the others of its host compute too"
+        )
+    for report in found.reports:
+        for problem in report.problems:
+            print_line(f"{report.machine}: estimated where a kernel could not be timed: {problem}")
+    if any(report.cached for report in found.reports):
+        print_line("what is cached is measured again with --refresh")
+
+
+def _origins(report: MachineReport) -> str:
+    parts = []
+    if report.measured:
+        parts.append(f"{report.measured} measured")
+    if report.cached:
+        parts.append(f"{report.cached} cached ({age_text(report.oldest_seconds)} old)")
+    if report.estimated:
+        parts.append(f"{report.estimated} estimated")
+    return ", ".join(parts)

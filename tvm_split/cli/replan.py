@@ -12,25 +12,19 @@ from tvm_split.cli.console import print_note
 from tvm_split.cli.model_source import ModelOptions
 from tvm_split.cli.plan_output import PlanOutput
 from tvm_split.cli.planning import SPLITTING, ClusterOptions, PlanOptions
-from tvm_split.progress import step_progress
 
 
 def replan(
     model: options.ModelArgument,
-    plan: Annotated[Path, typer.Option("--plan", dir_okay=False, help="The plan that has run.", show_default=False)],
+    plan: Annotated[Path, typer.Option(dir_okay=False, help="The plan that has run.", show_default=False)],
     measured: Annotated[
-        Path,
-        typer.Option(
-            "--measured", metavar="REPORT", dir_okay=False, help="Of `tvm-split bench --json`.", show_default=False
-        ),
+        Path, typer.Option(metavar="REPORT", dir_okay=False, help="Of `tvm-split bench --json`.", show_default=False)
     ],
     cluster: ClusterOptions,
     shapes: ModelOptions,
     request: PlanOptions,
     shown: PlanOutput,
-    threshold: Annotated[
-        float, typer.Option("--threshold", min=0.0, max=1.0, help="The least gain that changes the plan.")
-    ] = 0.05,
+    threshold: Annotated[float, typer.Option(min=0.0, max=1.0, help="The least gain that changes the plan.")] = 0.05,
 ) -> None:
     """Improve a plan that has run by what was measured of it, and change it only where that gains enough."""
     from tvm_split.deployment.measured_file import read_measured
@@ -44,9 +38,8 @@ def replan(
     current = Plan.load(plan)
     loaded = shapes.load(model)
     found = read_measured(measured, loaded.name)
-    with step_progress("planning") as report:
-        asked = request.request(model, loaded, machines)
-        better, replanned = plan_again(loaded, machines, asked, current, found, threshold, report)
+    asked = request.request(model, loaded, machines)
+    better, replanned = plan_again(loaded, machines, asked, current, found, threshold)
     if not replanned.changed:
         print_note(f"the plan stays: another gains {replanned.gain:.1%}, no more than {threshold:.1%}")
     elif replanned.gain > threshold:

@@ -1,6 +1,8 @@
-"""A deployment's report as tables and sentences, at most 80 columns wide."""
+"""What a run or a benchmark measured, as tables and sentences, at most 80 columns wide."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -10,7 +12,8 @@ from tvm_split.cli.console import new_table
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_advice import parted, tells_of_a_link
 from tvm_split.deployment.report_values import Comparison
-from tvm_split.units import bytes_text
+from tvm_split.rpc_runtime.program.measurements import StageStatistics
+from tvm_split.units import bytes_text, seconds_text
 
 NOTHING = "–"
 
@@ -53,6 +56,18 @@ def summary(report: DeploymentReport) -> list[str]:
     elif not report.advice:
         lines.append("Nothing that matters parts from its prediction by more than 15 %.")
     return [*lines, *(f"• {text}" for text in report.advice)]
+
+
+def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
+    """Times per stage: what it computed, waited for inputs, and spent on the wire; and the bytes it sent."""
+    times = ("median_compute_seconds", "compute_seconds", "wait_seconds", "receive_seconds", "send_seconds")
+    rows = (
+        (each.name, each.machine, *(seconds_text(getattr(each, time)) for time in times), bytes_text(each.bytes_sent))
+        for each in stages
+    )
+    caption = "median of one micro-batch, the rest in all; receiving and sending overlap computing"
+    numbers = ("median", "compute", "wait", "receive", "send", "sent")
+    return new_table(title, ("stage", "machine"), numbers, rows, caption)
 
 
 def _add(table: Table, name: str, what: str, compared: Comparison, scale_seconds: float, *, wire: bool = False) -> None:

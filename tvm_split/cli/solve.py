@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def solve(
     problem: Annotated[Path, typer.Argument(metavar="PROBLEM", help="A planning problem (JSON).", show_default=False)],
     time_limit: Annotated[
-        float | None,
-        typer.Option("--time-limit", min=0.1, metavar="SECONDS", help="Search so long at most (default: 10)."),
+        float | None, typer.Option(min=0.1, metavar="SECONDS", help="Search so long at most (default: 10).")
     ] = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -44,28 +43,19 @@ def solve(
 
 
 def _print_solution(path: Path, problem: Problem, solution: Solution) -> None:
-    from rich.text import Text
-
     evaluation = solution.evaluation
     loads = {load.machine: load for load in evaluation.loads}
     limits = {machine.name: machine.memory_bytes for machine in problem.machines}
-    table = new_table(
-        f"{path.name}: {len(solution.stages)} stages for {problem.objective}",
-        ("machine", "names"),
-        ("pieces", "share", "compute", "receive", "send", "memory"),
-    )
+    rows = []
     for stage in solution.stages:
         for machine, share in zip(stage.machines, stage.shares, strict=True):
             load = loads[machine]
-            table.add_row(
-                Text(machine),
-                Text(short_list(stage.layers)),
-                str(len(stage.layers)),
-                f"{share:.0%}",
-                *map(seconds_text, (load.compute_seconds, load.receive_seconds, load.send_seconds)),
-                _memory_text(load, limits[machine]),
-            )
-    STDOUT.print(table)
+            times = map(seconds_text, (load.compute_seconds, load.receive_seconds, load.send_seconds))
+            memory = _memory_text(load, limits[machine])
+            rows.append((machine, short_list(stage.layers), str(len(stage.layers)), f"{share:.0%}", *times, memory))
+    title = f"{path.name}: {len(solution.stages)} stages for {problem.objective}"
+    numbers = ("pieces", "share", "compute", "receive", "send", "memory")
+    STDOUT.print(new_table(title, ("machine", "names"), numbers, rows))
     kind = "period" if problem.objective == "throughput" else "latency"
     lines = [
         f"period {seconds_text(evaluation.period_seconds)}, latency {seconds_text(evaluation.latency_seconds)}, "

@@ -11,7 +11,7 @@ import typer
 
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, print_error, print_json
-from tvm_split.cli.wrong_use import WrongUseError
+from tvm_split.cli.options import WrongUseError
 from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:
@@ -23,16 +23,13 @@ ASKED_AT_ONCE = 32
 
 def status(
     cluster: options.ClusterOption = None,
-    address: Annotated[
-        list[str] | None, typer.Option("--address", metavar="HOST:PORT", help="A worker to ask. Repeatable.")
-    ] = None,
+    address: Annotated[list[str] | None, typer.Option(metavar="HOST:PORT", help="A worker to ask. Repeatable.")] = None,
     token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", help="The workers' secret, for --address (default: $TVM_SPLIT_TOKEN)."),
+        Path | None, typer.Option(help="The workers' secret, for --address (default: $TVM_SPLIT_TOKEN).")
     ] = None,
-    tls_ca: Annotated[Path | None, typer.Option("--tls-ca", metavar="PEM", help="Use TLS, for --address.")] = None,
-    tls_certificate: Annotated[Path | None, typer.Option("--tls-certificate", metavar="PEM")] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="PEM")] = None,
+    tls_ca: Annotated[Path | None, typer.Option(metavar="PEM", help="Use TLS, for --address.")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(metavar="PEM")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="PEM")] = None,
     timeout: options.TimeoutOption = 5.0,
     json: options.JsonOption = False,
 ) -> None:

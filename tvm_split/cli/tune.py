@@ -13,12 +13,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, new_table, print_json, print_note, tuning_progress
 from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.planning import ClusterOptions, PlanOptions
-from tvm_split.cli.wrong_use import WrongUseError
 from tvm_split.units import seconds_text
 
 if TYPE_CHECKING:
@@ -37,27 +38,26 @@ def tune(
     target: Annotated[
         str | None,
         typer.Option(
-            "--target",
             metavar="JSON",
             help="Instead of a cluster: one machine of this TVM target, for example "
             '\'{"kind": "llvm", "mcpu": "cortex-a72", "mtriple": "aarch64-linux-gnu"}\' (default: this host).',
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Threads of each kernel, without a cluster (default: 1).")
+        int | None, typer.Option(min=1, help="Threads of each kernel, without a cluster (default: 1).")
     ] = None,
     machine: Annotated[
-        str | None, typer.Option("--machine", help="Of a cluster with different targets: tune for machines like this.")
+        str | None, typer.Option(help="Of a cluster with different targets: tune for machines like this.")
     ] = None,
     tracker: Annotated[
-        str | None, typer.Option("--tracker", metavar="HOST:PORT", help="Measure on devices of this TVM RPC tracker.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Measure on devices of this TVM RPC tracker.")
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", help="The key of the devices at the tracker.")] = None,
+    key: Annotated[str | None, typer.Option(help="The key of the devices at the tracker.")] = None,
     trials: Annotated[
-        int, typer.Option("--trials", min=0, help="Measurements over all kernels, those of earlier runs included.")
+        int, typer.Option(min=0, help="Measurements over all kernels, those of earlier runs included.")
     ] = DEFAULT_TRIALS,
     merge: Annotated[
-        Path | None, typer.Option("--merge", metavar="FOLDER", help="Take over another database; tunes nothing.")
+        Path | None, typer.Option(metavar="FOLDER", help="Take over another database; tunes nothing.")
     ] = None,
     list_only: Annotated[
         bool, typer.Option("--list", help="Only measure every kernel once, and list their shares of the time.")
@@ -159,13 +159,10 @@ def _description(report: TuningReport) -> dict[str, Any]:
 
 
 def _print_report(report: TuningReport, list_only: bool) -> None:
-    from rich.text import Text
-
     title = f"{report.model}: kernels that can be tuned" if list_only else f"{report.model}: tuned kernels"
     numbers = ("calls", "share", "default", "tuned", "gain", "trials")
-    table = new_table(title, ("kernel, template, choices",), numbers)
-    for each in report.kernels:
-        table.add_row(
+    rows = (
+        (
             Text(f"{each.name}\n  ").append(f"{each.template}: {each.choices}", "dim"),
             str(each.count),
             f"{each.share:.1%}",
@@ -174,7 +171,9 @@ def _print_report(report: TuningReport, list_only: bool) -> None:
             f"{each.gain:.2f}" if each.kept else "",
             f"{each.trials}" + (f" ({each.failures} failed)" if each.failures else ""),
         )
-    STDOUT.print(table)
+        for each in report.kernels
+    )
+    STDOUT.print(new_table(title, ("kernel, template, choices",), numbers, rows))
     print_note(
         f"all of them, one run of the model: {report.default_seconds * 1e3:.3f} ms by default, "
         f"{report.tuned_seconds * 1e3:.3f} ms tuned; records are in {report.database}"

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 from tvm_split.cluster.cluster_file import read_cluster_file
-from tvm_split.cluster.machine import HOW_TO_LINK, Link, Machine, both_directions, unlinked_pairs
+from tvm_split.cluster.machine import Link, Machine, faults
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
-from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
@@ -31,7 +30,7 @@ class Cluster:
     ends them.
 
     ``links`` is empty where all are to be measured. Else each counts in both directions unless its reverse is given as
-    well, and every pair of machines needs one.
+    well (an address in its own only), and every pair of machines needs one.
     """
 
     kind: ClusterKind
@@ -45,26 +44,14 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.machines:
             raise ClusterError("a cluster needs at least one machine")
-        names = [machine.name for machine in self.machines]
-        for name in names:
-            if names.count(name) > 1:
-                raise ClusterError(f"{names.count(name)} machines are named {name!r}; names must differ")
-        machine_at: dict[str, str] = {}
-        for machine in self.machines:
-            at = machine.endpoint and machine.endpoint.address
-            if at and machine_at.setdefault(at, machine.name) != machine.name:
-                raise ClusterError(
-                    f"machines {machine_at[at]!r} and {machine.name!r} have the same address {at}; each needs a worker "
-                    "of its own"
-                )
-        for link in self.links:
-            for end in (link.source, link.destination):
-                if end not in names and end != CLIENT:
-                    raise ClusterError(f"a link names machine {end!r}; the cluster has {', '.join(names)}")
-        self.links = both_directions(self.links)
-        missing = unlinked_pairs(names, self.links) if self.links else []
-        if missing:
-            raise ClusterError(f"no link between {missing[0][0]!r} and {missing[0][1]!r}; {HOW_TO_LINK}")
+        for fault in faults(self.machines, self.links or None):
+            raise ClusterError(fault.text)
+        given = {(link.source, link.destination) for link in self.links}
+        self.links += tuple(
+            replace(link, source=link.destination, destination=link.source, address=None)
+            for link in self.links
+            if (link.destination, link.source) not in given
+        )
 
     @classmethod
     def local(cls, workers: int = 2, threads: int = 1) -> Cluster:
@@ -96,10 +83,7 @@ class Cluster:
 
     def link(self, source: str, destination: str) -> Link | None:
         """What is given of a link; None for one of which nothing is."""
-        for link in self.links:
-            if (link.source, link.destination) == (source, destination):
-                return link
-        return None
+        return next((link for link in self.links if (link.source, link.destination) == (source, destination)), None)
 
     @property
     def link_settings(self) -> dict[tuple[str, str], LinkSetting]:

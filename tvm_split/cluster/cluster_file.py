@@ -21,20 +21,19 @@ every pair of machines has one, so that none is forgotten. Paths are relative to
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tvm_split.cluster.machine import HOW_TO_LINK, Link, Machine, unlinked_pairs
+from tvm_split.cluster.machine import Link, Machine, faults
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.security import TlsFiles
+from tvm_split.rpc_runtime.wire.security import TlsFiles, split_address
 
 
 class _Strict(BaseModel):
@@ -58,9 +57,8 @@ def _machine_name(name: str) -> str:
 
 
 def _host_and_port(address: str) -> str:
-    host, separator, port = address.rpartition(":")
-    if not (host and separator and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError("no HOST:PORT")
+    if split_address(address)[1] == 0:
+        raise ValueError("nobody listens on port 0")
     return address
 
 
@@ -136,9 +134,17 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
     except ValidationError as error:
         problems = {f"{path}:{line_of(tree, each['loc'])}: {_problem(each)}" for each in error.errors()}
         raise ClusterError("\n".join(sorted(problems))) from error
-    machine_lines = _require_distinct_machines(path, tree, parsed)
-    links = tuple(_links(path, tree, parsed, machine_lines))
-    return tuple(_machine(entry, path.parent) for entry in parsed.machines), links
+    machines = [_machine(entry, path.parent) for entry in parsed.machines]
+    links = []
+    for index, entry in enumerate(parsed.links or ()):
+        try:
+            links.append(Link(**dict(entry)))
+        except ClusterError as error:
+            raise ClusterError(f"{path}:{line_of(tree, ('links', index))}: {error}") from error
+    for fault in faults(machines, None if parsed.links is None else links):
+        first = f"; the first is in line {line_of(tree, fault.first)}" if fault.first else ""
+        raise ClusterError(f"{path}:{line_of(tree, fault.location)}: {fault.text}{first}")
+    return tuple(machines), tuple(links)
 
 
 def _problem(error: Any) -> str:
@@ -199,51 +205,6 @@ def _machine(entry: _Machine, folder: Path) -> Machine:
         memory_bytes=None if entry.memory_bytes is None else int(entry.memory_bytes),
         endpoint=WorkerEndpoint(entry.name, entry.address, token, tls),
     )
-
-
-def _require_distinct_machines(path: Path, tree: yaml.Node | None, parsed: _ClusterFile) -> dict[str, int]:
-    """Machine name to its line."""
-    seen: dict[str, int] = {}
-    for index, machine in enumerate(parsed.machines):
-        line = line_of(tree, ("machines", index, "name"))
-        if machine.name in seen:
-            raise ClusterError(
-                f"{path}:{line}: two machines are named {machine.name!r}, the first in line {seen[machine.name]}; "
-                "give each a name of its own"
-            )
-        seen[machine.name] = line
-    return seen
-
-
-def _links(path: Path, tree: yaml.Node | None, parsed: _ClusterFile, machines: dict[str, int]) -> Iterator[Link]:
-    """The links, if each is possible, none is listed twice and none is missing."""
-    if parsed.links is None:
-        return
-    seen: dict[tuple[str, str], int] = {}
-    found: list[Link] = []
-    for index, entry in enumerate(parsed.links):
-        for key, end in (("from", entry.source), ("to", entry.destination)):
-            if end not in machines and end != CLIENT:
-                line = line_of(tree, ("links", index, key))
-                raise ClusterError(f"{path}:{line}: no machine is named {end!r}; there are {', '.join(machines)}")
-        line = line_of(tree, ("links", index))
-        ends = (entry.source, entry.destination)
-        if ends in seen:
-            raise ClusterError(
-                f"{path}:{line}: a second link from {ends[0]!r} to {ends[1]!r}, the first is in line {seen[ends]}; "
-                "leave one, or turn one round for the way back"
-            )
-        seen[ends] = line
-        try:
-            found.append(Link(*ends, entry.bytes_per_second, entry.latency_seconds, entry.address, entry.transport))
-        except ClusterError as error:
-            raise ClusterError(f"{path}:{line}: {error}") from error
-    missing = unlinked_pairs(tuple(machines), found)
-    if missing:
-        line = line_of(tree, ("links",))
-        pairs = ", ".join(f"{first!r} and {second!r}" for first, second in missing)
-        raise ClusterError(f"{path}:{line}: no link between {pairs}; {HOW_TO_LINK}")
-    yield from found
 
 
 def _require_single_keys(path: Path, tree: yaml.Node | None) -> None:

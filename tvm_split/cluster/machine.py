@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.client.client import WorkerDescription
@@ -114,32 +114,46 @@ class Link:
         return self.bytes_per_second == 0
 
 
-def both_directions(links: Iterable[Link]) -> tuple[Link, ...]:
-    """The links, and for each without a reverse the same speed backwards. An address holds in its own direction only.
+class Fault(NamedTuple):
+    """What does not fit together, and where: a path in a cluster file, such as ``("links", 2, "from")``.
 
-    Raises:
-        ClusterError: two links are the same direction.
+    ``first`` is where the other of two stands that cannot both be.
     """
-    listed: dict[tuple[str, str], Link] = {}
-    for link in links:
-        if (link.source, link.destination) in listed:
-            raise ClusterError(f"there are two links from {link.source!r} to {link.destination!r}; leave one")
-        listed[link.source, link.destination] = link
-    reverses = [
-        replace(link, source=link.destination, destination=link.source, address=None)
-        for link in listed.values()
-        if (link.destination, link.source) not in listed
-    ]
-    return (*listed.values(), *reverses)
+
+    location: tuple[int | str, ...]
+    text: str
+    first: tuple[int | str, ...] | None = None
 
 
-def unlinked_pairs(machines: Sequence[str], links: Iterable[Link]) -> list[tuple[str, str]]:
-    """The pairs of machines that no link joins, in the machines' order."""
-    joined = {frozenset((link.source, link.destination)) for link in links}
-    return [pair for pair in combinations(machines, 2) if frozenset(pair) not in joined]
-
-
-HOW_TO_LINK = (
-    "give the pair a link: with bytes_per_second, without it to have the speed measured, or with bytes_per_second: 0 "
-    "if nothing may pass between the two"
-)
+def faults(machines: Sequence[Machine], links: Sequence[Link] | None) -> Iterator[Fault]:
+    """What is wrong with machines and links together; with ``links``, every pair of machines needs one."""
+    named: dict[str, int] = {}
+    machine_at: dict[str, int] = {}
+    for index, machine in enumerate(machines):
+        place = ("machines", index)
+        first = named.setdefault(machine.name, index)
+        if first != index:
+            text = f"two machines are named {machine.name!r}; give each a name of its own"
+            yield Fault((*place, "name"), text, ("machines", first, "name"))
+        first = index if machine.address is None else machine_at.setdefault(machine.address, index)
+        if first != index:
+            text = f"machines {machines[first].name!r} and {machine.name!r} have the same address {machine.address}"
+            yield Fault((*place, "address"), f"{text}; each needs a worker of its own", ("machines", first, "address"))
+    joining: dict[tuple[str, str], int] = {}
+    for index, link in enumerate(links or ()):
+        ends = (link.source, link.destination)
+        for key, end in zip(("from", "to"), ends, strict=True):
+            if end not in named and end != CLIENT:
+                yield Fault(("links", index, key), f"no machine is named {end!r}; there are {', '.join(named)}")
+        first = joining.setdefault(ends, index)
+        if first != index:
+            text = f"a second link from {ends[0]!r} to {ends[1]!r}; leave one, or turn one round for the way back"
+            yield Fault(("links", index), text, ("links", first))
+    missing = [pair for pair in combinations(named, 2) if links is not None and not {pair, pair[::-1]} & joining.keys()]
+    if missing:
+        pairs = ", ".join(f"{first!r} and {second!r}" for first, second in missing)
+        yield Fault(
+            ("links",),
+            f"no link between {pairs}; give the pair a link: with bytes_per_second, without it to have the speed "
+            "measured, or with bytes_per_second: 0 if nothing may pass between the two",
+        )

@@ -55,8 +55,3 @@ class BlobFolder:
         target = folder / blob.sha256
         if not target.exists():
             shutil.copyfile(self.path(blob.sha256), target)
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

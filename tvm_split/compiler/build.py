@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,18 +66,10 @@ def build_module(
     observe: Observer | None = None,
 ) -> BuiltStage:
     """The same for a module whose ``main`` may call functions of the module; errors call it ``name``."""
-    built_for = tvm_target(target)
-    with built_for:
-        try:
-            module, phases = _scheduled(module, built_for, database, observe)
-            lifted = lift_weights(module)
-            executable = relax.build(lifted.module, built_for)
-            _export(executable, target, library, name)
-        except CompileError:
-            raise
-        except Exception as error:
-            reason = last_line(error)
-            raise CompileError(f"{name} cannot be compiled for {dict(target)}: {reason}") from error
+    with _compiling(name, target) as built_for:
+        module, phases = _scheduled(module, built_for, database, observe)
+        lifted = lift_weights(module)
+        _export(relax.build(lifted.module, built_for), target, library, name)
     return BuiltStage(library, lifted.weights, kernels_of(phases, layers or {}))
 
 
@@ -124,15 +117,22 @@ def build_kernels(functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, A
     Raises:
         CompileError: the target cannot be compiled for, or there is no linker for it.
     """
-    built_for = tvm_target(target)
     named = {symbol: function.with_attr("global_symbol", symbol) for symbol, function in functions.items()}
-    with built_for:
-        try:
-            _export(tvm.tirx.build(tvm.IRModule(named), built_for), target, library, name)
-        except CompileError:
-            raise
-        except Exception as error:
-            raise CompileError(f"{name} cannot be compiled for {dict(target)}: {error}") from error
+    with _compiling(name, target) as built_for:
+        _export(tvm.tirx.build(tvm.IRModule(named), built_for), target, library, name)
+
+
+@contextmanager
+def _compiling(name: str, target: Mapping[str, Any]) -> Iterator[tvm.target.Target]:
+    """Inside, a target is TVM's current one, and what fails is a `CompileError` that calls it ``name``."""
+    built_for = tvm_target(target)
+    try:
+        with built_for:
+            yield built_for
+    except CompileError:
+        raise
+    except Exception as error:
+        raise CompileError(f"{name} cannot be compiled for {dict(target)}: {last_line(error)}") from error
 
 
 def laid_out_stage(computation: Computation, target: tvm.target.Target) -> tvm.IRModule:
@@ -166,7 +166,7 @@ def link_command(target: Mapping[str, Any], purpose: str) -> list[str] | None:
         CompileError: there is none here.
     """
     architecture = str(cpu_part(target).get("mtriple", "")).partition("-")[0]
-    if not architecture or architecture == _own_architecture():
+    if architecture in ("", str(tvm.target.codegen.llvm_get_system_triple()).partition("-")[0]):
         return None
     command = _cross_linker(architecture)
     if command is None:
@@ -207,7 +207,3 @@ def _cross_linker(architecture: str) -> list[str] | None:
     if importlib.util.find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "cc", "-target", f"{architecture}-linux-gnu"]
     return None
-
-
-def _own_architecture() -> str:
-    return str(tvm.target.codegen.llvm_get_system_triple()).partition("-")[0]

@@ -17,7 +17,6 @@ import json
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,9 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
-from tvm_split.compiler.blobs import BlobFolder, sha256_of
+from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.errors import BundleError
-from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec
@@ -71,20 +69,6 @@ class Bundle:
     outputs: tuple[str, ...]
     verified: Verified
     blobs: BlobFolder = field(compare=False)
-
-    @classmethod
-    def create(
-        cls,
-        model: Model,
-        plan: Plan,
-        program: Program,
-        blobs: BlobFolder,
-        ir: Mapping[str, str],
-        kernels: Mapping[str, tuple[Kernel, ...]],
-    ) -> Bundle:
-        versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
-        outputs = tuple(tensor.name for tensor in model.outputs)
-        return cls(model.name, plan, program, dict(ir), dict(kernels), versions, outputs, Verified.NO, blobs)
 
     @property
     def digest(self) -> str:
@@ -192,9 +176,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         recorded = (folder / "manifest.sha256").read_text(errors="replace").strip()
     except OSError as error:
         raise BundleError(f"{folder} is no bundle: cannot read {error.filename}: {error.strerror}") from error
-    actual = hashlib.sha256(content).hexdigest()
-    if actual != recorded:
-        raise BundleError(f"{path} was changed: its SHA-256 is {actual}, manifest.sha256 says {recorded}")
+    _require_digest(path, hashlib.sha256(content).hexdigest(), recorded, "manifest.sha256")
     try:
         manifest = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -228,9 +210,7 @@ def _checked_text(path: Path, digest: str) -> str:
         content = path.read_bytes()
     except OSError as error:
         raise BundleError(f"the bundle lacks {path}: {error.strerror}") from error
-    actual = hashlib.sha256(content).hexdigest()
-    if actual != digest:
-        raise BundleError(f"{path} was changed: its SHA-256 is {actual}, the manifest says {digest}")
+    _require_digest(path, hashlib.sha256(content).hexdigest(), digest)
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -242,6 +222,10 @@ def _check_blob(path: Path, blob: BlobSpec) -> None:
         raise BundleError(f"the bundle lacks the blob {path}")
     if path.stat().st_size != blob.size_bytes:
         raise BundleError(f"{path} has {path.stat().st_size} bytes, the manifest says {blob.size_bytes}")
-    actual = sha256_of(path)
-    if actual != blob.sha256:
-        raise BundleError(f"{path} was changed: its SHA-256 is {actual}, its name and the manifest say {blob.sha256}")
+    with path.open("rb") as file:
+        _require_digest(path, hashlib.file_digest(file, "sha256").hexdigest(), blob.sha256)
+
+
+def _require_digest(path: Path, actual: str, recorded: str, said_by: str = "the manifest") -> None:
+    if actual != recorded:
+        raise BundleError(f"{path} was changed: its SHA-256 is {actual}, {said_by} says {recorded}")

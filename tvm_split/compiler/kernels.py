@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tvm
-from tvm import relax
 
 from tvm_split import schedules
-from tvm_split.planner.cost import operations
-from tvm_split.planner.tensor_types import shape_of, size_bytes, tensors_in
+from tvm_split.planner.cost import calls
+from tvm_split.planner.tensor_types import size_bytes, tensors_in
 from tvm_split.relay_passes.contract import bindings_of, main_function
 from tvm_split.relay_passes.kernel_sources import kernel_sources
 from tvm_split.relay_passes.rewrite import operator_name
@@ -44,7 +43,7 @@ class Kernel:
 
 def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) -> tuple[Kernel, ...]:
     """The kernels of a stage from its module after each phase; ``layers`` gives a variable's layer in the source."""
-    counted = _operations_by_variable(phases["simplify"])
+    counted = {name: work for name, work, _ in calls(phases["simplify"])}
     origins = schedules.origins_of(main_function(phases["layout"]))
     sources = {
         name: [origins.get(each, each) for each in behind]
@@ -72,14 +71,3 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
             )
         )
     return tuple(found)
-
-
-def _operations_by_variable(module: tvm.IRModule) -> dict[str, float]:
-    counted = {}
-    for binding in bindings_of(main_function(module)):
-        call = binding.value
-        results = tensors_in(call.ty) if isinstance(call, relax.Call) else []
-        if results:
-            operands = [shape_of(tensor) for argument in call.args for tensor in tensors_in(argument.ty)]
-            counted[binding.var.name] = operations(operator_name(call), operands, shape_of(results[0]))
-    return counted

@@ -32,12 +32,12 @@ def require_known_targets(cluster: Cluster) -> None:
     """Raise a `ClusterError` for a target in the cluster's description that cannot be compiled for; contacts nobody."""
     for machine in cluster.machines:
         if machine.target is not None:
-            complete_target(machine.target, machine.threads, machine.name)
+            _complete_target(machine, machine.target)
 
 
 def _target_of(cluster: Cluster, machine: Machine) -> dict[str, Any]:
     if machine.target is not None:
-        return complete_target(machine.target, machine.threads, machine.name)
+        return _complete_target(machine, machine.target)
     if cluster.kind != "remote":
         return host_target(machine.threads)
     description = describe(cluster.endpoints()[machine.name], timeout_seconds=DESCRIBE_TIMEOUT_SECONDS)
@@ -48,24 +48,26 @@ def _target_of(cluster: Cluster, machine: Machine) -> dict[str, Any]:
     return target
 
 
-def complete_target(target: Mapping[str, Any], threads: int, machine: str) -> dict[str, Any]:
+def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, Any]:
     """A target as the user gave it, with what can be added, or a `ClusterError` for what must be said."""
     completed = dict(target)
     kind = completed.get("kind")
     if kind == "llvm":
-        completed.setdefault("num-cores", threads)
+        completed.setdefault("num-cores", machine.threads)
     elif kind == "cuda":
         if "arch" not in completed:
             raise ClusterError(
-                f"machine {machine!r} has a CUDA target without 'arch'; give the GPU's, for example "
+                f"machine {machine.name!r} has a CUDA target without 'arch'; give the GPU's, for example "
                 '{"kind": "cuda", "arch": "sm_90"}'
             )
     else:
-        raise ClusterError(f"machine {machine!r} has a target of kind {kind!r}; 'llvm' and 'cuda' can be compiled for")
+        raise ClusterError(
+            f"machine {machine.name!r} has a target of kind {kind!r}; 'llvm' and 'cuda' can be compiled for"
+        )
     try:
         tvm_target(completed)
     except PlanError as error:
-        raise ClusterError(f"machine {machine!r}: {error}") from error
+        raise ClusterError(f"machine {machine.name!r}: {error}") from error
     return completed
 
 

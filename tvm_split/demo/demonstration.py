@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,16 +13,16 @@ import numpy as np
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiling import compile, cut_model
-from tvm_split.demo.digits import Digits, load_digits
-from tvm_split.demo.network import DigitNetwork, split_over
+from tvm_split.demo.network import split_over
 from tvm_split.demo.short_form import short_form
-from tvm_split.demo.training import accuracy, scores_of, train
+from tvm_split.demo.training import Digits, accuracy, load_digits, scores_of, train
 from tvm_split.deployment.deployment import Deployment, deploy
 from tvm_split.deployment.timeline import first_micro_batches
 from tvm_split.errors import VerificationError
 from tvm_split.frontends import load_model
 from tvm_split.planning import plan
 from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
+from tvm_split.steps import StepProgress
 
 SEED = 0
 MICRO_BATCH = 60
@@ -36,33 +35,14 @@ ROUND_SECONDS = 0.5
 ALLOWED_DIFFERENCE = 1e-5
 """Between scores before and after the split; float32 sums in another order differ by about 1e-6 at scores up to 10."""
 
-Step = Callable[[str, int, int], None]
-"""Called with what is being done, the steps done and all steps."""
-
 
 @dataclass(frozen=True)
-class Demonstration:
-    """What was measured. Seconds are of the test set once, medians of rounds; accuracies are shares between 0 and 1.
+class Run:
+    """What the pipeline did: scores, and seconds of the test set once, medians of rounds.
 
     ``events`` are of the last stream as far as they are kept, ``first_events`` of the first micro-batches that count.
     """
 
-    bundle: Bundle
-    short_forms: dict[str, str]
-    test_images: int
-    micro_batches: int
-    accuracy_unsplit: float
-    accuracy_split: float
-    largest_difference: float
-    pipelined_seconds: float
-    one_by_one_seconds: float
-    statistics: tuple[StageStatistics, ...]
-    events: tuple[TraceEvent, ...]
-    first_events: tuple[TraceEvent, ...]
-
-
-@dataclass(frozen=True)
-class _Run:
     scores: np.ndarray
     pipelined_seconds: float
     one_by_one_seconds: float
@@ -71,7 +51,24 @@ class _Run:
     first_events: tuple[TraceEvent, ...]
 
 
-def demonstrate(workers: int, folder: Path, on_step: Step) -> Demonstration:
+@dataclass(frozen=True)
+class Demonstration:
+    """What was compiled, what it did, and how it compares; accuracies are shares between 0 and 1."""
+
+    bundle: Bundle
+    short_forms: dict[str, str]
+    ran: Run
+    test_images: int
+    accuracy_unsplit: float
+    accuracy_split: float
+    largest_difference: float
+
+    @property
+    def micro_batches(self) -> int:
+        return self.test_images // MICRO_BATCH
+
+
+def demonstrate(workers: int, folder: Path, on_step: StepProgress) -> Demonstration:
     """Run it all; the bundle, with the full IR, is left in ``folder / "bundle"``.
 
     Raises:
@@ -93,11 +90,26 @@ def demonstrate(workers: int, folder: Path, on_step: Step) -> Demonstration:
     on_step(f"running the test set on {workers} workers", 4, steps)
     with deploy(bundle, cluster) as deployment:
         ran = _run(deployment, digits)
+    expected = scores_of(network, digits.test_images)
+    largest_difference = float(np.abs(ran.scores - expected).max())
+    if not largest_difference <= ALLOWED_DIFFERENCE:
+        raise VerificationError(
+            f"the split network's scores differ from torch's by {largest_difference:.3g}; {ALLOWED_DIFFERENCE:.3g} is "
+            "allowed"
+        )
     on_step("done", steps, steps)
-    return _compared(network, digits, bundle, short_forms, ran)
+    return Demonstration(
+        bundle=bundle,
+        short_forms=short_forms,
+        ran=ran,
+        test_images=len(digits.test_labels),
+        accuracy_unsplit=accuracy(expected, digits.test_labels),
+        accuracy_split=accuracy(ran.scores, digits.test_labels),
+        largest_difference=largest_difference,
+    )
 
 
-def _run(deployment: Deployment, digits: Digits) -> _Run:
+def _run(deployment: Deployment, digits: Digits) -> Run:
     batches = digits.test_images.reshape(-1, MICRO_BATCH, *digits.test_images.shape[1:])
     # The first ones through a pipeline open connections and touch all memory for the first time.
     for _ in deployment.stream(itertools.islice(itertools.cycle(batches), WARM_UP_MICRO_BATCHES)):
@@ -119,37 +131,11 @@ def _run(deployment: Deployment, digits: Digits) -> _Run:
         pipelined.append((time.perf_counter() - turn) / passes)
     events = deployment.trace()
     last = max(event.sequence for event in events)
-    return _Run(
+    return Run(
         np.concatenate([scores for (scores,) in results]),
         statistics.median(pipelined),
         statistics.median(one_by_one),
         deployment.stats().stages,
         tuple(event for event in events if event.sequence > last - len(repeated)),
         first_events,
-    )
-
-
-def _compared(
-    network: DigitNetwork, digits: Digits, bundle: Bundle, short_forms: dict[str, str], ran: _Run
-) -> Demonstration:
-    expected = scores_of(network, digits.test_images)
-    largest_difference = float(np.abs(ran.scores - expected).max())
-    if not largest_difference <= ALLOWED_DIFFERENCE:
-        raise VerificationError(
-            f"the split network's scores differ from torch's by {largest_difference:.3g}; {ALLOWED_DIFFERENCE:.3g} is "
-            "allowed"
-        )
-    return Demonstration(
-        bundle=bundle,
-        short_forms=short_forms,
-        test_images=len(digits.test_labels),
-        micro_batches=len(digits.test_images) // MICRO_BATCH,
-        accuracy_unsplit=accuracy(expected, digits.test_labels),
-        accuracy_split=accuracy(ran.scores, digits.test_labels),
-        largest_difference=largest_difference,
-        pipelined_seconds=ran.pipelined_seconds,
-        one_by_one_seconds=ran.one_by_one_seconds,
-        statistics=ran.statistics,
-        events=ran.events,
-        first_events=ran.first_events,
     )

@@ -9,7 +9,8 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_split.errors import ModelImportError, last_line, not_importable
+from tvm_split.errors import ModelImportError, last_line
+from tvm_split.units import short_list
 
 RANDOM = "its result is random; a split network gives the same answer to the same input"
 DYNAMIC = "the shape of its result depends on the values of its input"
@@ -67,7 +68,11 @@ def refuse(problems: Iterable[tuple[str, str]]) -> None:
     for operator, layer in problems:
         layers.setdefault(operator, []).append(layer)
     if layers:
-        raise not_importable(layers)
+        found = "; ".join(f"{operator} in {short_list(list(dict.fromkeys(at)))}" for operator, at in layers.items())
+        raise ModelImportError(
+            f"the model has operators that cannot be imported: {found}. Write these layers with other operators, or "
+            "give the part of the model before or after them and compute them yourself"
+        )
 
 
 @contextmanager

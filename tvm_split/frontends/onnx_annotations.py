@@ -11,7 +11,7 @@ See onnx.proto, and docs/proposals/0006-ONNXMultiDeviceProposal.md of the ONNX p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import onnx
@@ -207,7 +207,11 @@ def _devices_of_nodes(model: onnx.ModelProto, chosen: onnx.DeviceConfigurationPr
 
 
 def _device(node: onnx.NodeProto, annotation: onnx.NodeDeviceConfigurationProto, start: int) -> int | None:
-    explicit = set(_explicit_devices(annotation))
+    explicit: set[int] = set()
+    for spec in annotation.sharding_spec:
+        members = {entry.key: entry.value for entry in spec.index_to_device_group_map}
+        for device in spec.device:
+            explicit.update(members.get(device, [device]))
     if len(explicit) > 1:
         raise PlanError(
             f"the tensors of node {node.name or node.op_type!r} are sharded over the devices "
@@ -216,10 +220,3 @@ def _device(node: onnx.NodeProto, annotation: onnx.NodeDeviceConfigurationProto,
     if explicit:
         return explicit.pop()
     return annotation.pipeline_stage - start if annotation.HasField("pipeline_stage") else None
-
-
-def _explicit_devices(annotation: onnx.NodeDeviceConfigurationProto) -> Iterator[int]:
-    for spec in annotation.sharding_spec:
-        members = {entry.key: entry.value for entry in spec.index_to_device_group_map}
-        for device in spec.device:
-            yield from members.get(device, [device])

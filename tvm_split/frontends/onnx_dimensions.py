@@ -53,13 +53,9 @@ def bind_sizes(
             raise ModelImportError(f"{known.found[symbol][1]} is {sizes[symbol]}; a size is at least 1")
         dimension.Clear()
         dimension.dim_value = sizes[symbol]
-    _forget_other_sizes(model)
-    return model
-
-
-def _forget_other_sizes(model: onnx.ModelProto) -> None:
-    """Sizes written for other tensors may name symbols that are bound now; shape inference finds them again."""
+    # Sizes written for other tensors may name symbols that are bound now; shape inference finds them again.
     del model.graph.value_info[:]
     for value in model.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
+    return model

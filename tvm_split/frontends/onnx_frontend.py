@@ -55,18 +55,17 @@ def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:
         shown = repr(str(source))
         if not Path(source).is_file():
             raise ModelImportError(f"there is no file {shown}")
-        try:
-            model = onnx.load(str(source))
-        except FileNotFoundError as error:
-            raise ModelImportError(f"{shown} keeps weights in a file that is not next to it: {error}") from error
-        except Exception as error:
-            raise ModelImportError(f"{shown} cannot be read as an ONNX model: {error}") from error
     else:
         shown = f"a model of {len(source)} bytes"
-        try:
+    try:
+        if isinstance(source, str | Path):
+            model = onnx.load(str(source))
+        elif not isinstance(source, onnx.ModelProto):
             model = onnx.load_from_string(bytes(source))
-        except Exception as error:
-            raise ModelImportError(f"{shown} cannot be read as an ONNX model: {error}") from error
+    except FileNotFoundError as error:
+        raise ModelImportError(f"{shown} keeps weights in a file that is not next to it: {error}") from error
+    except Exception as error:
+        raise ModelImportError(f"{shown} cannot be read as an ONNX model: {error}") from error
     _check_inputs(model)
     if not model.graph.output:
         raise ModelImportError(f"{shown} is no ONNX model: it has no graph with outputs")

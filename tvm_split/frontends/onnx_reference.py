@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,34 +19,33 @@ _TENSORS_AT_A_TIME = 64
 """Intermediate values asked of the reference in one run; a large network's values need not be in memory at once."""
 
 
+@dataclass(frozen=True)
 class OnnxReference:
-    """Runs ``model`` as it was given (sizes bound)."""
+    """Runs ``model`` as it was given (sizes bound); ``variables`` are those of tensors' names, in execution order."""
 
-    def __init__(self, model: onnx.ModelProto, input_names: Sequence[str], variables: Mapping[str, str]) -> None:
-        """``variables`` gives the variable of a tensor's name, in execution order."""
-        self._model = model
-        self._input_names = tuple(input_names)
-        self._variables = dict(variables)
-        self._output_names = [value.name for value in model.graph.output]
+    model: onnx.ModelProto
+    input_names: Sequence[str]
+    variables: Mapping[str, str]
 
     def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         """The model's outputs in the model's order."""
-        return tuple(self._run(self._output_names, inputs))
+        return tuple(self._run([value.name for value in self.model.graph.output], inputs))
 
     def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
         """Variable name and value of every tensor that a node makes, in execution order."""
-        made = {name for node in self._model.graph.node for name in node.output}
-        tensors = [name for name in self._variables if name in made]
+        made = {name for node in self.model.graph.node for name in node.output}
+        tensors = [name for name in self.variables if name in made]
         for start in range(0, len(tensors), _TENSORS_AT_A_TIME):
             names = tensors[start : start + _TENSORS_AT_A_TIME]
             for name, value in zip(names, self._run(names, inputs), strict=True):
-                yield self._variables[name], value
+                yield self.variables[name], value
 
     def _run(self, names: Sequence[str], inputs: Sequence[Array]) -> list[Array]:
-        if len(inputs) != len(self._input_names):
-            raise ModelImportError(f"the model takes {len(self._input_names)} inputs, given are {len(inputs)}")
-        feed = dict(zip(self._input_names, inputs, strict=True))
-        model = self._model if list(names) == self._output_names else _with_outputs(self._model, names)
+        if len(inputs) != len(self.input_names):
+            raise ModelImportError(f"the model takes {len(self.input_names)} inputs, given are {len(inputs)}")
+        feed = dict(zip(self.input_names, inputs, strict=True))
+        has_them = names == [value.name for value in self.model.graph.output]
+        model = self.model if has_them else _with_outputs(self.model, names)
         session = _onnxruntime_session(model)
         if session is not None and all(
             value.dtype.kind != "V" and value.dtype.isbuiltin == 1 for value in feed.values()

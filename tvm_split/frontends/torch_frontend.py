@@ -15,9 +15,8 @@ from torch.utils import _pytree as pytree
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import torch_dimensions
 from tvm_split.frontends.normal_form import identifier, normal_form
-from tvm_split.frontends.torch_graph import check_no_state, decomposed, fixed, user_inputs
+from tvm_split.frontends.torch_graph import LayerNames, check_no_state, decomposed, fixed, user_inputs
 from tvm_split.frontends.torch_importer import import_graph
-from tvm_split.frontends.torch_layers import LayerNames
 from tvm_split.frontends.torch_reference import TorchReference
 from tvm_split.frontends.torch_tensors import shown, to_numpy, to_torch
 from tvm_split.model import Model
@@ -139,11 +138,8 @@ def _read(path: Path) -> ExportedProgram:
 
 
 def _check_evaluation_mode(module: nn.Module) -> None:
-    differs = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
     training = [
-        path or type(part).__name__
-        for path, part in module.named_modules()
-        if part.training and _matters(part, differs)
+        path or type(part).__name__ for path, part in module.named_modules() if part.training and _matters(part)
     ]
     if training:
         shown = ", ".join(training[:5]) + (f" and {len(training) - 5} more" if len(training) > 5 else "")
@@ -153,12 +149,12 @@ def _check_evaluation_mode(module: nn.Module) -> None:
         )
 
 
-def _matters(part: nn.Module, differs: tuple[type, ...]) -> bool:
+def _matters(part: nn.Module) -> bool:
     if isinstance(part, nn.modules.dropout._DropoutNd):
         return float(part.p) > 0
     if isinstance(part, nn.RNNBase | nn.MultiheadAttention):
         return float(part.dropout) > 0
-    return isinstance(part, differs)
+    return isinstance(part, nn.modules.batchnorm._BatchNorm)
 
 
 def _export(module: nn.Module, arguments: Arguments) -> ExportedProgram:
@@ -171,9 +167,5 @@ def _export(module: nn.Module, arguments: Arguments) -> ExportedProgram:
         inputs = ", ".join(map(shown, pytree.tree_leaves(arguments)))
         raise ModelImportError(
             f"torch.export cannot export {type(module).__name__} for inputs {inputs}: "
-            f"{type(error).__name__}: {_first_lines(str(error))}"
+            f"{type(error).__name__}: " + "\n".join(str(error).strip().splitlines()[:6])
         ) from error
-
-
-def _first_lines(text: str, count: int = 6) -> str:
-    return "\n".join(text.strip().splitlines()[:count])

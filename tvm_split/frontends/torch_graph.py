@@ -1,10 +1,11 @@
-"""From what the user has (a module, an exported program) to one static, functional graph of ATen operators."""
+"""From what the user has (a module, an exported program) to one static, functional graph of ATen operators, and where
+in the user's module tree each of its nodes came from."""
 
 from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Container
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.torch_layers import LayerNames
 from tvm_split.frontends.torch_repairs_resampling import RESAMPLINGS
 
 aten = torch.ops.aten
@@ -43,6 +43,9 @@ TAKEN_APART = (
     # Batch norms that train: torch's one operator reads the statistics that it only updates.
     aten._native_batch_norm_legit.no_stats,
     aten._native_batch_norm_legit_functional.default,
+    # TVM's importer has these wrong, and torch has them in the operators that would replace them.
+    aten.isinf.default,
+    aten.linalg_vector_norm.default,
 )
 
 
@@ -62,6 +65,49 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
         ) from error
     lowered.graph.eliminate_dead_code()
     return lowered
+
+
+class LayerNames:
+    """The layer of every node of one exported program.
+
+    A node inside a module without children belongs to that module (``layer1.0.conv1``); torch counts further calls of
+    the same module (``layer1.0.relu@1``). A node that a container computes itself is the container's path and the
+    node's name before decomposition (``layer1.0.add_``), at the root just that name.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        paths = {path for node in program.graph.nodes for _, path in _stack(node)}
+        paths.update(target.rpartition(".")[0] for target in program.state_dict)
+        self._containers = {ancestor for path in paths for ancestor in _ancestors(path)}
+
+    def layer_of(self, node: fx.Node) -> str:
+        stack = _stack(node)
+        if not stack:
+            return _name_in_source(node)
+        key, path = stack[-1]
+        call = key.rpartition("@")[2] if "@" in key else ""
+        module = f"{path}@{call}" if call.isdigit() else path
+        if path and path not in self._containers:
+            return module
+        return f"{module}.{_name_in_source(node)}" if path else _name_in_source(node)
+
+
+def _stack(node: fx.Node) -> list[tuple[str, str]]:
+    """Pairs of torch's key (with the number of the call) and path, outermost module first."""
+    stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
+    return [(key, str(entry[0])) for key, entry in stack.items() if isinstance(entry, tuple)]
+
+
+def _ancestors(path: str) -> Iterable[str]:
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _name_in_source(node: fx.Node) -> str:
+    """The node's name in the graph that torch.export made, before operators were decomposed."""
+    sources = node.meta.get("from_node")
+    return str(sources[0].name) if sources else str(node.name)
 
 
 def check_no_state(program: ExportedProgram, names: LayerNames) -> None:
@@ -132,18 +178,13 @@ def fixed(program: ExportedProgram, sizes: dict[str, int]) -> None:
         elif value is not None and node.op != "output":
             node.meta["val"] = torch.utils._pytree.tree_map(lambda part: _fixed_value(part, sizes), value)
     for node in reversed(list(graph.nodes)):
-        is_check = node.op == "call_function" and getattr(node.target, "__name__", "").startswith(
-            ("_assert_scalar", "sym_constrain")
-        )
+        is_check = getattr(node.target, "__name__", "").startswith(("_assert_scalar", "sym_constrain"))
         value = node.meta.get("val")
         is_number = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
-        if node.op == "call_function" and not node.users and (is_check or is_number or _is_python(node)):
+        is_python = getattr(node.target, "__module__", "") == operator.__name__
+        if node.op == "call_function" and not node.users and (is_check or is_number or is_python):
             graph.erase_node(node)
     graph.eliminate_dead_code()
-
-
-def _is_python(node: fx.Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "__module__", "") == operator.__name__
 
 
 def _number(value: Any, sizes: dict[str, int]) -> int | float | bool | None:

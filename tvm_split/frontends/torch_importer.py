@@ -12,14 +12,56 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.importing import Imported, RecordingBuilder, check_type, named, refuse
+from tvm_split.frontends import (
+    torch_repairs_arithmetic,
+    torch_repairs_indexing,
+    torch_repairs_layers,
+    torch_repairs_reductions,
+    torch_repairs_resampling,
+)
+from tvm_split.frontends.importing import (
+    BRANCH,
+    DYNAMIC,
+    LOOP,
+    RANDOM,
+    Imported,
+    RecordingBuilder,
+    check_type,
+    named,
+    refuse,
+)
 from tvm_split.frontends.operators import Operators
-from tvm_split.frontends.torch_calls import Call
+from tvm_split.frontends.torch_calls import Call, Repair
 from tvm_split.frontends.torch_constants import constant_values
-from tvm_split.frontends.torch_graph import held_tensors, user_inputs, user_outputs
-from tvm_split.frontends.torch_layers import LayerNames
-from tvm_split.frontends.torch_repairs import REFUSED, REPAIRS
+from tvm_split.frontends.torch_graph import LayerNames, held_tensors, user_inputs, user_outputs
 from tvm_split.frontends.torch_tensors import dtype_name, to_numpy
+
+REPAIRS: dict[str, Repair] = {
+    **torch_repairs_arithmetic.REPAIRS,
+    **torch_repairs_layers.REPAIRS,
+    **torch_repairs_indexing.REPAIRS,
+    **torch_repairs_reductions.REPAIRS,
+    **torch_repairs_resampling.REPAIRS,
+}
+"""What replaces TVM's own import: each was wrong, missing, or failed in TVM 0.27; a comment at its definition says how.
+
+``tests/tvm_split/frontends/test_torch_sweep.py`` compares each with torch.
+"""
+
+_RANDOM = (
+    "randn.default", "randn_like.default", "rand.default", "rand_like.default", "randint.low", "randint_like.default",
+    "randperm.default", "bernoulli.p", "bernoulli.default", "exponential.default", "normal.Tensor_float",
+    "multinomial.default", "native_dropout.default", "dropout.default",
+)  # fmt: skip
+"""TVM's importer computes them once, or leaves them out, without a word."""
+
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(_RANDOM, RANDOM),
+    **dict.fromkeys(("masked_select.default", "nonzero.default", "unique_dim.default", "_unique2.default"), DYNAMIC),
+    "cond": BRANCH,
+    "while_loop": LOOP,
+}
+"""Operator name to the reason."""
 
 
 def import_graph(program: ExportedProgram, names: LayerNames) -> Imported:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,36 +17,31 @@ from tvm_split.frontends.torch_graph import held_tensors, user_inputs
 from tvm_split.frontends.torch_tensors import to_numpy, to_torch
 
 
+@dataclass(frozen=True)
 class TorchReference:
-    """Runs ``source`` (the user's module, or the exported program) for outputs, and the decomposed graph for values."""
+    """Runs ``source`` (the user's module, or the exported program) for outputs, and the decomposed graph for values.
 
-    def __init__(
-        self,
-        source: Callable[..., Any],
-        arguments_of: Callable[[Sequence[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]],
-        program: ExportedProgram,
-        variables: Mapping[fx.Node, str],
-    ) -> None:
-        """``arguments_of`` puts flat tensors back into the structure that ``source`` takes."""
-        self._source = source
-        self._arguments_of = arguments_of
-        self._program = program
-        self._variables = dict(variables)
+    ``arguments_of`` puts flat tensors back into the structure that ``source`` takes.
+    """
+
+    source: Callable[..., Any]
+    arguments_of: Callable[[Sequence[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
+    program: ExportedProgram
+    variables: Mapping[fx.Node, str]
 
     def outputs(self, inputs: Sequence[np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], ...]:
         """The model's outputs, flattened in torch's pytree order; shapes and dtypes as in ``Model.outputs``."""
-        positional, keyword = self._arguments_of([to_torch(array) for array in inputs])
+        positional, keyword = self.arguments_of([to_torch(array) for array in inputs])
         with torch.no_grad(), _exported_path():
-            result = self._source(*positional, **keyword)
+            result = self.source(*positional, **keyword)
         return tuple(to_numpy(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
 
     def values(self, inputs: Sequence[np.ndarray[Any, Any]]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         """Variable name and value of every tensor that one node of the decomposed graph makes, in execution order."""
         with torch.no_grad():
-            results = _results(self._program, [to_torch(array) for array in inputs])
-            for node, value in results:
-                if node in self._variables:
-                    yield self._variables[node], to_numpy(value)
+            for node, value in _results(self.program, [to_torch(array) for array in inputs]):
+                if node in self.variables:
+                    yield self.variables[node], to_numpy(value)
 
 
 @contextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.common_repairs import floor_remainder, half_to_even, is_infinite, limited, power, shifted
+from tvm_split.frontends.common_repairs import floor_remainder, half_to_even, limited, power, shifted
 from tvm_split.frontends.operators import Operators, dtype_of, is_float, wide
 from tvm_split.frontends.torch_calls import Call, Repair, float_dtype
 
@@ -21,16 +22,13 @@ def _promoted(call: Call, op: Operators, dtype: str = "") -> tuple[relax.Expr, r
     return op.cast(left, dtype or call.common_dtype), op.cast(right, dtype or call.common_dtype)
 
 
-def _binary(operator: str, on_booleans: str = "") -> Repair:
+def _binary(call: Call, op: Operators, operator: str, on_booleans: str = "") -> relax.Expr:
     # TVM casts a Python number to the tensor's dtype: 0.5 becomes 0 beside integers. It also ignores alpha, and
     # promotes zero-dimensional tensors like others.
-    def convert(call: Call, op: Operators) -> relax.Expr:
-        left, right = _promoted(call, op)
-        if call.get("alpha", 1) != 1:
-            right = op.multiply(right, call["alpha"])
-        return getattr(op, on_booleans if on_booleans and call.common_dtype == "bool" else operator)(left, right)
-
-    return convert
+    left, right = _promoted(call, op)
+    if call.get("alpha", 1) != 1:
+        right = op.multiply(right, call["alpha"])
+    return getattr(op, on_booleans if on_booleans and call.common_dtype == "bool" else operator)(left, right)
 
 
 def _remainder(call: Call, op: Operators) -> relax.Expr:
@@ -56,21 +54,15 @@ def _power(call: Call, op: Operators) -> relax.Expr:
     return power(op, *call.operands, call.common_dtype)
 
 
-def _float_unary(operator: str | Unary) -> Repair:
+def _float_unary(call: Call, op: Operators, operator: str | Unary) -> relax.Expr:
     # TVM refuses integers, or keeps them integers, where torch makes floats.
-    def convert(call: Call, op: Operators) -> relax.Expr:
-        value = op.cast(call["self"], float_dtype(dtype_of(call["self"])))
-        return getattr(op, operator)(value) if isinstance(operator, str) else operator(op, value)
-
-    return convert
+    value = op.cast(call["self"], float_dtype(dtype_of(call["self"])))
+    return getattr(op, operator)(value) if isinstance(operator, str) else operator(op, value)
 
 
-def _rounding(operator: str) -> Repair:
+def _rounding(call: Call, op: Operators, operator: str) -> relax.Expr:
     # Integers are round already, and TVM's operators do not take them.
-    def convert(call: Call, op: Operators) -> relax.Expr:
-        return getattr(op, operator)(call["self"]) if is_float(dtype_of(call["self"])) else call["self"]
-
-    return convert
+    return getattr(op, operator)(call["self"]) if is_float(dtype_of(call["self"])) else call["self"]
 
 
 def _round(call: Call, op: Operators) -> relax.Expr:
@@ -113,19 +105,10 @@ _UNARY: dict[str, str | Unary] = {
 }
 
 
-def _isinf(call: Call, op: Operators) -> relax.Expr:
-    return is_infinite(op, call["self"])
-
-
 def _copysign(call: Call, op: Operators) -> relax.Expr:
     left, right = _promoted(call, op)
     size = op.abs(left)
     return op.where(op.less(right, 0), op.negative(size), size)
-
-
-def _hypot(call: Call, op: Operators) -> relax.Expr:
-    left, right = _promoted(call, op)
-    return op.sqrt(op.add(op.square(left), op.square(right)))
 
 
 def _clamp(call: Call, op: Operators) -> relax.Expr:
@@ -134,21 +117,13 @@ def _clamp(call: Call, op: Operators) -> relax.Expr:
     return limited(op, op.cast(call["self"], call.dtype), low, high)
 
 
-def _comparison(operator: str) -> Repair:
+def _comparison(call: Call, op: Operators, operator: str) -> relax.Expr:
     # TVM casts a Python number to the tensor's dtype: an integer tensor > 1.5 becomes > 1.
-    def convert(call: Call, op: Operators) -> relax.Expr:
-        return getattr(op, operator)(*_promoted(call, op, "int8" if call.common_dtype == "bool" else ""))
-
-    return convert
+    return getattr(op, operator)(*_promoted(call, op, "int8" if call.common_dtype == "bool" else ""))
 
 
-def _logical(operator: str) -> Repair:
-    return lambda call, op: getattr(op, operator)(*_promoted(call, op, "bool"))
-
-
-def _bitwise_not(call: Call, op: Operators) -> relax.Expr:
-    # TVM inverts the bits of a boolean's byte.
-    return op.logical_not(call["self"]) if call.dtype == "bool" else op.bitwise_not(call["self"])
+def _logical(call: Call, op: Operators, operator: str) -> relax.Expr:
+    return getattr(op, operator)(*_promoted(call, op, "bool"))
 
 
 def _where(call: Call, op: Operators) -> relax.Expr:
@@ -166,44 +141,44 @@ def _to_copy(call: Call, op: Operators) -> relax.Expr:
 
 
 _BINARY: dict[str, Repair] = {
-    "add": _binary("add", "logical_or"),
-    "sub": _binary("subtract"),
-    "mul": _binary("multiply", "logical_and"),
-    "fmod": _binary("mod"),
-    "bitwise_and": _binary("bitwise_and", "logical_and"),
-    "bitwise_or": _binary("bitwise_or", "logical_or"),
-    "bitwise_xor": _binary("bitwise_xor", "logical_xor"),
+    "add": partial(_binary, operator="add", on_booleans="logical_or"),
+    "sub": partial(_binary, operator="subtract"),
+    "mul": partial(_binary, operator="multiply", on_booleans="logical_and"),
+    "fmod": partial(_binary, operator="mod"),
+    "bitwise_and": partial(_binary, operator="bitwise_and", on_booleans="logical_and"),
+    "bitwise_or": partial(_binary, operator="bitwise_or", on_booleans="logical_or"),
+    "bitwise_xor": partial(_binary, operator="bitwise_xor", on_booleans="logical_xor"),
     "remainder": _remainder,
     "__lshift__": _shift,
     "__rshift__": _shift,
-    "gt": _comparison("greater"),
-    "ge": _comparison("greater_equal"),
-    "lt": _comparison("less"),
-    "le": _comparison("less_equal"),
-    "eq": _comparison("equal"),
-    "ne": _comparison("not_equal"),
+    "gt": partial(_comparison, operator="greater"),
+    "ge": partial(_comparison, operator="greater_equal"),
+    "lt": partial(_comparison, operator="less"),
+    "le": partial(_comparison, operator="less_equal"),
+    "eq": partial(_comparison, operator="equal"),
+    "ne": partial(_comparison, operator="not_equal"),
 }
 
 REPAIRS: dict[str, Repair] = {
     **{f"{name}.{kind}": repair for name, repair in _BINARY.items() for kind in ("Tensor", "Scalar")},
-    **{f"{name}.default": _float_unary(operator) for name, operator in _UNARY.items()},
-    **{f"{name}.default": _rounding(name) for name in ("floor", "ceil", "trunc")},
-    **{f"logical_{name}.default": _logical(f"logical_{name}") for name in ("and", "or", "xor")},
+    **{f"{name}.default": partial(_float_unary, operator=operator) for name, operator in _UNARY.items()},
+    **{f"{name}.default": partial(_rounding, operator=name) for name in ("floor", "ceil", "trunc")},
+    **{f"logical_{name}.default": partial(_logical, operator=f"logical_{name}") for name in ("and", "or", "xor")},
     **{f"div.{kind}": _divide for kind in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")},
     **{f"pow.{kind}": _power for kind in ("Tensor_Scalar", "Tensor_Tensor", "Scalar")},
     **{f"bitwise_{side}_shift.{kind}": _shift for side in ("left", "right") for kind in ("Tensor", "Tensor_Scalar")},
     "remainder.Scalar_Tensor": _remainder,
-    "bitwise_not.default": _bitwise_not,
+    # TVM inverts the bits of a boolean's byte.
+    "bitwise_not.default": lambda call, op: (op.logical_not if call.dtype == "bool" else op.bitwise_not)(call["self"]),
     "where.self": _where,
     "_to_copy.default": _to_copy,
     "clamp.default": _clamp,
     "clamp.Tensor": _clamp,
     "round.default": _round,
     "round.decimals": _round,
-    "isinf.default": _isinf,
     "copysign.Tensor": _copysign,
-    "hypot.default": _hypot,
-    "maximum.default": _binary("maximum"),
-    "minimum.default": _binary("minimum"),
+    "hypot.default": lambda call, op: op.sqrt(op.add(*map(op.square, _promoted(call, op)))),
+    "maximum.default": partial(_binary, operator="maximum"),
+    "minimum.default": partial(_binary, operator="minimum"),
 }
 """By the name of the ATen overload."""

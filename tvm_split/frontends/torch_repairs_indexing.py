@@ -22,6 +22,11 @@ def _places(op: Operators, index: relax.Expr, size: int) -> relax.Expr:
     return counted_from_front(op, index, size)
 
 
+def _own_places(call: Call, op: Operators) -> relax.Expr:
+    """The places that ``index`` gives on axis ``dim``."""
+    return _places(op, call["index"], shape_of(call["self"])[call["dim"]])
+
+
 def _select(call: Call, op: Operators) -> relax.Expr:
     data, axis = call["self"], call["dim"]
     return op.take(data, constant(call["index"] % shape_of(data)[axis], "int64"), axis)
@@ -121,28 +126,13 @@ def _index_put(call: Call, op: Operators) -> relax.Expr:
     return indexing.split(op.permute_dims(written, np.argsort(front).tolist()) if first else written)
 
 
-def _index_select(call: Call, op: Operators) -> relax.Expr:
-    data, axis = call["self"], call["dim"]
-    return op.take(data, _places(op, call["index"], shape_of(data)[axis]), axis)
-
-
-def _embedding(call: Call, op: Operators) -> relax.Expr:
-    # TVM's importer casts the indices to 32 bits.
-    return op.take(call["weight"], call["indices"], 0)
-
-
-def _gather(call: Call, op: Operators) -> relax.Expr:
-    data, axis = call["self"], call["dim"]
-    return op.gather_elements(data, _places(op, call["index"], shape_of(data)[axis]), axis)
-
-
 _REDUCTIONS = {"add": "add", "sum": "add", "multiply": "mul", "prod": "mul", "amax": "max", "amin": "min"}
 
 
 def _scatter(call: Call, op: Operators) -> relax.Expr:
     # TVM's importer has no reductions, and takes no source that is larger than the index.
-    data, axis, index = call["self"], call["dim"], call["index"]
-    dtype, shape = dtype_of(data), shape_of(index)
+    data, axis = call["self"], call["dim"]
+    dtype, shape = dtype_of(data), shape_of(call["index"])
     reduction = call.get("reduce") or ("add" if call.name.startswith("scatter_add") else "")
     includes = call.get("include_self", True)
     if not includes or (reduction and reduction not in _REDUCTIONS):
@@ -154,18 +144,13 @@ def _scatter(call: Call, op: Operators) -> relax.Expr:
                 source = op.strided_slice(source, [position], [0], [size])
     else:
         source = op.full(shape, op.cast(call["value"], dtype), dtype)
-    index = _places(op, index, shape_of(data)[axis])
-    return op.scatter_elements(data, index, source, axis, _REDUCTIONS.get(reduction, "update"))
+    return op.scatter_elements(data, _own_places(call, op), source, axis, _REDUCTIONS.get(reduction, "update"))
 
 
 def _concatenate(call: Call, op: Operators) -> relax.Expr:
     # TVM's importer does not promote dtypes; torch also skips empty one-dimensional tensors.
     parts = [op.cast(part, call.dtype) for part in call["tensors"] if len(shape_of(part)) == len(call.shape)]
     return op.concat(parts, call["dim"]) if len(parts) > 1 else parts[0]
-
-
-def _split(call: Call, op: Operators) -> relax.Expr:
-    return parts(op, call["self"], call["split_sizes"], call["dim"])
 
 
 def _item_of_tuple(call: Call, op: Operators) -> relax.Expr:
@@ -197,14 +182,15 @@ REPAIRS: dict[str, Repair] = {
     "slice_scatter.default": _slice_scatter,
     "index.Tensor": _index,
     "index_put.default": _index_put,
-    "index_select.default": _index_select,
-    "embedding.default": _embedding,
-    "gather.default": _gather,
+    "index_select.default": lambda call, op: op.take(call["self"], _own_places(call, op), call["dim"]),
+    # TVM's importer casts the indices to 32 bits.
+    "embedding.default": lambda call, op: op.take(call["weight"], call["indices"], 0),
+    "gather.default": lambda call, op: op.gather_elements(call["self"], _own_places(call, op), call["dim"]),
     **{f"scatter.{kind}": _scatter for kind in ("src", "value", "reduce", "value_reduce")},
     "scatter_add.default": _scatter,
     "scatter_reduce.two": _scatter,
     "cat.default": _concatenate,
-    "split_with_sizes.default": _split,
+    "split_with_sizes.default": lambda call, op: parts(op, call["self"], call["split_sizes"], call["dim"]),
     "unfold.default": _unfold,
 }
 """By the name of the ATen overload."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from tvm import relax
@@ -142,15 +143,12 @@ def _batch_norm(call: Call, op: Operators) -> tuple[relax.Expr, ...]:
     return (op.cast(op.item(op.nn.batch_norm(data, weight, bias, mean, variance, **options), 0), call.dtype),)
 
 
-def _softmax(operator: str) -> Repair:
+def _softmax(call: Call, op: Operators, operator: str) -> relax.Expr:
     # TVM's importer computes it of half precision in itself, and takes no scalars.
-    def convert(call: Call, op: Operators) -> relax.Expr:
-        data = op.cast(call["self"], wide(call.dtype))
-        if not call.shape:
-            return op.cast(op.reshape(getattr(op.nn, operator)(op.reshape(data, [1]), 0), []), call.dtype)
-        return op.cast(getattr(op.nn, operator)(data, call["dim"]), call.dtype)
-
-    return convert
+    data = op.cast(call["self"], wide(call.dtype))
+    if not call.shape:
+        return op.cast(op.reshape(getattr(op.nn, operator)(op.reshape(data, [1]), 0), []), call.dtype)
+    return op.cast(getattr(op.nn, operator)(data, call["dim"]), call.dtype)
 
 
 def _elu(call: Call, op: Operators) -> relax.Expr:
@@ -159,14 +157,6 @@ def _elu(call: Call, op: Operators) -> relax.Expr:
     grown = op.subtract(op.exp(_scaled(op, x, call["input_scale"])), 1)
     negative = op.multiply(grown, call["alpha"] * call["scale"])
     return op.where(op.greater(x, 0), _scaled(op, x, call["scale"]), negative)
-
-
-def _hardtanh(call: Call, op: Operators) -> relax.Expr:
-    return op.clip(call["self"], call["min_val"], call["max_val"])
-
-
-def _reshape_to_result(call: Call, op: Operators) -> relax.Expr:
-    return op.reshape(call["self"], call.shape)
 
 
 REPAIRS: dict[str, Repair] = {
@@ -178,10 +168,10 @@ REPAIRS: dict[str, Repair] = {
     "layer_norm.default": _layer_norm,
     "group_norm.default": _group_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm,
-    "_softmax.default": _softmax("softmax"),
-    "_log_softmax.default": _softmax("log_softmax"),
+    "_softmax.default": partial(_softmax, operator="softmax"),
+    "_log_softmax.default": partial(_softmax, operator="log_softmax"),
     "elu.default": _elu,
-    "hardtanh.default": _hardtanh,
-    "view.default": _reshape_to_result,
+    "hardtanh.default": lambda call, op: op.clip(call["self"], call["min_val"], call["max_val"]),
+    "view.default": lambda call, op: op.reshape(call["self"], call.shape),
 }
 """By the name of the ATen overload."""

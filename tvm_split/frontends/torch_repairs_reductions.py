@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from tvm import relax
 
 from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
-from tvm_split.frontends.torch_calls import Call, Repair, float_dtype
+from tvm_split.frontends.torch_calls import Call, Repair
 
 
 def _reduced(call: Call, op: Operators, operator: str, data: relax.Expr) -> relax.Expr:
@@ -17,32 +18,23 @@ def _reduced(call: Call, op: Operators, operator: str, data: relax.Expr) -> rela
     return getattr(op, operator)(data, axes, keepdims=call.get("keepdim", False)) if axes else data
 
 
-def _reduction(operator: str) -> Repair:
+def _reduction(call: Call, op: Operators, operator: str) -> relax.Expr:
     # TVM's importer accumulates half precision in itself, and integers in their own dtype.
-    def convert(call: Call, op: Operators) -> relax.Expr:
-        return op.cast(_reduced(call, op, operator, op.cast(call["self"], wide(call.dtype))), call.dtype)
-
-    return convert
+    return op.cast(_reduced(call, op, operator, op.cast(call["self"], wide(call.dtype))), call.dtype)
 
 
-def _extreme(operator: str) -> Repair:
-    def convert(call: Call, op: Operators) -> relax.Expr:
-        data = op.cast(call["self"], "int8") if call.dtype == "bool" else call["self"]
-        return op.cast(_reduced(call, op, operator, data), call.dtype)
-
-    return convert
+def _extreme(call: Call, op: Operators, operator: str) -> relax.Expr:
+    data = op.cast(call["self"], "int8") if call.dtype == "bool" else call["self"]
+    return op.cast(_reduced(call, op, operator, data), call.dtype)
 
 
-def _extreme_and_place(operator: str) -> Repair:
+def _extreme_and_place(call: Call, op: Operators, operator: str) -> tuple[relax.Expr, relax.Expr]:
     # TVM's importer has no min.dim, and finds max.dim by sorting.
-    def convert(call: Call, op: Operators) -> tuple[relax.Expr, relax.Expr]:
-        data, dim, keep = call["self"], call["dim"], call["keepdim"]
-        if not shape_of(data):
-            return data, constant(0, "int64")
-        place = getattr(op, f"arg{operator}")(_comparable(op, data), dim, keep)
-        return getattr(op, operator)(data, [dim], keepdims=keep), place
-
-    return convert
+    data, dim, keep = call["self"], call["dim"], call["keepdim"]
+    if not shape_of(data):
+        return data, constant(0, "int64")
+    place = getattr(op, f"arg{operator}")(_comparable(op, data), dim, keep)
+    return getattr(op, operator)(data, [dim], keepdims=keep), place
 
 
 def _any(call: Call, op: Operators) -> relax.Expr:
@@ -64,51 +56,23 @@ def _moments(call: Call, op: Operators) -> tuple[relax.Expr, relax.Expr]:
     return op.cast(variance, call.dtype), op.cast(mean if keep else op.squeeze(mean, axes), call.dtype)
 
 
-def _variance(call: Call, op: Operators) -> relax.Expr:
-    return _moments(call, op)[0]
-
-
 def _comparable(op: Operators, data: relax.Expr) -> relax.Expr:
     """The data as TVM can find the place of an extreme in it: of bfloat16 its LLVM backend cannot, float32 is exact."""
     return op.cast(data, "float32") if dtype_of(data) == "bfloat16" else data
 
 
-def _place(operator: str) -> Repair:
-    def convert(call: Call, op: Operators) -> relax.Expr:
-        data, find = _comparable(op, call["self"]), getattr(op, operator)
-        if call["dim"] is None:
-            return op.reshape(find(op.reshape(data, [-1]), 0, False), call.shape)
-        return find(data, call["dim"], call["keepdim"])
-
-    return convert
+def _place(call: Call, op: Operators, operator: str) -> relax.Expr:
+    data, find = _comparable(op, call["self"]), getattr(op, operator)
+    if call["dim"] is None:
+        return op.reshape(find(op.reshape(data, [-1]), 0, False), call.shape)
+    return find(data, call["dim"], call["keepdim"])
 
 
-def _scan(operator: str) -> Repair:
+def _scan(call: Call, op: Operators, operator: str) -> relax.Expr:
     # TVM's importer scans integers in their own dtype, torch in int64.
-    def convert(call: Call, op: Operators) -> relax.Expr:
-        dtype = wide(call.dtype)
-        data = op.cast(call["self"], dtype)
-        return op.cast(getattr(op, operator)(data, call["dim"], dtype) if call.shape else data, call.dtype)
-
-    return convert
-
-
-def _norm(call: Call, op: Operators) -> relax.Expr:
-    # TVM's importer divides by an order of 0, and accumulates half precision in itself.
-    order = float(call["ord"])
-    data = op.cast(call["self"], wide(float_dtype(dtype_of(call["self"]))))
-    size = op.abs(data)
-    if order == 0:
-        result = _reduced(call, op, "sum", op.cast(op.not_equal(data, 0), dtype_of(data)))
-    elif math.isinf(order):
-        result = _reduced(call, op, "max" if order > 0 else "min", size)
-    elif order == 1:
-        result = _reduced(call, op, "sum", size)
-    elif order == 2:
-        result = op.sqrt(_reduced(call, op, "sum", op.multiply(data, data)))
-    else:
-        result = op.power(_reduced(call, op, "sum", op.power(size, order)), 1 / order)
-    return op.cast(result, call.dtype)
+    dtype = wide(call.dtype)
+    data = op.cast(call["self"], dtype)
+    return op.cast(getattr(op, operator)(data, call["dim"], dtype) if call.shape else data, call.dtype)
 
 
 def _median(call: Call, op: Operators) -> Any:
@@ -129,17 +93,18 @@ def _sort(call: Call, op: Operators) -> tuple[relax.Expr, relax.Expr]:
 
 
 REPAIRS: dict[str, Repair] = {
-    "sum.dim_IntList": _reduction("sum"),
-    **{f"mean.{kind}": _reduction("mean") for kind in ("default", "dim")},
-    **{f"prod.{kind}": _reduction("prod") for kind in ("default", "dim_int")},
-    **{f"{name}.default": _extreme(name.removeprefix("a")) for name in ("amax", "amin", "max", "min")},
-    **{f"{name}.dim": _extreme_and_place(name) for name in ("max", "min")},
+    "sum.dim_IntList": partial(_reduction, operator="sum"),
+    **{f"mean.{kind}": partial(_reduction, operator="mean") for kind in ("default", "dim")},
+    **{f"prod.{kind}": partial(_reduction, operator="prod") for kind in ("default", "dim_int")},
+    **{
+        f"{name}.default": partial(_extreme, operator=name.removeprefix("a")) for name in ("amax", "amin", "max", "min")
+    },
+    **{f"{name}.dim": partial(_extreme_and_place, operator=name) for name in ("max", "min")},
     **{f"any.{kind}": _any for kind in ("default", "dim", "dims")},
-    "var.correction": _variance,
+    "var.correction": lambda call, op: _moments(call, op)[0],
     "var_mean.correction": _moments,
-    **{f"{name}.default": _place(name) for name in ("argmax", "argmin")},
-    **{f"{name}.default": _scan(name) for name in ("cumsum", "cumprod")},
-    "linalg_vector_norm.default": _norm,
+    **{f"{name}.default": partial(_place, operator=name) for name in ("argmax", "argmin")},
+    **{f"{name}.default": partial(_scan, operator=name) for name in ("cumsum", "cumprod")},
     **{f"median.{kind}": _median for kind in ("default", "dim")},
     "sort.default": _sort,
 }

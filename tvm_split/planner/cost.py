@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import tvm
 from tvm import relax
 
 from tvm_split.model import Model
@@ -23,7 +24,7 @@ WIRE_BYTES_PER_SECOND = 1.5e9
 def estimated_seconds(model: Model) -> dict[str, float]:
     """Seconds per layer on one core by a roofline: the longer of computing and of moving the operands once."""
     seconds = dict.fromkeys(model.layer_names, 0.0)
-    for name, work, moved in _calls(model):
+    for name, work, moved in calls(model.module):
         layer = model.layers.get(name)
         if layer is not None:
             seconds[layer] += max(work / OPERATIONS_PER_SECOND, moved / BYTES_PER_SECOND)
@@ -43,12 +44,12 @@ def weight_bytes(model: Model) -> dict[str, int]:
 
 def model_operations(model: Model) -> float:
     """Floating-point operations of one run, as the layers are defined."""
-    return sum(work for _, work, _ in _calls(model))
+    return sum(work for _, work, _ in calls(model.module))
 
 
-def _calls(model: Model) -> Iterator[tuple[str, float, int]]:
+def calls(module: tvm.IRModule) -> Iterator[tuple[str, float, int]]:
     """Of every operation that makes a tensor: its variable, its operations, and the bytes of operands and results."""
-    for binding in bindings_of(main_function(model.module)):
+    for binding in bindings_of(main_function(module)):
         call = binding.value
         result = tensors_in(call.ty) if isinstance(call, relax.Call) else []
         if result:

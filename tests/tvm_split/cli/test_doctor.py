@@ -1,6 +1,6 @@
 from importlib import metadata
 
-from tvm_split.cli.checks import Check, Verdict, all_checks
+from tvm_split.cli.doctor import Check, Verdict, all_checks
 
 
 def test_this_installation_is_fit(invoke_json):
@@ -13,7 +13,7 @@ def test_this_installation_is_fit(invoke_json):
 
 def test_a_failure_is_said_with_what_to_do(invoke, monkeypatch):
     checks = [Check("linker", Verdict.FAIL, "none", "install gcc"), Check("cores", Verdict.OK, "2")]
-    monkeypatch.setattr("tvm_split.cli.checks.all_checks", lambda: iter(checks))
+    monkeypatch.setattr("tvm_split.cli.doctor.all_checks", lambda: iter(checks))
     text = invoke("doctor", code=1).stdout
     assert "fail linker: none" in text
     assert "→ install gcc" in text

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from tvm_split.cli.statistics import statistics_table
+from tvm_split.cli.report_table import statistics_table
 from tvm_split.rpc_runtime.program.measurements import StageStatistics
 
 
