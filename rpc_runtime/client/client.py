@@ -13,7 +13,7 @@ from tvm_split.rpc_runtime.errors import BlobError, DeadlineError, ProtocolError
 from tvm_split.rpc_runtime.hardware import boot_id
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
-from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent, now, shift_clock
+from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now, shift_clock
 from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
@@ -194,6 +194,11 @@ class WorkerConnection:
     def statistics(self, deployment: str) -> tuple[StageStatistics, ...]:
         reply = self._call(pb.StatisticsRequest(deployment=deployment), MEASUREMENT_SECONDS)
         return tuple(value_of(StageStatistics, stage, machine=self.endpoint.machine) for stage in reply.stages)
+
+    def links(self, deployment: str) -> tuple[LinkStatistics, ...]:
+        """What carries the links that the worker has opened."""
+        reply = self._call(pb.StatisticsRequest(deployment=deployment), MEASUREMENT_SECONDS)
+        return tuple(value_of(LinkStatistics, link) for link in reply.links)
 
     def processor_seconds(self, deployment: str) -> float:
         """What the worker's process has used of its cores since it started, by all its threads."""

@@ -16,7 +16,7 @@ from tvm_split.rpc_runtime.client.client import WorkerConnection
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError
 from tvm_split.rpc_runtime.program.link_setting import DEFAULT, LinkSettings
 from tvm_split.rpc_runtime.program.machine_plan import machine_plan
-from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
+from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from tvm_split.rpc_runtime.program.program import Program
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.foreign_text import cleaned
@@ -108,6 +108,11 @@ class DeployedWorkers:
             if (stage.machine, cleaned(stage.name)) not in found:
                 raise ProtocolError(f"{self.endpoints[stage.machine]} has no figures of the stage {stage.name!r}")
         return tuple(found[stage.machine, cleaned(stage.name)] for stage in self._program.stages)
+
+    def links(self) -> tuple[LinkStatistics, ...]:
+        """What carries the links between workers."""
+        answers = self._on_every_machine(lambda machine: self.connections[machine].links(self.deployment))
+        return tuple(chain.from_iterable(answers.values()))
 
     def processor_seconds(self) -> dict[str, float]:
         """By machine, what its worker has used of its cores since it started."""

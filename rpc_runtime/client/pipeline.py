@@ -16,7 +16,7 @@ from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.program.interface import Array
 from tvm_split.rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, machine_plan
-from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
+from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.transports.link_call import LinkCall
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
@@ -107,6 +107,8 @@ class Pipeline(Closing):
             raise self._cause_of(error) from error
         endpoints = ", ".join(map(str, self._workers.endpoints.values()))
         logger.info("deployment %s runs on %s", self._workers.deployment[:8], endpoints or "no machine")
+        for call in self._calls:
+            logger.debug("%s", call.statistics)
 
     def _open_streams(self) -> None:
         for machine, outgoing in self._streams.outgoing.items():
@@ -169,6 +171,11 @@ class Pipeline(Closing):
         """What each stage, and each replica of one, has done since ``open``, in the program's order."""
         self._streams.require_usable()
         return self._workers.statistics()
+
+    def links(self) -> tuple[LinkStatistics, ...]:
+        """What carries each link."""
+        self._streams.require_usable()
+        return (*(call.statistics for call in self._calls), *self._workers.links())
 
     def processor_seconds(self) -> dict[str, float]:
         """By machine, what its worker has used of its cores since it started: computing, transport, everything."""

@@ -19,7 +19,14 @@ from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread, TakingT
 from tvm_split.rpc_runtime.own_process import OwnProcess
 from tvm_split.rpc_runtime.program.inputs import checked_inputs
 from tvm_split.rpc_runtime.program.interface import Array
-from tvm_split.rpc_runtime.program.measurements import COMPUTE, Recorder, StageStatistics, TraceEvent, now
+from tvm_split.rpc_runtime.program.measurements import (
+    COMPUTE,
+    LinkStatistics,
+    Recorder,
+    StageStatistics,
+    TraceEvent,
+    now,
+)
 from tvm_split.rpc_runtime.program.program import Program
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 
@@ -108,6 +115,10 @@ class InProcessPipeline(Closing):
             for stage in recorder.statistics()
         }
         return tuple(found[stage.machine, stage.name] for stage in self._program.stages)
+
+    def links(self) -> tuple[LinkStatistics, ...]:
+        """None: everything is handed over."""
+        return ()
 
     def trace(self) -> tuple[TraceEvent, ...]:
         events = [event for recorder in self._recorders.values() for event in recorder.trace()]

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
+from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from tvm_split.rpc_runtime.program.program import Program
 
 Array = np.ndarray[Any, Any]
@@ -37,6 +37,8 @@ class StagePipeline(Protocol):
         ...
 
     def statistics(self) -> tuple[StageStatistics, ...]: ...
+
+    def links(self) -> tuple[LinkStatistics, ...]: ...
 
     def trace(self) -> tuple[TraceEvent, ...]: ...
 

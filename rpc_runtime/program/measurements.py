@@ -43,6 +43,16 @@ class StageStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkStatistics:
+    """What carries a link, ``"grpc"`` or ``"shm"``; ``reason`` says why no memory is shared."""
+
+    source: str
+    destination: str
+    transport: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TraceEvent:
     """Something a stage did for one micro-batch. ``kind`` is receive, compute, wait or send; times in nanoseconds."""
 

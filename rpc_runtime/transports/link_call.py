@@ -15,6 +15,7 @@ from tvm_split.rpc_runtime.errors import (
     WorkerUnavailableError,
 )
 from tvm_split.rpc_runtime.program.link_setting import Transport
+from tvm_split.rpc_runtime.program.measurements import LinkStatistics
 from tvm_split.rpc_runtime.transports import shared_memory
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
@@ -54,8 +55,8 @@ class LinkCall:
         self._accepted = False
         self._closing = False
         self._error: TvmSplitError | None = None
-        self.reason = ""
-        """Why the link has no shared memory."""
+        self._ends = (hello.source, hello.destination)
+        self._reason = "the link's transport is grpc"
         if endpoint.transport is not Transport.GRPC:
             hello.host = shared_memory.host_proof(hello.deployment)
         self._channel = open_channel(endpoint.address, endpoint.tls)
@@ -78,9 +79,9 @@ class LinkCall:
             raise self._error
 
     @property
-    def transport(self) -> Transport:
+    def statistics(self) -> LinkStatistics:
         """What carries the link, once it is accepted."""
-        return Transport.SHARED_MEMORY if self._shares else Transport.GRPC
+        return LinkStatistics(*self._ends, Transport.SHARED_MEMORY if self._shares else Transport.GRPC, self._reason)
 
     def close(self) -> None:
         self._closing = True
@@ -159,14 +160,15 @@ class LinkCall:
 
     def _choose(self, accept: pb.Accept) -> None:
         connection = None
-        self.reason = accept.reason
+        if self._endpoint.transport is not Transport.GRPC:
+            self._reason = accept.reason
         if accept.socket:
             try:
                 connection = shared_memory.call(accept.socket, accept.secret)
             except WorkerError as error:
-                self.reason = str(error)
+                self._reason = str(error)
         if connection is None and self._endpoint.transport is Transport.SHARED_MEMORY:
-            raise WorkerError(f"no memory can be shared with this worker: {self.reason}")
+            raise WorkerError(f"no memory can be shared with this worker: {self._reason}")
         self._shares = connection is not None
         self._chosen.set()
         if connection is not None:

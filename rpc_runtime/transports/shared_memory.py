@@ -21,11 +21,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.hardware import boot_id
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd
@@ -35,19 +35,14 @@ from tvm_split.rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decod
 SECRET_BYTES = 32
 OFFERED = re.compile("tvm-split-[0-9a-f]{32}")
 HANDSHAKE_SECONDS = 5.0
-BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 _CREDENTIALS = struct.Struct("3i")
 _SECONDS = struct.Struct("ll")
 
 
 def host_proof(deployment: str) -> bytes:
     """What only processes of this host, since it was started, can know; empty where no memory can be shared."""
-    if not sys.platform.startswith("linux"):
-        return b""
-    try:
-        return hashlib.sha256(f"{BOOT_FILE.read_text()} {deployment}".encode()).digest()
-    except OSError:
-        return b""
+    shares = sys.platform.startswith("linux") and boot_id()
+    return hashlib.sha256(f"{boot_id()} {deployment}".encode()).digest() if shares else b""
 
 
 class SharedMemory:

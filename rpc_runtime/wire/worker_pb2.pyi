@@ -308,13 +308,27 @@ class StageStatistics(_message.Message):
     bytes_sent: int
     def __init__(self, name: _Optional[str] = ..., micro_batches: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., median_compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., receive_seconds: _Optional[float] = ..., send_seconds: _Optional[float] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ...) -> None: ...
 
+class LinkStatistics(_message.Message):
+    __slots__ = ("source", "destination", "transport", "reason")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    destination: str
+    transport: str
+    reason: str
+    def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., transport: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class StatisticsReply(_message.Message):
-    __slots__ = ("stages", "processor_seconds")
+    __slots__ = ("stages", "processor_seconds", "links")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     PROCESSOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageStatistics]
     processor_seconds: float
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageStatistics, _Mapping]]] = ..., processor_seconds: _Optional[float] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkStatistics]
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageStatistics, _Mapping]]] = ..., processor_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkStatistics, _Mapping]]] = ...) -> None: ...
 
 class TraceRequest(_message.Message):
     __slots__ = ("deployment",)

@@ -195,9 +195,10 @@ class ControlService:
         return pb.UnloadReply()
 
     def _statistics(self, request: pb.StatisticsRequest, context: Any) -> pb.StatisticsReply:
-        recorder = self._programs.get(request.deployment).recorder
+        program = self._programs.get(request.deployment)
         return pb.StatisticsReply(
-            stages=[message_of(pb.StageStatistics, stage) for stage in recorder.statistics()],
+            stages=[message_of(pb.StageStatistics, stage) for stage in program.recorder.statistics()],
+            links=[message_of(pb.LinkStatistics, link) for link in program.links()],
             processor_seconds=time.process_time(),
         )
 

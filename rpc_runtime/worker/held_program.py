@@ -21,7 +21,7 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
 from tvm_split.rpc_runtime.hardware import available_memory_bytes
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
-from tvm_split.rpc_runtime.program.measurements import Recorder
+from tvm_split.rpc_runtime.program.measurements import LinkStatistics, Recorder
 from tvm_split.rpc_runtime.program.program import CLIENT, StageSpec
 from tvm_split.rpc_runtime.transports.link_call import LinkCall
 from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
@@ -286,6 +286,11 @@ class HeldProgram:
     def _notify(self) -> None:
         with self._events:
             self._events.notify_all()
+
+    def links(self) -> tuple[LinkStatistics, ...]:
+        """Those that this machine has opened."""
+        with self._lock:
+            return tuple(call.statistics for call in self._calls)
 
     @property
     def recorder(self) -> Recorder:

@@ -222,7 +222,7 @@ def _print_cluster(found: MeasuredCluster) -> None:
         (
             each.source,
             each.destination,
-            each.origin,
+            f"{each.origin} ({each.transport})" if each.transport else each.origin,
             f"{each.latency_seconds * 1e3:.2f}",
             f"{each.bytes_per_second / 1e6:.1f}",
         )

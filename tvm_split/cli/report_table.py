@@ -34,7 +34,7 @@ def print_report(report: DeploymentReport, console: Console) -> None:
         table.add_section()
     for link in report.links:
         size = link.bytes.measured if link.bytes.measured is not None else link.bytes.predicted
-        name = f"{link.source} → {link.destination}"
+        name = f"{link.source} → {link.destination}" + (f" ({link.transport})" if link.transport else "")
         _add(table, name, NOTHING if size is None else bytes_text(size), link.seconds, scale, wire=True)
     console.print(table)
     for line in summary(report):

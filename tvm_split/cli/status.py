@@ -12,6 +12,7 @@ import typer
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, print_error, print_json
 from tvm_split.cli.options import WrongUseError
+from tvm_split.rpc_runtime.hardware import boot_id
 from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def _worker_text(worker: dict[str, Any]) -> str:
         f"CUDA     {short_list(gpus) or 'none'}",
         f"TVM      {worker['tvm_version']}, FFI {worker['tvm_ffi_version']}, numpy {worker['numpy_version']}",
         f"TLS      {'yes' if worker['secure'] else 'no'}",
+        f"links    {'shared memory' if worker['boot_id'] == boot_id() != '' else 'gRPC'} from here",
         f"holds    {short_list(worker['deployments']) or 'no deployment'}",
     )
     return "\n".join(f"  {line}" for line in lines)

@@ -27,7 +27,7 @@ from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
 from tvm_split.rpc_runtime.program.inputs import checked_inputs
 from tvm_split.rpc_runtime.program.interface import StagePipeline
-from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEvent
+from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from tvm_split.rpc_runtime.program.program import Program, StageSpec
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
@@ -38,10 +38,14 @@ CALLS_AT_A_TIME = 32
 
 @dataclass(frozen=True)
 class DeploymentStatistics:
-    """What a deployment has done since it was opened, per stage; ``blob_bytes_sent`` is what opening it sent."""
+    """What a deployment has done since it was opened, per stage; ``blob_bytes_sent`` is what opening it sent.
+
+    ``links`` says what carries each link: gRPC, or memory that both ends share.
+    """
 
     stages: tuple[StageStatistics, ...]
     blob_bytes_sent: int
+    links: tuple[LinkStatistics, ...] = ()
 
 
 class Deployment(Closing):
@@ -127,7 +131,9 @@ class Deployment(Closing):
         Once it is closed these are the last figures, which `close` asks for.
         """
         if not self._closed:
-            self._last = DeploymentStatistics(self._pipeline.statistics(), self._pipeline.blob_bytes_sent)
+            self._last = DeploymentStatistics(
+                self._pipeline.statistics(), self._pipeline.blob_bytes_sent, self._pipeline.links()
+            )
         elif self._last is None:
             raise WorkerError("this deployment failed before it was closed, and nobody had asked for its figures")
         return self._last
@@ -142,7 +148,8 @@ class Deployment(Closing):
         Throughput is measured by `stream` and latency by `run`, as far as they were used. ``since`` leaves out what
         began before it, a moment in nanoseconds of `time.monotonic_ns`.
         """
-        return report_of(self.bundle.plan, self.program, self.trace(), self._times.measured(since))
+        carried = {(link.source, link.destination): link.transport for link in self._pipeline.links()}
+        return report_of(self.bundle.plan, self.program, self.trace(), self._times.measured(since), carried)
 
     def close(self) -> None:
         """Unload the stages; end the worker processes that were started for this deployment."""

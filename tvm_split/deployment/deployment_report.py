@@ -13,6 +13,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any, cast
 
 from pydantic import Field, TypeAdapter
@@ -66,8 +67,14 @@ class DeploymentReport:
 _REPORT = TypeAdapter(DeploymentReport)
 
 
-def report_of(plan: Plan, program: Program, trace: Sequence[TraceEvent], measured: MeasuredRuns) -> DeploymentReport:
-    """Compare what ``plan`` predicts with what ``trace`` and ``measured`` say.
+def report_of(
+    plan: Plan,
+    program: Program,
+    trace: Sequence[TraceEvent],
+    measured: MeasuredRuns,
+    carried: Mapping[tuple[str, str], str] = MappingProxyType({}),
+) -> DeploymentReport:
+    """Compare what ``plan`` predicts with what ``trace`` and ``measured`` say; ``carried`` says by what links were.
 
     Machines and links are measured in the steady part of streams, where every machine is busy, and compared with what
     is predicted for that. Where nothing was streamed, single runs stand in, compared with computing alone.
@@ -75,7 +82,7 @@ def report_of(plan: Plan, program: Program, trace: Sequence[TraceEvent], measure
     prediction = plan.prediction
     windows = measured.streams or _around(measured.runs)
     times = _Times(_begun_in(windows, trace))
-    links = _link_reports(program, times, prediction)
+    links = _link_reports(program, times, prediction, carried)
     machines = tuple(
         _machine_report(program, machine, times, prediction, links, contended=bool(measured.streams))
         for machine in program.machines
@@ -213,7 +220,9 @@ def _range(least: float | None, measured: float | None, spread: float) -> Compar
     return Comparison(least + spread, measured, least)
 
 
-def _link_reports(program: Program, times: _Times, prediction: Prediction | None) -> tuple[LinkReport, ...]:
+def _link_reports(
+    program: Program, times: _Times, prediction: Prediction | None, carried: Mapping[tuple[str, str], str]
+) -> tuple[LinkReport, ...]:
     predicted: Mapping[tuple[str, str], LinkPrediction] = (
         {} if prediction is None else {(each.source, each.destination): each for each in prediction.links}
     )
@@ -234,6 +243,7 @@ def _link_reports(program: Program, times: _Times, prediction: Prediction | None
                     _wire_seconds(program, times, source, destination, when),
                     0.0 if expected is None else max(0.0, expected.seconds * when.share - expected.stream_seconds),
                 ),
+                carried.get((source, destination), ""),
             )
         )
     return tuple(reports)

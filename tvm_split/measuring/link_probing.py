@@ -106,6 +106,7 @@ class _Passage:
     best_seconds: float
     stream_seconds: float | None
     processor_seconds: Mapping[str, float]
+    transports: Mapping[tuple[str, str], str]
 
 
 class _Probing:
@@ -228,19 +229,22 @@ class _Probing:
             to_machine=tuple(samples["to"]),
             from_machine=tuple(samples["from"]),
             seconds_per_byte=max(statistics.fmean(per_byte), 0.0),
+            transports={destination: transport for (_, destination), transport in base.transports.items()},
         )
 
     def _probe_pair(self, source: str, destination: str, machines: Mapping[str, MachineProbe]) -> PairProbe:
         elsewhere = (machines[source].round_trip_seconds + machines[destination].round_trip_seconds) / 2
         samples: list[LinkSample] = []
+        transport = ""
         for size in self._sizes:
             worthwhile = worthwhile_size(size, samples)
             if worthwhile is None:
                 break
             passage = self._pass([source, destination], [SMALLEST_BYTES, worthwhile, SMALLEST_BYTES], SERIES_SECONDS)
+            transport = passage.transports[source, destination]
             single = max(passage.single_seconds - elsewhere, 0.0)
             samples.append(LinkSample(worthwhile, single, passage.stream_seconds))
-        return PairProbe(time.time(), tuple(samples))
+        return PairProbe(time.time(), tuple(samples), transport)
 
     def _pass(self, machines: Sequence[str], sizes: Sequence[int], series_seconds: float) -> _Passage:
         """Run a chain for about twice ``series_seconds``, or a few times if that takes longer."""
@@ -281,17 +285,23 @@ class _Probing:
                 speed = (given.bytes_per_second, given.latency_seconds)
                 yield LinkProfile(source, destination, *speed, "given", time.time())
                 continue
+            found: MachineProbe | PairProbe
             if source == CLIENT:
-                samples, measured_at = machines[destination].to_machine, machines[destination].measured_at
+                found = machines[destination]
+                samples, transport = found.to_machine, found.transports[destination]
             elif destination == CLIENT:
-                samples, measured_at = machines[source].from_machine, machines[source].measured_at
+                found = machines[source]
+                samples, transport = found.from_machine, found.transports[CLIENT]
             else:
-                samples, measured_at = pairs[source, destination].samples, pairs[source, destination].measured_at
+                found = pairs[source, destination]
+                samples, transport = found.samples, found.transport
             line = fitted_line(samples)
             latency = line.latency_seconds + statistics.fmean(
                 waking[end] for end in (source, destination) if end in waking
             )
-            yield LinkProfile(source, destination, line.bytes_per_second, latency, "measured", measured_at)
+            yield LinkProfile(
+                source, destination, line.bytes_per_second, latency, "measured", found.measured_at, transport
+            )
 
 
 def _measure(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: float) -> _Passage:
@@ -322,6 +332,7 @@ def _measure(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: f
         max(min(singles) - sum(computing.values()), 0.0),
         (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) if len(arrivals) > 1 else None,
         {who: max((after[who] - before[who]) / passed - computing[who], 0.0) for who in computing},
+        {(link.source, link.destination): link.transport for link in pipeline.links()},
     )
 
 

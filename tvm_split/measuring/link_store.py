@@ -23,7 +23,8 @@ from tvm_split.units import seconds_text
 class MachineProbe:
     """A machine and the client: the samples in both directions.
 
-    ``seconds_per_byte`` is the machine's processor time for one more byte of a tensor.
+    ``seconds_per_byte`` is the machine's processor time for one more byte of a tensor. ``transports`` by destination,
+    the machine or the client, is what carried them.
     ``measured_at`` is in seconds since 1970.
     """
 
@@ -32,6 +33,7 @@ class MachineProbe:
     to_machine: tuple[LinkSample, ...]
     from_machine: tuple[LinkSample, ...]
     seconds_per_byte: float
+    transports: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class PairProbe:
 
     measured_at: float
     samples: tuple[LinkSample, ...]
+    transport: str
 
 
 @dataclass(frozen=True)

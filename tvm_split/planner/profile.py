@@ -73,7 +73,10 @@ class MachineProfile:
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """A one-way link between machines, or a machine and the client: ``latency_seconds + b / bytes_per_second``."""
+    """A one-way link between machines, or a machine and the client: ``latency_seconds + b / bytes_per_second``.
+
+    ``transport`` is what carried it while it was measured: ``"grpc"`` or ``"shm"``.
+    """
 
     source: str
     destination: str
@@ -81,6 +84,7 @@ class LinkProfile:
     latency_seconds: float
     origin: Origin
     measured_at: float
+    transport: str = ""
 
 
 @dataclass(frozen=True)

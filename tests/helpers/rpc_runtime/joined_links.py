@@ -147,5 +147,5 @@ def joined(transport: Transport, answers: LinkEnd, calls: LinkEnd) -> Iterator[t
         contextlib.closing(Answering(answers)) as answering,
         contextlib.closing(Calling(answering.endpoint, calls, transport)) as calling,
     ):
-        assert calling.call.transport is transport
+        assert calling.call.statistics.transport == transport
         yield answering, calling

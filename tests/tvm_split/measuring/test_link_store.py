@@ -24,10 +24,10 @@ class Measuring:
         self.times = 0
 
     def machine(self) -> MachineProbe:
-        return MachineProbe(self._now(), 1e-3, SAMPLES, SAMPLES, 1e-9)
+        return MachineProbe(self._now(), 1e-3, SAMPLES, SAMPLES, 1e-9, {"client": "grpc"})
 
     def pair(self) -> PairProbe:
-        return PairProbe(self._now(), SAMPLES)
+        return PairProbe(self._now(), SAMPLES, "grpc")
 
     def stream(self) -> StreamProbe:
         return StreamProbe(self._now(), {"left": (StreamSample(3e-3, 4e-3, 3.5e-3), StreamSample(15e-3, 16e-3, 17e-3))})
