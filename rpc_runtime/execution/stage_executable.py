@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -39,8 +40,10 @@ def tensor_bytes(tensor: Tensor) -> Bytes:
     """A tensor's content as a flat array of bytes; without a copy when it lies in host memory."""
     if not _on_host(tensor):
         tensor = tensor.copyto(tvm.cpu())
-    spec_bytes = int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(str(tensor.dtype)).itemsize
-    return np.from_dlpack(tensor._create_view((spec_bytes,), "uint8")).view(np.uint8)
+    dtype = np.dtype(str(tensor.dtype))
+    if dtype.isbuiltin != 1:  # bfloat16 and others that numpy takes as bytes alone
+        tensor = tensor._create_view((math.prod(tensor.shape) * dtype.itemsize,), "uint8")
+    return np.from_dlpack(tensor).reshape(-1).view(np.uint8)
 
 
 def tensor_from_array(array: np.ndarray[Any, Any]) -> Tensor:

@@ -30,7 +30,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: str
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 

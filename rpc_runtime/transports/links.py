@@ -281,7 +281,7 @@ class IncomingLink(LinkEnd):
                     f"micro-batch {frame.sequence} of tensor {receiving.route.tensor.name!r} came without a credit: "
                     f"{window.arrived - window.consumed} are waiting already"
                 )
-            if window.begin(waited=FrameFlag.WAITED in frame.flags):
+            if window.begin(waited=frame.flags == FrameFlag.WAITED):
                 self._wake.notify()
             slot = receiving.free.pop() if receiving.free else None
             if frame.is_shared:

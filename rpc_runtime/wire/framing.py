@@ -63,6 +63,10 @@ class FrameFlag(enum.IntFlag):
     SHARED = 2
 
 
+_KINDS = {int(kind): kind for kind in FrameKind}
+_FLAGS = (FrameFlag.NONE, FrameFlag.WAITED, FrameFlag.SHARED)  # an enumeration's own look-up takes as long as the rest
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     kind: FrameKind
@@ -75,7 +79,7 @@ class Frame:
 
     @property
     def is_shared(self) -> bool:
-        return FrameFlag.SHARED in self.flags
+        return self.flags == FrameFlag.SHARED
 
 
 def control_frame(kind: FrameKind, payload: bytes = b"", *, tensor: int = 0, sequence: int = 0) -> bytes:
@@ -151,10 +155,9 @@ def decode(message: bytes) -> Frame:
         raise ProtocolError(f"a frame begins with {MAGIC!r}, got {magic!r}")
     if version != PROTOCOL_VERSION:
         raise ProtocolError(f"this side speaks protocol version {PROTOCOL_VERSION}, the peer {version}: upgrade one")
-    try:
-        known = FrameKind(kind)
-    except ValueError:
-        raise ProtocolError(f"unknown kind of frame: {kind}") from None
+    known = _KINDS.get(kind)
+    if known is None:
+        raise ProtocolError(f"unknown kind of frame: {kind}")
     if flags > FrameFlag.SHARED or (flags and known is not FrameKind.TENSOR):
         raise ProtocolError(f"a {known.name} frame has the flags {flags:#x}, which it cannot have")
     payload = memoryview(message)[HEADER.size :]
@@ -171,4 +174,4 @@ def decode(message: bytes) -> Frame:
             f"a TENSOR frame carries {CHUNK_BYTES} bytes, or what is left of its tensor; got {len(payload)} from byte "
             f"{offset} of {total}"
         )
-    return Frame(known, FrameFlag(flags), tensor, sequence, offset, total, payload)
+    return Frame(known, _FLAGS[flags], tensor, sequence, offset, total, payload)
