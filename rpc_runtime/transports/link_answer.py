@@ -14,6 +14,8 @@ from tvm_split.rpc_runtime.transports.shared_memory import Offer, SharedMemoryCa
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.framing import FrameKind, control_frame, decode, error_frame, parsed
 
+CHOICE_SECONDS = 10.0
+
 
 class LinkAnswer:
     """Answers one stream from ``peer``. ``on_end(error)`` may be called several times; the first is the cause.
@@ -42,7 +44,8 @@ class LinkAnswer:
         try:
             yield control_frame(FrameKind.ACCEPT, accept.SerializeToString())
             threading.Thread(target=self._read, args=(requests,), name=f"read-{self._peer}", daemon=True).start()
-            self._chosen.wait()
+            if not self._chosen.wait(CHOICE_SECONDS):
+                raise ProtocolError(f"the caller has not chosen a transport within {CHOICE_SECONDS:g} seconds")
             if self._carrier is None:
                 yield from self._link.frames()
             else:

@@ -208,6 +208,16 @@ class _Receiving:
     freed: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Arriving:
+    """A tensor that arrives: where it goes, and where it is copied from if that is memory that both ends see."""
+
+    receiving: _Receiving
+    slot: Slot
+    start: int
+    shared: Bytes | None
+
+
 class IncomingLink(LinkEnd):
     """The receiving end, which hands each complete tensor to its station.
 
@@ -219,7 +229,7 @@ class IncomingLink(LinkEnd):
         self._receiving = {route.tensor_index: _Receiving(route, ReceiveWindow(*_depths(route))) for route in routes}
         self._make_slot = make_slot
         self._reuse = reuse
-        self._current: tuple[_Receiving, Slot, int] | None = None
+        self._current: _Arriving | None = None
         self._position = 0
 
     def carry(self, carrier: Carrier) -> None:
@@ -239,7 +249,9 @@ class IncomingLink(LinkEnd):
         if self._current is None:
             self._current = self._begin(frame)
             self._position = 0
-        receiving, slot, start = self._current
+        if self._current is None:
+            return
+        receiving, slot = self._current.receiving, self._current.slot
         route, total = receiving.route, receiving.route.tensor.size_bytes
         sequence = route.when.nth(receiving.window.arrived)
         offset = frame.offset if frame.is_shared else self._position
@@ -252,8 +264,8 @@ class IncomingLink(LinkEnd):
             )
         if frame.is_shared:
             end = total
-            if not self._reuse:
-                slot.data[:] = receiving.places[frame.offset].data
+            if self._current.shared is not None:
+                slot.data[:] = self._current.shared
         else:
             end = self._position + len(frame.payload)
             slot.data[self._position : end] = frame.payload
@@ -261,20 +273,24 @@ class IncomingLink(LinkEnd):
         self.station.moved()
         if end < total:
             return
+        self.station.transferred(RECEIVE, route, sequence, self._current.start, now())
         self._current = None
         receiving.window.arrived += 1
-        self.station.transferred(RECEIVE, route, sequence, start, now())
         place = frame.offset if frame.is_shared else None
         self.station.deliver(route, sequence, slot.value, partial(self._release_locked, receiving, slot, place))
 
-    def _begin(self, frame: Frame) -> tuple[_Receiving, Slot, int]:
+    def _begin(self, frame: Frame) -> _Arriving | None:
+        """What a frame begins; nothing, if the link is closed."""
         start = now()
         receiving = self._receiving.get(frame.tensor)
         if receiving is None:
             raise ProtocolError(f"tensor number {frame.tensor} does not travel on this link")
         if frame.is_shared != (self._carrier is not None):
             raise ProtocolError("a tensor came in memory that is not shared, or in a frame although it is")
+        shared = None
         with self._lock:
+            if self._closed:
+                return None
             window = receiving.window
             if not window.may_arrive:
                 raise ProtocolError(
@@ -290,8 +306,11 @@ class IncomingLink(LinkEnd):
                         f"tensor {receiving.route.tensor.name!r} came in place {frame.offset}, which is not free"
                     )
                 receiving.filled.add(frame.offset)
-                slot = receiving.places[frame.offset] if self._reuse else slot
-        return receiving, slot or self._make_slot(receiving.route.tensor), start
+                if self._reuse:
+                    slot = receiving.places[frame.offset]
+                else:
+                    shared = receiving.places[frame.offset].data
+        return _Arriving(receiving, slot or self._make_slot(receiving.route.tensor), start, shared)
 
     def _release_locked(self, receiving: _Receiving, slot: Slot, place: int | None) -> None:
         receiving.window.consumed += 1

@@ -68,8 +68,8 @@ class Receiver(Idle):
     def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.lock:
             self.got.append((route.tensor.name, sequence, value.copy()))
-            self.views.append(value)
             if self._holds:
+                self.views.append(value)
                 self.held.append(release)
             else:
                 release()

@@ -15,15 +15,18 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import pytest
 
-from tests.helpers.rpc_runtime.joined_links import Answering, Receiver, Sender, joined
+from tests.helpers.rpc_runtime.joined_links import Answering, Calling, Receiver, Sender, joined
 from tests.helpers.rpc_runtime.link_peer import one_route
+from tests.helpers.rpc_runtime.raw_calls import RawCaller, hello, silence
 from tests.helpers.waiting import wait_for
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
+from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import TensorSpec
+from tvm_split.rpc_runtime.transports import link_answer
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.links import OUTBOX
+from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
 from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES, FrameKind, control_frame, tensor_frames
 
 TRANSPORTS = (Transport.GRPC, Transport.SHARED_MEMORY)
@@ -109,7 +112,7 @@ def test_ends_that_say_nothing_stay_open(transport: Transport, caller_sends: boo
 @caller_sends
 @pytest.mark.parametrize("who", ["answering", "calling"])
 def test_closing_at_any_moment_ends_both_and_leaves_nothing(transport: Transport, caller_sends: bool, who: str) -> None:
-    files = open_files()
+    files = left_open() + GRPC_S_OWN_FILES
     for moment in (0.0, 0.001, 0.003, 0.01, 0.03):
         routes = routes_of(((300_000,), "uint8"), ((8,), "uint8"))
         sender, receiver = Sender(routes), Receiver(routes)
@@ -129,7 +132,7 @@ def test_closing_at_any_moment_ends_both_and_leaves_nothing(transport: Transport
         sender.link.close()
         feeding.join(10)
     assert wait_for(lambda: not link_threads()), link_threads()
-    assert wait_for(lambda: open_files() <= files)
+    assert wait_for(lambda: left_open() <= files)
 
 
 def feed(sender: Sender, routes: Sequence[PlannedRoute]) -> None:
@@ -143,8 +146,14 @@ def link_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(("link-", "read-"))]
 
 
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+GRPC_S_OWN_FILES = 6
+"""What it opens when it is first used, and keeps."""
+
+
+def left_open() -> int:
+    """Descriptors of this process, none of which is shared memory."""
+    files = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return len(files) + 1000 * sum("memfd:tvm-split" in file for file in files)
 
 
 class Peer:
@@ -172,7 +181,7 @@ def role(request: pytest.FixtureRequest) -> str:
 @every_transport
 def test_a_peer_that_is_killed_is_noticed_at_once_and_leaves_nothing(transport: Transport, role: str) -> None:
     route, moments = one_route(100_000), random.Random(7)
-    files = open_files()
+    files = left_open() + GRPC_S_OWN_FILES
     for _ in range(4):
         sender, receiver = Sender([route]), Receiver([route])
         answers = receiver.link if role == "send" else sender.link
@@ -188,7 +197,7 @@ def test_a_peer_that_is_killed_is_noticed_at_once_and_leaves_nothing(transport: 
                 feeding.join(10)
         for _, sequence, value in receiver.got:
             assert (value == sequence % 251).all()
-    assert wait_for(lambda: open_files() <= files)
+    assert wait_for(lambda: left_open() <= files)
     assert "tvm-split" not in Path("/proc/self/maps").read_text()
 
 
@@ -270,3 +279,31 @@ def test_memory_that_comes_free_out_of_order_is_not_written_too_early(transport:
         feeding.join(10)
     assert [sequence for _, sequence, _ in receiver.got] == list(range(12))
     assert all((value == values(route.tensor, sequence)).all() for _, sequence, value in receiver.got)
+
+
+def test_a_caller_that_chooses_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_answer, "CHOICE_SECONDS", 0.2)
+    receiver, greeting = Receiver([one_route(8)]), ((HELLO_KEY, hello("0" * 32, "a", "b")),)
+    with closing(Answering(receiver.link)) as answering, RawCaller(answering.endpoint) as caller:
+        call = caller.begin(LINK_PATH, silence(3), 20, greeting)
+        assert answering.ended.wait(5)
+        assert "has not chosen a transport" in str(answering.ends[0])
+        call.cancel()
+
+
+def test_what_cannot_be_shared_goes_over_grpc_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hosts, as their boot ids say; where sharing is demanded that is an error."""
+    route = one_route(8)
+    monkeypatch.setattr(link_answer, "host_proof", lambda deployment: b"another host")
+    sender, receiver = Sender([route]), Receiver([route])
+    with (
+        closing(Answering(receiver.link)) as answering,
+        closing(Calling(answering.endpoint, sender.link, Transport.AUTO)) as calling,
+    ):
+        assert calling.call.statistics.transport == Transport.GRPC
+        assert "different hosts" in calling.call.statistics.reason
+        send_all(sender, [route], 3)
+        assert receiver.wait(3)
+    sender, receiver = Sender([route]), Receiver([route])
+    with closing(Answering(receiver.link)) as answering, pytest.raises(WorkerError, match="different hosts"):
+        Calling(answering.endpoint, sender.link, Transport.SHARED_MEMORY)

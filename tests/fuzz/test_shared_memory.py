@@ -1,0 +1,132 @@
+"""Whatever a neighbour of the same host says beside shared memory, this end ends with a reason, and in time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import random
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from tests.helpers.mutations import mutated
+from tests.helpers.rpc_runtime.joined_links import DEPLOYMENT, Answering, Receiver, Sender
+from tests.helpers.rpc_runtime.link_peer import one_route
+from tests.helpers.rpc_runtime.raw_calls import RawCaller
+from tests.helpers.trials import Trials
+from tests.helpers.waiting import wait_for
+from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.transports import shared_memory
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from tvm_split.rpc_runtime.wire.framing import (
+    HEADER,
+    MAGIC,
+    PROTOCOL_VERSION,
+    FrameKind,
+    control_frame,
+    credit_frame,
+    decode,
+    parsed,
+    shared_tensor_frame,
+)
+
+ROUTE = one_route(1000)
+LONGEST_SECONDS = shared_memory.HANDSHAKE_SECONDS + 5
+
+
+def said(source: random.Random) -> list[bytes]:
+    """Frames, some of which may come."""
+    frames = []
+    for sequence in range(source.choice((0, 1, 3, 30))):
+        size = source.choice((ROUTE.tensor.size_bytes,) * 5 + (0, 2**63))
+        match source.randrange(6):
+            case 0 | 1:
+                frames.append(shared_tensor_frame(0, sequence, source.choice((sequence % 3, 0, 3, 2**40)), size))
+            case 2 | 3:
+                places = [source.randrange(4) for _ in range(source.choice((0, 1, 1, 3, 500)))]
+                frames.append(credit_frame(0, source.choice((sequence, 0, 2**40)), 3, places))
+            case 4:
+                fields = (source.randrange(1, 9), source.choice((0, 1, 2, 3)), source.choice((0, 1, 2**32 - 1)))
+                header = HEADER.pack(MAGIC, PROTOCOL_VERSION, *fields, sequence, source.choice((0, 1)), size)
+                frames.append(header + source.randbytes(source.choice((0, 4, 5000))))
+            case _:
+                frames.append(control_frame(FrameKind.HEARTBEAT))
+    return [mutated(frame, source) if source.random() < 0.1 else frame for frame in frames]
+
+
+def memory(source: random.Random) -> list[int]:
+    """What is sent where memory is expected: mostly what fits."""
+    match source.randrange(8):
+        case 0:
+            return []
+        case 1:
+            descriptor = os.memfd_create("unsealed")
+            os.ftruncate(descriptor, 3 * 1024)
+            return [descriptor]
+        case 2:
+            return [os.open("/dev/zero", os.O_RDWR)]
+        case 3:
+            return [shared_memory.SharedMemory.create([one_route(2000)])[1]]
+    return [shared_memory.SharedMemory.create([ROUTE])[1]]
+
+
+def attack(answering: Answering, receives: bool, source: random.Random) -> None:
+    """One caller, who follows the greeting more or less."""
+    hello = pb.Hello(deployment=DEPLOYMENT, source="a", destination="b", host=shared_memory.host_proof(DEPLOYMENT))
+    requests: queue.Queue[bytes | None] = queue.Queue()
+
+    def speaking() -> Iterator[bytes]:
+        while (message := requests.get()) is not None:
+            yield message
+
+    with contextlib.ExitStack() as until_end:
+        caller = until_end.enter_context(RawCaller(answering.endpoint))
+        until_end.callback(requests.put, None)
+        call = caller.begin(LINK_PATH, speaking(), 20, ((HELLO_KEY, hello.SerializeToString()),))
+        until_end.callback(call.cancel)
+        accept = parsed(pb.Accept, decode(next(call)))
+        secret = accept.secret if source.random() < 0.9 else source.randbytes(source.choice((0, 1, 32)))
+        connection = until_end.enter_context(shared_memory.call(accept.socket, secret))
+        if source.random() < 0.9:
+            requests.put(control_frame(FrameKind.CHOICE, pb.Choice(shared_memory=True).SerializeToString()))
+        else:
+            requests.put(mutated(control_frame(FrameKind.CHOICE, source.randbytes(3)), source))
+        with contextlib.suppress(OSError, struct.error):
+            connection.settimeout(1)
+            if receives:
+                descriptors = memory(source)
+                try:
+                    socket.send_fds(connection, [source.choice((b"memory", b"x"))], descriptors)
+                finally:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+            else:
+                for descriptor in socket.recv_fds(connection, 10, 4)[1]:
+                    os.close(descriptor)
+            for frame in said(source):
+                connection.send(frame)
+        with contextlib.suppress(grpc.RpcError):
+            if source.random() < 0.5:
+                requests.put(source.randbytes(10))
+
+
+def test_a_hostile_neighbour(trials: Trials) -> None:
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in trials:
+        receives = trials.source.random() < 0.5  # the caller, so that this end sends
+        sender, receiver = Sender([ROUTE]), Receiver([ROUTE], reuse=True)
+        with contextlib.closing(Answering(sender.link if receives else receiver.link)) as answering:
+            if receives:
+                sender.put("x", 0, np.zeros(ROUTE.tensor.size_bytes, np.uint8))
+            with contextlib.suppress(grpc.RpcError, TvmSplitError):
+                attack(answering, receives, trials.source)
+            assert answering.ended.wait(LONGEST_SECONDS)
+            assert isinstance(answering.ends[0], TvmSplitError), answering.ends[0]
+            trials.found[type(answering.ends[0]).__name__] += 1
+    assert wait_for(lambda: len(list(Path("/proc/self/fd").iterdir())) <= files + 8)
