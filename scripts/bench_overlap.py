@@ -15,11 +15,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 import tvm_split
-from scripts.partner import Partner, module
+from scripts.partner import Partner, ask_all, module
 from scripts.rounds import Figures, Rounds, in_turns, medians, ratio, two_cores, written
+from scripts.streamed import Streamed
 from tests.models import torch_models
 from tvm_split.progress import step_progress
 
@@ -36,15 +34,11 @@ MODELS = ("resnet50", "vgg16", "mobilenet_v2", "bert_base")
 PIPELINE, ALONE, BOTH = "pipeline of two workers", "one worker", "two workers, each the whole"
 ONE_SESSION, TWO_SESSIONS = "onnxruntime, one session of two threads", "onnxruntime, two sessions of one thread"
 ONE_RUN, IN_PROCESS = "run on one worker", "run in this process"
-FILL = 6
-"""Results of a stream that do not count."""
 RUNS = 5
-
-Inputs = Sequence["np.ndarray[Any, Any]"]
 
 
 class Contest:
-    """Everything that computes one network; the sides' figures are named with their units."""
+    """Everything that computes one network."""
 
     def __init__(
         self, name: str, cluster: tvm_split.Cluster, folder: Path, seconds: float, until_end: contextlib.ExitStack
@@ -54,15 +48,10 @@ class Contest:
         self._inputs = [each.numpy() for each in examples]
         self._seconds = seconds
         model = tvm_split.load_model(network, examples, name=name)
-        machines = cluster.machine_names
-        first = model.graph.layers[0]
-        plans = [tvm_split.plan(model, cluster, stages=2, refresh=True)]
-        plans += [tvm_split.plan(model, cluster, split={machine: [first]}) for machine in machines]
+        self._streamed = Streamed(model, cluster, seconds, until_end)
         here = tvm_split.Cluster.in_process(1, threads=1)
-        self._pipeline, *self._wholes, self._here = (
-            until_end.enter_context(tvm_split.deploy(tvm_split.compile(model, planned, verify=False), where))
-            for planned, where in [*((each, cluster) for each in plans), (tvm_split.plan(model, here), here)]
-        )
+        bundle = tvm_split.compile(model, tvm_split.plan(model, here), verify=False)
+        self._here = until_end.enter_context(tvm_split.deploy(bundle, here))
         path, inputs, cores = folder / f"{name}.onnx", folder / f"{name}.npz", two_cores()
         torch.onnx.export(network, examples, str(path), dynamo=False)
         np.savez(inputs, *self._inputs)
@@ -76,37 +65,19 @@ class Contest:
     def measure(self, rounds: int) -> Rounds:
         return in_turns(
             {
-                PIPELINE: partial(self._stream, self._pipeline),
-                ALONE: partial(self._stream, self._wholes[0]),
-                BOTH: self._both,
+                PIPELINE: self._streamed.through_pipeline,
+                ALONE: self._streamed.through_one,
+                BOTH: self._streamed.through_each,
                 ONE_SESSION: partial(self._one_session.ask, seconds=self._seconds),
                 TWO_SESSIONS: self._sessions,
-                ONE_RUN: partial(self._run, self._wholes[0]),
+                ONE_RUN: partial(self._run, self._streamed.wholes[0]),
                 IN_PROCESS: partial(self._run, self._here),
             },
             rounds,
         )
 
-    def _stream(self, deployment: tvm_split.Deployment) -> Figures:
-        """Throughput, and the slowest stage's mean time of computing for a micro-batch of the same stream."""
-        before = {stage.name: stage for stage in deployment.stats().stages}
-        arrivals = [time.perf_counter() for _ in deployment.stream(self._fed())]
-        slowest = max(
-            (stage.compute_seconds - before[stage.name].compute_seconds) / len(arrivals)
-            for stage in deployment.stats().stages
-        )
-        per_second = (len(arrivals) - FILL) / (arrivals[-1] - arrivals[FILL - 1])
-        return {"per_second": per_second, "slowest_compute_seconds": slowest, "share_of_limit": per_second * slowest}
-
-    def _both(self) -> Figures:
-        with ThreadPoolExecutor(len(self._wholes)) as threads:
-            found = list(threads.map(self._stream, self._wholes))
-        return {"per_second": sum(each["per_second"] for each in found)}
-
     def _sessions(self) -> Figures:
-        for partner in self._two_sessions:
-            partner.tell(seconds=self._seconds)
-        return {"per_second": sum(partner.answer()["per_second"] for partner in self._two_sessions)}
+        return {"per_second": sum(each["per_second"] for each in ask_all(self._two_sessions, seconds=self._seconds))}
 
     def _run(self, deployment: tvm_split.Deployment) -> Figures:
         deployment.run(*self._inputs)
@@ -116,12 +87,6 @@ class Contest:
             deployment.run(*self._inputs)
             found.append(time.perf_counter() - start)
         return {"seconds": statistics.median(found)}
-
-    def _fed(self) -> Iterator[Inputs]:
-        end, number = time.perf_counter() + self._seconds, 0
-        while number < 3 * FILL or time.perf_counter() < end:
-            yield self._inputs
-            number += 1
 
 
 def ratios_of(found: Rounds) -> dict[str, float]:

@@ -54,6 +54,13 @@ class Partner(Closing):
             self._process.wait()
 
 
+def ask_all(partners: Sequence[Partner], **request: Any) -> list[Any]:
+    """The same of each, at the same time."""
+    for partner in partners:
+        partner.tell(**request)
+    return [partner.answer() for partner in partners]
+
+
 def module(name: str, *arguments: str) -> list[str]:
     """The command of a partner that is a module of this folder."""
     return [sys.executable, "-m", f"scripts.{name}", *arguments]
