@@ -25,7 +25,8 @@ from scripts.rounds import two_cores
 
 MEMCPY, MEMORY, UNIX, TCP = KINDS = ("memcpy", "memory, unix socket", "unix socket", "tcp socket")
 PLACES = 3
-FEWEST = 20
+WARM_UP, FEWEST = 10, 40
+"""Messages whose processor time does not count, and how many there are at least."""
 WORD = struct.Struct("<q")
 """When a message left, in nanoseconds of the host's clock; 0 is the end."""
 CREDIT = b"c"
@@ -49,6 +50,8 @@ class Sender:
         """Computes for the next message; whether there is to be one."""
         if self.count >= FEWEST and time.perf_counter() > self._end:
             return False
+        if self.count == WARM_UP:
+            self._begun, self.computed_seconds = time.process_time(), 0.0
         start = time.process_time()
         while time.process_time() - start < self._computing_seconds:
             MATRIX @ MATRIX
@@ -59,7 +62,7 @@ class Sender:
     @property
     def processor_seconds(self) -> float:
         """For one message, without the computing."""
-        return (time.process_time() - self._begun - self.computed_seconds) / self.count
+        return (time.process_time() - self._begun - self.computed_seconds) / (self.count - WARM_UP)
 
 
 def copy(sender: Sender, places: Places) -> dict[str, float]:
@@ -88,17 +91,19 @@ def send(sender: Sender, connection: socket.socket, places: Places, shared: bool
 
 def receive(connection: socket.socket, places: Places, shared: bool, results: Connection) -> None:
     """Sends its figures when the sender ends."""
-    begun, first, latencies = time.process_time(), 0, []
+    begun, first, latencies = 0.0, 0, []
     word = bytearray(WORD.size)
     while connection.recv_into(word, 0, socket.MSG_WAITALL) and (start := WORD.unpack(word)[0]):
         if not shared:
             connection.recv_into(places[len(latencies) % PLACES], 0, socket.MSG_WAITALL)
         latencies.append(time.monotonic_ns() - start)
         first = first or start
+        if len(latencies) == WARM_UP:
+            begun = time.process_time()
         if shared:
             with contextlib.suppress(BrokenPipeError):  # the sender has said its last
                 connection.send(CREDIT)
-    processor_seconds = (time.process_time() - begun) / len(latencies)
+    processor_seconds = (time.process_time() - begun) / (len(latencies) - WARM_UP)
     results.send({**figures(latencies, time.monotonic_ns() - first), "processor_seconds": processor_seconds})
 
 

@@ -10,9 +10,12 @@ import json
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+PAUSE_SECONDS = 0.1
 
 Item = TypeVar("Item")
 Figures = dict[str, float]
@@ -28,10 +31,11 @@ def rotated(items: Sequence[Item], number: int) -> list[Item]:
 
 
 def in_turns(sides: Mapping[str, Callable[[], Figures]], rounds: int) -> Rounds:
-    """The figures of every side, each measured once a round."""
+    """The figures of every side, each measured once a round, after a pause: threads of some spin after their work."""
     found: Rounds = {name: [] for name in sides}
     for number in range(rounds):
         for name in rotated(list(sides), number):
+            time.sleep(PAUSE_SECONDS)
             found[name].append(sides[name]())
     return found
 
