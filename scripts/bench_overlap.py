@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.table import Table
 
 import tvm_split
+from scripts.bench_plans import MODELS
 from scripts.partner import Partner, ask_all, module
 from scripts.rounds import Figures, Rounds, in_turns, medians, ratio, two_cores, written
 from scripts.streamed import Streamed
 from tests.models import torch_models
 from tvm_split.progress import step_progress
 
-MODELS = ("resnet50", "vgg16", "mobilenet_v2", "bert_base")
 PIPELINE, ALONE, BOTH = "pipeline of two workers", "one worker", "two workers, each the whole"
 ONE_SESSION, TWO_SESSIONS = "onnxruntime, one session of two threads", "onnxruntime, two sessions of one thread"
 ONE_RUN, IN_PROCESS = "run on one worker", "run in this process"
