@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: setup demo test test-slow test-properties fuzz lint format protocol clean
-.PHONY: check-models check-cuda check-unequal check-unloading bench-overlap bench-kernels bench-plans
+.PHONY: check-models check-cuda check-unequal check-unloading
+.PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-plans
 
 setup: $(STAMP)
 
@@ -72,6 +73,13 @@ check-unloading: setup
 
 bench-overlap: setup
 	$(BIN)/python -m scripts.bench_overlap
+
+bench-pipelining: setup
+	$(BIN)/python -m scripts.bench_pipelining
+
+# With ALSO="PYTHON …", the interpreters of other checkouts, in turns with them.
+bench-links: setup
+	$(BIN)/python -m scripts.bench_links $(if $(ALSO),--also $(ALSO))
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,88 +1,137 @@
-"""How well computing, sending and receiving overlap: measured throughput against what the slowest stage allows.
+"""What a second core gains: networks streamed over two workers of one core each, beside other ways to use two cores.
 
-Two stages of about equal cost on two workers of one core each. The limit is 1 / (slowest stage's compute time), taken
-from the stages' own statistics in the same run. Interleaved with the same network on one worker, so that the gain of
-the second core shows too. Prints medians over rounds and writes JSON.
+The pipeline is split as the planner splits it for throughput. Beside it: its slowest stage's own computing, which
+no overlap can beat; two workers that compute the whole network each, at the same time, on inputs of their own; one of
+them alone; and onnxruntime on both cores. For a single input, ``run`` on one worker beside the same in this process:
+what a worker's process costs. All in turns; prints medians over rounds, of ratios those within rounds, and writes JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import statistics
 import sys
+import tempfile
+import time
+import warnings
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 import tvm_split
-from tvm_split.deployment.benchmark import bench
+from scripts.bench_plans import MODELS
+from scripts.partner import Partner, ask_all, module
+from scripts.rounds import Figures, Rounds, in_turns, medians, ratio, two_cores, written
+from scripts.streamed import Streamed
+from tests.models import torch_models
+from tvm_split.progress import step_progress
+
+PIPELINE, ALONE, BOTH = "pipeline of two workers", "one worker", "two workers, each the whole"
+ONE_SESSION, TWO_SESSIONS = "onnxruntime, one session of two threads", "onnxruntime, two sessions of one thread"
+ONE_RUN, IN_PROCESS = "run on one worker", "run in this process"
+RUNS = 5
 
 
-class Tower(nn.Module):
-    """Equal convolutions, so that two equal stages are easy to cut: 56×56 pixels, 64 channels, 3×3."""
+class Contest:
+    """Everything that computes one network."""
 
-    def __init__(self, depth: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Conv2d(64, 64, 3, padding=1) for _ in range(depth))
+    def __init__(
+        self, name: str, cluster: tvm_split.Cluster, folder: Path, seconds: float, until_end: contextlib.ExitStack
+    ) -> None:
+        build, examples = torch_models.published_models()[name]
+        network = build()
+        self._inputs = [each.numpy() for each in examples]
+        self._seconds = seconds
+        model = tvm_split.load_model(network, examples, name=name)
+        self._streamed = Streamed(model, cluster, seconds, until_end)
+        here = tvm_split.Cluster.in_process(1, threads=1)
+        bundle = tvm_split.compile(model, tvm_split.plan(model, here), verify=False)
+        self._here = until_end.enter_context(tvm_split.deploy(bundle, here))
+        path, inputs, cores = folder / f"{name}.onnx", folder / f"{name}.npz", two_cores()
+        torch.onnx.export(network, examples, str(path), dynamo=False)
+        np.savez(inputs, *self._inputs)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.relu(layer(x))
-        return x
+        def session(threads: int, *own: int) -> Partner:
+            command = module("onnxruntime_session", str(path), str(inputs), str(threads), ",".join(map(str, own)))
+            return until_end.enter_context(Partner(command))
+
+        self._one_session, self._two_sessions = session(2, *cores), [session(1, core) for core in cores]
+
+    def measure(self, rounds: int) -> Rounds:
+        return in_turns(
+            {
+                PIPELINE: self._streamed.through_pipeline,
+                ALONE: self._streamed.through_one,
+                BOTH: self._streamed.through_each,
+                ONE_SESSION: partial(self._one_session.ask, seconds=self._seconds),
+                TWO_SESSIONS: self._sessions,
+                ONE_RUN: partial(self._run, self._streamed.wholes[0]),
+                IN_PROCESS: partial(self._run, self._here),
+            },
+            rounds,
+        )
+
+    def _sessions(self) -> Figures:
+        return {"per_second": sum(each["per_second"] for each in ask_all(self._two_sessions, seconds=self._seconds))}
+
+    def _run(self, deployment: tvm_split.Deployment) -> Figures:
+        deployment.run(*self._inputs)
+        found = []
+        for _ in range(RUNS):
+            start = time.perf_counter()
+            deployment.run(*self._inputs)
+            found.append(time.perf_counter() - start)
+        return {"seconds": statistics.median(found)}
 
 
-def measure(deployment: tvm_split.Deployment, x: torch.Tensor, count: int) -> dict[str, float]:
-    """Throughput of one stream, and the slowest stage's median compute time in it."""
-    report = bench(deployment, [(x,)], rounds=1, micro_batches=count)
-    assert report.period.measured is not None
-    slowest = max(each.compute.measured or 0.0 for each in report.machines)
-    period = report.period.measured
-    return {"per_second": 1 / period, "slowest_compute_seconds": slowest, "share": slowest / period}
+def ratios_of(found: Rounds) -> dict[str, float]:
+    """The medians of the rounds' ratios; onnxruntime's is to its better way."""
+    better = max((ONE_SESSION, TWO_SESSIONS), key=lambda name: medians(found)[name]["per_second"])
+    return {
+        "pipeline / limit of its slowest stage": medians(found)[PIPELINE]["share_of_limit"],
+        "pipeline / one worker": ratio(found, "per_second", PIPELINE, ALONE),
+        "pipeline / two workers, each the whole": ratio(found, "per_second", PIPELINE, BOTH),
+        f"pipeline / {better}": ratio(found, "per_second", PIPELINE, better),
+        "seconds of a run, one worker / in process": ratio(found, "seconds", ONE_RUN, IN_PROCESS),
+    }
+
+
+def print_results(console: Console, name: str, found: Rounds) -> None:
+    table = Table("", "inputs/s", "ms", title=name)
+    for side, each in medians(found).items():
+        per_second = f"{each['per_second']:.1f}" if "per_second" in each else ""
+        table.add_row(side, per_second, f"{each['seconds'] * 1e3:.2f}" if "seconds" in each else "")
+    console.print(table)
+    for text, value in ratios_of(found).items():
+        console.print(f"{text}: {value:.3f}")
 
 
 def main() -> int:
+    warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--depth", type=int, default=24, help="convolutions in all (default 24)")
-    parser.add_argument("--micro-batches", type=int, default=150)
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(torch_models.published_models())}")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each stream (default %(default)s)")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     arguments = parser.parse_args()
-    console = Console()
-    torch.manual_seed(0)
-    x = torch.randn(1, 64, 56, 56)
-    network = Tower(arguments.depth).eval()
-    for layer in network.layers:
-        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    half = arguments.depth // 2
-    split = {"machine-a": ["layers.0"], "machine-b": [f"layers.{half}"]}
-    rounds: dict[str, list[dict[str, float]]] = {"two workers": [], "one worker": []}
-    with (
-        tvm_split.compile_and_deploy(network, (x,), tvm_split.Cluster.local(2), split=split) as two,
-        tvm_split.compile_and_deploy(network, (x,), tvm_split.Cluster.local(1)) as one,
-    ):
-        for _ in range(arguments.rounds):
-            rounds["two workers"].append(measure(two, x, arguments.micro_batches))
-            rounds["one worker"].append(measure(one, x, arguments.micro_batches // 2))
-    table = Table("", "inputs/s", "slowest stage, ms", "share of 1 / slowest stage")
-    medians = {}
-    for name, results in rounds.items():
-        medians[name] = {key: statistics.median(each[key] for each in results) for key in results[0]}
-        found = medians[name]
-        table.add_row(
-            name,
-            f"{found['per_second']:.1f}",
-            f"{found['slowest_compute_seconds'] * 1e3:.2f}",
-            f"{found['share']:.3f}",
-        )
-    console.print(table)
-    gain = medians["two workers"]["per_second"] / medians["one worker"]["per_second"]
-    console.print(f"gain of the second core: {gain:.2f}")
-    if arguments.output:
-        arguments.output.write_text(json.dumps({"medians": medians, "gain": gain, "rounds": rounds}, indent=2))
+    console, content = Console(), {}
+    for name in arguments.models or MODELS:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.ExitStack() as until_end,
+            tvm_split.Cluster.local(2) as cluster,
+        ):
+            contest = Contest(name, cluster, Path(folder), arguments.seconds, until_end)
+            with step_progress(f"measuring {name}"):
+                found = contest.measure(arguments.rounds)
+        print_results(console, name, found)
+        content[name] = {"ratios": ratios_of(found), "medians": medians(found), "rounds": found}
+    written(arguments.output, content)
     return 0
 
 

@@ -9,7 +9,6 @@ medians over rounds, of predictions the median of the rounds' ratios, and the ga
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tvm_split
+from scripts.rounds import rotated, written
 from tests.models import torch_models
 from tvm_split.deployment.benchmark import bench
 from tvm_split.deployment.report_values import Comparison
@@ -87,8 +87,7 @@ class Contest:
     def round(self, number: int) -> None:
         """Profile the machines, then measure every plan once; in each round another one is the first."""
         profile = self._profile()
-        first = number % len(self.contestants)
-        for each in (*self.contestants[first:], *self.contestants[:first]):
+        for each in rotated(self.contestants, number):
             predicted = predict_stages(self._model, self._cluster, profile, "throughput", each.plan.stages)
             assert predicted is not None
             with tvm_split.deploy(each.bundle, self._cluster) as deployment:
@@ -154,9 +153,8 @@ def main() -> int:
     summary = summary_of(results)
     for text, value in summary.items():
         console.print(f"{text}: {value:.3f}")
-    if arguments.output:
-        content = {name: [described(each) for each in found] for name, found in results.items()}
-        arguments.output.write_text(json.dumps({"summary": summary, "models": content}, indent=2))
+    content = {name: [described(each) for each in found] for name, found in results.items()}
+    written(arguments.output, {"summary": summary, "models": content})
     return 0
 
 

@@ -1,0 +1,54 @@
+"""The benchmarks' shortest forms: that they run to their end and find something, not how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[2]
+
+
+def results(folder: Path, benchmark: str, *arguments: str) -> Any:
+    """What a benchmark wrote."""
+    output = folder / "results.json"
+    command = [sys.executable, "-m", f"scripts.{benchmark}", *arguments, "--output", str(output)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(output.read_text())
+
+
+def test_links_are_measured_beside_what_carries_them(tmp_path: Path) -> None:
+    """This checkout plays the other one as well."""
+    found = results(
+        tmp_path, "bench_links", "--sizes", "1000", "800000", "--rounds", "2", "--seconds", "0.1",
+        "--idle-seconds", "1", "--also", sys.executable,
+    )  # fmt: skip
+    for size in ("1000", "800000"):
+        medians, rounds = found[size]["medians"], found[size]["rounds"]
+        assert {"shm", "grpc", "unix socket", "tcp socket", "memcpy"} < set(medians)
+        assert all(len(each) == 2 for each in rounds.values())
+        for figures in medians.values():
+            assert figures["latency_seconds"] > 0
+            assert figures["bytes_per_second"] > 0
+            assert math.isfinite(figures["processor_seconds"])
+    assert all(0 <= share < 2 for shares in (found["idle"]["shm"], found["idle"]["grpc"]) for share in shares.values())
+
+
+def test_overlap_is_shown_beside_other_ways_to_use_two_cores(tmp_path: Path) -> None:
+    found = results(tmp_path, "bench_overlap", "mobilenet_v2", "--rounds", "1", "--seconds", "0.2")["mobilenet_v2"]
+    assert len(found["medians"]) == 7
+    assert len(found["ratios"]) == 5
+    assert all(value > 0 for value in found["ratios"].values())
+
+
+def test_pipelines_of_two_systems_are_measured_in_one_run(tmp_path: Path) -> None:
+    found = results(tmp_path, "bench_pipelining", "--rounds", "1", "--seconds", "0.2", "--micro-batches", "2", "4")
+    assert len(found["medians"]) == 5
+    assert all(value > 0 for value in found["ratios"].values())
