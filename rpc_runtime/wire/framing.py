@@ -135,7 +135,7 @@ def shared_tensor_frame(tensor: int, sequence: int, total: int) -> bytes:
     return HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, FrameFlag.SHARED, tensor, sequence, 0, total)
 
 
-def decode(message: bytes) -> Frame:
+def decode(message: bytes | memoryview) -> Frame:
     """The frame in a message.
 
     Raises:

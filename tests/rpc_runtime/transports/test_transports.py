@@ -1,7 +1,12 @@
-"""What every transport keeps to: order, credits, every size and dtype, and an end that both sides hear of."""
+"""What every transport keeps to: order, credits, every size and dtype, and an end that both sides hear of.
+
+For MPI this runs as a rank: `test_mpi`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import signal
 import subprocess
@@ -15,6 +20,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import pytest
 
+from tests.helpers.rpc_runtime import mpi_ranks
 from tests.helpers.rpc_runtime.joined_links import Answering, Receiver, Sender, joined
 from tests.helpers.rpc_runtime.link_peer import one_route
 from tests.helpers.waiting import wait_for
@@ -24,9 +30,10 @@ from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import TensorSpec
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.links import OUTBOX
+from tvm_split.rpc_runtime.transports.shared_memory import SharedMemoryCarrier
 from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES, FrameKind, control_frame, tensor_frames
 
-TRANSPORTS = (Transport.GRPC, Transport.SHARED_MEMORY)
+TRANSPORTS = (Transport.MPI,) if mpi_ranks.world else (Transport.GRPC, Transport.SHARED_MEMORY)
 every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
 caller_sends = pytest.mark.parametrize("caller_sends", [True, False], ids=["caller sends", "caller receives"])
 
@@ -144,7 +151,12 @@ def link_threads() -> list[str]:
 
 
 def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+    """Without what gRPC waits with, which it opens and closes as it sees fit."""
+    count = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of this very folder
+            count += not str(path.readlink()).startswith("anon_inode:[event")
+    return count
 
 
 class Peer:
@@ -152,16 +164,26 @@ class Peer:
 
     def __init__(self, answering: Answering, transport: Transport, role: str, size_bytes: int) -> None:
         words = (answering.endpoint.address, transport, role, str(size_bytes))
-        self.process = subprocess.Popen(
+        self._process: subprocess.Popen[str] | None = None
+        if transport is Transport.MPI:
+            self._process_id = mpi_ranks.start_peer(*words)
+            return
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.helpers.rpc_runtime.link_peer", *words],
             stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3],
         )  # fmt: skip
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"
+        self._process_id = self._process.pid
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self._process_id, number)
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.communicate(timeout=10)
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.communicate(timeout=10)
 
 
 @pytest.fixture(params=["send", "receive"])
@@ -176,14 +198,17 @@ def test_a_peer_that_is_killed_is_noticed_at_once_and_leaves_nothing(transport: 
     for _ in range(4):
         sender, receiver = Sender([route]), Receiver([route])
         answers = receiver.link if role == "send" else sender.link
-        with closing(Answering(answers)) as answering, closing(Peer(answering, transport, role, 100_000)) as peer:
+        with (
+            closing(Answering(answers, mpi_ranks.world)) as answering,
+            closing(Peer(answering, transport, role, 100_000)) as peer,
+        ):
             if role == "receive":
                 feeding = threading.Thread(target=feed, args=(sender, [route]))
                 feeding.start()
             threading.Event().wait(moments.uniform(0, 0.1))
-            peer.process.kill()
+            peer.signal(signal.SIGKILL)
             assert answering.ended.wait(5)
-            assert isinstance(answering.ends[0], WorkerUnavailableError)
+            assert isinstance(answering.ends[0], WorkerUnavailableError), answering.ends
             if role == "receive":
                 feeding.join(10)
         for _, sequence, value in receiver.got:
@@ -197,13 +222,16 @@ def test_a_peer_that_stands_still_is_given_up(transport: Transport, role: str) -
     route = one_route(1000)
     sender, receiver = Sender([route]), Receiver([route])
     answers = receiver.link if role == "send" else sender.link
-    with closing(Answering(answers)) as answering, closing(Peer(answering, transport, role, 1000)) as peer:
+    with (
+        closing(Answering(answers, mpi_ranks.world)) as answering,
+        closing(Peer(answering, transport, role, 1000)) as peer,
+    ):
         if role == "receive":
             threading.Thread(target=feed, args=(sender, [route]), daemon=True).start()
             assert wait_for(lambda: sender.sent > 3)
         else:
             assert receiver.wait(1)
-        peer.process.send_signal(signal.SIGSTOP)
+        peer.signal(signal.SIGSTOP)
         assert answering.ended.wait(10)
         assert "nothing" in str(answering.ends[0])
 
@@ -224,14 +252,14 @@ def test_nonsense_ends_the_link_and_both_are_told_why(transport: Transport, fram
     sender, receiver = Sender(routes), Receiver(routes)
     sender.link._begin_locked = lambda: None  # type: ignore[method-assign]
     with joined(transport, receiver.link, sender.link) as (answering, calling):
-        if transport is Transport.GRPC:
+        if transport is Transport.SHARED_MEMORY:
+            assert isinstance(calling.call._carrier, SharedMemoryCarrier)
+            for frame in frames:
+                calling.call._carrier.send(frame)
+        else:
             sender.link._begin_locked = lambda: Saying(frames)  # type: ignore[method-assign, return-value]
             with sender.lock:
                 sender.link._wake.notify()
-        else:
-            assert calling.call._carrier is not None
-            for frame in frames:
-                calling.call._carrier.send(frame)
         assert answering.ended.wait(5)
         assert isinstance(answering.ends[0], ProtocolError)
         assert calling.ended.wait(5)
