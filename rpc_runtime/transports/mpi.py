@@ -27,6 +27,7 @@ from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES, HEADER, decode
 JOIN_SECONDS = 60.0
 """So long may the slowest rank of a world take to start."""
 WORLD_BYTES = 16
+LONGEST_BYTES = HEADER.size + CHUNK_BYTES
 FRAMES_UNDER_WAY = 4
 """Of one end of a link: while one is on its way, the next is made."""
 AT_WORK_SECONDS, AT_REST_SECONDS, UNUSED_SECONDS = 50e-6, 1e-3, 50e-3
@@ -73,6 +74,7 @@ def join() -> World:
 
 
 def _initialized_when_all_ranks_are_there(mpi: Any) -> int:
+    """The level of threads; its name is what is read where not all ranks are."""
     return int(mpi.Init_thread(mpi.THREAD_MULTIPLE))
 
 
@@ -159,13 +161,14 @@ class World:
             message = self._communicator.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)
             if message is None:
                 return False
-            content = bytearray(status.Get_count(self._mpi.BYTE))
+            size = status.Get_count(self._mpi.BYTE)
+            content = bytearray(min(size, LONGEST_BYTES))
             request = message.Irecv([content, self._mpi.BYTE])
         except self.failure as error:
             for stream in list(self._streams.values()):
                 stream.end(WorkerUnavailableError(f"MPI has failed: {error}"))
             return False
-        self._coming[status.source, status.tag].append(_Coming(request, content))
+        self._coming[status.source, status.tag].append(_Coming(request, content, size))
         return True
 
     def _finish_receiving(self) -> bool:
@@ -173,19 +176,20 @@ class World:
         moved = False
         for key, queue in list(self._coming.items()):
             while queue:
-                stream, error = self._streams.get(key), None
+                error: TvmSplitError | None = None
                 try:
                     if not queue[0].request.Test():
                         break
-                except self.failure as wrong:  # its sender died meanwhile
+                except self.failure as wrong:  # its sender died meanwhile, or it does not fit
                     error = WorkerUnavailableError(f"a message did not come whole: {wrong}")
-                content, moved = queue.popleft().content, True
-                if stream is None:
-                    continue
-                if error is None:
-                    stream.receive(content)
-                else:
+                coming, moved = queue.popleft(), True
+                if coming.size > LONGEST_BYTES:
+                    error = ProtocolError(f"a frame has at most {LONGEST_BYTES} bytes, got {coming.size}")
+                stream = self._streams.get(key)
+                if stream is not None and error is not None:
                     stream.end(error)
+                elif stream is not None:
+                    stream.receive(coming.content)
             if not queue:
                 del self._coming[key]
         return moved
@@ -199,13 +203,14 @@ class World:
 
 
 class _Coming:
-    """A message that is under way, and where it goes."""
+    """A message of ``size`` bytes that is under way, and where it goes."""
 
-    __slots__ = ("content", "request")
+    __slots__ = ("content", "request", "size")
 
-    def __init__(self, request: Any, content: bytearray) -> None:
+    def __init__(self, request: Any, content: bytearray, size: int) -> None:
         self.request = request
         self.content = content
+        self.size = size
 
 
 class MpiStream:
@@ -243,8 +248,6 @@ class MpiStream:
     def receive(self, message: bytearray) -> None:
         """Takes what the other end has said."""
         try:
-            if len(message) > HEADER.size + CHUNK_BYTES:
-                raise ProtocolError(f"a message has at most {HEADER.size + CHUNK_BYTES} bytes, got {len(message)}")
             self._link.receive(decode(memoryview(message)))
         except TvmSplitError as error:
             self.end(error)

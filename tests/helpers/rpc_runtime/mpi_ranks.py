@@ -21,9 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.rpc_runtime.worker_process import ROOT
 from tvm_split.rpc_runtime.transports import mpi
 
-ROOT = Path(__file__).resolve().parents[3]
+MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 SESSION, RELAY = 0, 1
 PEERS_FROM = 2
 PARENT_VARIABLE = "TVM_SPLIT_TEST_RANK"
@@ -38,13 +39,11 @@ _peers = iter(range(0))
 
 def run_session(folder: Path, ranks: int, *arguments: str, seconds: float) -> tuple[Path, str]:
     """Runs pytest as rank 0: its report in JUnit's format, and what all ranks wrote."""
-    command = ["mpiexec", "-n", str(ranks), sys.executable, "-m", "tests.helpers.rpc_runtime.mpi_ranks", str(folder)]
+    command = [MPIEXEC, "-n", str(ranks), sys.executable, "-m", "tests.helpers.rpc_runtime.mpi_ranks", str(folder)]
     report = folder / "report.xml"
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     process = subprocess.Popen(
         [*command, "-p", "no:xdist", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
-        env={**os.environ, "PATH": path}, start_new_session=True,
     )  # fmt: skip
     try:
         return report, process.communicate(timeout=seconds)[0]

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.helpers.rpc_runtime.mpi_ranks import MPIEXEC
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE
 
 TOKEN = "0123456789abcdef" * 2
-MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 
 
 @contextmanager

@@ -267,6 +267,18 @@ def test_nonsense_ends_the_link_and_both_are_told_why(transport: Transport, fram
         assert str(answering.ends[0]) in str(calling.ends[0])
 
 
+@pytest.mark.parametrize("transport", [each for each in TRANSPORTS if each is not Transport.SHARED_MEMORY])
+def test_a_frame_that_is_too_long_ends_the_link(transport: Transport) -> None:
+    """Shared memory has none: its headers come over a socket that takes no more."""
+    routes = routes_of(((8,), "uint8"))
+    sender, receiver = Sender(routes), Receiver(routes)
+    sender.link._begin_locked = lambda: Saying([bytes(3 << 20)])  # type: ignore[method-assign, return-value]
+    with joined(transport, receiver.link, sender.link) as (answering, calling):
+        assert answering.ended.wait(5)
+        assert isinstance(answering.ends[0], ProtocolError)
+        assert calling.ended.wait(5)
+
+
 class Saying:
     def __init__(self, frames: list[bytes]) -> None:
         self._frames = frames
