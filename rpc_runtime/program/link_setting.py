@@ -9,11 +9,13 @@ from types import MappingProxyType
 
 
 class Transport(enum.StrEnum):
-    """``AUTO``: shared memory between processes of one host and user, gRPC otherwise."""
+    """``AUTO``: shared memory between processes of one host and user, gRPC otherwise. ``MPI`` is never taken by itself:
+    its waiting costs a part of a core."""
 
     AUTO = "auto"
     GRPC = "grpc"
     SHARED_MEMORY = "shm"
+    MPI = "mpi"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The answering end of a data stream: offers shared memory to whom it may, and reads in a thread of its own."""
+"""The answering end of a data stream: offers shared memory, or MPI, to whom it may, and reads in its own thread."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
+from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
+from tvm_split.rpc_runtime.transports.mpi import MpiStream, World
 from tvm_split.rpc_runtime.transports.shared_memory import Offer, SharedMemoryCarrier, host_proof
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.framing import FrameKind, control_frame, decode, error_frame, parsed
@@ -20,18 +21,32 @@ CHOICE_SECONDS = 10.0
 class LinkAnswer:
     """Answers one stream from ``peer``. ``on_end(error)`` may be called several times; the first is the cause.
 
+    ``world`` is this process's, where it is a rank of one.
+
+    Raises:
+        WorkerError: the caller asks for MPI, which does not join it with this process.
+
     Its error is a `ProtocolError` for what the peer must not say, a `WorkerUnavailableError` where the stream has just
     ended, and anything else where this side has failed.
     """
 
-    def __init__(self, link: LinkEnd, hello: pb.Hello, peer: str, on_end: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        link: LinkEnd,
+        hello: pb.Hello,
+        peer: str,
+        on_end: Callable[[Exception], None],
+        world: World | None = None,
+    ) -> None:
         self._link = link
         self._peer = peer
         self._on_end = on_end
         self._chosen = threading.Event()
         self._error: ProtocolError | None = None
-        self._carrier: SharedMemoryCarrier | None = None
-        self._offer, self._reason = _offer(hello)
+        self._carrier: SharedMemoryCarrier | MpiStream | None = None
+        self._offer: Offer | None = None
+        self._mpi: MpiStream | None = None
+        self._accept = self._offered(hello, world)
 
     def frames(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         """What this end says, until the link is closed; reads ``requests`` meanwhile.
@@ -39,10 +54,8 @@ class LinkAnswer:
         Raises:
             WorkerUnavailableError: the peer has been silent for too long.
         """
-        offer = self._offer
-        accept = pb.Accept(reason=self._reason) if offer is None else pb.Accept(socket=offer.name, secret=offer.secret)
         try:
-            yield control_frame(FrameKind.ACCEPT, accept.SerializeToString())
+            yield control_frame(FrameKind.ACCEPT, self._accept.SerializeToString())
             threading.Thread(target=self._read, args=(requests,), name=f"read-{self._peer}", daemon=True).start()
             if not self._chosen.wait(CHOICE_SECONDS):
                 raise ProtocolError(f"the caller has not chosen a transport within {CHOICE_SECONDS:g} seconds")
@@ -58,13 +71,31 @@ class LinkAnswer:
             raise
         finally:
             self._on_end(WorkerUnavailableError("the data stream was closed"))
-            if self._carrier is not None:
-                self._carrier.close()
-            if offer is not None:
-                offer.close()
+            for each in (self._carrier, self._mpi, self._offer):
+                if each is not None:
+                    each.close()
         if self._error is not None:
             yield error_frame(str(self._error))
             raise self._error
+
+    def _offered(self, hello: pb.Hello, world: World | None) -> pb.Accept:
+        """Makes what the caller may choose, and says where it is, or why there is none."""
+        if hello.HasField("mpi"):
+            if world is None:
+                raise WorkerError("this worker is in no MPI world: start both by one mpiexec, with --mpi")
+            world.require(hello.mpi)
+            number, name = world.next_number(), f"read-{self._peer}"
+            self._mpi = MpiStream(world, hello.mpi.rank, number, self._link, self._ended, name, calls=False)
+            return pb.Accept(mpi=world.me, number=number)
+        if not hello.host:
+            return pb.Accept(reason="the caller cannot share memory, or does not want to")
+        if not hmac.compare_digest(hello.host, host_proof(hello.deployment)):
+            return pb.Accept(reason="caller and worker are on different hosts")
+        try:
+            self._offer = Offer()
+        except OSError as error:
+            return pb.Accept(reason=f"no socket can be made for it: {error}")
+        return pb.Accept(socket=self._offer.name, secret=self._offer.secret)
 
     def _read(self, requests: Iterator[bytes]) -> None:
         error: Exception | None = None
@@ -73,7 +104,7 @@ class LinkAnswer:
             for message in requests:
                 frame = decode(message)
                 if self._carrier is not None:
-                    raise ProtocolError(f"a frame of kind {frame.kind.name} came beside the shared memory")
+                    raise ProtocolError(f"a frame of kind {frame.kind.name} came beside what carries the link")
                 self._link.receive(frame)
         except grpc.RpcError:
             error = WorkerUnavailableError(f"the connection to {self._peer!r} broke")
@@ -85,7 +116,13 @@ class LinkAnswer:
         frame = decode(message)
         if frame.kind is not FrameKind.CHOICE:
             raise ProtocolError(f"a caller begins with CHOICE, not with {frame.kind.name}")
-        if parsed(pb.Choice, frame).shared_memory:
+        choice = parsed(pb.Choice, frame)
+        if choice.mpi != (self._mpi is not None):
+            raise ProtocolError("whoever asks for MPI chooses it where it is offered, and nobody else")
+        if self._mpi is not None:
+            self._carrier = self._mpi
+            self._mpi.start()
+        elif choice.shared_memory:
             if self._offer is None:
                 raise ProtocolError("the caller chose shared memory, which it was not offered")
             name = f"read-{self._peer}"
@@ -98,15 +135,3 @@ class LinkAnswer:
         self._on_end(error or WorkerUnavailableError(f"{self._peer!r} ended its data stream"))
         self._link.close()
         self._chosen.set()
-
-
-def _offer(hello: pb.Hello) -> tuple[Offer | None, str]:
-    """Shared memory for the caller, or why there is none."""
-    if not hello.host:
-        return None, "the caller cannot share memory, or does not want to"
-    if not hmac.compare_digest(hello.host, host_proof(hello.deployment)):
-        return None, "caller and worker are on different hosts"
-    try:
-        return Offer(), ""
-    except OSError as error:
-        return None, f"no socket can be made for it: {error}"

@@ -18,6 +18,7 @@ from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.measurements import LinkStatistics
 from tvm_split.rpc_runtime.transports import shared_memory
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
+from tvm_split.rpc_runtime.transports.mpi import MpiStream, World
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
 from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
@@ -32,7 +33,11 @@ class LinkCall:
     """Opens the stream that ``hello`` is about to the worker at ``endpoint``, for this side's end of the link.
 
     A client is let in by the worker's ``token``, another worker by the secret in its ``hello``.
-    ``on_broken(machine, error)`` is called once, if the stream ends before ``close``.
+    ``on_broken(machine, error)`` is called once, if the stream ends before ``close``. ``world`` is this process's,
+    where it is a rank of one.
+
+    Raises:
+        WorkerError: MPI is to carry the link, and there is no ``world``.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class LinkCall:
         hello: pb.Hello,
         link: LinkEnd,
         on_broken: Callable[[str, TvmSplitError], None],
+        world: World | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._link = link
@@ -50,14 +56,23 @@ class LinkCall:
         self._chosen = threading.Event()
         self._over = threading.Event()
         self._telling = threading.Lock()
-        self._carrier: shared_memory.SharedMemoryCarrier | None = None
-        self._shares = False
+        self._world = world
+        self._carrier: shared_memory.SharedMemoryCarrier | MpiStream | None = None
+        self.transport = Transport.GRPC
+        """What carries the link, once it is accepted."""
         self._accepted = False
         self._closing = False
         self._error: TvmSplitError | None = None
         self._ends = (hello.source, hello.destination)
         self._reason = "the link's transport is grpc"
-        if endpoint.transport is not Transport.GRPC:
+        if endpoint.transport is Transport.MPI:
+            if world is None:
+                raise WorkerError(
+                    f"machine {hello.source!r} is to send to machine {endpoint.machine!r} over MPI, and the worker of "
+                    f"{hello.source!r} is in no MPI world: start both by one mpiexec, with --mpi"
+                )
+            hello.mpi.CopyFrom(world.me)
+        elif endpoint.transport is not Transport.GRPC:
             hello.host = shared_memory.host_proof(hello.deployment)
         self._channel = open_channel(endpoint.address, endpoint.tls)
         metadata = ((HELLO_KEY, hello.SerializeToString()), *(token.metadata if token else ()))
@@ -81,16 +96,16 @@ class LinkCall:
     @property
     def statistics(self) -> LinkStatistics:
         """What carries the link, once it is accepted."""
-        return LinkStatistics(*self._ends, Transport.SHARED_MEMORY if self._shares else Transport.GRPC, self._reason)
+        return LinkStatistics(*self._ends, self.transport, self._reason)
 
     def close(self) -> None:
         self._closing = True
         self._end()
-        if self._carrier is not None:
-            self._carrier.close()
         self._channel.close()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
+        if self._carrier is not None:
+            self._carrier.close()
 
     def _end(self) -> None:
         self._call.cancel()
@@ -101,12 +116,13 @@ class LinkCall:
         self._chosen.wait()
         if self._over.is_set():
             return
-        yield control_frame(FrameKind.CHOICE, pb.Choice(shared_memory=self._shares).SerializeToString())
+        choice = pb.Choice(shared_memory=self.transport is Transport.SHARED_MEMORY, mpi=self.transport is Transport.MPI)
+        yield control_frame(FrameKind.CHOICE, choice.SerializeToString())
         try:
-            if self._shares:
-                self._over.wait()
-            else:
+            if self.transport is Transport.GRPC:
                 yield from self._link.frames()
+            else:
+                self._over.wait()
         except WorkerUnavailableError as error:
             self._error = WorkerUnavailableError(f"{self._endpoint}: {error}")
             raise
@@ -138,7 +154,7 @@ class LinkCall:
         if self._accepted and not self._closing and not told:
             self._on_broken(self._endpoint.machine, self._error)
 
-    def _memory_ended(self, error: TvmSplitError | None) -> None:
+    def _carrier_ended(self, error: TvmSplitError | None) -> None:
         if error is None:
             self._over.wait(LAST_WORD_SECONDS)  # the stream says why, or ends for another reason
             error = WorkerUnavailableError("its end of the shared memory was closed")
@@ -148,8 +164,8 @@ class LinkCall:
         if frame.kind is FrameKind.ERROR:
             raise ProtocolError(error_text(frame))
         if self._accepted:
-            if self._shares:
-                raise ProtocolError(f"a frame of kind {frame.kind.name} came beside the shared memory")
+            if self.transport is not Transport.GRPC:
+                raise ProtocolError(f"a frame of kind {frame.kind.name} came beside what carries the link")
             self._link.receive(frame)
         elif frame.kind is FrameKind.ACCEPT:
             self._choose(parsed(pb.Accept, frame))
@@ -162,6 +178,9 @@ class LinkCall:
         connection = None
         if self._endpoint.transport is not Transport.GRPC:
             self._reason = accept.reason
+        if self._endpoint.transport is Transport.MPI:
+            self._choose_mpi(accept)
+            return
         if accept.socket:
             try:
                 connection = shared_memory.call(accept.socket, accept.secret)
@@ -169,7 +188,18 @@ class LinkCall:
                 self._reason = str(error)
         if connection is None and self._endpoint.transport is Transport.SHARED_MEMORY:
             raise WorkerError(f"no memory can be shared with this worker: {self._reason}")
-        self._shares = connection is not None
+        if connection is not None:
+            self.transport = Transport.SHARED_MEMORY
         self._chosen.set()
         if connection is not None:
-            self._carrier = shared_memory.SharedMemoryCarrier(connection, self._link, self._memory_ended, self._name)
+            self._carrier = shared_memory.SharedMemoryCarrier(connection, self._link, self._carrier_ended, self._name)
+
+    def _choose_mpi(self, accept: pb.Accept) -> None:
+        if self._world is None or not accept.HasField("mpi"):
+            raise ProtocolError("a worker that was asked for MPI offers something else")
+        self._world.require(accept.mpi)
+        rank, number = accept.mpi.rank, accept.number
+        self._carrier = MpiStream(self._world, rank, number, self._link, self._carrier_ended, self._name, calls=True)
+        self.transport = Transport.MPI
+        self._carrier.start()
+        self._chosen.set()

@@ -142,7 +142,7 @@ def shared_tensor_frame(tensor: int, sequence: int, place: int, total: int) -> b
     return HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, FrameFlag.SHARED, tensor, sequence, place, total)
 
 
-def decode(message: bytes) -> Frame:
+def decode(message: bytes | memoryview) -> Frame:
     """The frame in a message.
 
     Raises:

@@ -423,33 +423,49 @@ class TimeKernelsReply(_message.Message):
     def __init__(self, times: _Optional[_Iterable[_Union[KernelTime, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "deployment", "source", "destination", "secret", "host")
+    __slots__ = ("protocol_version", "deployment", "source", "destination", "secret", "host", "mpi")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    MPI_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     deployment: str
     source: str
     destination: str
     secret: bytes
     host: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ..., host: _Optional[bytes] = ...) -> None: ...
+    mpi: MpiRank
+    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ..., host: _Optional[bytes] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ...) -> None: ...
+
+class MpiRank(_message.Message):
+    __slots__ = ("world", "rank")
+    WORLD_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    world: bytes
+    rank: int
+    def __init__(self, world: _Optional[bytes] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Accept(_message.Message):
-    __slots__ = ("socket", "secret", "reason")
+    __slots__ = ("socket", "secret", "reason", "mpi", "number")
     SOCKET_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    MPI_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     socket: str
     secret: bytes
     reason: str
-    def __init__(self, socket: _Optional[str] = ..., secret: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+    mpi: MpiRank
+    number: int
+    def __init__(self, socket: _Optional[str] = ..., secret: _Optional[bytes] = ..., reason: _Optional[str] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Choice(_message.Message):
-    __slots__ = ("shared_memory",)
+    __slots__ = ("shared_memory", "mpi")
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MPI_FIELD_NUMBER: _ClassVar[int]
     shared_memory: bool
-    def __init__(self, shared_memory: _Optional[bool] = ...) -> None: ...
+    mpi: bool
+    def __init__(self, shared_memory: _Optional[bool] = ..., mpi: _Optional[bool] = ...) -> None: ...

@@ -16,6 +16,7 @@ from tvm_split.rpc_runtime.execution.blob_store import BlobStore
 from tvm_split.rpc_runtime.program.kernel_times import TimingEffort
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import BlobSpec
+from tvm_split.rpc_runtime.transports.mpi import World
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, status_of
 from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, DEFAULT_REQUEST_BYTES, METHODS, Method
@@ -37,9 +38,13 @@ MAXIMUM_CONNECT_SECONDS = 600.0
 
 
 class HeldPrograms:
-    """What a worker holds of each deployment, by their random names. Thread-safe."""
+    """What a worker holds of each deployment, by their random names. Thread-safe.
 
-    def __init__(self, blobs: BlobStore) -> None:
+    ``world`` is the worker's, where it is a rank of one.
+    """
+
+    def __init__(self, blobs: BlobStore, world: World | None) -> None:
+        self.world = world
         self._blobs = blobs
         self._trials = LibraryTrials(blobs)
         self._lock = threading.Lock()
@@ -51,7 +56,7 @@ class HeldPrograms:
         with self._lock:
             if identifier in self._held:
                 raise ProtocolError(f"deployment {identifier[:8]} is watched already")
-            self._held[identifier] = HeldProgram(identifier, self._blobs, self._trials)
+            self._held[identifier] = HeldProgram(identifier, self._blobs, self._trials, self.world)
             return self._held[identifier]
 
     def get(self, identifier: str) -> HeldProgram:

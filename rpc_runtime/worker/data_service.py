@@ -73,7 +73,7 @@ class DataService:
                 program.internal_failed(error)
 
         try:
-            yield from LinkAnswer(link, hello, peer, on_end).frames(requests)
+            yield from LinkAnswer(link, hello, peer, on_end, self._programs.world).frames(requests)
         except TvmSplitError:
             raise
         except Exception as error:

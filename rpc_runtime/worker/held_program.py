@@ -25,6 +25,7 @@ from tvm_split.rpc_runtime.program.measurements import LinkStatistics, Recorder
 from tvm_split.rpc_runtime.program.program import CLIENT, StageSpec
 from tvm_split.rpc_runtime.transports.link_call import LinkCall
 from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from tvm_split.rpc_runtime.transports.mpi import World
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS
@@ -40,10 +41,11 @@ JOIN_SECONDS = 10.0
 class HeldProgram:
     """What a worker holds of one program. Thread-safe. Life: made, ``load``, ``connect``, run, ``close``."""
 
-    def __init__(self, identifier: str, store: BlobStore, trials: LibraryTrials) -> None:
+    def __init__(self, identifier: str, store: BlobStore, trials: LibraryTrials, world: World | None) -> None:
         self.identifier = identifier
         self.blobs = ProgramBlobs(identifier, store, self._check_open)
         self._trials = trials
+        self._world = world
         self._lock = threading.Lock()
         # Of its own: whoever waits for events, or ends that, must not wait for somebody who holds the other one long.
         self._events = threading.Condition()
@@ -183,7 +185,7 @@ class HeldProgram:
         ends = (machine, peer.machine)
         self._attach(ends)
         hello = hello_of(self.identifier, *ends, self._link_secrets[ends])
-        return LinkCall(peer, None, hello, self._outgoing[peer.machine], self._link_broken)
+        return LinkCall(peer, None, hello, self._outgoing[peer.machine], self._link_broken, self._world)
 
     def knows_link(self, source: str, destination: str, secret: bytes) -> bool:
         """Whether this is the secret of that link."""

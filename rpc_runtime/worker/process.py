@@ -64,7 +64,8 @@ class WorkerConfig:
     CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes`` (by default four fifths of what its disk
     has free at the start, the blobs that are there counted as free); ``insecure`` allows what is missing of ``token``
     and ``tls``; ``log_level`` is one of `LOG_LEVELS`; ``ready_json`` prints one line of JSON when the worker listens;
-    with ``exit_with_parent`` it ends when its standard input does.
+    with ``exit_with_parent`` it ends when its standard input does; with ``mpi`` it is a rank of the world of its
+    ``mpiexec``.
     """
 
     listen: str = "127.0.0.1:0"
@@ -79,13 +80,14 @@ class WorkerConfig:
     log_level: str = "warning"
     ready_json: bool = False
     exit_with_parent: bool = False
+    mpi: bool = False
 
 
 def serve(config: WorkerConfig) -> None:
     """Runs a worker until SIGTERM, SIGINT, or the end of its parent. Call it from the main thread.
 
     Raises:
-        InputError: the configuration is contradictory or unsafe.
+        InputError: the configuration is contradictory or unsafe, or MPI is wanted and not there.
         WorkerError: the address cannot be used.
         BlobError: the cache cannot.
     """
@@ -193,6 +195,7 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
     import grpc
 
     from tvm_split.rpc_runtime.execution.blob_store import BlobStore
+    from tvm_split.rpc_runtime.transports import mpi
     from tvm_split.rpc_runtime.wire.channels import SERVER_OPTIONS
     from tvm_split.rpc_runtime.worker.call_limits import CallLimits
     from tvm_split.rpc_runtime.worker.control_service import ControlService, HeldPrograms
@@ -202,7 +205,8 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
     name = config.name or socket.gethostname()
     folder = config.cache or cache_folder("blobs")
     blobs = BlobStore(folder, config.cache_limit_bytes)
-    programs = HeldPrograms(blobs)
+    world = mpi.join() if config.mpi else None
+    programs = HeldPrograms(blobs, world)
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
     control = ControlService(name, bool(config.name), config.threads, programs, config.tls)
@@ -227,6 +231,8 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
         stopped = server.stop(STOP_SECONDS)
         programs.close()
         stopped.wait(STOP_SECONDS + 1)
+        if world is not None:
+            world.close()
         blobs.close()
 
 
@@ -298,6 +304,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser.add_argument("--insecure", action="store_true", help="trust all who reach the address")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="warning", help="default %(default)s")
     parser.add_argument("--json", "--ready-json", action="store_true", help="print one line of JSON when ready")
+    parser.add_argument("--mpi", action="store_true", help="a rank of mpiexec: links of the transport mpi are possible")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
     return parser
 
@@ -329,6 +336,7 @@ def config_from_arguments(
         log_level=given.log_level,
         ready_json=given.json,
         exit_with_parent=given.exit_with_parent,
+        mpi=given.mpi,
     )
 
 

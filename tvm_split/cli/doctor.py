@@ -23,6 +23,7 @@ EXTRAS = {
     "demo": "`tvm-split demo`, and timelines as pictures",
     "images": "images as inputs of `tvm-split run`",
     "tracker": "starting TVM's RPC tracker, for tuning on several machines",
+    "mpi": "links of the transport mpi between workers that one mpiexec starts",
     "cross": "compiling for machines of another architecture",
 }
 PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 14)

@@ -78,8 +78,9 @@ class Link:
     ``source`` or ``destination`` may be ``"client"``, the process that deploys. ``bytes_per_second`` is None for a link
     whose speed is to be measured, and 0 for two machines between which nothing may pass. ``address`` (HOST:PORT) is
     where ``source`` reaches the worker of ``destination``, if that is another address than the client's. ``transport``
-    says what carries it: ``"auto"`` (memory that both share on one host, unless an address is given), ``"grpc"`` or
-    ``"shm"``, which is refused where nothing can be shared.
+    says what carries it: ``"auto"`` (memory that both share on one host, unless an address is given), ``"grpc"``,
+    ``"shm"``, which is refused where nothing can be shared, or ``"mpi"`` between workers that one ``mpiexec`` has
+    started with ``--mpi``.
     """
 
     source: str
@@ -107,6 +108,8 @@ class Link:
 
         if self.transport not in tuple(Transport):
             raise ClusterError(f"{here} has transport {self.transport!r}; there are {', '.join(Transport)}")
+        if self.transport == Transport.MPI and CLIENT in (self.source, self.destination):
+            raise ClusterError(f"{here} has the transport mpi, and the client is in no MPI world: leave it auto")
 
     @property
     def is_closed(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from tests.helpers.rpc_runtime.mpi_ranks import through_relay
 from tests.helpers.rpc_runtime.stations import Idle
 from tvm_split.rpc_runtime.client.result_queue import array_slot
 from tvm_split.rpc_runtime.errors import TvmSplitError
@@ -20,6 +21,7 @@ from tvm_split.rpc_runtime.transports.link_answer import LinkAnswer
 from tvm_split.rpc_runtime.transports.link_call import LinkCall
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from tvm_split.rpc_runtime.transports.mpi import World
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import SERVER_OPTIONS, WorkerEndpoint
 from tvm_split.rpc_runtime.wire.control_methods import DATA_SERVICE, HELLO_KEY, LINK_METHOD
@@ -91,7 +93,8 @@ class Receiver(Idle):
 class Answering:
     """A server that answers one data stream after another with ``link``, and keeps how they end."""
 
-    def __init__(self, link: LinkEnd) -> None:
+    def __init__(self, link: LinkEnd, world: World | None = None) -> None:
+        self._world = world
         self.ends: list[Exception] = []
         self.ended = threading.Event()
         self._link = link
@@ -107,7 +110,7 @@ class Answering:
 
     def _answer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         hello = pb.Hello.FromString(dict(context.invocation_metadata())[HELLO_KEY])
-        yield from LinkAnswer(self._link, hello, "the caller", self._end).frames(requests)
+        yield from LinkAnswer(self._link, hello, "the caller", self._end, self._world).frames(requests)
 
     def _end(self, error: Exception) -> None:
         self.ends.append(error)
@@ -123,11 +126,13 @@ class Answering:
 class Calling:
     """The caller's side of one link."""
 
-    def __init__(self, endpoint: WorkerEndpoint, link: LinkEnd, transport: Transport) -> None:
+    def __init__(
+        self, endpoint: WorkerEndpoint, link: LinkEnd, transport: Transport, world: World | None = None
+    ) -> None:
         self.ends: list[TvmSplitError] = []
         self.ended = threading.Event()
         endpoint = WorkerEndpoint(endpoint.machine, endpoint.address, transport=transport)
-        self.call = LinkCall(endpoint, None, hello_of(DEPLOYMENT, "a", "b"), link, self._end)
+        self.call = LinkCall(endpoint, None, hello_of(DEPLOYMENT, "a", "b"), link, self._end, world)
         self._link = link
         self.call.wait_accepted(20)
 
@@ -144,8 +149,9 @@ class Calling:
 def joined(transport: Transport, answers: LinkEnd, calls: LinkEnd) -> Iterator[tuple[Answering, Calling]]:
     """The two ends of one link, joined."""
     with (
-        contextlib.closing(Answering(answers)) as answering,
-        contextlib.closing(Calling(answering.endpoint, calls, transport)) as calling,
+        through_relay() if transport is Transport.MPI else contextlib.nullcontext() as world,
+        contextlib.closing(Answering(answers, world)) as answering,
+        contextlib.closing(Calling(answering.endpoint, calls, transport, world)) as calling,
     ):
         assert calling.call.statistics.transport == transport
         yield answering, calling

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from tests.helpers.rpc_runtime.joined_links import Calling, Receiver, Sender
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import TensorSpec
+from tvm_split.rpc_runtime.transports.mpi import World
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
@@ -21,16 +23,27 @@ def one_route(size_bytes: int) -> PlannedRoute:
     return PlannedRoute(0, TensorSpec("x", (size_bytes,), "uint8"), "a", "b", 3)
 
 
-def main(address: str, transport: str, role: str, size_bytes: str) -> None:
+def print_ready() -> None:
+    print("ready", flush=True)
+
+
+def main(
+    address: str,
+    transport: str,
+    role: str,
+    size_bytes: str,
+    world: World | None = None,
+    ready: Callable[[], None] = print_ready,
+) -> None:
     route = one_route(int(size_bytes))
     endpoint = WorkerEndpoint("answering", address)
     if role == "receive":
-        calling = Calling(endpoint, Receiver([route]).link, Transport(transport))
-        print("ready", flush=True)
+        calling = Calling(endpoint, Receiver([route]).link, Transport(transport), world)
+        ready()
     else:
         sender = Sender([route])
-        calling = Calling(endpoint, sender.link, Transport(transport))
-        print("ready", flush=True)
+        calling = Calling(endpoint, sender.link, Transport(transport), world)
+        ready()
         threading.Thread(target=calling.ended.wait).start()
         sequence = 0
         while not calling.ended.is_set():

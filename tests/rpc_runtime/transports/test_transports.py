@@ -1,7 +1,12 @@
-"""What every transport keeps to: order, credits, every size and dtype, and an end that both sides hear of."""
+"""What every transport keeps to: order, credits, every size and dtype, and an end that both sides hear of.
+
+For MPI this runs as a rank: `test_mpi`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import signal
 import subprocess
@@ -15,6 +20,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import pytest
 
+from tests.helpers.rpc_runtime import mpi_ranks
 from tests.helpers.rpc_runtime.joined_links import Answering, Calling, Receiver, Sender, joined
 from tests.helpers.rpc_runtime.link_peer import one_route
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, hello, silence
@@ -26,10 +32,11 @@ from tvm_split.rpc_runtime.program.program import TensorSpec
 from tvm_split.rpc_runtime.transports import link_answer
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.links import OUTBOX
+from tvm_split.rpc_runtime.transports.shared_memory import SharedMemoryCarrier
 from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
 from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES, FrameKind, control_frame, tensor_frames
 
-TRANSPORTS = (Transport.GRPC, Transport.SHARED_MEMORY)
+TRANSPORTS = (Transport.MPI,) if mpi_ranks.world else (Transport.GRPC, Transport.SHARED_MEMORY)
 every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
 caller_sends = pytest.mark.parametrize("caller_sends", [True, False], ids=["caller sends", "caller receives"])
 
@@ -112,7 +119,7 @@ def test_ends_that_say_nothing_stay_open(transport: Transport, caller_sends: boo
 @caller_sends
 @pytest.mark.parametrize("who", ["answering", "calling"])
 def test_closing_at_any_moment_ends_both_and_leaves_nothing(transport: Transport, caller_sends: bool, who: str) -> None:
-    files = left_open() + GRPC_S_OWN_FILES
+    files = open_files()
     for moment in (0.0, 0.001, 0.003, 0.01, 0.03):
         routes = routes_of(((300_000,), "uint8"), ((8,), "uint8"))
         sender, receiver = Sender(routes), Receiver(routes)
@@ -132,7 +139,7 @@ def test_closing_at_any_moment_ends_both_and_leaves_nothing(transport: Transport
         sender.link.close()
         feeding.join(10)
     assert wait_for(lambda: not link_threads()), link_threads()
-    assert wait_for(lambda: left_open() <= files)
+    assert wait_for(lambda: open_files() <= files)
 
 
 def feed(sender: Sender, routes: Sequence[PlannedRoute]) -> None:
@@ -146,14 +153,13 @@ def link_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(("link-", "read-"))]
 
 
-GRPC_S_OWN_FILES = 6
-"""What it opens when it is first used, and keeps."""
-
-
-def left_open() -> int:
-    """Descriptors of this process, none of which is shared memory."""
-    files = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    return len(files) + 1000 * sum("memfd:tvm-split" in file for file in files)
+def open_files() -> int:
+    """Without what gRPC waits with, which it opens and closes as it sees fit."""
+    count = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of this very folder
+            count += not str(path.readlink()).startswith("anon_inode:[event")
+    return count
 
 
 class Peer:
@@ -161,16 +167,26 @@ class Peer:
 
     def __init__(self, answering: Answering, transport: Transport, role: str, size_bytes: int) -> None:
         words = (answering.endpoint.address, transport, role, str(size_bytes))
-        self.process = subprocess.Popen(
+        self._process: subprocess.Popen[str] | None = None
+        if transport is Transport.MPI:
+            self._process_id = mpi_ranks.start_peer(*words)
+            return
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.helpers.rpc_runtime.link_peer", *words],
             stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3],
         )  # fmt: skip
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"
+        self._process_id = self._process.pid
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self._process_id, number)
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.communicate(timeout=10)
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.communicate(timeout=10)
 
 
 @pytest.fixture(params=["send", "receive"])
@@ -181,23 +197,26 @@ def role(request: pytest.FixtureRequest) -> str:
 @every_transport
 def test_a_peer_that_is_killed_is_noticed_at_once_and_leaves_nothing(transport: Transport, role: str) -> None:
     route, moments = one_route(100_000), random.Random(7)
-    files = left_open() + GRPC_S_OWN_FILES
+    files = open_files()
     for _ in range(4):
         sender, receiver = Sender([route]), Receiver([route])
         answers = receiver.link if role == "send" else sender.link
-        with closing(Answering(answers)) as answering, closing(Peer(answering, transport, role, 100_000)) as peer:
+        with (
+            closing(Answering(answers, mpi_ranks.world)) as answering,
+            closing(Peer(answering, transport, role, 100_000)) as peer,
+        ):
             if role == "receive":
                 feeding = threading.Thread(target=feed, args=(sender, [route]))
                 feeding.start()
             threading.Event().wait(moments.uniform(0, 0.1))
-            peer.process.kill()
+            peer.signal(signal.SIGKILL)
             assert answering.ended.wait(5)
-            assert isinstance(answering.ends[0], WorkerUnavailableError)
+            assert isinstance(answering.ends[0], WorkerUnavailableError), answering.ends
             if role == "receive":
                 feeding.join(10)
         for _, sequence, value in receiver.got:
             assert (value == sequence % 251).all()
-    assert wait_for(lambda: left_open() <= files)
+    assert wait_for(lambda: open_files() <= files)
     assert "tvm-split" not in Path("/proc/self/maps").read_text()
 
 
@@ -206,13 +225,16 @@ def test_a_peer_that_stands_still_is_given_up(transport: Transport, role: str) -
     route = one_route(1000)
     sender, receiver = Sender([route]), Receiver([route])
     answers = receiver.link if role == "send" else sender.link
-    with closing(Answering(answers)) as answering, closing(Peer(answering, transport, role, 1000)) as peer:
+    with (
+        closing(Answering(answers, mpi_ranks.world)) as answering,
+        closing(Peer(answering, transport, role, 1000)) as peer,
+    ):
         if role == "receive":
             threading.Thread(target=feed, args=(sender, [route]), daemon=True).start()
             assert wait_for(lambda: sender.sent > 3)
         else:
             assert receiver.wait(1)
-        peer.process.send_signal(signal.SIGSTOP)
+        peer.signal(signal.SIGSTOP)
         assert answering.ended.wait(10)
         assert "nothing" in str(answering.ends[0])
 
@@ -233,19 +255,31 @@ def test_nonsense_ends_the_link_and_both_are_told_why(transport: Transport, fram
     sender, receiver = Sender(routes), Receiver(routes)
     sender.link._begin_locked = lambda: None  # type: ignore[method-assign]
     with joined(transport, receiver.link, sender.link) as (answering, calling):
-        if transport is Transport.GRPC:
+        if transport is Transport.SHARED_MEMORY:
+            assert isinstance(calling.call._carrier, SharedMemoryCarrier)
+            for frame in frames:
+                calling.call._carrier.send(frame)
+        else:
             sender.link._begin_locked = lambda: Saying(frames)  # type: ignore[method-assign, return-value]
             with sender.lock:
                 sender.link._wake.notify()
-        else:
-            assert calling.call._carrier is not None
-            for frame in frames:
-                calling.call._carrier.send(frame)
         assert answering.ended.wait(5)
         assert isinstance(answering.ends[0], ProtocolError)
         assert calling.ended.wait(5)
         assert isinstance(calling.ends[0], ProtocolError)
         assert str(answering.ends[0]) in str(calling.ends[0])
+
+
+@pytest.mark.parametrize("transport", [each for each in TRANSPORTS if each is not Transport.SHARED_MEMORY])
+def test_a_frame_that_is_too_long_ends_the_link(transport: Transport) -> None:
+    """Shared memory has none: its headers come over a socket that takes no more."""
+    routes = routes_of(((8,), "uint8"))
+    sender, receiver = Sender(routes), Receiver(routes)
+    sender.link._begin_locked = lambda: Saying([bytes(3 << 20)])  # type: ignore[method-assign, return-value]
+    with joined(transport, receiver.link, sender.link) as (answering, calling):
+        assert answering.ended.wait(5)
+        assert isinstance(answering.ends[0], ProtocolError)
+        assert calling.ended.wait(5)
 
 
 class Saying:

@@ -1,0 +1,305 @@
+"""Carries a link between two ranks of one MPI world, which one ``mpiexec`` has started: frames as messages of bytes.
+
+MPI only makes progress while somebody asks, and what waits in it burns a core. So nothing here waits in MPI: one thread
+of each process looks for messages and sleeps for a moment when there are none, and who sends does the same until its
+frame has gone. Nor does MPI tell that the other rank has died: the gRPC stream over which the link was opened stays
+open beside it, and tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import secrets
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tvm_split.rpc_runtime.errors import InputError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, SILENCE_SECONDS, LinkEnd
+from tvm_split.rpc_runtime.wire import worker_pb2 as pb
+from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES, HEADER, decode
+
+JOIN_SECONDS = 60.0
+"""So long may the slowest rank of a world take to start."""
+WORLD_BYTES = 16
+LONGEST_BYTES = HEADER.size + CHUNK_BYTES
+FRAMES_UNDER_WAY = 4
+"""Of one end of a link: while one is on its way, the next is made."""
+AT_WORK_SECONDS, AT_REST_SECONDS, UNUSED_SECONDS = 50e-6, 1e-3, 50e-3
+"""Between two looks for messages: as long as some come, when none has come for `CALM_SECONDS`, and without links."""
+CALM_SECONDS = 0.05
+STOP_SECONDS = 2.0
+
+
+def join() -> World:
+    """The world that this process is started in. For the main thread, once, before other threads use the interpreter.
+
+    A process that takes longer than `JOIN_SECONDS` ends: MPI waits for all ranks, and can be told no other deadline.
+
+    Raises:
+        InputError: MPI is not installed, or was not started by its own ``mpiexec``.
+        WorkerError: it does not let threads use it.
+    """
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise InputError(f"MPI cannot be used ({error}): pip install 'tvm-split[mpi]'") from error
+    faulthandler.dump_traceback_later(JOIN_SECONDS, exit=True)
+    try:
+        level = _initialized_when_all_ranks_are_there(MPI)
+        communicator = MPI.COMM_WORLD
+        if communicator.size < 2:
+            _unlink_own_memory()
+            raise InputError(
+                "this process is alone in its MPI world: start all workers by one mpiexec, that of the MPI library "
+                f"which mpi4py has found ({MPI.Get_library_version().splitlines()[0]})"
+            )
+        if level < MPI.THREAD_MULTIPLE:
+            raise WorkerError("this MPI library does not let several threads use it (MPI_THREAD_MULTIPLE)")
+        identity = bytearray(secrets.token_bytes(WORLD_BYTES))
+        communicator.Bcast([identity, MPI.BYTE])
+        communicator.Barrier()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    _unlink_own_memory()
+    return World(MPI, bytes(identity))
+
+
+def _initialized_when_all_ranks_are_there(mpi: Any) -> int:
+    """The level of threads; its name is what is read where not all ranks are."""
+    return int(mpi.Init_thread(mpi.THREAD_MULTIPLE))
+
+
+def _unlink_own_memory() -> None:
+    """Removes the names of what MPICH has mapped by now in every rank: it would leave them when a rank is killed."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.parent == Path("/dev/shm") and path.name.startswith("mpich_shm_"):  # noqa: S108
+            path.unlink(missing_ok=True)
+
+
+class World:
+    """The processes that one ``mpiexec`` has started, as one of them sees it: looks for what the others send."""
+
+    def __init__(self, mpi: Any, identity: bytes) -> None:
+        self._mpi = mpi
+        self.failure: type[Exception] = mpi.Exception
+        self._communicator = mpi.COMM_WORLD
+        self.me = pb.MpiRank(world=identity, rank=self._communicator.rank)
+        self._numbers = itertools.count()
+        self._most_links: int = self._communicator.Get_attr(mpi.TAG_UB) // 2
+        self._lock = threading.Lock()
+        self._streams: dict[tuple[int, int], MpiStream] = {}
+        self._coming: dict[tuple[int, int], deque[_Coming]] = defaultdict(deque)
+        self._left: list[Any] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="mpi", daemon=True)
+        self._thread.start()
+
+    def require(self, other: pb.MpiRank) -> None:
+        """Refuses a process that is not one of this world.
+
+        Raises:
+            WorkerError: says why.
+        """
+        if other.world != self.me.world:
+            raise WorkerError("the two workers are in different MPI worlds: one mpiexec has to start both")
+        if other.rank >= self._communicator.size:
+            raise WorkerError(f"rank {other.rank} is none of the {self._communicator.size} of this MPI world")
+
+    def next_number(self) -> int:
+        """For a link that this process answers: those that it calls for are numbered by the other ends."""
+        return next(self._numbers) % self._most_links
+
+    def add(self, stream: MpiStream) -> None:
+        with self._lock:
+            self._streams[stream.rank, stream.tag_in] = stream
+
+    def remove(self, stream: MpiStream) -> None:
+        with self._lock:
+            self._streams.pop((stream.rank, stream.tag_in), None)
+
+    def send(self, frame: bytes, rank: int, tag: int) -> Any:
+        """Begins to send; ``Test`` of what this returns says whether it is done, which it keeps the frame for."""
+        return self._communicator.Isend([frame, self._mpi.BYTE], rank, tag)
+
+    def leave(self, requests: deque[Any]) -> None:
+        """Keeps what nobody waits for any more, until MPI has let go of its memory."""
+        with self._lock:
+            self._left.extend(requests)
+
+    def close(self) -> None:
+        """Looks for nothing any more. MPI itself is not finalized: that would wait for all other ranks."""
+        self._stopping.set()
+        self._thread.join(STOP_SECONDS)
+
+    def _look(self) -> None:
+        last = time.monotonic()
+        while not self._stopping.is_set():
+            moved = self._begin_to_receive() | self._finish_receiving()
+            here = time.monotonic()
+            if moved:
+                last = here
+            elif here - last < CALM_SECONDS:
+                time.sleep(AT_WORK_SECONDS)
+            else:
+                with self._lock:
+                    self._left = [request for request in self._left if not self._has_ended(request)]
+                time.sleep(AT_REST_SECONDS if self._streams else UNUSED_SECONDS)
+
+    def _begin_to_receive(self) -> bool:
+        status = self._mpi.Status()
+        try:
+            message = self._communicator.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)
+            if message is None:
+                return False
+            size = status.Get_count(self._mpi.BYTE)
+            content = bytearray(min(size, LONGEST_BYTES))
+            request = message.Irecv([content, self._mpi.BYTE])
+        except self.failure as error:
+            for stream in list(self._streams.values()):
+                stream.end(WorkerUnavailableError(f"MPI has failed: {error}"))
+            return False
+        self._coming[status.source, status.tag].append(_Coming(request, content, size))
+        return True
+
+    def _finish_receiving(self) -> bool:
+        """Hands on what has come, in order for each link; what is for none that is open is dropped."""
+        moved = False
+        for key, queue in list(self._coming.items()):
+            while queue:
+                error: TvmSplitError | None = None
+                try:
+                    if not queue[0].request.Test():
+                        break
+                except self.failure as wrong:  # its sender died meanwhile, or it does not fit
+                    error = WorkerUnavailableError(f"a message did not come whole: {wrong}")
+                coming, moved = queue.popleft(), True
+                if coming.size > LONGEST_BYTES:
+                    error = ProtocolError(f"a frame has at most {LONGEST_BYTES} bytes, got {coming.size}")
+                stream = self._streams.get(key)
+                if stream is not None and error is not None:
+                    stream.end(error)
+                elif stream is not None:
+                    stream.receive(coming.content)
+            if not queue:
+                del self._coming[key]
+        return moved
+
+    def _has_ended(self, request: Any) -> bool:
+        """Whether MPI has let go of what a request is about, well or not."""
+        try:
+            return bool(request.Test())
+        except self.failure:
+            return True
+
+
+class _Coming:
+    """A message of ``size`` bytes that is under way, and where it goes."""
+
+    __slots__ = ("content", "request", "size")
+
+    def __init__(self, request: Any, content: bytearray, size: int) -> None:
+        self.request = request
+        self.content = content
+        self.size = size
+
+
+class MpiStream:
+    """Carries one end of a link to and from ``rank`` of a world; ``number`` is what the answering end has given it.
+
+    It takes what comes from the beginning, and says what the link says from ``start`` on, in a thread of its own.
+    ``on_end(error)`` is called once when the link ends otherwise than by ``close``.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        rank: int,
+        number: int,
+        link: LinkEnd,
+        on_end: Callable[[TvmSplitError], None],
+        name: str,
+        *,
+        calls: bool,
+    ) -> None:
+        self.rank = rank
+        self.tag_in = 2 * number + calls
+        self._tag_out = 2 * number + (not calls)
+        self._world = world
+        self._link = link
+        self._on_end = on_end
+        self._telling = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._say, name=name, daemon=True)
+        world.add(self)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def receive(self, message: bytearray) -> None:
+        """Takes what the other end has said."""
+        try:
+            self._link.receive(decode(memoryview(message)))
+        except TvmSplitError as error:
+            self.end(error)
+        except Exception as unexpected:
+            self.end(WorkerError(f"{unexpected!r}"))
+
+    def end(self, error: TvmSplitError) -> None:
+        with self._telling:
+            told = self._over.is_set()
+            self._over.set()
+        self._world.remove(self)
+        if not told:
+            self._on_end(error)
+
+    def close(self) -> None:
+        """Ends it. May be called again."""
+        self._over.set()
+        self._world.remove(self)
+        if self._thread is not threading.current_thread():
+            with contextlib.suppress(RuntimeError):  # it was never started
+                self._thread.join(BEAT_SECONDS + STOP_SECONDS)
+
+    def _say(self) -> None:
+        under_way: deque[Any] = deque()
+        try:
+            for frame in self._link.frames():
+                under_way.append(self._world.send(frame, self.rank, self._tag_out))
+                while under_way and under_way[0].Test():
+                    under_way.popleft()
+                if len(under_way) == FRAMES_UNDER_WAY:
+                    self._wait(under_way.popleft())
+                if self._over.is_set():
+                    return
+        except TvmSplitError as error:
+            self.end(error)
+        except self._world.failure as error:
+            self.end(WorkerUnavailableError(f"MPI could not send: {error}"))
+        except Exception as unexpected:
+            self.end(WorkerError(f"sending over MPI failed: {unexpected!r}"))
+        finally:
+            self._world.leave(under_way)
+
+    def _wait(self, request: Any) -> None:
+        begin = last = time.monotonic()
+        while not request.Test():
+            if self._over.wait(AT_WORK_SECONDS):
+                self._world.leave(deque([request]))
+                return
+            here = time.monotonic()
+            if here - last > 2 * BEAT_SECONDS:  # this process itself stood still: be fair to the other one
+                begin = here
+            last = here
+            if here - begin > SILENCE_SECONDS:
+                self._world.leave(deque([request]))
+                raise WorkerUnavailableError(f"its other end has taken nothing for {SILENCE_SECONDS:g} seconds")

@@ -1,0 +1,151 @@
+"""A test session as rank 0 of an MPI world whose other ranks do what it says.
+
+``mpiexec -n RANKS python -m tests.helpers.rpc_runtime.mpi_ranks FOLDER PYTEST-ARGUMENT…``, or `run_session`. Rank 1
+hands back what it is sent, so that both ends of a link can be in the session and each message still passes between
+processes. Every other rank becomes a ``link_peer`` once. What ``mpiexec`` starts is only the parent of a rank, and
+stays until the session is over: it would end all others when one is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.rpc_runtime.worker_process import ROOT
+from tvm_split.rpc_runtime.transports import mpi
+
+MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
+SESSION, RELAY = 0, 1
+PEERS_FROM = 2
+PARENT_VARIABLE = "TVM_SPLIT_TEST_RANK"
+PR_SET_PDEATHSIG = 1
+LOOK_SECONDS = 1e-3
+
+world: mpi.World | None = None
+"""That of this process, if it is a rank."""
+_orders: Any = None
+_peers = iter(range(0))
+
+
+def run_session(folder: Path, ranks: int, *arguments: str, seconds: float) -> tuple[Path, str]:
+    """Runs pytest as rank 0: its report in JUnit's format, and what all ranks wrote."""
+    command = [MPIEXEC, "-n", str(ranks), sys.executable, "-m", "tests.helpers.rpc_runtime.mpi_ranks", str(folder)]
+    report = folder / "report.xml"
+    process = subprocess.Popen(
+        [*command, "-p", "no:xdist", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+    )  # fmt: skip
+    try:
+        return report, process.communicate(timeout=seconds)[0]
+    finally:
+        process.terminate()  # mpiexec then ends what it has started
+        process.wait(10)
+
+
+@contextmanager
+def through_relay() -> Iterator[mpi.World | None]:
+    """Both ends of a link take the relay for the other one."""
+    assert world is not None
+    world.me.rank = RELAY
+    try:
+        yield world
+    finally:
+        world.me.rank = SESSION
+
+
+def start_peer(*words: str) -> int:
+    """Has a rank that is still unused be a ``link_peer``; its process when it is ready."""
+    rank, ready = next(_peers), bytearray(8)
+    _orders.Send(json.dumps(words).encode(), rank)
+    answer = _orders.Irecv(ready, rank)
+    deadline = time.monotonic() + 30
+    while not answer.Test():
+        assert time.monotonic() < deadline
+        time.sleep(LOOK_SECONDS)
+    return int.from_bytes(ready, "little")
+
+
+def _parent(folder: Path) -> None:
+    """Starts a rank in a process of its own, ends it with the session, and is ended with ``mpiexec``."""
+    over, rank = folder / "over", int(os.environ["PMI_RANK"])
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.helpers.rpc_runtime.mpi_ranks", *sys.argv[1:]],
+        close_fds=False,  # one of them leads to mpiexec
+        env={**os.environ, PARENT_VARIABLE: str(rank)},
+        preexec_fn=_end_with_parent,
+        start_new_session=True,
+    )
+    while not over.exists():
+        if child.poll() is not None and rank == SESSION:
+            over.touch()
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _rank(arguments: list[str]) -> None:
+    global world, _orders, _peers
+    world = mpi.join()
+    from mpi4py import MPI
+
+    _orders = MPI.COMM_WORLD.Dup()
+    if world.me.rank == SESSION:
+        import pytest
+
+        _peers = iter(range(PEERS_FROM, _orders.size))
+        code = pytest.main(arguments)
+        world.close()
+        os._exit(code)
+    elif world.me.rank == RELAY:
+        world.close()
+        _relay(MPI)
+    else:
+        _serve_as_peer()
+
+
+def _relay(mpi4py: Any) -> None:
+    under_way: deque[Any] = deque()
+    status = mpi4py.Status()
+    while True:
+        while under_way and under_way[0].Test():
+            under_way.popleft()
+        if not mpi4py.COMM_WORLD.Iprobe(SESSION, mpi4py.ANY_TAG, status):
+            time.sleep(mpi.AT_WORK_SECONDS)
+            continue
+        content = bytearray(status.Get_count(mpi4py.BYTE))
+        mpi4py.COMM_WORLD.Recv(content, SESSION, status.tag)
+        under_way.append(mpi4py.COMM_WORLD.Isend(content, SESSION, status.tag))
+
+
+def _serve_as_peer() -> None:
+    from tests.helpers.rpc_runtime import link_peer
+
+    while (order := _orders.Improbe(SESSION)) is None:
+        time.sleep(10 * LOOK_SECONDS)
+    content = bytearray(4096)
+    order.Recv(content)
+    words = json.loads(content.rstrip(b"\0"))
+    link_peer.main(*words, world=world, ready=lambda: _orders.Send(os.getpid().to_bytes(8, "little"), SESSION))
+
+
+if __name__ == "__main__":
+    from tests.helpers.rpc_runtime import mpi_ranks  # the module that tests import, and not a second one
+
+    if PARENT_VARIABLE in os.environ:
+        mpi_ranks._rank(sys.argv[2:])
+    else:
+        mpi_ranks._parent(Path(sys.argv[1]))

@@ -1,0 +1,46 @@
+"""Workers that one ``mpiexec`` starts together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.helpers.rpc_runtime.mpi_ranks import MPIEXEC
+from tests.helpers.rpc_runtime.worker_process import ROOT
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE
+
+TOKEN = "0123456789abcdef" * 2
+
+
+@contextmanager
+def mpi_workers(names: Sequence[str], cache: Path) -> Iterator[tuple[Mapping[str, WorkerEndpoint], Mapping[str, int]]]:
+    """Where they listen, and their processes. In the end all are gone."""
+    command = [MPIEXEC]
+    for name in names:
+        worker = [sys.executable, "-m", "tvm_split.rpc_runtime.worker", "--mpi", "--ready-json", "--name", name]
+        command += [*([":"] if len(command) > 1 else []), "-n", "1", *worker, "--cache", str(cache)]
+    environment = {**os.environ, TOKEN_VARIABLE: TOKEN}
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        ready = [json.loads(process.stdout.readline()) for _ in names]
+        yield (
+            {worker["name"]: WorkerEndpoint(worker["name"], worker["address"], TOKEN) for worker in ready},
+            {worker["name"]: worker["pid"] for worker in ready},
+        )
+    finally:
+        process.send_signal(signal.SIGINT)  # which mpiexec hands on
+        try:
+            process.communicate(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,111 @@
+"""Networks over workers whose links are carried by MPI, which one ``mpiexec`` has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+
+import tvm_split
+from tests.helpers.rpc_runtime.mpi_workers import mpi_workers
+from tests.helpers.waiting import wait_for
+from tvm_split.cluster.machine import Link, Machine
+from tvm_split.errors import TvmSplitError
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.errors import WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+
+NAMES = ("machine-a", "machine-b", "machine-c")
+LAYERS = ("0", "1", "2")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Conv2d(8 if index else 3, 8, 3, padding=1), nn.ReLU()) for index in range(len(LAYERS))]
+    return nn.Sequential(*layers).eval()
+
+
+def inputs(count: int) -> Iterator[tuple[np.ndarray]]:
+    generator = np.random.default_rng(1)
+    for _ in range(count):
+        yield (generator.standard_normal((2, 3, 40, 40), np.float32),)
+
+
+def joined_by_mpi(endpoints: Mapping[str, WorkerEndpoint]) -> tvm_split.Cluster:
+    machines = tuple(Machine(name, endpoint=endpoint) for name, endpoint in endpoints.items())
+    links = tuple(Link(*ends, 1e9, transport="mpi") for ends in permutations(endpoints, 2))
+    return tvm_split.Cluster("remote", machines, (*links, *(Link("client", name, 1e9) for name in endpoints)))
+
+
+def deployed(cluster: tvm_split.Cluster) -> tvm_split.Deployment:
+    names = [machine.name for machine in cluster.machines]
+    split: dict[str, list[str]] = {name: [] for name in names}
+    for index, layer in enumerate(LAYERS):
+        split[names[index * len(names) // len(LAYERS)]].append(layer)
+    return tvm_split.compile_and_deploy(network(), (torch.zeros(2, 3, 40, 40),), cluster, split=split)
+
+
+def segments() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("*mpich*")}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_outputs_are_those_of_torch(ranks: int, tmp_path: Path) -> None:
+    expected, before = network(), segments()
+    with (
+        mpi_workers(NAMES[:ranks], tmp_path) as (endpoints, processes),
+        deployed(joined_by_mpi(endpoints)) as deployment,
+    ):
+        outputs = list(deployment.stream(inputs(20)))
+    for (value,), (output,) in zip(inputs(20), outputs, strict=True):
+        np.testing.assert_allclose(output, expected(torch.from_numpy(value)).detach().numpy(), rtol=1e-4, atol=1e-5)
+    assert not any(map(psutil.pid_exists, processes.values()))
+    assert segments() == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_that_is_killed_is_named_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    before = segments()
+    with (
+        mpi_workers(NAMES, tmp_path) as (endpoints, processes),
+        deployed(joined_by_mpi(endpoints)) as deployment,
+    ):
+        results = deployment.stream(inputs(1_000_000))
+        next(results)
+        os.kill(processes[name], signal.SIGKILL)
+        begin = time.monotonic()
+        with pytest.raises(WorkerUnavailableError, match=rf"machine '{name}'.*has gone"):
+            list(results)
+        assert time.monotonic() - begin < 5
+    assert wait_for(lambda: not any(map(psutil.pid_exists, processes.values())))
+    assert segments() == before
+
+
+def test_two_worlds_are_not_joined(tmp_path: Path) -> None:
+    with mpi_workers(("machine-a", "x"), tmp_path) as (one, _), mpi_workers(("machine-b", "y"), tmp_path) as (other, _):
+        endpoints = {"machine-a": one["machine-a"], "machine-b": other["machine-b"]}
+        with pytest.raises(WorkerError, match=r"machine 'machine-b'.*different MPI worlds: one mpiexec"):
+            deployed(joined_by_mpi(endpoints))
+
+
+def test_workers_without_mpi_are_told(tmp_path: Path) -> None:
+    workers = LocalWorkers(NAMES[:2])
+    try:
+        with pytest.raises(WorkerError, match=r"the worker of 'machine-a' is in no MPI world.*--mpi"):
+            deployed(joined_by_mpi(workers.endpoints))
+    finally:
+        workers.close()
+
+
+def test_the_client_is_in_no_world() -> None:
+    with pytest.raises(TvmSplitError, match="the client is in no MPI world"):
+        Link("client", "machine-a", transport="mpi")

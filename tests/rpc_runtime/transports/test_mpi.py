@@ -1,0 +1,58 @@
+"""MPI keeps to what every transport does, and a process that cannot be a rank says why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.helpers.rpc_runtime import mpi_ranks
+from tests.helpers.rpc_runtime.worker_process import ROOT
+
+SHARED = Path("/dev/shm")
+PEERS = 10
+"""Of these four are killed in each of two roles, and one stopped."""
+
+
+@pytest.mark.slow
+def test_it_keeps_to_what_every_transport_does(tmp_path: Path) -> None:
+    suite, ranks = "tests/rpc_runtime/transports/test_transports.py", mpi_ranks.PEERS_FROM + PEERS
+    report, output = mpi_ranks.run_session(tmp_path, ranks, suite, seconds=250)
+    assert report.exists(), output
+    found = ElementTree.parse(report).getroot().find("testsuite")
+    assert found is not None
+    assert int(found.get("tests", 0)) > 20, output
+    assert [found.get(kind) for kind in ("failures", "errors", "skipped")] == ["0", "0", "0"], output
+
+
+def joining(before: str = "") -> str:
+    return f"import sys; {before}; from tvm_split.rpc_runtime.worker.process import main; sys.exit(main(['--mpi']))"
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("sys.modules['mpi4py'] = None", "pip install 'tvm-split[mpi]'"),
+        ("pass", "alone in its MPI world: start all workers by one mpiexec"),
+    ],
+    ids=["not installed", "no mpiexec"],
+)
+def test_a_worker_that_cannot_be_a_rank_says_why(before: str, said: str) -> None:
+    command = [sys.executable, "-c", joining(before)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+
+
+def test_nobody_waits_for_a_rank_that_does_not_come() -> None:
+    code = joining("from tvm_split.rpc_runtime.transports import mpi; mpi.JOIN_SECONDS = 1.0")
+    command = [mpi_ranks.MPIEXEC, "-n", "1", sys.executable, "-c", code, ":", "-n", "1", "sleep", "100"]
+    before = set(SHARED.iterdir())
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    for left in set(SHARED.glob("mpich_shm_*")) - before:  # MPICH's, of a world that never was
+        left.unlink()
+    assert ended.returncode
+    assert "_initialized_when_all_ranks_are_there" in ended.stderr
