@@ -21,13 +21,11 @@ CHOICE_SECONDS = 10.0
 class LinkAnswer:
     """Answers one stream from ``peer``. ``on_end(error)`` may be called several times; the first is the cause.
 
-    ``world`` is this process's, where it is a rank of one.
+    Its error is a `ProtocolError` for what the peer must not say, a `WorkerUnavailableError` where the stream has just
+    ended, and anything else where this side has failed. ``world`` is this process's, where it is a rank of one.
 
     Raises:
         WorkerError: the caller asks for MPI, which does not join it with this process.
-
-    Its error is a `ProtocolError` for what the peer must not say, a `WorkerUnavailableError` where the stream has just
-    ended, and anything else where this side has failed.
     """
 
     def __init__(
