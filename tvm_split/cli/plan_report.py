@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from tvm_split.cli.console import new_table
-from tvm_split.planner.problem import objective_seconds
 from tvm_split.units import age_text, bytes_text, short_list
 
 if TYPE_CHECKING:
@@ -89,6 +88,8 @@ def print_sizes(sizes: Sequence[SizedPlan], console: Console) -> None:
 
 def ratio_to_plan(other: ComparedPlan, prediction: Prediction, objective: str) -> float:
     """How many times as good as the plan another one is, by the objective; below 1 is worse."""
+    from tvm_split.planner.problem import objective_seconds
+
     value = objective_seconds(objective, other)
     return objective_seconds(objective, prediction) / value if value > 0 else 1.0
 

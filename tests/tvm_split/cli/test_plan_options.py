@@ -115,15 +115,26 @@ def report_of(content, slow):
 
     return {
         "model": content["model"],
+        "origin": content["origin"],
+        "limiting": prediction["limiting"],
         "period_seconds": compared(prediction["period_seconds"], max(slow.values())),
+        "latency_seconds": compared(prediction["latency_seconds"], max(slow.values())),
         "machines": [
             {
                 "machine": each["machine"],
+                "stages": [stage["name"] for stage in content["stages"] if stage["machine"] == each["machine"]],
+                "shares": [1.0],
+                "micro_batches": 100,
                 "compute_seconds": compared(each["compute_seconds"], slow.get(each["machine"], 1.0)),
+                "receive_seconds": compared(0.0),
+                "send_seconds": compared(0.0),
             }
             for each in prediction["machines"]
         ],
         "links": [],
+        "runs": 10,
+        "streamed": 100,
+        "advice": [],
         "profiled_at": prediction["profiled_at"],
         "corrections": prediction["corrections"],
     }
