@@ -32,6 +32,7 @@ def compile_and_deploy(
     verify: bool = True,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     in_flight: int | None = None,
+    allow_lossy: float = 0.0,
     database: str | Path | None = None,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Deployment:
@@ -51,6 +52,7 @@ def compile_and_deploy(
         verify: compare the compiled stages with the source before anything is deployed.
         timeout_seconds: the longest wait for a worker's answer or the next result.
         in_flight: so many micro-batches of a stream are under way at most; see `deploy`.
+        allow_lossy: how much the codecs of links may change outputs; see `tvm_split.planner.request.PlanRequest`.
         database: tuned kernels, to be measured and compiled; see `tvm_split.compile`.
         on_progress: called with what is being done, the steps done and all steps; by default they are shown
             on stderr (TVM_SPLIT_PROGRESS=0: not).
@@ -62,7 +64,7 @@ def compile_and_deploy(
     model = load_model(source, example_inputs, batch=batch)
     with cluster.kept(), contextlib.ExitStack() as bars:
         report = on_progress or bars.enter_context(step_progress("planning"))
-        request = PlanRequest(objective, stages, split, database=database)
+        request = PlanRequest(objective, stages, split, database=database, allow_lossy=allow_lossy)
         planned = plan_as_requested(model, cluster, request, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))
         if advice is not None:

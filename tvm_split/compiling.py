@@ -28,7 +28,7 @@ from tvm_split.relay_passes.communication import annotated_module, machine_modul
 from tvm_split.relay_passes.contract import main_function
 from tvm_split.relay_passes.partition import Computation, output_names
 from tvm_split.relay_passes.pipeline import Observer, cut
-from tvm_split.rpc_runtime.program.program import Program, StageSpec, TensorSpec
+from tvm_split.rpc_runtime.program.program import Program, RouteCodec, StageSpec, TensorSpec
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.steps import StepProgress
 
@@ -100,7 +100,7 @@ def compile(
             stages += sorted(replicas, key=lambda each: each.replica)
     made = {tensor.name: tensor for spec in stages for tensor in spec.outputs}
     made.update({tensor.name: tensor for tensor in model.inputs})
-    program = Program(model.inputs, tuple(made[name] for name in cut.output_names), tuple(stages))
+    program = _program(plan, model.inputs, tuple(made[name] for name in cut.output_names), tuple(stages))
     readable = {"annotated": cut.annotated, **cut.machine_modules}
     ir = {name: module.script(show_meta=False) for name, module in readable.items()}
     versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
@@ -111,6 +111,19 @@ def compile(
         bundle = replace(bundle, verified=verify_bundle(model, plan, bundle, cut.computations))
     report("done", steps, steps)
     return bundle
+
+
+def _program(
+    plan: Plan, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], stages: tuple[StageSpec, ...]
+) -> Program:
+    """The stages with the plan's codecs, or a `PlanError` that names a tensor which cannot have its codec."""
+    codecs = tuple(RouteCodec(each.tensor, each.source, each.destination, each.codec) for each in plan.codecs)
+    program = Program(inputs, outputs, stages, codecs)
+    try:
+        program.handovers  # noqa: B018  (refuses codecs of routes that there are not)
+    except ValueError as error:
+        raise PlanError(f"the plan does not fit: {error}") from error
+    return program
 
 
 def cut_model(model: Model, plan: Plan, dump_folder: Path | None = None) -> CutModel:

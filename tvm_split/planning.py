@@ -11,6 +11,7 @@ from pathlib import Path
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.targets import require_known_targets, resolve_targets
 from tvm_split.errors import PlanError
+from tvm_split.link_codecs import PredictCoded, with_codecs
 from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.model import Model
 from tvm_split.planner.by_hand import named, stages_by_hand
@@ -21,7 +22,7 @@ from tvm_split.planner.fewer_machines import with_fewest_machines
 from tvm_split.planner.model_problem import model_problem, stages_of_layers, stages_of_pieces, with_turns
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.prediction import Prediction, predict
+from tvm_split.planner.prediction import Prediction, predict, with_coded_links
 from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.replanning import DEFAULT_THRESHOLD, Measured, Replanned, calibrated, corrections_of, replan
@@ -50,6 +51,7 @@ def plan(
     measure: bool = True,
     refresh: bool = False,
     database: str | Path | None = None,
+    allow_lossy: float = 0.0,
     time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS,
     on_progress: StepProgress | None = None,
 ) -> Plan:
@@ -84,6 +86,7 @@ def plan(
         measure=measure,
         refresh=refresh,
         database=database,
+        allow_lossy=allow_lossy,
         time_limit_seconds=time_limit_seconds,
     )
     return plan_as_requested(model, cluster, request, on_progress=on_progress)
@@ -100,13 +103,38 @@ def plan_as_requested(
 ) -> Plan:
     """`plan`, for whoever has a request; ``on_problem`` is called with what is searched, if a search there is."""
     require_known_targets(cluster)
-    machines = cluster.machines
+    found = _without_codecs(model, cluster, request, on_progress, on_problem)
+    return with_codecs(model, cluster, found.plan, request, found.profile, found.predict_coded, on_progress)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A plan before its links have codecs, what it was measured by, and what says how it does with them."""
+
+    plan: Plan
+    profile: ClusterProfile | None = None
+    predict_coded: PredictCoded | None = None
+
+
+def _without_codecs(
+    model: Model,
+    cluster: Cluster,
+    request: PlanRequest,
+    on_progress: StepProgress | None,
+    on_problem: Callable[[Problem], None] | None,
+) -> _Found:
+    machines, profile = cluster.machines, request.profile
     if request.split is not None:
         stages = stages_by_hand(model.graph, request.split, cluster.machine_names, request.stages)
         predicted = None
-        if request.profile is not None:
-            predicted = predict_stages(model, cluster, request.profile, request.objective, stages)
-        return _plan(model, cluster, request.objective, "by hand", stages, predicted)
+        if profile is not None:
+            predicted = predict_stages(model, cluster, profile, request.objective, stages)
+        plan = _plan(model, cluster, request.objective, "by hand", stages, predicted)
+        if profile is None or predicted is None:
+            return _Found(plan, profile)
+        problem = _problem(model, cluster, profile, PlanRequest(request.objective))
+        solved = stages_of_pieces(profile, stages) or ()
+        return _Found(plan, profile, partial(with_coded_links, predicted, problem, profile, solved))
     if request.stages is not None and request.stages > len(machines):
         if request.is_demanding:
             raise PlanError(
@@ -115,10 +143,12 @@ def plan_as_requested(
             )
         round_trip = [machines[index % len(machines)] for index in range(request.stages)]
         stages = stages_of_equal_cost(model.graph, estimated_seconds(model), round_trip)
-        return _plan(model, cluster, request.objective, "equal estimated cost, going round the machines", stages)
-    if len(machines) == 1 and not (request.profile or request.is_demanding or on_problem):
+        return _Found(
+            _plan(model, cluster, request.objective, "equal estimated cost, going round the machines", stages)
+        )
+    if len(machines) == 1 and not (profile or request.is_demanding or on_problem):
         stages = named([Stage((machines[0].name,), model.graph.layers)])
-        return _plan(model, cluster, request.objective, "there is one machine", stages)
+        return _Found(_plan(model, cluster, request.objective, "there is one machine", stages))
     posed = pose(model, cluster, request, on_progress)
     if on_problem is not None:
         on_problem(posed.problem)
@@ -128,7 +158,8 @@ def plan_as_requested(
     chosen = with_turns(found.stages)
     stages = stages_of_layers(model.graph, posed.profile, chosen)
     prediction = predict(posed.problem, posed.profile, found, chosen)
-    return _plan(model, cluster, request.objective, posed.origin, stages, prediction)
+    plan = _plan(model, cluster, request.objective, posed.origin, stages, prediction)
+    return _Found(plan, posed.profile, partial(with_coded_links, prediction, posed.problem, posed.profile, chosen))
 
 
 @dataclass(frozen=True)
@@ -210,7 +241,9 @@ def plan_again(
     chosen = with_turns(found.stages)
     stages = stages_of_layers(model.graph, profile, chosen) if found.changed else current.stages
     prediction = predict(problem, profile, found.best, chosen, corrections)
-    return _plan(model, cluster, request.objective, "corrected by measurements", stages, prediction), found
+    plan = _plan(model, cluster, request.objective, "corrected by measurements", stages, prediction)
+    predict_coded = partial(with_coded_links, prediction, problem, profile, chosen)
+    return with_codecs(model, cluster, plan, request, profile, predict_coded, on_progress), found
 
 
 def _problem(model: Model, cluster: Cluster, profile: ClusterProfile, request: PlanRequest) -> Problem:

@@ -150,7 +150,7 @@ class Streams:
     def moved(self) -> None:
         self._last_activity = time.monotonic()
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int) -> None:
+    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
         pass
 
     def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:

@@ -134,9 +134,8 @@ class StageExecutor:
     def moved(self) -> None:
         self._recorder.activity += 1
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int) -> None:
-        tensor = route.tensor
-        self._recorder.record(kind, self._stage_of[kind][tensor.name], sequence, start, end, tensor.size_bytes)
+    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
+        self._recorder.record(kind, self._stage_of[kind][route.tensor.name], sequence, start, end, size_bytes)
 
     def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.lock:

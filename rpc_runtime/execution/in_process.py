@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,18 @@ from tvm_split.rpc_runtime.program.measurements import (
     TraceEvent,
     now,
 )
-from tvm_split.rpc_runtime.program.program import Program
+from tvm_split.rpc_runtime.program.program import CLIENT, Program, Route, TensorSpec
 from tvm_split.rpc_runtime.scratch import ScratchFolder
+
+Crossing = Callable[[Route, Array], Array]
+
+
+@dataclass
+class _Values:
+    """The tensors of one micro-batch: as they were made, by name, and as they arrived, by name and where."""
+
+    made: dict[str, Any]
+    arrived: dict[tuple[str, str], Any] = field(default_factory=dict)
 
 
 class InProcessPipeline(Closing):
@@ -37,6 +48,7 @@ class InProcessPipeline(Closing):
     Threads may run and stream at the same time: each micro-batch waits for those that came before it.
 
     Stages run on a `ComputingThread`, so pipelines of different ``threads`` take turns where two threads run them.
+    ``crossing`` gets a copy of each tensor that would go over a link, once for each route, and gives what arrives.
 
     Raises:
         WorkerError: a stage cannot run on this machine.
@@ -50,7 +62,9 @@ class InProcessPipeline(Closing):
         threads: int = 1,
         *,
         on_calling_thread: bool = True,
+        crossing: Crossing | None = None,
     ) -> None:
+        self._crossing = crossing
         self._program = program
         self._thread = ComputingThread(threads, on_calling_thread=on_calling_thread)
         self._own_process = OwnProcess()
@@ -94,19 +108,34 @@ class InProcessPipeline(Closing):
     def _compute(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         sequence, self._sequence = self._sequence, self._sequence + 1
         given = {tensor.name: array for tensor, array in zip(self._program.inputs, arrays, strict=True)}
-        values: dict[str, Any] = {name: tensor_from_array(array) for name, array in given.items()}
+        values = _Values({name: tensor_from_array(array) for name, array in given.items()})
         for loaded in self._stages:
             stage = loaded.stage
             if sequence not in stage.own_turns:
                 continue
+            inputs = [self._value_at(stage.machine, tensor, sequence, values) for tensor in stage.inputs]
             start = now()
-            outputs = loaded.run([values[tensor.name] for tensor in stage.inputs])
+            outputs = loaded.run(inputs)
             self._recorders[stage.machine].record(COMPUTE, stage.name, sequence, start, now())
-            values.update((tensor.name, value) for tensor, value in zip(stage.outputs, outputs, strict=True))
+            values.made.update((tensor.name, value) for tensor, value in zip(stage.outputs, outputs, strict=True))
         return tuple(
-            given[tensor.name].copy() if tensor.name in given else array_from_tensor(values[tensor.name], tensor)
+            given[tensor.name].copy()
+            if tensor.name in given
+            else array_from_tensor(self._value_at(CLIENT, tensor, sequence, values), tensor)
             for tensor in self._program.outputs
         )
+
+    def _value_at(self, destination: str, tensor: TensorSpec, sequence: int, values: _Values) -> Any:
+        """A tensor as it is on a machine, or at the client."""
+        key = (tensor.name, destination)
+        if self._crossing is None or key in values.arrived:
+            return values.arrived.get(key, values.made[tensor.name])
+        for route in self._program.routes:
+            if (route.tensor.name, route.destination) == key and sequence in route.when:
+                array = self._crossing(route, array_from_tensor(values.made[tensor.name], tensor))
+                values.arrived[key] = tensor_from_array(array)
+                break
+        return values.arrived.get(key, values.made[tensor.name])
 
     def statistics(self) -> tuple[StageStatistics, ...]:
         found = {

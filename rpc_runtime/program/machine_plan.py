@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from tvm_split.rpc_runtime.program.codec import Codec
 from tvm_split.rpc_runtime.program.program import CLIENT, Program, StageSpec, TensorSpec
 from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence
 
@@ -16,7 +17,7 @@ class PlannedRoute:
     """A route with its number on the wire and with how many micro-batches of it may be under way.
 
     ``source == destination`` is a tensor that one stage hands to another stage of the same machine. Only the
-    micro-batches of ``when`` go this way.
+    micro-batches of ``when`` go this way. In a stream the tensor is written as ``codec`` says.
     """
 
     tensor_index: int
@@ -25,6 +26,7 @@ class PlannedRoute:
     destination: str
     queue_depth: int
     when: Recurrence = EVERY
+    codec: Codec = Codec.NONE
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ def planned_routes(program: Program) -> tuple[PlannedRoute, ...]:
             destination=route.destination,
             queue_depth=queue_depth(route.when, route.window),
             when=route.when,
+            codec=route.codec,
         )
         for route in program.handovers
     )

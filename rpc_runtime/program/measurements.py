@@ -27,7 +27,8 @@ class StageStatistics:
     """What a stage did since it was loaded.
 
     ``wait_seconds``: its machine was idle until this stage's inputs came. ``receive_seconds`` and ``send_seconds``:
-    time on the wire, which overlaps computing. Tensors handed over inside a machine count as neither.
+    time on the wire, which overlaps computing, and what codecs take. Tensors handed over inside a machine count as
+    neither. ``bytes_received`` and ``bytes_sent`` are those that codecs made of them.
     """
 
     name: str
@@ -54,7 +55,10 @@ class LinkStatistics:
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """Something a stage did for one micro-batch. ``kind`` is receive, compute, wait or send; times in nanoseconds."""
+    """Something a stage did for one micro-batch. ``kind`` is receive, compute, wait or send; times in nanoseconds.
+
+    ``size_bytes`` is what was received or sent of a tensor, as its codec wrote it.
+    """
 
     machine: str
     stage: str
@@ -62,6 +66,7 @@ class TraceEvent:
     kind: str
     start_nanoseconds: int
     end_nanoseconds: int
+    size_bytes: int = 0
 
 
 class Recorder:
@@ -89,7 +94,7 @@ class Recorder:
                 totals.bytes_received += size_bytes
             elif kind == SEND:
                 totals.bytes_sent += size_bytes
-            self._events.append(TraceEvent(self._machine, stage, sequence, kind, start, end))
+            self._events.append(TraceEvent(self._machine, stage, sequence, kind, start, end, size_bytes))
 
     def statistics(self) -> tuple[StageStatistics, ...]:
         with self._lock:

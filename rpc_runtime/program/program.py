@@ -9,13 +9,14 @@ the stage.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
 import numpy as np
 
+from tvm_split.rpc_runtime.program.codec import Codec, fits
 from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
 
 CLIENT = "client"
@@ -94,6 +95,7 @@ class Route:
 
     ``source == destination`` is a tensor that one stage hands to another stage of the same machine. ``window`` is how
     many micro-batches a full pipeline holds between the two stages, see `Program.leads`; those inside them not counted.
+    ``codec`` is what it is written in where a network carries it.
     """
 
     tensor: TensorSpec
@@ -101,6 +103,17 @@ class Route:
     destination: str
     when: Recurrence = EVERY
     window: int = 0
+    codec: Codec = Codec.NONE
+
+
+@dataclass(frozen=True)
+class RouteCodec:
+    """The codec of the tensor of this name on its way from one machine (or the client) to another."""
+
+    tensor: str
+    source: str
+    destination: str
+    codec: Codec
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,7 @@ class Program:
     """Stages in topological order, replicas beside each other, and the model's own inputs and outputs.
 
     ``outputs`` may name a model input (it never leaves the client) or any stage's output, also several times.
+    ``codecs`` are those of routes that have one.
 
     Raises:
         ValueError: the replicas of a stage do not fit together.
@@ -116,6 +130,7 @@ class Program:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     stages: tuple[StageSpec, ...]
+    codecs: tuple[RouteCodec, ...] = ()
 
     def __post_init__(self) -> None:
         for replicas in self.replicas.values():
@@ -155,8 +170,13 @@ class Program:
 
     @cached_property
     def handovers(self) -> tuple[Route, ...]:
-        """The routes, and what one stage hands to another on the same machine."""
+        """The routes, and what one stage hands to another on the same machine.
+
+        Raises:
+            ValueError: nobody makes a tensor, or a codec is of no route that it fits.
+        """
         found: dict[tuple[str, str, str], Route] = {}
+        codecs = {(each.tensor, each.source, each.destination): each.codec for each in self.codecs}
         for tensor, destination, needed, lead in self._uses():
             if tensor.name not in self.producers:
                 raise ValueError(f"tensor {tensor.name!r} is used on {destination!r}, and no stage or input makes it")
@@ -168,7 +188,8 @@ class Program:
                 key = (tensor.name, source, destination)
                 if key in found:
                     when, window = found[key].when | when, max(found[key].window, window)
-                found[key] = Route(tensor, source, destination, when, window)
+                found[key] = Route(tensor, source, destination, when, window, codecs.get(key, Codec.NONE))
+        _check_codecs(self.codecs, found)
         return tuple(found.values())
 
     def _uses(self) -> Iterator[tuple[TensorSpec, str, Recurrence, int]]:
@@ -217,6 +238,23 @@ class Program:
 
     def _lead_after(self, name: str, leads: dict[str, int]) -> int:
         return leads[name] + max(stage.own_turns.longest_gap for stage in self.replicas[name]) + 1
+
+
+def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, str], Route]) -> None:
+    """A `ValueError` that names the tensor of a codec that cannot be."""
+    for each in codecs:
+        route = routes.get((each.tensor, each.source, each.destination))
+        where = f"the codec {each.codec} of tensor {each.tensor!r} from {each.source!r} to {each.destination!r}"
+        if route is None or each.source == each.destination:
+            crossing = sorted(
+                {name for name, source, end in routes if (source, end) == (each.source, each.destination)}
+            )
+            raise ValueError(f"{where}: this tensor does not go that way; there go {', '.join(crossing) or 'none'}")
+        if not fits(each.codec, route.tensor):
+            raise ValueError(
+                f"{where}: it does not fit {route.tensor}; fp16, bf16 and int8 are for float32 and float64, where they "
+                "save bytes"
+            )
 
 
 def _check_replicas(replicas: tuple[StageSpec, ...]) -> None:

@@ -37,8 +37,8 @@ class Station(Protocol):
     def moved(self) -> None:
         """A tensor, or a part of one, has come or gone."""
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int) -> None:
-        """A whole tensor has (``kind`` is SEND or RECEIVE), from ``start`` to ``end`` in nanoseconds."""
+    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
+        """A whole tensor has (``kind`` is SEND or RECEIVE), from ``start`` to ``end`` in nanoseconds, in some bytes."""
 
     def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """Gets each tensor that has come, in order; calls ``release`` once, with the lock held, when it is consumed."""

@@ -5,6 +5,9 @@ receiver grants one per micro-batch it has consumed, and the sender starts a ten
 it. So a receiver never blocks, and a tensor that must wait never holds up another one on the same link. How many may be
 under way grows where a link's latency makes both ends wait: `credit_window`.
 
+In a stream a route's codec writes its tensors, in the thread that sends, and reads them, in the one that receives,
+while the station computes. A carrier has them as they are: memory does not limit.
+
 Locks: everything of one deployment on one machine shares one lock; methods named ``*_locked`` expect it to be held.
 """
 
@@ -16,11 +19,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, now
 from tvm_split.rpc_runtime.program.program import CLIENT, TensorSpec
+from tvm_split.rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
 from tvm_split.rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow, most_more
 from tvm_split.rpc_runtime.transports.link_end import Carrier, LinkEnd, Message, Station
 from tvm_split.rpc_runtime.wire.framing import (
@@ -45,6 +51,7 @@ class _Sending:
 
     route: PlannedRoute
     window: SendWindow
+    coder: TensorCoder | None
     queue: deque[tuple[int, Any]] = field(default_factory=deque)
     places: deque[int] = field(default_factory=deque)
 
@@ -62,20 +69,23 @@ class _Parcel:
     start: int
 
     def frames(self) -> Iterator[bytes]:
-        link, index = self.link, self.sending.route.tensor_index
-        for frame in tensor_frames(index, self.sequence, link.as_bytes(self.value), self.flags):
+        link, index, coder = self.link, self.sending.route.tensor_index, self.sending.coder
+        data = link.as_bytes(self.value)
+        if coder is not None:
+            data = coder.encode(data)
+        for frame in tensor_frames(index, self.sequence, data, self.flags):
             yield frame  # a stream asks for the next frame when the network has taken this one
             link.station.moved()
-        self._has_left()
+        self._has_left(data.size)
 
     def hand_to(self, carrier: Carrier) -> None:
         route = self.sending.route
         carrier.place(route, self.place)[:] = self.link.as_bytes(self.value)
         carrier.send(shared_tensor_frame(route.tensor_index, self.sequence, self.place, route.tensor.size_bytes))
-        self._has_left()
+        self._has_left(route.tensor.size_bytes)
 
-    def _has_left(self) -> None:
-        self.link.station.transferred(SEND, self.sending.route, self.sequence, self.start, now())
+    def _has_left(self, size_bytes: int) -> None:
+        self.link.station.transferred(SEND, self.sending.route, self.sequence, self.start, now(), size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +108,18 @@ def _depths(route: PlannedRoute) -> tuple[int, int]:
 
 
 class OutgoingLink(LinkEnd):
-    """The sending end. ``as_bytes`` gives a value's content as a flat array of bytes."""
+    """The sending end. ``as_bytes`` gives a value's content as a flat array of bytes.
+
+    Raises:
+        WorkerError: what the codec of a route needs is missing here.
+    """
 
     def __init__(self, station: Station, routes: Sequence[PlannedRoute], as_bytes: Callable[[Any], Bytes]) -> None:
+        require_available(routes)
         super().__init__(station, routes, patient=any(route.destination == CLIENT for route in routes))
-        self._by_name = {route.tensor.name: _Sending(route, SendWindow(*_depths(route))) for route in routes}
+        self._by_name = {
+            route.tensor.name: _Sending(route, SendWindow(*_depths(route)), coder_of(route)) for route in routes
+        }
         self._by_index = {sending.route.tensor_index: sending for sending in self._by_name.values()}
         self.as_bytes = as_bytes
 
@@ -202,35 +219,47 @@ class _Receiving:
 
     route: PlannedRoute
     window: ReceiveWindow
+    coder: TensorCoder | None
     free: list[Slot] = field(default_factory=list)
     places: list[Slot] = field(default_factory=list)
     filled: set[int] = field(default_factory=set)
     freed: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class _Arriving:
-    """A tensor that arrives: where it goes, and where it is copied from if that is memory that both ends see."""
+    """A tensor of which ``position`` of ``total`` bytes have come: into its slot, or where it waits to be decoded.
+
+    It is copied from ``shared`` if it lies in memory that both ends see, and its slot is not there.
+    """
 
     receiving: _Receiving
     slot: Slot
     start: int
+    total: int
+    memory: Bytes
     shared: Bytes | None
+    position: int = 0
 
 
 class IncomingLink(LinkEnd):
     """The receiving end, which hands each complete tensor to its station.
 
     When that releases it, a credit is granted; with ``reuse``, its memory is then taken again.
+
+    Raises:
+        WorkerError: what the codec of a route needs is missing here.
     """
 
     def __init__(self, station: Station, routes: Sequence[PlannedRoute], make_slot: MakeSlot, *, reuse: bool) -> None:
+        require_available(routes)
         super().__init__(station, routes, patient=any(route.source == CLIENT for route in routes))
-        self._receiving = {route.tensor_index: _Receiving(route, ReceiveWindow(*_depths(route))) for route in routes}
+        self._receiving = {
+            route.tensor_index: _Receiving(route, ReceiveWindow(*_depths(route)), coder_of(route)) for route in routes
+        }
         self._make_slot = make_slot
         self._reuse = reuse
         self._current: _Arriving | None = None
-        self._position = 0
 
     def carry(self, carrier: Carrier) -> None:
         for receiving in self._receiving.values():
@@ -248,14 +277,14 @@ class IncomingLink(LinkEnd):
             return
         if self._current is None:
             self._current = self._begin(frame)
-            self._position = 0
-        if self._current is None:
+        current = self._current
+        if current is None:
             return
-        receiving, slot = self._current.receiving, self._current.slot
-        route, total = receiving.route, receiving.route.tensor.size_bytes
+        receiving, slot = current.receiving, current.slot
+        route = receiving.route
         sequence = route.when.nth(receiving.window.arrived)
-        offset = frame.offset if frame.is_shared else self._position
-        expected = (route.tensor_index, sequence, offset, total)
+        offset = frame.offset if frame.is_shared else current.position
+        expected = (route.tensor_index, sequence, offset, current.total)
         got = (frame.tensor, frame.sequence, frame.offset, frame.total)
         if got != expected:
             raise ProtocolError(
@@ -263,19 +292,21 @@ class IncomingLink(LinkEnd):
                 f"are {got}"
             )
         if frame.is_shared:
-            end = total
-            if self._current.shared is not None:
-                slot.data[:] = self._current.shared
+            current.position = current.total
+            if current.shared is not None:
+                slot.data[:] = current.shared
         else:
-            end = self._position + len(frame.payload)
-            slot.data[self._position : end] = frame.payload
-        self._position = end
+            end = current.position + len(frame.payload)
+            current.memory[current.position : end] = frame.payload
+            current.position = end
         self.station.moved()
-        if end < total:
+        if current.position < current.total:
             return
-        self.station.transferred(RECEIVE, route, sequence, self._current.start, now())
         self._current = None
+        if receiving.coder is not None and current.memory is not slot.data:
+            receiving.coder.decode(current.memory, slot.data)
         receiving.window.arrived += 1
+        self.station.transferred(RECEIVE, route, sequence, current.start, now(), current.total)
         place = frame.offset if frame.is_shared else None
         self.station.deliver(route, sequence, slot.value, partial(self._release_locked, receiving, slot, place))
 
@@ -310,7 +341,12 @@ class IncomingLink(LinkEnd):
                     slot = receiving.places[frame.offset]
                 else:
                     shared = receiving.places[frame.offset].data
-        return _Arriving(receiving, slot or self._make_slot(receiving.route.tensor), start, shared)
+        slot = slot or self._make_slot(receiving.route.tensor)
+        whole, coder = receiving.route.tensor.size_bytes, receiving.coder
+        is_encoded = coder is not None and not frame.is_shared and frame.total != whole and coder.may_have(frame.total)
+        if not is_encoded:
+            return _Arriving(receiving, slot, start, whole, slot.data, shared)
+        return _Arriving(receiving, slot, start, frame.total, np.empty(frame.total, np.uint8), shared)
 
     def _release_locked(self, receiving: _Receiving, slot: Slot, place: int | None) -> None:
         receiving.window.consumed += 1

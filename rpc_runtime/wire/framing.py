@@ -9,8 +9,8 @@ kind       1          :class:`FrameKind`
 flags      2          :class:`FrameFlag`, 0 but in frames of kind ``TENSOR``
 tensor     4          index of the tensor in the deployment's table of routes
 sequence   8          number of the micro-batch, from 0
-offset     8          where the payload begins inside the tensor, in bytes
-total      8          size of the whole tensor, in bytes
+offset     8          where the payload begins in what was written of the tensor, in bytes
+total      8          size of the whole tensor as its route's codec has written it, in bytes
 =========  =========  ==============================================================================================
 
 A tensor larger than ``CHUNK_BYTES`` travels as several frames of so many bytes and one of the rest, in order and not
@@ -31,7 +31,7 @@ from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.wire.foreign_text import AnyMessage, clean_message, cleaned
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIQQQ")
 CHUNK_BYTES = 1 << 20

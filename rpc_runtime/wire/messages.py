@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tvm_split.rpc_runtime.errors import ProtocolError
+from tvm_split.rpc_runtime.program.codec import Codec, fits
 from tvm_split.rpc_runtime.program.kernel_times import (
     MAXIMUM_LIMIT_SECONDS,
     KernelSet,
@@ -233,7 +234,15 @@ def _planned_route(message: pb.Route) -> PlannedRoute:
         raise ProtocolError(f"{where}: {error}") from None
     if not 1 <= message.queue_depth <= 100_000:
         raise ProtocolError(f"{where} has the queue depth {message.queue_depth}")
-    return value_of(PlannedRoute, message, when=when)
+    if message.codec not in tuple(Codec):
+        raise ProtocolError(f"{where} has the unknown codec {message.codec[:80]!r}: upgrade one side")
+    route = value_of(PlannedRoute, message, when=when, codec=Codec(message.codec))
+    if not fits(route.codec, route.tensor) or (route.source == route.destination and route.codec is not Codec.NONE):
+        raise ProtocolError(
+            f"{where}, {route.tensor}, from {route.source!r} to {route.destination!r} has the codec {route.codec}, "
+            "which does not fit it"
+        )
+    return route
 
 
 def _check_supplies(plan: MachinePlan) -> None:

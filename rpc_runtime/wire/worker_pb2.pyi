@@ -147,7 +147,7 @@ class Stage(_message.Message):
     def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., machine: _Optional[str] = ..., layers: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., library: _Optional[_Union[Blob, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[Weight, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., replica: _Optional[int] = ..., turns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("tensor_index", "tensor", "source", "destination", "queue_depth", "period", "remainders")
+    __slots__ = ("tensor_index", "tensor", "source", "destination", "queue_depth", "period", "remainders", "codec")
     TENSOR_INDEX_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class Route(_message.Message):
     QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]
     PERIOD_FIELD_NUMBER: _ClassVar[int]
     REMAINDERS_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     tensor_index: int
     tensor: Tensor
     source: str
@@ -162,7 +163,8 @@ class Route(_message.Message):
     queue_depth: int
     period: int
     remainders: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, tensor_index: _Optional[int] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., queue_depth: _Optional[int] = ..., period: _Optional[int] = ..., remainders: _Optional[_Iterable[int]] = ...) -> None: ...
+    codec: str
+    def __init__(self, tensor_index: _Optional[int] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., queue_depth: _Optional[int] = ..., period: _Optional[int] = ..., remainders: _Optional[_Iterable[int]] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("machine", "address", "tls", "transport")
@@ -337,18 +339,20 @@ class TraceRequest(_message.Message):
     def __init__(self, deployment: _Optional[str] = ...) -> None: ...
 
 class TraceEvent(_message.Message):
-    __slots__ = ("stage", "sequence", "kind", "start_nanoseconds", "end_nanoseconds")
+    __slots__ = ("stage", "sequence", "kind", "start_nanoseconds", "end_nanoseconds", "size_bytes")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     START_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
     END_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     stage: str
     sequence: int
     kind: str
     start_nanoseconds: int
     end_nanoseconds: int
-    def __init__(self, stage: _Optional[str] = ..., sequence: _Optional[int] = ..., kind: _Optional[str] = ..., start_nanoseconds: _Optional[int] = ..., end_nanoseconds: _Optional[int] = ...) -> None: ...
+    size_bytes: int
+    def __init__(self, stage: _Optional[str] = ..., sequence: _Optional[int] = ..., kind: _Optional[str] = ..., start_nanoseconds: _Optional[int] = ..., end_nanoseconds: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class TraceReply(_message.Message):
     __slots__ = ("events",)

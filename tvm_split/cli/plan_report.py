@@ -36,6 +36,8 @@ def print_plan(
     """
     prediction = plan.prediction
     console.print(_stages_table(plan, shares))
+    for line in codec_lines(plan):
+        console.print(Text(line))
     if prediction is None:
         return
     for line in predicted_lines(prediction, plan.objective, seconds_now):
@@ -54,6 +56,18 @@ def print_plan(
             for other in others:
                 if other.why:
                     console.print(Text(f"• {other.name}: {other.why}"))
+
+
+def codec_lines(plan: Plan) -> list[str]:
+    """How tensors are written on links, how much smaller that makes them, and what it does to the outputs."""
+    lines = []
+    for each in plan.codecs:
+        size = "" if each.ratio is None else f", {each.ratio:.2f} times smaller"
+        error = "" if not each.codec.is_lossy else ", changes the outputs by an unknown share"
+        if each.codec.is_lossy and each.output_error is not None:
+            error = f", changes the outputs by {each.output_error:.2g} of their range"
+        lines.append(f"{each.source} → {each.destination}: {each.tensor} as {each.codec}{size}{error}")
+    return lines
 
 
 def prediction_as_json(plan: Plan) -> dict[str, Any] | None:

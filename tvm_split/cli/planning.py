@@ -83,7 +83,7 @@ SEARCHING = (
 )
 """The options that say nothing where the user splits a model."""
 SPLITTING = ("split", "split_from_model", "configuration")
-PLANNING = (*SPLITTING, "stages", "objective", *SEARCHING)
+PLANNING = (*SPLITTING, "stages", "objective", "allow_lossy", *SEARCHING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +118,10 @@ class PlanOptions:
     refresh: Annotated[bool, _flag("--refresh", "Measure anew what was measured before.")] = False
     time_limit: Annotated[
         float | None, _value("SECONDS", "Search so long, then take the best so far (default: 10).", 0.1)
+    ] = None
+    allow_lossy: Annotated[
+        float | None,
+        _value("SHARE", "Links with codec: auto may change outputs by such a share of their range, say 0.01.", 0.0),
     ] = None
     database: options.DatabaseOption = None
 
@@ -171,6 +175,7 @@ class PlanOptions:
             measure=not self.estimate,
             refresh=self.refresh,
             database=self.database,
+            allow_lossy=self.allow_lossy or 0.0,
             time_limit_seconds=self.time_limit or DEFAULT_TIME_LIMIT_SECONDS,
         )
 

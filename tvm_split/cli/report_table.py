@@ -35,7 +35,8 @@ def print_report(report: DeploymentReport, console: Console) -> None:
     for link in report.links:
         size = link.bytes.measured if link.bytes.measured is not None else link.bytes.predicted
         name = f"{link.source} → {link.destination}" + (f" ({link.transport})" if link.transport else "")
-        _add(table, name, NOTHING if size is None else bytes_text(size), link.seconds, scale, wire=True)
+        what = " ".join([NOTHING if size is None else bytes_text(size), *link.codecs])
+        _add(table, name, what, link.seconds, scale, wire=True)
     console.print(table)
     for line in summary(report):
         console.print(Text(line))

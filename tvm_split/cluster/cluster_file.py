@@ -13,6 +13,7 @@
       - {from: desk, to: edge, address: 10.0.0.7:7001}   # measured; desk reaches edge at this address
       - {from: box, to: edge, bytes_per_second: 0}       # nothing may pass between the two
       - {from: client, to: edge, bytes_per_second: 2e6}  # the machine that deploys; optional
+      - {from: edge, to: client, codec: auto}            # how tensors are written; optional: none
 
 A link counts in both directions unless the reverse is listed as well; its ``address`` only in its own. With ``links``,
 every pair of machines has one, so that none is forgotten. Paths are relative to the file.
@@ -27,9 +28,10 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tvm_split.cluster.machine import Link, Machine, faults
+from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, faults
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.program.codec import Codec
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -60,6 +62,12 @@ def _host_and_port(address: str) -> str:
     if split_address(address)[1] == 0:
         raise ValueError("nobody listens on port 0")
     return address
+
+
+def _known_codec(codec: str) -> str:
+    if codec not in LINK_CODECS:
+        raise ValueError("unknown")
+    return codec
 
 
 class _Tls(_Strict):
@@ -97,10 +105,11 @@ class _Link(_Strict):
     )
     latency_seconds: _Number = Field(default=0.0, ge=0, description="a number of seconds from 0 up, like 0.001")
     address: str | None = Field(default=None, description="HOST:PORT where `from` reaches the worker of `to`")
-
     transport: Transport = Field(default=Transport.AUTO, description=f"one of {', '.join(Transport)}")
+    codec: str = Field(default=Codec.NONE, description=f"one of {', '.join(LINK_CODECS)}")
 
     check_address = field_validator("address")(_host_and_port)
+    check_codec = field_validator("codec")(_known_codec)
 
 
 class _ClusterFile(_Strict):

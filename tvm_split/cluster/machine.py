@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.client.client import WorkerDescription
+from tvm_split.rpc_runtime.program.codec import Codec
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -71,6 +72,11 @@ def require_fit(machine: Machine, worker: WorkerDescription) -> None:
         raise ClusterError(problem)
 
 
+AUTO_CODEC = "auto"
+LINK_CODECS = (AUTO_CODEC, *Codec)
+"""What can be said of a link."""
+
+
 @dataclass(frozen=True)
 class Link:
     """A one-way link: tensors of ``b`` bytes take ``latency_seconds + b / bytes_per_second``.
@@ -80,7 +86,8 @@ class Link:
     where ``source`` reaches the worker of ``destination``, if that is another address than the client's. ``transport``
     says what carries it: ``"auto"`` (memory that both share on one host, unless an address is given), ``"grpc"``,
     ``"shm"``, which is refused where nothing can be shared, or ``"mpi"`` between workers that one ``mpiexec`` has
-    started with ``--mpi``.
+    started with ``--mpi``. ``codec`` is how tensors are written where it is a network: ``"none"``, one of
+    `rpc_runtime.program.codec.Codec` for every tensor that it fits, or ``"auto"``, by which a plan chooses.
     """
 
     source: str
@@ -89,6 +96,7 @@ class Link:
     latency_seconds: float = 0.0
     address: str | None = None
     transport: str = "auto"
+    codec: str = Codec.NONE
 
     def __post_init__(self) -> None:
         here = f"the link from {self.source!r} to {self.destination!r}"
@@ -105,11 +113,12 @@ class Link:
             raise ClusterError(f"{here} has a latency and no bytes_per_second; give both, or neither to measure them")
         if self.address is not None and CLIENT in (self.source, self.destination):
             raise ClusterError(f"{here} has an address; what the client calls is the address of the machine itself")
-
         if self.transport not in tuple(Transport):
             raise ClusterError(f"{here} has transport {self.transport!r}; there are {', '.join(Transport)}")
         if self.transport == Transport.MPI and CLIENT in (self.source, self.destination):
             raise ClusterError(f"{here} has the transport mpi, and the client is in no MPI world: leave it auto")
+        if self.codec not in LINK_CODECS:
+            raise ClusterError(f"{here} has codec {self.codec!r}; there are {', '.join(LINK_CODECS)}")
 
     @property
     def is_closed(self) -> bool:

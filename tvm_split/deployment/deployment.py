@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import AUTO_CODEC
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiler.instruction_sets import own_features, require_executable
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
@@ -25,6 +26,7 @@ from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+from tvm_split.rpc_runtime.program.codec import Codec, fitting
 from tvm_split.rpc_runtime.program.inputs import checked_inputs
 from tvm_split.rpc_runtime.program.interface import StagePipeline
 from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
@@ -195,6 +197,7 @@ def deploy(
         _require_runnable_here(bundle)
         threads = max(machine.threads for machine in cluster.machines)
         return Deployment(bundle, cluster, InProcessPipeline(bundle.program, bundle.blob_path, threads))
+    _check_codecs(bundle.program, cluster)
     with contextlib.ExitStack() as undo:
         undo.callback(cluster.release)
         endpoints = {name: cluster.endpoints()[name] for name in bundle.program.machines}
@@ -210,6 +213,21 @@ def deploy(
         )
         undo.pop_all()
     return Deployment(bundle, cluster, pipeline)
+
+
+def _check_codecs(program: Program, cluster: Cluster) -> None:
+    """A bundle keeps the codecs that it was planned with; a cluster that names others asks for another plan."""
+    for route in program.routes:
+        link = cluster.link(route.source, route.destination)
+        if link is None or link.codec in (AUTO_CODEC, Codec.NONE):
+            continue
+        wanted = fitting(Codec(link.codec), route.tensor)
+        if wanted is not route.codec:
+            raise ClusterError(
+                f"the link from {link.source!r} to {link.destination!r} has codec {link.codec!r}, which would write "
+                f"tensor {route.tensor.name!r} as {wanted}, and the bundle was planned with {route.codec}: plan and "
+                "compile for this cluster, or take the codec out of it"
+            )
 
 
 def _planned_in_flight(planned: Plan) -> int | None:

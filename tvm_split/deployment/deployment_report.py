@@ -23,6 +23,7 @@ from tvm_split.deployment.report_values import Comparison, LinkReport, MachineRe
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import Corrections, LinkPrediction, MachinePrediction, Prediction
+from tvm_split.rpc_runtime.program.codec import Codec
 from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from tvm_split.rpc_runtime.program.program import Program, Route, StageSpec
 from tvm_split.rpc_runtime.program.turns import Recurrence
@@ -136,9 +137,11 @@ class _Times:
 
     def __init__(self, events: Iterable[TraceEvent]) -> None:
         self._seconds: dict[tuple[str, str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        self._bytes: dict[tuple[str, str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for event in events:
             seconds = (event.end_nanoseconds - event.start_nanoseconds) * 1e-9
             self._seconds[event.machine, event.stage, event.kind][event.sequence] += seconds
+            self._bytes[event.machine, event.stage, event.kind][event.sequence] += event.size_bytes
 
     def crossed(self) -> bool:
         """Whether anything went over a link."""
@@ -153,12 +156,11 @@ class _Times:
 
         That is what a micro-batch of the whole stream costs on average; None if the machine never did it.
         """
-        summed: dict[int, float] = defaultdict(float)
-        for stage in stages:
-            for sequence, seconds in self._seconds.get((machine, stage, kind), {}).items():
-                if sequence in when:
-                    summed[sequence] += seconds
-        return statistics.median(summed.values()) * when.share if summed else None
+        return _median(self._seconds, machine, stages, kind, when)
+
+    def median_bytes(self, machine: str, stages: Iterable[str], kind: str, when: Recurrence) -> float | None:
+        """The same of the bytes that they received, or sent."""
+        return _median(self._bytes, machine, stages, kind, when)
 
     def of_machine(self, stages: Iterable[StageSpec], kind: str) -> float | None:
         """What a machine's stages spend on a micro-batch of the stream; those with the same turns are taken together.
@@ -174,6 +176,21 @@ class _Times:
         ]
         known = [seconds for seconds in found if seconds is not None]
         return sum(known) if known else None
+
+
+def _median(
+    values: Mapping[tuple[str, str, str], Mapping[int, float]],
+    machine: str,
+    stages: Iterable[str],
+    kind: str,
+    when: Recurrence,
+) -> float | None:
+    summed: dict[int, float] = defaultdict(float)
+    for stage in stages:
+        for sequence, value in values.get((machine, stage, kind), {}).items():
+            if sequence in when:
+                summed[sequence] += value
+    return statistics.median(summed.values()) * when.share if summed else None
 
 
 def _machine_report(
@@ -226,24 +243,26 @@ def _link_reports(
     predicted: Mapping[tuple[str, str], LinkPrediction] = (
         {} if prediction is None else {(each.source, each.destination): each for each in prediction.links}
     )
-    crossing: dict[tuple[str, str], float] = defaultdict(float)
-    for route in program.routes:
-        crossing[route.source, route.destination] += route.tensor.size_bytes * route.when.share
     reports = []
-    for (source, destination), size in crossing.items():
+    for source, destination in dict.fromkeys((route.source, route.destination) for route in program.routes):
         expected = predicted.get((source, destination))
-        when = functools.reduce(operator.or_, (route.when for route in _routes(program, source, destination)))
+        routes = _routes(program, source, destination)
+        when = functools.reduce(operator.or_, (route.when for route in routes))
         reports.append(
             LinkReport(
                 source,
                 destination,
-                Comparison(None if expected is None else expected.bytes, size if times.crossed() else None),
+                Comparison(
+                    None if expected is None else expected.bytes,
+                    _wire_bytes(program, times, source, destination, when),
+                ),
                 _range(
                     None if expected is None else expected.stream_seconds,
                     _wire_seconds(program, times, source, destination, when),
                     0.0 if expected is None else max(0.0, expected.seconds * when.share - expected.stream_seconds),
                 ),
                 carried.get((source, destination), ""),
+                tuple(dict.fromkeys(route.codec for route in routes if route.codec is not Codec.NONE)),
             )
         )
     return tuple(reports)
@@ -255,16 +274,27 @@ def _routes(program: Program, source: str, destination: str) -> list[Route]:
 
 def _wire_seconds(program: Program, times: _Times, source: str, destination: str, when: Recurrence) -> float | None:
     """The longer of sending and receiving, as far as the events of a stage belong to this link alone."""
+    found = (times.median(*booked, when) for booked in _booked(program, source, destination, when))
+    return max((seconds for seconds in found if seconds is not None), default=None)
+
+
+def _wire_bytes(program: Program, times: _Times, source: str, destination: str, when: Recurrence) -> float | None:
+    """What went over the link, as one of its ends says; the tensors' own size if neither can."""
+    found = (times.median_bytes(*booked, when) for booked in _booked(program, source, destination, when))
+    whole = sum(each.tensor.size_bytes * each.when.share for each in _routes(program, source, destination))
+    return next((size for size in found if size), whole if times.crossed() else None)
+
+
+def _booked(program: Program, source: str, destination: str, when: Recurrence) -> Iterator[tuple[str, set[str], str]]:
+    """The ends whose events belong to this link alone: machine, stages, and kind of the events."""
     link = _routes(program, source, destination)
     sent = [(route, _maker(program, route)) for route in program.routes if route.source == source]
     taken = [(route, _taker(program, route)) for route in program.routes if route.destination == destination]
-    found = []
     for machine, kind, booked in ((source, SEND, sent), (destination, RECEIVE, taken)):
         stages = {stage for route, stage in booked if route in link and stage is not None}
         others = [route for route, stage in booked if stage in stages and route not in link]
         if not any(other.when & when for other in others):
-            found.append(times.median(machine, stages, kind, when))
-    return max((seconds for seconds in found if seconds is not None), default=None)
+            yield machine, stages, kind
 
 
 def _maker(program: Program, route: Route) -> str | None:

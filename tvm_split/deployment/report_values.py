@@ -72,8 +72,9 @@ class LinkReport:
 
     Where replicas take turns, both are averages over the micro-batches of the whole stream. The measured seconds are
     the longer of what its two ends saw. They are None where a stage sends a micro-batch to, or receives it from,
-    several machines, so that nobody can tell which of them its time is to be booked on. ``transport`` is what carried
-    it, ``"grpc"`` or ``"shm"``; empty if that was not noted.
+    several machines, so that nobody can tell which of them its time is to be booked on; the measured bytes then are the
+    tensors' own. ``codecs`` are those in which tensors cross. ``transport`` is what
+    carried it, ``"grpc"``, ``"shm"`` or ``"mpi"``; empty if that was not noted.
     """
 
     source: str
@@ -81,3 +82,4 @@ class LinkReport:
     bytes: Comparison
     seconds: Comparison
     transport: str = ""
+    codecs: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tvm_split.errors import PlanError
+from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import Stage
 
@@ -37,7 +38,8 @@ class Plan:
     """Stages in topological order; every layer of the model is in exactly one.
 
     ``origin`` says in a few words how the plan was found. ``prediction`` is what the planner expects of exactly these
-    stages; it is None for a plan that was made or changed by hand.
+    stages and codecs; it is None for a plan that was made or changed by hand. ``codecs`` are those of the tensors that
+    have one on a link.
 
     Raises:
         PlanError: the replicas of a stage cannot take turns; names the stage.
@@ -49,6 +51,7 @@ class Plan:
     machines: tuple[PlannedMachine, ...]
     stages: tuple[Stage, ...]
     prediction: Prediction | None = None
+    codecs: tuple[PlannedCodec, ...] = ()
 
     def __post_init__(self) -> None:
         for stage in self.stages:
@@ -87,7 +90,9 @@ class Plan:
         if self.prediction is None:
             del content["prediction"]
         else:
-            content["prediction"] = {"for_stages": _stages_digest(self.stages), **content["prediction"]}
+            content["prediction"] = {"for_stages": _digest(self.stages, self.codecs), **content["prediction"]}
+        if not self.codecs:
+            del content["codecs"]
         return content
 
     def save(self, path: str | Path) -> None:
@@ -116,14 +121,15 @@ class Plan:
             )
         try:
             stages = tuple(each.stage() for each in parsed.stages)
-            plan = cls(parsed.model, parsed.objective, parsed.origin, tuple(parsed.machines), stages)
+            machines, codecs = tuple(parsed.machines), tuple(parsed.codecs)
+            plan = cls(parsed.model, parsed.objective, parsed.origin, machines, stages, codecs=codecs)
             for machine in (machine for stage in stages for machine in stage.machines):
                 plan.machine(machine)
         except PlanError as error:
             raise PlanError(f"{source}: stages: {error}") from None
         prediction = parsed.prediction
-        if prediction is None or prediction.pop("for_stages", None) != _stages_digest(stages):
-            return plan  # someone has edited the stages: what was expected of the old ones says nothing
+        if prediction is None or prediction.pop("for_stages", None) != _digest(stages, codecs):
+            return plan  # someone has edited them: what was expected of the old ones says nothing
         try:
             return replace(plan, prediction=_PREDICTION.validate_python(prediction))
         except ValidationError as error:
@@ -163,6 +169,7 @@ class _PlanFile(_Strict):
     origin: str
     machines: list[PlannedMachine] = Field(min_length=1)
     stages: list[_Stage] = Field(min_length=1)
+    codecs: list[PlannedCodec] = []
     prediction: dict[str, Any] | None = None
 
 
@@ -180,6 +187,6 @@ def _problems(error: ValidationError, where: str) -> str:
     return "\n".join(f"{where}{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
 
 
-def _stages_digest(stages: Sequence[Stage]) -> str:
-    content = [_stage_content(stage) for stage in stages]
+def _digest(stages: Sequence[Stage], codecs: Sequence[PlannedCodec]) -> str:
+    content = [_stage_content(stage) for stage in stages] + [asdict(codec) for codec in codecs]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

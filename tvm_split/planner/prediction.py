@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
@@ -158,7 +158,7 @@ def predict(
         period_seconds=period,
         latency_seconds=latency,
         bubble=max(0.0, 1.0 - busy),
-        in_flight=(math.ceil(latency / period) if period > 0 else 1) + used,
+        in_flight=_in_flight(evaluation),
         lower_bound_seconds=best.lower_bound_seconds,
         gap=gap_of(objective_seconds(problem.objective, evaluation), best.lower_bound_seconds),
         limiting=evaluation.limiting,
@@ -172,6 +172,64 @@ def predict(
         corrections=corrections,
         doubts=(*profile.doubts, *_contradictions(stages, period, latency)),
     )
+
+
+@dataclass(frozen=True)
+class CodedLink:
+    """What codecs make of a link: its seconds and bytes for a micro-batch of a stream, as shares of those without."""
+
+    seconds: float
+    bytes: float
+
+
+def with_coded_links(
+    prediction: Prediction,
+    problem: Problem,
+    profile: ClusterProfile,
+    stages: Sequence[Stage],
+    coded: Mapping[tuple[str, str], CodedLink],
+) -> Prediction:
+    """The prediction of ``stages`` when some links, by (source, destination), have codecs.
+
+    The lower bound and the alternatives are those of plans without codecs, as they were searched.
+    """
+    links = tuple(
+        replace(link, bytes_per_second=link.bytes_per_second / coded[link.source, link.destination].seconds)
+        if (link.source, link.destination) in coded
+        else link
+        for link in problem.links
+    )
+    faster = replace(problem, links=links)
+    evaluation = evaluate(faster, stages)
+    period, latency = evaluation.period_seconds, evaluation.latency_seconds
+    value = objective_seconds(problem.objective, evaluation)
+    bound = min(prediction.lower_bound_seconds, value)
+    busy = sum(load.compute_seconds for load in evaluation.loads) / (len(evaluation.loads) * period) if period else 1.0
+    predicted = _links(faster, stages)
+    return replace(
+        prediction,
+        period_seconds=period,
+        latency_seconds=latency,
+        bubble=max(0.0, 1.0 - busy),
+        in_flight=_in_flight(evaluation),
+        lower_bound_seconds=bound,
+        gap=gap_of(value, bound),
+        limiting=evaluation.limiting,
+        method=f"{prediction.method}; codecs for its links were chosen afterwards",
+        machines=_machines(faster, profile, stages, evaluation, predicted),
+        links=tuple(
+            replace(each, bytes=each.bytes * coded[each.source, each.destination].bytes)
+            if (each.source, each.destination) in coded
+            else each
+            for each in predicted
+        ),
+        baselines=compared_baselines(problem, {piece.name: len(piece.layers) for piece in profile.pieces}, evaluation),
+    )
+
+
+def _in_flight(evaluation: Evaluation) -> int:
+    period = evaluation.period_seconds
+    return (math.ceil(evaluation.latency_seconds / period) if period > 0 else 1) + len(evaluation.loads)
 
 
 def _contradictions(stages: Sequence[Stage], period: float, latency: float) -> Iterator[str]:

@@ -33,6 +33,8 @@ class PlanRequest:
         measure: False plans with estimates from operations and bytes; nothing is contacted but for targets.
         refresh: measure anew what was measured before.
         database: tuned kernels to measure, as `tvm_split.compile` takes them.
+        allow_lossy: on links with ``codec: auto``, codecs may be chosen that together change an output by so much, as a
+            share of its largest magnitude (0.01, say), on the example inputs; 0 chooses only such that lose nothing.
         time_limit_seconds: for the search; then the best plan so far is returned, with its bound.
 
     Raises:
@@ -52,6 +54,7 @@ class PlanRequest:
     measure: bool = True
     refresh: bool = False
     database: str | Path | None = None
+    allow_lossy: float = 0.0
     time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
 
     def __post_init__(self) -> None:
@@ -59,6 +62,8 @@ class PlanRequest:
             raise PlanError(f"objective is {self.objective!r}; it can be {' or '.join(map(repr, get_args(Objective)))}")
         if self.stages is not None and self.stages < 1:
             raise PlanError(f"stages={self.stages} was asked for; give at least 1")
+        if not self.allow_lossy >= 0:
+            raise PlanError(f"allow_lossy is {self.allow_lossy}; give the share of outputs that may be lost, like 0.01")
         if self.split is not None and self.is_demanding:
             raise PlanError(
                 "a split by hand leaves nothing to search; leave out the split, or pins, replicas and limits"

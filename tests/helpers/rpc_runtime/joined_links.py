@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -38,12 +39,14 @@ class Sender(Idle):
         self._room = threading.Condition(self.lock)
         self.link = OutgoingLink(self, routes, flat_bytes)
         self.sent = 0
+        self.sizes: dict[str, set[int]] = defaultdict(set)
 
     def room_locked(self) -> None:
         self._room.notify_all()
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int) -> None:
+    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
         self.sent += 1
+        self.sizes[route.tensor.name].add(size_bytes)
 
     def put(self, name: str, sequence: int, value: Any, seconds: float = 20.0) -> bool:
         """Whether there was room in time."""
@@ -63,9 +66,13 @@ class Receiver(Idle):
         self.come = threading.Condition(self.lock)
         self.link = IncomingLink(self, routes, array_slot, reuse=reuse)
         self.got: list[tuple[str, int, Any]] = []
+        self.sizes: dict[str, set[int]] = defaultdict(set)
         self._holds = holds
         self.held: list[Callable[[], None]] = []
         self.views: list[Any] = []
+
+    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int) -> None:
+        self.sizes[route.tensor.name].add(size_bytes)
 
     def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.lock:

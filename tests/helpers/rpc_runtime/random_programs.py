@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
-from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from tvm_split.rpc_runtime.program.codec import Codec
+from tvm_split.rpc_runtime.program.program import BlobSpec, Program, RouteCodec, StageSpec, TensorSpec
 
+LOSSLESS = (Codec.NONE, Codec.LZ4, Codec.ZSTD)
 BLOB = BlobSpec("0" * 64, 1)
 
 
@@ -28,4 +32,9 @@ def programs(draw: st.DrawFn, most_replicas: int = 1) -> Program:
             stages.append(StageSpec(index, f"s{index}", machine, (), "cpu", BLOB, (), *ends, replica, tuple(turns)))
         known += made
     outputs = draw(st.lists(st.sampled_from(known), min_size=1, max_size=4))
-    return Program(tuple(inputs), tuple(outputs), tuple(stages))
+    program = Program(tuple(inputs), tuple(outputs), tuple(stages))
+    codecs = [
+        RouteCodec(route.tensor.name, route.source, route.destination, draw(st.sampled_from(LOSSLESS)))
+        for route in program.routes
+    ]
+    return replace(program, codecs=tuple(codecs))

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,19 @@ import numpy as np
 import pytest
 from tvm.relax import op
 
-from tests.helpers.rpc_runtime.pipelines import open_on, same, statistics_of_all_sent
+from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc, same, statistics_of_all_sent
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import SHAPES, A, B, C, add, batches_for, chain, double, one_machine, skips
+from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import InputError, WorkerError
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+from tvm_split.rpc_runtime.program.codec import Codec
 from tvm_split.rpc_runtime.program.interface import StagePipeline
 from tvm_split.rpc_runtime.program.measurements import StageStatistics
+from tvm_split.rpc_runtime.program.program import CLIENT, RouteCodec
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
 @pytest.mark.parametrize("make", SHAPES)
@@ -38,6 +44,64 @@ def test_a_pipeline_gives_what_its_stages_give_in_turn(
         assert len(results) == count
         assert all(same(a, b) for a, b in zip(results, expected, strict=True))
         assert same(pipeline.run(batches[0]), expected[0])
+
+
+def test_codecs_of_routes_are_used_where_a_network_carries_them(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """From the client, between machines and back, each route with its own; in shared memory nothing is changed."""
+    x = maker.input("x", (1, 8, 30, 30))
+    y = maker.stage("first", A, [x], double)
+    z = maker.stage("second", B, [y], double)
+    plain = maker.program([z])
+    codecs = (
+        RouteCodec(x.name, CLIENT, A, Codec.ZSTD),
+        RouteCodec(y.name, A, B, Codec.INT8),
+        RouteCodec(z.name, B, CLIENT, Codec.LZ4),
+    )
+    program = replace(plain, codecs=codecs)
+    batch = np.random.default_rng(4).standard_normal(x.shape).clip(0, 4).astype(np.float32)
+    steps = np.abs(batch).max(axis=(0, 2, 3), keepdims=True) / 127
+    with open_on(workers, program, maker, links=over_grpc(program)) as pipeline:
+        for _ in range(5):
+            (result,) = pipeline.run([batch])
+            off = np.abs(result / 4 - batch)
+            assert off.max() > 0
+            assert (off <= steps * 0.501).all()
+        first, second = statistics_of_all_sent(pipeline)
+        assert first.bytes_sent == second.bytes_received == 5 * (batch.size + 8 * 4)
+        assert 0 < second.bytes_sent < 5 * batch.nbytes * 0.9
+        sent = {event.size_bytes for event in pipeline.trace() if (event.stage, event.kind) == ("first", "send")}
+        assert sent == {batch.size + 8 * 4}
+    with open_on(workers, program, maker) as pipeline:
+        assert same(pipeline.run([batch]), (batch * 4,))
+
+
+@pytest.mark.parametrize(
+    ("codec", "reason"),
+    [
+        (RouteCodec("first.0", A, C, Codec.LZ4), "'first.0' from 'machine-a' to 'machine-c': this tensor does not go"),
+        (RouteCodec("numbers", CLIENT, A, Codec.FP16), "fp16 of tensor 'numbers' .* does not fit numbers: int64"),
+        (RouteCodec("x", A, A, Codec.LZ4), "this tensor does not go that way"),
+    ],
+)
+def test_a_codec_of_no_route_that_it_fits_is_refused(maker: ProgramMaker, codec: RouteCodec, reason: str) -> None:
+    x, numbers = maker.input("x"), maker.input("numbers", dtype="int64")
+    maker.stage("numbered", A, [numbers], double)
+    y = maker.stage("first", A, [x], double)
+    program = replace(maker.program([maker.stage("second", B, [y], double)]), codecs=(codec,))
+    with pytest.raises(ValueError, match=reason):
+        _ = program.routes
+
+
+def test_a_worker_without_what_a_codec_needs_says_so(start: Start, maker: ProgramMaker, tmp_path: Path) -> None:
+    (tmp_path / "zstandard.py").write_text("raise ImportError\n")
+    y = maker.stage("first", A, [maker.input("x")], double)
+    z = maker.stage("second", B, [y], double)
+    program = replace(maker.program([z]), codecs=(RouteCodec(y.name, A, B, Codec.ZSTD),))
+    arguments = ("--ready-json", "--insecure", "--name")
+    addresses = {name: ready(start(*arguments, name, PYTHONPATH=str(tmp_path))) for name in (A, B)}
+    endpoints = {name: WorkerEndpoint(name, address) for name, address in addresses.items()}
+    with pytest.raises(WorkerError, match=r"machine-.*needs the package 'zstandard'.*tvm-split\[codecs\]"):
+        Pipeline.open(program, endpoints, maker.blob_path)
 
 
 @pytest.mark.slow

@@ -51,7 +51,9 @@ class Client:
 
     def moved(self) -> None: ...
 
-    def transferred(self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int) -> None: ...
+    def transferred(
+        self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int
+    ) -> None: ...
 
     def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.arrived:

@@ -26,6 +26,7 @@ from tests.helpers.rpc_runtime.link_peer import one_route
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, hello, silence
 from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.program.codec import Codec, encoded_bytes, fitting
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import TensorSpec
@@ -34,7 +35,15 @@ from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.links import OUTBOX
 from tvm_split.rpc_runtime.transports.shared_memory import SharedMemoryCarrier
 from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
-from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES, FrameKind, control_frame, tensor_frames
+from tvm_split.rpc_runtime.wire.framing import (
+    CHUNK_BYTES,
+    HEADER,
+    MAGIC,
+    PROTOCOL_VERSION,
+    FrameKind,
+    control_frame,
+    tensor_frames,
+)
 
 TRANSPORTS = (Transport.MPI,) if mpi_ranks.world else (Transport.GRPC, Transport.SHARED_MEMORY)
 every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -85,6 +94,59 @@ def test_everything_arrives_whole_and_in_order(transport: Transport, caller_send
             assert value.shape == route.tensor.shape
             assert value.dtype == expected.dtype
             assert value.tobytes() == expected.tobytes()
+
+
+@every_transport
+@caller_sends
+@pytest.mark.parametrize("codec", Codec)
+def test_streams_are_coded_and_memory_is_not(transport: Transport, caller_sends: bool, codec: Codec) -> None:
+    """What is lossy changes what arrives by a little, and only where a network carries it; the sizes are told."""
+    shapes = [(1, 8, 5, 5), (300, 2000), (0, 4), (), (4, 3)]
+    specs = [TensorSpec(f"t{index}", shape, "float32") for index, shape in enumerate(shapes)]
+    specs.append(TensorSpec("numbers", (1 << 19,), "int64"))
+    routes = [PlannedRoute(index, spec, "a", "b", 3, codec=fitting(codec, spec)) for index, spec in enumerate(specs)]
+    sender, receiver = Sender(routes), Receiver(routes, reuse=True)
+    with joined(transport, *ends(sender, receiver, caller_sends)):
+        for sequence in range(5):
+            for spec in specs:
+                assert sender.put(spec.name, sequence, activation(spec, sequence))
+        assert receiver.wait(5 * len(specs))
+        assert wait_for(lambda: receiver.sizes == sender.sizes)
+    for name, sequence, value in receiver.got:
+        route = next(route for route in routes if route.tensor.name == name)
+        expected = activation(route.tensor, sequence)
+        if route.codec.is_lossy and transport is Transport.GRPC:
+            assert value.size < 100 or not np.array_equal(value, expected)
+            assert np.allclose(value, expected, rtol=2**-8, atol=4 / 127)
+            assert receiver.sizes[name] == {encoded_bytes(route.codec, route.tensor)}
+        else:
+            assert value.tobytes() == expected.tobytes()
+            if value.nbytes > 100_000:
+                coded = transport is Transport.GRPC and route.codec is not Codec.NONE
+                assert (max(receiver.sizes[name]) < value.nbytes) == coded
+
+
+def activation(spec: TensorSpec, sequence: int) -> np.ndarray:
+    """Half of it is 0, as after a ReLU; the rest within 4."""
+    drawn = np.random.default_rng(sequence).standard_normal(spec.shape).clip(0, 4)
+    return np.asarray(drawn, np.dtype(spec.dtype))
+
+
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.NONE])
+def test_sizes_that_a_codec_cannot_make_end_the_link(codec: Codec) -> None:
+    tensor = TensorSpec("cut", (4, 4), "float32")
+    route = PlannedRoute(0, tensor, "a", "b", 3, codec=codec)
+    for size in (0, 7, 65, 1 << 40) if codec.is_lossy else (0, 65, 1 << 40):
+        sender, receiver = Sender([route]), Receiver([route])
+        header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, 0, 0, 0, 0, size)
+        frame = header + bytes(min(size, CHUNK_BYTES))
+        with joined(Transport.GRPC, receiver.link, sender.link) as (answering, _):
+            sender.link._begin_locked = lambda frame=frame: Saying([frame])  # type: ignore[method-assign, misc]
+            with sender.lock:
+                sender.link._wake.notify()
+            assert answering.ended.wait(5)
+            assert isinstance(answering.ends[0], ProtocolError)
+            assert "'cut'" in str(answering.ends[0])
 
 
 @every_transport

@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 from tests.models.small_onnx_model import small_model
+from tvm_split.cli.planning import PlanOptions
 
 A, B = "machine-a", "machine-b"
 LAYERS = ["conv_1", "relu_1", "conv_2", "flatten", "dense"]
@@ -104,6 +105,12 @@ def test_sizes_of_micro_batches(invoke, invoke_json, open_batch):
     assert rates == sorted(rates, reverse=True)
     assert found["inputs"][0]["shape"][0] == found["sizes"][0]["size"]
     assert "samples a second" in invoke("plan", open_batch, "--estimate", "--batches", "1,4").stdout
+
+
+def test_what_codecs_may_change_reaches_the_planner(invoke, onnx_path):
+    assert PlanOptions(allow_lossy=0.01).request("net.onnx", None, None).allow_lossy == 0.01
+    assert PlanOptions().request("net.onnx", None, None).allow_lossy == 0.0
+    invoke("plan", onnx_path, "--estimate", "--allow-lossy", "-1", code=2)
 
 
 def report_of(content, slow):

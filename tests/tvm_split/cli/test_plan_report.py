@@ -9,8 +9,10 @@ from rich.console import Console
 
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tvm_split.cli.plan_report import memory_text, predicted_lines, prediction_as_json, print_plan
+from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.problem import Stage
+from tvm_split.rpc_runtime.program.codec import Codec
 
 A, B = "machine-a", "machine-b"
 LONG = "features.denseblock1.denselayer1.conv1"
@@ -34,6 +36,23 @@ def shown(given: Plan, *, details: bool = False) -> str:
     file = io.StringIO()
     print_plan(given, [0.5, 0.4, 0.1], 1_007_200.0, Console(file=file, width=80), details=details)
     return file.getvalue()
+
+
+def test_codecs_are_said_with_what_they_save_and_cost():
+    codecs = (
+        PlannedCodec("[b]cut[/b]", A, B, Codec.INT8, 3.984, 0.0043),
+        PlannedCodec("last", B, "client", Codec.ZSTD, 1.5, 0.0),
+        PlannedCodec("other", B, A, Codec.FP16),
+    )
+    for given in (plan(), dataclasses.replace(plan(), prediction=None)):
+        text = " ".join(shown(dataclasses.replace(given, codecs=codecs)).split())
+        for words in (
+            "machine-a → machine-b: [b]cut[/b] as int8, 3.98 times smaller, changes the outputs by 0.0043 of their",
+            "machine-b → client: last as zstd, 1.50 times smaller machine-b",
+            "machine-b → machine-a: other as fp16, changes the outputs by an unknown share",
+        ):
+            assert words in text, words
+    assert "times smaller" not in shown(plan())
 
 
 def test_what_matters_fits_a_small_window():

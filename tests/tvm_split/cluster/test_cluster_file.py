@@ -40,6 +40,15 @@ def test_a_file_becomes_a_cluster(tmp_path: Path) -> None:
     assert cluster.links == (Link("desk", "box", 1.25e8, 0.001), Link("box", "desk", 1.25e8, 0.001))
 
 
+@pytest.mark.parametrize("codec", ["auto", "none", "fp16", "bf16", "int8", "lz4", "zstd"])
+def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
+    (tmp_path / "secret").write_text("open sesame\n")
+    cluster = Cluster.from_yaml(write(tmp_path, GOOD.replace("0.001}", f"0.001, codec: {codec}}}")))
+    assert [link.codec for link in cluster.links] == [codec, codec]
+    with pytest.raises(ClusterError, match="has codec 'zip'; there are auto, none, fp16"):
+        Link("desk", "box", codec="zip")
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "line", "message"),
     [
@@ -54,6 +63,7 @@ def test_a_file_becomes_a_cluster(tmp_path: Path) -> None:
         ("16e9", "true", 5, "is True; expected is a number of bytes"),
         ("192.0.2.10:7001", "192.0.2.10", 3, "address is '192.0.2.10'; expected is HOST:PORT"),
         ("192.0.2.10:7001", "192.0.2.10:70010", 3, "expected is HOST:PORT"),
+        ("0.001}", "0.001, codec: zip}", 11, "links[0].codec is 'zip'; expected is one of auto, none, fp16, bf16"),
         (
             "name: box",
             "name: desk",

@@ -12,9 +12,11 @@ import pytest
 
 import tvm_split
 from tests.helpers.mutations import WRONG_FILES
+from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import Stage
+from tvm_split.rpc_runtime.program.codec import Codec
 
 LLVM = {"kind": "llvm"}
 MACHINES = tuple(PlannedMachine(f"machine-{letter}", LLVM, 1) for letter in "abc")
@@ -41,6 +43,31 @@ def test_a_plan_with_replicas_survives_its_file(tmp_path: Path) -> None:
         {"machine": "machine-b", "share": 0.67},
         {"machine": "machine-c", "share": 0.33},
     ]
+
+
+def test_codecs_stand_in_the_file_in_plain_words(tmp_path: Path) -> None:
+    codecs = (
+        PlannedCodec("layer_1", "machine-a", "machine-b", Codec.INT8, 3.99, 0.004),
+        PlannedCodec("layer_1", "machine-a", "machine-c", Codec.ZSTD),
+    )
+    plan = dataclasses.replace(planned(), codecs=codecs, prediction=PREDICTION)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    content = json.loads((tmp_path / "plan.json").read_text())
+    assert content["codecs"][0] == {
+        "tensor": "layer_1",
+        "source": "machine-a",
+        "destination": "machine-b",
+        "codec": "int8",
+        "ratio": 3.99,
+        "output_error": 0.004,
+    }
+    del content["codecs"][1]
+    assert Plan.from_dict(content).prediction is None  # which was with both
+    content["codecs"][0]["codec"] = "fp8"
+    with pytest.raises(tvm_split.PlanError, match=r"codecs\.0\.codec: Input should be 'none', 'fp16'"):
+        Plan.from_dict(content)
+    assert "codecs" not in planned().to_dict()
 
 
 def test_a_prediction_is_forgotten_when_someone_edits_a_share() -> None:

@@ -10,7 +10,7 @@ from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import ONE_MACHINE
-from tvm_split.planner.prediction import Corrections, compared_baselines, predict
+from tvm_split.planner.prediction import CodedLink, Corrections, compared_baselines, predict, with_coded_links
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
 from tvm_split.planner.search import evaluate, solve
@@ -46,6 +46,31 @@ def test_the_best_plan():
     assert found.links[1].stream_seconds == pytest.approx(1e-6)
     assert found.corrections == Corrections()
     assert found.profiled_at == 1000.0
+
+
+def test_codecs_make_links_faster_and_their_bytes_fewer():
+    """A link of a half of the bandwidth that computing needs: 1000 bytes in 10 ms, with a codec in 4."""
+    profile = chain_profile(
+        {A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, bytes_per_second=1e5, latency_seconds=1e-3
+    )
+    problem = chain_problem(profile)
+    plain = predict(problem, profile, solve(problem), HALVES)
+    assert plain.period_seconds == pytest.approx(0.010)
+    ends = [("client", A), (A, B), (B, "client")]
+    coded = with_coded_links(plain, problem, profile, HALVES, dict.fromkeys(ends, CodedLink(0.4, 0.25)))
+    assert coded.period_seconds == pytest.approx(0.005)
+    assert coded.latency_seconds == pytest.approx(0.009 + 3 * (1e-3 + 0.004))
+    assert "compute of machine-a" in coded.limiting
+    assert [link.bytes for link in coded.links] == [250, 250, 250]
+    assert [link.stream_seconds for link in coded.links] == pytest.approx([0.004] * 3)
+    assert coded.machines[1].receive_seconds == pytest.approx(0.004)
+    assert coded.lower_bound_seconds == pytest.approx(0.005)
+    assert coded.gap == 0
+    assert coded.in_flight == math.ceil(0.024 / 0.005) + 2
+    assert coded.bubble == pytest.approx(1 - (5 + 4) / 10)
+    one = with_coded_links(plain, problem, profile, HALVES, {(A, B): CodedLink(0.4, 0.25)})
+    assert one.period_seconds == pytest.approx(0.010)
+    assert [link.bytes for link in one.links] == [1000, 250, 1000]
 
 
 def test_another_plan_is_held_against_the_best_bound():

@@ -1,0 +1,192 @@
+"""Links with codecs, from the plan to the results: every codec beside torch, and the plan's choice beside a clock."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tvm_split
+from tests.helpers.relay import Relay
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Link, Machine
+from tvm_split.errors import ClusterError, PlanError
+from tvm_split.planner.plan import Plan
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.program.codec import Codec, fits
+from tvm_split.rpc_runtime.program.program import CLIENT, RouteCodec
+
+A, B = "left", "right"
+SLOW_BYTES_PER_SECOND = 100e6 / 8
+TOLERANCES = {Codec.FP16: 2e-3, Codec.BF16: 2e-2, Codec.INT8: 3e-2}
+"""What a codec may change of the outputs' range; `EXACT` is what compiling may."""
+EXACT = 1e-4
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers([A, B]) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 32, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(32, 8, 3, stride=2),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.LazyLinear(10),
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def x() -> torch.Tensor:
+    """Smooth, as photographs are."""
+    torch.manual_seed(1)
+    return torch.nn.functional.interpolate(torch.rand(1, 3, 8, 8), (64, 64), mode="bicubic")
+
+
+@pytest.fixture(scope="module")
+def model(network: torch.nn.Module, x: torch.Tensor) -> tvm_split.Model:
+    network(x)
+    return tvm_split.load_model(network, (x,))
+
+
+SPLIT = {A: ["0", "1"], B: ["2", "3", "4", "5"]}
+CROSSING_BYTES = 32 * 64 * 64 * 4
+
+
+def joined_by(workers: LocalWorkers, *links: Link) -> Cluster:
+    return Cluster("remote", tuple(Machine(name, endpoint=end) for name, end in workers.endpoints.items()), links)
+
+
+def error_of(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_every_codec_gives_what_torch_gives(
+    workers: LocalWorkers,
+    network: torch.nn.Module,
+    x: torch.Tensor,
+    model: tvm_split.Model,
+    codec: Codec,
+    tmp_path: Path,
+) -> None:
+    cluster = joined_by(
+        workers,
+        Link(A, B, 1e9, transport="grpc", codec=codec),
+        Link(CLIENT, A, 1e9, transport="grpc", codec=codec),
+        Link(B, CLIENT, 1e9, transport="grpc", codec=codec),
+    )
+    plan = tvm_split.plan(model, cluster, split=SPLIT)
+    between = [each for each in plan.codecs if (each.source, each.destination) == (A, B)]
+    assert [each.codec for each in between] == ([codec] if codec is not Codec.NONE else [])
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    bundle = tvm_split.compile(model, plan)
+    bundle.save(tmp_path / "bundle")
+    with tvm_split.deploy(tvm_split.Bundle.load(tmp_path / "bundle"), cluster) as deployment:
+        with torch.no_grad():
+            expected = network(x).numpy()
+        (result,) = deployment.run(x)
+        assert error_of(result, expected) <= TOLERANCES.get(codec, EXACT)
+        for _ in deployment.stream([(x,)] * 5):
+            pass
+        sent = deployment.stats().stages[0].bytes_sent / deployment.stats().stages[0].micro_batches
+        report = deployment.report()
+    if codec is Codec.NONE:
+        assert sent == CROSSING_BYTES
+        return
+    (planned,) = between
+    assert planned.ratio is not None
+    assert planned.ratio == pytest.approx(CROSSING_BYTES / sent, rel=1e-3)
+    assert planned.ratio > 1.05
+    lossy = [each for each in plan.codecs if each.codec.is_lossy]
+    stated = sum(each.output_error or 0 for each in lossy)
+    assert (stated > EXACT / 10) == codec.is_lossy
+    assert error_of(result, expected) <= stated + EXACT
+    (link,) = [each for each in report.links if (each.source, each.destination) == (A, B)]
+    assert link.codecs == (codec,)
+    assert link.bytes.measured == pytest.approx(sent)
+
+
+@pytest.fixture(scope="module")
+def slow_link(workers: LocalWorkers) -> Iterator[str]:
+    with Relay(workers.endpoints[B].address, bytes_per_second=SLOW_BYTES_PER_SECOND) as relay:
+        yield relay.address
+
+
+def slow_cluster(workers: LocalWorkers, address: str, codec: str = "auto") -> Cluster:
+    return joined_by(workers, Link(A, B, SLOW_BYTES_PER_SECOND, address=address, codec=codec))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("allow_lossy", [0.0, 0.05], ids=["lossless", "lossy"])
+def test_the_planned_codec_is_the_fastest_that_is_allowed(
+    workers: LocalWorkers, model: tvm_split.Model, x: torch.Tensor, slow_link: str, allow_lossy: float
+) -> None:
+    """Over an emulated link of 100 Mbit/s, each codec timed in turns."""
+    cluster = slow_cluster(workers, slow_link)
+    plan = tvm_split.plan(model, cluster, split=SPLIT, allow_lossy=allow_lossy)
+    (chosen,) = plan.codecs
+    assert chosen.codec.is_lossy == (allow_lossy > 0)
+    bundle = tvm_split.compile(model, plan)
+    (route,) = [route for route in bundle.program.routes if (route.source, route.destination) == (A, B)]
+    candidates = [codec for codec in Codec if fits(codec, route.tensor) and (allow_lossy > 0 or not codec.is_lossy)]
+    seconds: dict[Codec, list[float]] = {codec: [] for codec in candidates}
+    for _ in range(3):
+        for codec in candidates:
+            codecs = (RouteCodec(route.tensor.name, A, B, codec),)
+            program = replace(bundle.program, codecs=codecs)
+            with tvm_split.deploy(replace(bundle, program=program), cluster) as deployment:
+                times = [time.monotonic() for _ in deployment.stream([(x,)] * 25)]
+                seconds[codec].append((times[-1] - times[4]) / (len(times) - 5))
+    measured = {codec: statistics.median(found) for codec, found in seconds.items()}
+    print({codec.value: f"{found * 1e3:.1f} ms" for codec, found in measured.items()}, chosen)
+    assert measured[chosen.codec] <= 1.1 * min(measured.values())
+    assert measured[chosen.codec] < 0.8 * measured[Codec.NONE]
+
+
+def test_a_link_that_is_no_limit_keeps_none(workers: LocalWorkers, model: tvm_split.Model) -> None:
+    fast = joined_by(workers, Link(A, B, 1e13, codec="auto"))
+    assert tvm_split.plan(model, fast, split=SPLIT, allow_lossy=1.0).codecs == ()
+
+
+def test_lossy_codecs_together_keep_to_what_is_allowed(
+    workers: LocalWorkers, model: tvm_split.Model, slow_link: str
+) -> None:
+    cluster = slow_cluster(workers, slow_link)
+    errors = []
+    for allowed in (1.0, 1e-3, 1e-9):
+        plan = tvm_split.plan(model, cluster, split=SPLIT, allow_lossy=allowed)
+        (chosen,) = plan.codecs
+        assert chosen.output_error is not None
+        assert chosen.output_error <= allowed
+        errors.append(chosen.codec)
+    assert errors[0] is Codec.INT8
+    assert not errors[-1].is_lossy
+
+
+def test_what_is_asked_and_cannot_be_is_said(
+    workers: LocalWorkers, model: tvm_split.Model, slow_link: str, tmp_path: Path
+) -> None:
+    cluster = slow_cluster(workers, slow_link)
+    plan = tvm_split.plan(model, cluster, split=SPLIT)
+    bundle = tvm_split.compile(model, plan)
+    with pytest.raises(ClusterError, match=r"'left' to 'right' has codec 'int8'.*was planned with"):
+        tvm_split.deploy(bundle, slow_cluster(workers, slow_link, "int8"))
+    elsewhere = replace(plan, codecs=(replace(plan.codecs[0], source=CLIENT),))
+    with pytest.raises(PlanError, match="this tensor does not go that way; there go"):
+        tvm_split.compile(model, elsewhere)
+    with pytest.raises(PlanError, match="allow_lossy is -1"):
+        tvm_split.plan(model, cluster, split=SPLIT, allow_lossy=-1)

@@ -1,0 +1,227 @@
+"""How the tensors of a plan are written where they cross links: as the cluster says, or as is fastest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import AUTO_CODEC, Link
+from tvm_split.compiler.targets import host_target, runs_here
+from tvm_split.compiler.verification import one_by_one, verification_inputs
+from tvm_split.compiling import compile
+from tvm_split.errors import PlanError
+from tvm_split.measuring.codec_trials import CodecTrials
+from tvm_split.measuring.link_probing import probe_links
+from tvm_split.measuring.store import default_folder
+from tvm_split.model import Model
+from tvm_split.planner.codec_choice import CodecTrial, PlannedCodec, fastest, may_limit
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.prediction import CodedLink, Prediction
+from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.request import PlanRequest
+from tvm_split.rpc_runtime.program.codec import Codec, fits, fitting
+from tvm_split.rpc_runtime.program.program import Route
+from tvm_split.rpc_runtime.transports.codecs import is_available
+from tvm_split.steps import StepProgress
+
+PredictCoded = Callable[[Mapping[tuple[str, str], CodedLink]], Prediction]
+"""From what codecs make of links, by (source, destination), to the plan's prediction."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A route, what it is without a codec, and what it gets."""
+
+    route: Route
+    plain: CodecTrial
+    chosen: CodecTrial
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        return self.route.source, self.route.destination
+
+
+def with_codecs(
+    model: Model,
+    cluster: Cluster,
+    plan: Plan,
+    request: PlanRequest,
+    profile: ClusterProfile | None = None,
+    predict_coded: PredictCoded | None = None,
+    on_progress: StepProgress | None = None,
+) -> Plan:
+    """The plan with the codecs that the cluster asks for: those named, or the fastest where it leaves the choice.
+
+    Where any is asked for, the plan's stages are compiled and run here on the model's example inputs, and every codec
+    that may be chosen is timed on the tensors that cross. The links' speeds are those of the ``profile``, if there is
+    one, else what the cluster says of them, or what is measured now.
+
+    Raises:
+        PlanError: a choice is left, and there are no inputs to try codecs on, or no speed of a link.
+    """
+    if cluster.kind == "in_process" or all(link.codec == Codec.NONE for link in cluster.links):
+        return plan
+    report = on_progress or (lambda what, done, steps: None)
+    bundle = compile(model, _runnable_here(plan), verify=False, database=request.database, on_progress=report)
+    routes = {route: link for route in bundle.program.routes if (link := _asking(cluster, route)) is not None}
+    inputs = verification_inputs(model)
+    if inputs is None:
+        return dataclasses.replace(plan, codecs=tuple(_untried(routes)))
+    report("trying codecs", 0, 1)
+    speeds = _Speeds(cluster, request, profile, [route.tensor.size_bytes for route in routes], on_progress)
+    with CodecTrials(one_by_one(bundle.program)[0], bundle.blob_path, inputs) as trials:
+        choosing = _Choosing(trials, plan, request, speeds)
+        choices = choosing.choose(routes)
+        codecs = tuple(choosing.planned(choices))
+    report("trying codecs", 1, 1)
+    prediction = plan.prediction
+    if predict_coded is not None and codecs:
+        prediction = predict_coded(_coded_links(choices, speeds))
+    return dataclasses.replace(plan, codecs=codecs, prediction=prediction)
+
+
+def _runnable_here(plan: Plan) -> Plan:
+    machines = (
+        each if runs_here(each.target) else dataclasses.replace(each, target=host_target(each.threads))
+        for each in plan.machines
+    )
+    return dataclasses.replace(plan, machines=tuple(machines))
+
+
+def _asking(cluster: Cluster, route: Route) -> Link | None:
+    link = cluster.link(route.source, route.destination)
+    return None if link is None or link.codec == Codec.NONE else link
+
+
+def _untried(routes: Mapping[Route, Link]) -> Iterator[PlannedCodec]:
+    """The codecs that are named, where there is nothing to try them on."""
+    for route, link in routes.items():
+        if link.codec == AUTO_CODEC:
+            raise PlanError(
+                f"the link from {link.source!r} to {link.destination!r} leaves its codec to the plan, which tries "
+                "codecs on example inputs, and the model has none: load it with example_inputs, or name a codec"
+            )
+        codec = fitting(Codec(link.codec), route.tensor)
+        if codec is not Codec.NONE:
+            yield PlannedCodec(route.tensor.name, route.source, route.destination, codec)
+
+
+class _Speeds:
+    """Bytes a second of links, by (source, destination); measures them when first asked for one that nobody knows."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        request: PlanRequest,
+        profile: ClusterProfile | None,
+        sizes_bytes: Sequence[int],
+        on_progress: StepProgress | None,
+    ) -> None:
+        self._cluster = cluster
+        self._request = request
+        self._sizes = sizes_bytes
+        self._on_progress = on_progress
+        known = [] if profile is None else profile.links
+        self._speeds = {(link.source, link.destination): link.bytes_per_second for link in known}
+        for link in cluster.links:
+            if link.bytes_per_second:
+                self._speeds.setdefault((link.source, link.destination), link.bytes_per_second)
+
+    def find(self, source: str, destination: str) -> float | None:
+        return self._speeds.get((source, destination))
+
+    def of(self, source: str, destination: str) -> float:
+        """Raises a `PlanError` for a link whose speed is unknown and not to be measured."""
+        if (source, destination) not in self._speeds and self._request.measure:
+            folder: Path = default_folder()
+            found = probe_links(
+                self._cluster,
+                self._sizes,
+                on_progress=self._on_progress,
+                cache_folder=folder,
+                refresh=self._request.refresh,
+            )
+            for link in found.links:
+                self._speeds.setdefault((link.source, link.destination), link.bytes_per_second)
+        if (source, destination) not in self._speeds:
+            raise PlanError(
+                f"nothing is known of the speed of the link from {source!r} to {destination!r}, by which its codec is "
+                "chosen: give its bytes_per_second, name a codec, or let the plan be measured"
+            )
+        return self._speeds[source, destination]
+
+
+class _Choosing:
+    def __init__(self, trials: CodecTrials, plan: Plan, request: PlanRequest, speeds: _Speeds) -> None:
+        self._trials = trials
+        self._plan = plan
+        self._largest_error = float(request.allow_lossy)
+        self._speeds = speeds
+        lossy_too = self._largest_error > 0
+        self._candidates = [codec for codec in Codec if is_available(codec) and (lossy_too or not codec.is_lossy)]
+        self._tried: dict[tuple[str, Codec], CodecTrial] = {}
+
+    def choose(self, routes: Mapping[Route, Link]) -> list[_Choice]:
+        """What each route gets, none among it; chosen lossy ones together keep to what is allowed."""
+        crossing = {route: link for route, link in routes.items() if route.tensor.name in self._trials.crossing}
+        named = [self._named(route, link) for route, link in crossing.items() if link.codec != AUTO_CODEC]
+        free = [route for route, link in crossing.items() if link.codec == AUTO_CODEC]
+        refused: set[tuple[str, Codec]] = set()
+        while True:
+            found = [self._fastest(route, refused) for route in free]
+            lossy = {each.chosen.tensor: each.chosen for each in found if each.chosen.codec.is_lossy}
+            together = self._trials.output_error({name: each.codec for name, each in lossy.items()})
+            if not lossy or together <= self._largest_error:
+                return [*named, *found]
+            worst = max(lossy.values(), key=lambda trial: trial.output_error)
+            refused.add((worst.tensor, worst.codec))
+
+    def planned(self, choices: Sequence[_Choice]) -> Iterator[PlannedCodec]:
+        for each in choices:
+            if each.chosen.codec is not Codec.NONE:
+                trial = each.chosen
+                yield PlannedCodec(trial.tensor, *each.ends, trial.codec, trial.ratio, trial.output_error)
+
+    def _named(self, route: Route, link: Link) -> _Choice:
+        return _Choice(route, _plain(route), self._trial(route, fitting(Codec(link.codec), route.tensor)))
+
+    def _fastest(self, route: Route, refused: set[tuple[str, Codec]]) -> _Choice:
+        plain = _plain(route)
+        if not may_limit(self._plan.prediction, self._plan.objective, route.source, route.destination):
+            return _Choice(route, plain, plain)
+        trials = [
+            self._trial(route, codec)
+            for codec in self._candidates
+            if codec is not Codec.NONE and fits(codec, route.tensor) and (route.tensor.name, codec) not in refused
+        ]
+        return _Choice(
+            route, plain, fastest(plain, trials, self._speeds.of(route.source, route.destination), self._largest_error)
+        )
+
+    def _trial(self, route: Route, codec: Codec) -> CodecTrial:
+        if codec is Codec.NONE:
+            return _plain(route)
+        key = (route.tensor.name, codec)
+        if key not in self._tried:
+            self._tried[key] = self._trials.trial(route.tensor, codec)
+        return self._tried[key]
+
+
+def _plain(route: Route) -> CodecTrial:
+    return CodecTrial(route.tensor.name, Codec.NONE, route.tensor.size_bytes, route.tensor.size_bytes)
+
+
+def _coded_links(choices: Sequence[_Choice], speeds: _Speeds) -> dict[tuple[str, str], CodedLink]:
+    """What codecs make of links whose speed is known."""
+    found = {}
+    for ends in dict.fromkeys(each.ends for each in choices):
+        here, speed = [each for each in choices if each.ends == ends], speeds.find(*ends)
+        size = sum(each.plain.size_bytes for each in here)
+        if speed and size:
+            coded = sum(each.chosen.seconds(speed) * each.route.when.share for each in here)
+            plain = sum(each.plain.seconds(speed) * each.route.when.share for each in here)
+            found[ends] = CodedLink(coded / plain, sum(each.chosen.encoded_bytes for each in here) / size)
+    return found

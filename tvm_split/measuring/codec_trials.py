@@ -1,0 +1,101 @@
+"""What codecs do to a model's own values: a program's stages run here, with what crosses links encoded and decoded."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from tvm_split.planner.codec_choice import CodecTrial
+from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+from tvm_split.rpc_runtime.program.codec import Codec
+from tvm_split.rpc_runtime.program.inputs import flat_bytes
+from tvm_split.rpc_runtime.program.program import Program, Route, TensorSpec
+from tvm_split.rpc_runtime.transports.codecs import TensorCoder
+
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 50
+ROUNDS_SECONDS = 0.02
+"""How long a codec is timed."""
+
+
+class CodecTrials:
+    """Runs a program without replicas on one micro-batch of ``inputs``, with and without codecs. A context manager."""
+
+    def __init__(self, program: Program, blob_path: Callable[[str], Path], inputs: Sequence[np.ndarray]) -> None:
+        self._inputs = inputs
+        self._codecs: Mapping[str, Codec] = {}
+        self.crossing: dict[str, np.ndarray] = {}
+        """What crosses links without codecs, by the tensors' names."""
+        self._pipeline = InProcessPipeline(program, blob_path, on_calling_thread=False, crossing=self._cross)
+        self._outputs = self._pipeline.run(inputs)
+
+    def _cross(self, route: Route, array: np.ndarray) -> np.ndarray:
+        name = route.tensor.name
+        self.crossing.setdefault(name, array)
+        codec = self._codecs.get(name, Codec.NONE)
+        return array if codec is Codec.NONE else passed(codec, route.tensor, array)
+
+    def trial(self, tensor: TensorSpec, codec: Codec) -> CodecTrial:
+        """What a codec does to a tensor that crosses, and for a lossy one to the outputs."""
+        array = self.crossing[tensor.name]
+        coder = TensorCoder(codec, tensor)
+        data = flat_bytes(array)
+        encoded = coder.encode(data)
+        memory = np.empty_like(data)
+        return CodecTrial(
+            tensor.name,
+            codec,
+            data.size,
+            encoded.size,
+            _median_seconds(lambda: coder.encode(data)),
+            _median_seconds(lambda: coder.decode(encoded, memory)),
+            self.output_error({tensor.name: codec}) if codec.is_lossy else 0.0,
+        )
+
+    def output_error(self, codecs: Mapping[str, Codec]) -> float:
+        """The largest difference that codecs, by their tensors, together make to an output; a share of its largest."""
+        self._codecs = codecs
+        try:
+            outputs = self._pipeline.run(self._inputs)
+        finally:
+            self._codecs = {}
+        return max(map(_relative_error, outputs, self._outputs), default=0.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pipeline.close()
+
+
+def passed(codec: Codec, tensor: TensorSpec, array: np.ndarray) -> np.ndarray:
+    """A tensor as it arrives."""
+    coder, arrived = TensorCoder(codec, tensor), np.empty_like(array)
+    coder.decode(coder.encode(flat_bytes(array)), flat_bytes(arrived))
+    return arrived
+
+
+def _median_seconds(call: Callable[[], Any]) -> float:
+    times: list[float] = []
+    while len(times) < FEWEST_ROUNDS or (len(times) < MOST_ROUNDS and sum(times) < ROUNDS_SECONDS):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def _relative_error(actual: np.ndarray, exact: np.ndarray) -> float:
+    left, right = actual.astype(np.float64), exact.astype(np.float64)
+    equal = (left == right) | (np.isnan(left) & np.isnan(right))
+    if equal.all():
+        return 0.0
+    gap = np.abs(left - right)[~equal]
+    largest = np.abs(right[np.isfinite(right)]).max(initial=0.0)
+    return float(gap.max() / largest) if largest > 0 and np.isfinite(gap).all() else float("inf")
