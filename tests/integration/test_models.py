@@ -20,7 +20,12 @@ LIMIT = 1e-4
 @pytest.mark.parametrize(
     ("name", "workers", "split"),
     [
-        ("resnet50", 3, {"machine-a": ["conv1"], "machine-b": ["layer2"], "machine-c": ["layer4"]}),
+        pytest.param(
+            "resnet50",
+            3,
+            {"machine-a": ["conv1"], "machine-b": ["layer2"], "machine-c": ["layer4"]},
+            marks=pytest.mark.slow,
+        ),
         pytest.param("light_resnet50", 2, None, marks=pytest.mark.slow),
         ("light_squeezenet", 1, None),
         ("light_squeezenet", 3, {"machine-a": ["n0"], "machine-b": ["n15"], "machine-c": ["n40"]}),

@@ -90,6 +90,7 @@ def test_a_rank_that_is_killed_is_named_and_leaves_nothing(name: str, tmp_path: 
     assert segments() == before
 
 
+@pytest.mark.slow
 def test_two_worlds_are_not_joined(tmp_path: Path) -> None:
     with mpi_workers(("machine-a", "x"), tmp_path) as (one, _), mpi_workers(("machine-b", "y"), tmp_path) as (other, _):
         endpoints = {"machine-a": one["machine-a"], "machine-b": other["machine-b"]}

@@ -99,6 +99,7 @@ def test_stop_and_resume_with_one_server(model, plan, tmp_path):
     assert len(tried(folder)) == len(set(tried(folder))) == 12
 
 
+@pytest.mark.slow
 def test_the_database_changes_what_is_compiled(model, plan, tmp_path, monkeypatch):
     """What was decided is taken by itself from the default folder, and the answers stay those of the source."""
     folder = tmp_path / "tuned"

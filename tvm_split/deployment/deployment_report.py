@@ -279,10 +279,12 @@ def _wire_seconds(program: Program, times: _Times, source: str, destination: str
 
 
 def _wire_bytes(program: Program, times: _Times, source: str, destination: str, when: Recurrence) -> float | None:
-    """What went over the link, as one of its ends says; the tensors' own size if neither can."""
+    """What went over the link, as one of its ends says; if neither can, the tensors' own size without a codec."""
     found = (times.median_bytes(*booked, when) for booked in _booked(program, source, destination, when))
-    whole = sum(each.tensor.size_bytes * each.when.share for each in _routes(program, source, destination))
-    return next((size for size in found if size), whole if times.crossed() else None)
+    routes = _routes(program, source, destination)
+    whole = sum(each.tensor.size_bytes * each.when.share for each in routes)
+    is_known = times.crossed() and all(each.codec is Codec.NONE for each in routes)
+    return next((size for size in found if size), whole if is_known else None)
 
 
 def _booked(program: Program, source: str, destination: str, when: Recurrence) -> Iterator[tuple[str, set[str], str]]:

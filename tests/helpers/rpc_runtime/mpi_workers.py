@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.helpers.rpc_runtime.mpi_ranks import MPIEXEC
 from tests.helpers.rpc_runtime.worker_process import ROOT
@@ -17,6 +18,15 @@ from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE
 
 TOKEN = "0123456789abcdef" * 2
+
+
+def _objects(line: str) -> Iterator[dict[str, Any]]:
+    """Those in a line, which is of several ranks where mpiexec has read what they wrote at the same time."""
+    assert line, "mpiexec has ended"
+    while line := line.strip():
+        found, end = json.JSONDecoder().raw_decode(line)
+        yield found
+        line = line[end:]
 
 
 @contextmanager
@@ -32,7 +42,9 @@ def mpi_workers(names: Sequence[str], cache: Path) -> Iterator[tuple[Mapping[str
     )
     try:
         assert process.stdout is not None
-        ready = [json.loads(process.stdout.readline()) for _ in names]
+        ready: list[dict[str, Any]] = []
+        while len(ready) < len(names):
+            ready += _objects(process.stdout.readline())
         yield (
             {worker["name"]: WorkerEndpoint(worker["name"], worker["address"], TOKEN) for worker in ready},
             {worker["name"]: worker["pid"] for worker in ready},

@@ -169,6 +169,7 @@ _BUSY = "pipeline.run(batches_for(program, 1)[0]); " + (
 )
 
 
+@pytest.mark.slow
 def test_a_client_whose_python_stands_still_is_not_given_up(own_workers: LocalWorkers, tmp_path: Path) -> None:
     endpoints = [f"{each.machine} {each.address} {each.token}" for each in own_workers.endpoints.values()]
     code = _CLIENT.replace("sys.stdin.read()", _BUSY)

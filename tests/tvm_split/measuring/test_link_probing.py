@@ -142,6 +142,7 @@ def test_pairs_are_measured_together_that_share_no_host(hosts_of: list[int]) -> 
         assert len(busy) == len(set(busy))
 
 
+@pytest.mark.slow
 def test_links_are_believed_if_a_round_trip_does_not_contradict_them(
     workers: LocalWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
