@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow test-properties fuzz lint format protocol clean
+.PHONY: setup demo test test-slow test-benchmarks test-properties fuzz lint format protocol clean
 .PHONY: check-models check-cuda check-unequal check-unloading
 .PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-plans
 
@@ -27,7 +27,11 @@ test: setup
 
 # What is slow by nature: tuning, profiles that are made again and again, callers that stay silent, long streams.
 test-slow: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not benchmark"
+
+# The short forms of benchmarks that take minutes: that they run to their end.
+test-benchmarks: setup
+	$(BIN)/python -m pytest -m benchmark tests/scripts
 
 # What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
 TIMES ?= 20

@@ -43,6 +43,9 @@ class LinkAnswer:
         self._error: ProtocolError | None = None
         self._carrier: SharedMemoryCarrier | MpiStream | None = None
         self._offer: Offer | None = None
+        self._ending = threading.Lock()
+        self._over = False
+        self._refused = False
         self._mpi: MpiStream | None = None
         self._accept = self._offered(hello, world)
 
@@ -57,6 +60,8 @@ class LinkAnswer:
             threading.Thread(target=self._read, args=(requests,), name=f"read-{self._peer}", daemon=True).start()
             if not self._chosen.wait(CHOICE_SECONDS):
                 raise ProtocolError(f"the caller has not chosen a transport within {CHOICE_SECONDS:g} seconds")
+            if self._refused:
+                return
             if self._carrier is None:
                 yield from self._link.frames()
             else:
@@ -68,7 +73,10 @@ class LinkAnswer:
             self._on_end(error)
             raise
         finally:
-            self._on_end(WorkerUnavailableError("the data stream was closed"))
+            if not self._refused:
+                self._on_end(WorkerUnavailableError("the data stream was closed"))
+            with self._ending:
+                self._over = True
             for each in (self._carrier, self._mpi, self._offer):
                 if each is not None:
                     each.close()
@@ -99,6 +107,8 @@ class LinkAnswer:
         error: Exception | None = None
         try:
             self._choose(next(requests, b""))
+            if self._refused:
+                return
             for message in requests:
                 frame = decode(message)
                 if self._carrier is not None:
@@ -115,6 +125,10 @@ class LinkAnswer:
         if frame.kind is not FrameKind.CHOICE:
             raise ProtocolError(f"a caller begins with CHOICE, not with {frame.kind.name}")
         choice = parsed(pb.Choice, frame)
+        if choice.refusal:
+            self._refused = True
+            self._chosen.set()
+            return
         if choice.mpi != (self._mpi is not None):
             raise ProtocolError("whoever asks for MPI chooses it where it is offered, and nobody else")
         if self._mpi is not None:
@@ -124,7 +138,11 @@ class LinkAnswer:
             if self._offer is None:
                 raise ProtocolError("the caller chose shared memory, which it was not offered")
             name = f"read-{self._peer}"
-            self._carrier = SharedMemoryCarrier(self._offer.accept(), self._link, self._ended, name)
+            carrier = SharedMemoryCarrier(self._offer.accept(), self._link, self._ended, name)
+            with self._ending:
+                self._carrier, is_late = carrier, self._over
+            if is_late:  # nobody else would close it
+                carrier.close()
         self._chosen.set()
 
     def _ended(self, error: Exception | None) -> None:

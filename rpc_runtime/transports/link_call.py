@@ -65,6 +65,7 @@ class LinkCall:
         self._error: TvmSplitError | None = None
         self._ends = (hello.source, hello.destination)
         self._reason = "the link's transport is grpc"
+        self._refusal = ""
         if endpoint.transport is Transport.MPI:
             if world is None:
                 raise WorkerError(
@@ -117,7 +118,10 @@ class LinkCall:
         if self._over.is_set():
             return
         choice = pb.Choice(shared_memory=self.transport is Transport.SHARED_MEMORY, mpi=self.transport is Transport.MPI)
+        choice.refusal = self._refusal
         yield control_frame(FrameKind.CHOICE, choice.SerializeToString())
+        if self._refusal:
+            return
         try:
             if self.transport is Transport.GRPC:
                 yield from self._link.frames()
@@ -168,11 +172,23 @@ class LinkCall:
                 raise ProtocolError(f"a frame of kind {frame.kind.name} came beside what carries the link")
             self._link.receive(frame)
         elif frame.kind is FrameKind.ACCEPT:
-            self._choose(parsed(pb.Accept, frame))
+            try:
+                self._choose(parsed(pb.Accept, frame))
+            except WorkerError as error:
+                if self._chosen.is_set():
+                    raise
+                self._refuse(str(error))
+                return
             self._accepted = True
             self._answered.set()
         else:
             raise ProtocolError(f"a data stream begins with ACCEPT, not with {frame.kind.name}")
+
+    def _refuse(self, why: str) -> None:
+        """Says so to the other end, which then ends the stream, and does not take that for a failure."""
+        self._error = WorkerError(f"{self._endpoint}: {why}")
+        self._refusal = why
+        self._chosen.set()
 
     def _choose(self, accept: pb.Accept) -> None:
         connection = None

@@ -33,8 +33,11 @@ from tvm_split.rpc_runtime.transports.links import ALIGNMENT_BYTES, IncomingLink
 from tvm_split.rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decode
 
 SECRET_BYTES = 32
+WAITING = 128
+"""Whoever may not come in can wait before the door, and should not fill the place before it."""
 OFFERED = re.compile("tvm-split-[0-9a-f]{32}")
 HANDSHAKE_SECONDS = 5.0
+CONNECT_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("3i")
 _SECONDS = struct.Struct("ll")
 
@@ -113,7 +116,7 @@ class Offer:
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{self.name}")
-        self._listener.listen(4)
+        self._listener.listen(WAITING)
         self._listener.settimeout(HANDSHAKE_SECONDS)
 
     def accept(self) -> socket.socket:
@@ -148,7 +151,7 @@ def call(name: str, secret: bytes) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.settimeout(HANDSHAKE_SECONDS)
-        connection.connect(f"\0{name}")
+        _connect(connection, f"\0{name}")
         if not _is_same_user(connection):
             raise WorkerError("it belongs to another user")
         connection.send(secret)
@@ -159,6 +162,17 @@ def call(name: str, secret: bytes) -> socket.socket:
     except BaseException:
         connection.close()
         raise
+
+
+def _connect(connection: socket.socket, address: str) -> None:
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            return connection.connect(address)
+        except BlockingIOError:  # others wait there
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def _is_same_user(connection: socket.socket) -> bool:

@@ -467,9 +467,11 @@ class Accept(_message.Message):
     def __init__(self, socket: _Optional[str] = ..., secret: _Optional[bytes] = ..., reason: _Optional[str] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Choice(_message.Message):
-    __slots__ = ("shared_memory", "mpi")
+    __slots__ = ("shared_memory", "refusal", "mpi")
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     MPI_FIELD_NUMBER: _ClassVar[int]
     shared_memory: bool
+    refusal: str
     mpi: bool
-    def __init__(self, shared_memory: _Optional[bool] = ..., mpi: _Optional[bool] = ...) -> None: ...
+    def __init__(self, shared_memory: _Optional[bool] = ..., refusal: _Optional[str] = ..., mpi: _Optional[bool] = ...) -> None: ...

@@ -214,7 +214,7 @@ class ControlService:
     def _load_kernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
         program, kernels = self._programs.get(request.deployment), kernel_set(request)
         self._require_own("kernels", kernels.machine)
-        timer = program.load_kernels(kernels, self._threads, _patience(context))
+        timer = program.load_kernels(kernels, self._threads, _patience(context), context.is_active)
         return pb.LoadKernelsReply(allocated_bytes=timer.allocated_bytes)
 
     def _time_kernels(self, request: pb.TimeKernelsRequest, context: Any) -> pb.TimeKernelsReply:

@@ -99,7 +99,7 @@ class HeldProgram:
                     f"machine {plan.machine!r} had loaded {len(stages)} of {len(plan.stages)} stages when the caller's "
                     "time was over"
                 )
-            stages.append(self._load_stage(stage, cache, deadline))
+            stages.append(self._load_stage(stage, cache, deadline, is_wanted))
         cache.loaded.clear()
         recorder = Recorder(plan.machine, [stage.name for stage in plan.stages])
         with self._lock:
@@ -118,14 +118,18 @@ class HeldProgram:
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], plan.machine, names)
         return needed
 
-    def _load_stage(self, stage: StageSpec, cache: WeightCache, deadline: float) -> StageExecutable:
+    def _load_stage(
+        self, stage: StageSpec, cache: WeightCache, deadline: float, is_wanted: Callable[[], bool]
+    ) -> StageExecutable:
         self._check_open()
         library = self.blobs.read(stage.library)
-        self._trials.stage(stage, deadline)
+        self._trials.stage(stage, deadline, is_wanted)
         weights = (self.blobs.read(weight.blob) for weight in stage.weights)
         return StageExecutable(stage, library, weights, self.blobs.scratch, cache)
 
-    def load_kernels(self, kernels: KernelSet, threads: int, seconds: float) -> KernelTimer:
+    def load_kernels(
+        self, kernels: KernelSet, threads: int, seconds: float, is_wanted: Callable[[], bool]
+    ) -> KernelTimer:
         """Makes ready to time kernels, in the place of others that were loaded before; ``seconds`` as for `load`.
 
         Raises:
@@ -135,7 +139,7 @@ class HeldProgram:
         self._check_open()
         self._drop_timer(None)
         library, scratch = self.blobs.read(kernels.library), self.blobs.scratch
-        self._trials.kernels(kernels, time.monotonic() + seconds)
+        self._trials.kernels(kernels, time.monotonic() + seconds, is_wanted)
         # A call's thread would keep TVM's pool of workers long after the call.
         timer = KernelTimer(kernels, library, scratch, threads, on_calling_thread=False)
         self._drop_timer(timer)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import select
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm_split.rpc_runtime import own_modules
@@ -21,6 +22,7 @@ from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpe
 
 DEFAULT_SECONDS = 60.0
 END_SECONDS = 2.0
+LOOK_SECONDS = 0.5
 MOST_REMEMBERED = 10_000
 _HOW = "when it was tried out (loaded, and run once on zeros, in a process of its own)"
 _AGAIN = "Give the machine its right target in the cluster's description, or leave its target out, and compile again"
@@ -41,25 +43,26 @@ class LibraryTrials:
         self._problems: dict[str, str] = {}  # none: it passed
         self._closed = False
 
-    def stage(self, stage: StageSpec, deadline: float) -> None:
+    def stage(self, stage: StageSpec, deadline: float, is_wanted: Callable[[], bool]) -> None:
         """Tries out a stage's library.
 
         Args:
             deadline: when its caller stops waiting, in seconds of `time.monotonic`; half of what is left may be used.
+            is_wanted: whether the caller still is there; others wait for their turn.
 
         Raises:
             WorkerError: the library crashed, or did not come to an end; names stage and machine.
         """
         arguments = [*stage.inputs, *(weight.tensor for weight in stage.weights)]
         calls = [_call("main", arguments)] if stage.device == "cpu" else []
-        self._try(f"stage {stage.name!r} on machine {stage.machine!r}", stage.library, True, calls, deadline)
+        self._try(f"stage {stage.name!r} on machine {stage.machine!r}", stage.library, True, calls, deadline, is_wanted)
 
-    def kernels(self, kernels: KernelSet, deadline: float) -> None:
+    def kernels(self, kernels: KernelSet, deadline: float, is_wanted: Callable[[], bool]) -> None:
         """The same for kernels that are to be timed."""
         on_cpu = kernels.device == "cpu"
         calls = [_call(each.function, each.arguments, each.results) for each in kernels.kernels if on_cpu]
         what = f"timing {len(kernels.kernels)} kernels on machine {kernels.machine!r}"
-        self._try(what, kernels.library, False, calls, deadline)
+        self._try(what, kernels.library, False, calls, deadline, is_wanted)
 
     def close(self) -> None:
         """Ends the process that tries libraries out. May be called again."""
@@ -68,23 +71,37 @@ class LibraryTrials:
             self._process.close()
 
     def _try(
-        self, what: str, library: BlobSpec, is_stage: bool, calls: Sequence[dict[str, Any]], deadline: float
+        self,
+        what: str,
+        library: BlobSpec,
+        is_stage: bool,
+        calls: Sequence[dict[str, Any]],
+        deadline: float,
+        is_wanted: Callable[[], bool],
     ) -> None:
         tried = {"sha256": library.sha256, "is_stage": is_stage and bool(calls), "calls": calls}
         digest = hashlib.sha256(json.dumps(tried).encode()).hexdigest()
         problem = self._problems.get(digest)
         if problem is None:
-            problem = self._problem(tried, library, what, digest, deadline)
+            problem = self._problem(tried, library, what, digest, deadline, is_wanted)
         if problem:
             raise WorkerError(f"{what}: the library {problem}")
 
-    def _problem(self, tried: dict[str, Any], library: BlobSpec, what: str, digest: str, deadline: float) -> str:
+    def _problem(
+        self,
+        tried: dict[str, Any],
+        library: BlobSpec,
+        what: str,
+        digest: str,
+        deadline: float,
+        is_wanted: Callable[[], bool],
+    ) -> str:
         if not self._lock.acquire(timeout=max(0.0, _half(deadline))):
             raise WorkerError(f"{what}: the worker is still trying out other libraries: deploy again later")
         try:
             seconds = max(1.0, _half(deadline))
             place = {"library": str(self._blobs.path(library)), "scratch": str(self._blobs.scratch)}
-            outcome = self._ask({**tried, **place, "seconds": seconds})
+            outcome = self._ask({**tried, **place, "seconds": seconds}, is_wanted)
         finally:
             self._lock.release()
         problem = _words(outcome, seconds)
@@ -94,7 +111,7 @@ class LibraryTrials:
             self._problems[digest] = problem
         return problem
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], is_wanted: Callable[[], bool]) -> dict[str, Any]:
         """What became of a library. A process that had nothing to do has ended, perhaps at this very moment."""
         line = json.dumps(request).encode() + b"\n"
         for _ in range(2):
@@ -102,11 +119,13 @@ class LibraryTrials:
                 raise WorkerError("this worker is ending")
             if self._process is None:
                 self._process = _TrialProcess()
-            answer = self._process.ask(line)
+            answer = self._process.ask(line, is_wanted)
             if answer:
                 return dict(json.loads(answer))
             self._process.close()
             self._process = None
+            if not is_wanted():
+                raise WorkerError("nobody waits any more for a library to be tried out")
         raise WorkerError("the process that tries out libraries ended; the worker's own output may say why")
 
 
@@ -131,10 +150,13 @@ class _TrialProcess:
                 raise WorkerError(f"cannot start a process to try out libraries: {error}") from error
         self._answers = self._socket.makefile("rb")
 
-    def ask(self, line: bytes) -> bytes:
-        """The answer to a request; nothing if the process has ended."""
+    def ask(self, line: bytes, is_wanted: Callable[[], bool]) -> bytes:
+        """The answer to a request; nothing if the process has ended, or nobody wants it any more."""
         try:
             self._socket.sendall(line)
+            while not select.select([self._socket], [], [], LOOK_SECONDS)[0]:
+                if not is_wanted():
+                    return b""
             return self._answers.readline()
         except OSError:
             return b""

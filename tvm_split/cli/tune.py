@@ -137,8 +137,12 @@ def _stop_at_interrupt() -> Iterator[Callable[[], bool]]:
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
+        if asked:
+            signal.signal(signal.SIGINT, before)
+            signal.raise_signal(signal.SIGINT)
+            return
+        # The handler before is not put back yet: the thread that waits for signals would take this one for its own.
         asked = True
-        signal.signal(signal.SIGINT, before)
         print_note("stopping after the measurements under way; Ctrl-C again stops at once")
 
     before = signal.signal(signal.SIGINT, ask)

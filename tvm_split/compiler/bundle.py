@@ -88,6 +88,9 @@ class Bundle:
         if folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
             raise BundleError(f"{folder} holds other files; give a new folder, or one with a bundle")
         _require_plain(folder)
+        for path in (*folder.glob("blobs/*"), *folder.glob("ir/*")):
+            if path.is_dir():
+                raise BundleError(f"{folder} holds a folder that no bundle has: {path.relative_to(folder)}; remove it")
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
         (folder / "ir").mkdir(exist_ok=True)
         kept = {blob.sha256 for blob in self._blob_specs()}

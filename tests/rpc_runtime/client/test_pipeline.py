@@ -25,9 +25,22 @@ from tvm_split.rpc_runtime.errors import InputError, WorkerError
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
 from tvm_split.rpc_runtime.program.codec import Codec
 from tvm_split.rpc_runtime.program.interface import StagePipeline
+from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
 from tvm_split.rpc_runtime.program.measurements import StageStatistics
 from tvm_split.rpc_runtime.program.program import CLIENT, RouteCodec
+from tvm_split.rpc_runtime.transports import shared_memory
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+
+
+def test_memory_that_cannot_be_shared_is_the_reason_that_is_given(
+    workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = chain(maker)
+    shared = dict.fromkeys(over_grpc(program), LinkSetting(transport=Transport.SHARED_MEMORY))
+    monkeypatch.setattr(shared_memory, "host_proof", lambda deployment: b"another host")
+    for _ in range(3):
+        with pytest.raises(WorkerError, match=r"no memory can be shared .* different hosts"):
+            open_on(workers, program, maker, links=shared)
 
 
 @pytest.mark.parametrize("make", SHAPES)

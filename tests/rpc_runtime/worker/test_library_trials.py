@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,9 +20,10 @@ import tvm
 from tvm import te
 from tvm.relax import op
 
-from tests.helpers.rpc_runtime.pipelines import open_on
+from tests.helpers.rpc_runtime.pipelines import open_on, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, double, one_stage
+from tests.helpers.rpc_runtime.raw_calls import RawCaller
 from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
@@ -29,7 +31,10 @@ from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
 from tvm_split.rpc_runtime.errors import WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimedKernel
+from tvm_split.rpc_runtime.program.machine_plan import machine_plan
 from tvm_split.rpc_runtime.program.program import BlobSpec, Program, TensorSpec
+from tvm_split.rpc_runtime.wire.control_methods import METHODS
+from tvm_split.rpc_runtime.wire.messages import load_request
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +84,27 @@ def test_a_library_that_hangs(worker: LocalWorkers, maker: ProgramMaker) -> None
         open_on(worker, program, maker, timeout_seconds=1.0)
     (trials,) = psutil.Process(worker.process_ids[A]).children()
     assert wait_for(lambda: not trials.children())
+
+
+@needs_a_compiler
+def test_a_trial_ends_with_its_caller(worker: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
+    """One that would last for minutes keeps nobody waiting who comes after its caller has gone."""
+    program, folder = one_stage(maker), tmp_path
+    with RawCaller(worker.endpoints[A]) as caller, watched(worker.endpoints[A]) as (connection, deployment):
+        hanging = with_library(program, compiled(maker, HANG))
+        plan = machine_plan(hanging, A)
+        blobs = [blob for stage in plan.stages for blob in stage.blobs]
+        connection.send_blobs(deployment, blobs, maker.blob_path, 20, lambda sent, total: None)
+        request = load_request(deployment, plan, {}).SerializeToString()
+        call = caller.begin(METHODS["LoadStages"].path, [request], 1000)
+        process = psutil.Process(worker.process_ids[A])
+        assert wait_for(lambda: any(child.children() for child in process.children()))
+        call.cancel()
+        other = one_stage(ProgramMaker(folder / "other"))
+        start = time.monotonic()
+        with open_on(worker, other, ProgramMaker(folder / "other"), timeout_seconds=60) as pipeline:
+            pipeline.run(batches_for(other, 1)[0])
+        assert time.monotonic() - start < 20
 
 
 @needs_a_compiler
