@@ -20,7 +20,7 @@ from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, machine_plan
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH, METHODS, Method
-from tvm_split.rpc_runtime.wire.framing import HEADER, MAGIC, PROTOCOL_VERSION
+from tvm_split.rpc_runtime.wire.framing import HEADER, MAGIC, PROTOCOL_VERSION, FrameKind, control_frame
 from tvm_split.rpc_runtime.wire.messages import (
     LINK_SECRET_BYTES,
     load_request,
@@ -147,7 +147,8 @@ def test_data_frames(standing: Standing, trials: Trials) -> None:
         for _ in trials:
             victim = Victim(standing, loaded=trials.source.random() < 0.9)
             greeting = wrong_greeting(victim.deployment, trials.source)
-            frames = wrong_frames(program, trials.source)
+            choice = [control_frame(FrameKind.CHOICE)] if trials.source.random() < 0.9 else []
+            frames = [*choice, *wrong_frames(program, trials.source)]
             code = caller.code(LINK_PATH, frames, 5, metadata=((HELLO_KEY, greeting),))
             trials.found[code.name] += 1
             assert code is grpc.StatusCode.OK or code.name in MADE_ERRORS, (code, greeting, frames)
