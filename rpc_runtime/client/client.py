@@ -177,7 +177,10 @@ class WorkerConnection:
         timeout = timeout_seconds + TRIAL_START_SECONDS + sum(blobs.values()) / SLOWEST_LOAD_BYTES_PER_SECOND
         self._call(load_request(deployment, plan, link_secrets), timeout)
 
-    def connect(self, deployment: str, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> None:
+    def connect(
+        self, deployment: str, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float
+    ) -> tuple[LinkStatistics, ...]:
+        """Lets the worker open its links to others; what carries each."""
         request = pb.ConnectRequest(
             deployment=deployment,
             timeout_seconds=timeout_seconds,
@@ -186,7 +189,8 @@ class WorkerConnection:
                 for name, peer in peers.items()
             ],
         )
-        self._call(request, timeout_seconds + 1.0)
+        reply = self._call(request, timeout_seconds + 1.0)
+        return tuple(value_of(LinkStatistics, link) for link in reply.links)
 
     def unload(self, deployment: str, timeout_seconds: float) -> None:
         self._call(pb.UnloadRequest(deployment=deployment), timeout_seconds)
@@ -194,11 +198,6 @@ class WorkerConnection:
     def statistics(self, deployment: str) -> tuple[StageStatistics, ...]:
         reply = self._call(pb.StatisticsRequest(deployment=deployment), MEASUREMENT_SECONDS)
         return tuple(value_of(StageStatistics, stage, machine=self.endpoint.machine) for stage in reply.stages)
-
-    def links(self, deployment: str) -> tuple[LinkStatistics, ...]:
-        """What carries the links that the worker has opened."""
-        reply = self._call(pb.StatisticsRequest(deployment=deployment), MEASUREMENT_SECONDS)
-        return tuple(value_of(LinkStatistics, link) for link in reply.links)
 
     def processor_seconds(self, deployment: str) -> float:
         """What the worker's process has used of its cores since it started, by all its threads."""

@@ -84,17 +84,18 @@ class DeployedWorkers:
 
         self._on_every_machine(load)
 
-    def connect(self, timeout_seconds: float) -> None:
-        """Lets the workers connect to each other."""
+    def connect(self, timeout_seconds: float) -> tuple[LinkStatistics, ...]:
+        """Lets the workers connect to each other; what carries the links between them."""
 
-        def connect(machine: str) -> None:
+        def connect(machine: str) -> tuple[LinkStatistics, ...]:
             peers = {}
             for name, peer in self.endpoints.items():
                 setting = self._links.get((machine, name), DEFAULT)
                 peers[name] = replace(peer, address=setting.address or peer.address, transport=setting.wanted)
-            self.connections[machine].connect(self.deployment, peers, min(timeout_seconds, LONGEST_CONNECT_SECONDS))
+            seconds = min(timeout_seconds, LONGEST_CONNECT_SECONDS)
+            return self.connections[machine].connect(self.deployment, peers, seconds)
 
-        self._on_every_machine(connect)
+        return tuple(chain.from_iterable(self._on_every_machine(connect).values()))
 
     def statistics(self) -> tuple[StageStatistics, ...]:
         """Of each stage, and each replica of one, in the program's order.
@@ -108,11 +109,6 @@ class DeployedWorkers:
             if (stage.machine, cleaned(stage.name)) not in found:
                 raise ProtocolError(f"{self.endpoints[stage.machine]} has no figures of the stage {stage.name!r}")
         return tuple(found[stage.machine, cleaned(stage.name)] for stage in self._program.stages)
-
-    def links(self) -> tuple[LinkStatistics, ...]:
-        """What carries the links between workers."""
-        answers = self._on_every_machine(lambda machine: self.connections[machine].links(self.deployment))
-        return tuple(chain.from_iterable(answers.values()))
 
     def processor_seconds(self) -> dict[str, float]:
         """By machine, what its worker has used of its cores since it started."""

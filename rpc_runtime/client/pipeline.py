@@ -61,6 +61,7 @@ class Pipeline(Closing):
         self._ahead = 0 if all(stage.inputs for stage in program.stages) else self._streams.queued
         self._most_activity = {machine: activity_of_one(machine_plan(program, machine)) for machine in program.machines}
         self._calls: list[LinkCall] = []
+        self._links_of_workers: tuple[LinkStatistics, ...] = ()
         stages = {machine: [stage.name for stage in program.stages_on(machine)] for machine in program.machines}
         self._watch = WorkerWatch(
             self._workers.deployment, self._workers.connections, stages, self._streams.fail, self._worker_moved
@@ -101,7 +102,7 @@ class Pipeline(Closing):
         self._watch.start(self._timeout_seconds)
         self._workers.load(blob_path, self._timeout_seconds, on_progress)
         try:
-            self._workers.connect(self._timeout_seconds)
+            self._links_of_workers = self._workers.connect(self._timeout_seconds)
             self._open_streams()
         except WorkerError as error:
             raise self._cause_of(error) from error
@@ -175,7 +176,7 @@ class Pipeline(Closing):
     def links(self) -> tuple[LinkStatistics, ...]:
         """What carries each link."""
         self._streams.require_usable()
-        return (*(call.statistics for call in self._calls), *self._workers.links())
+        return (*(call.statistics for call in self._calls), *self._links_of_workers)
 
     def processor_seconds(self) -> dict[str, float]:
         """By machine, what its worker has used of its cores since it started: computing, transport, everything."""

@@ -219,8 +219,10 @@ class ConnectRequest(_message.Message):
     def __init__(self, deployment: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
 
 class ConnectReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("links",)
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    links: _containers.RepeatedCompositeFieldContainer[LinkStatistics]
+    def __init__(self, links: _Optional[_Iterable[_Union[LinkStatistics, _Mapping]]] = ...) -> None: ...
 
 class UnloadRequest(_message.Message):
     __slots__ = ("deployment",)
@@ -323,14 +325,12 @@ class LinkStatistics(_message.Message):
     def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., transport: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StatisticsReply(_message.Message):
-    __slots__ = ("stages", "processor_seconds", "links")
+    __slots__ = ("stages", "processor_seconds")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     PROCESSOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    LINKS_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageStatistics]
     processor_seconds: float
-    links: _containers.RepeatedCompositeFieldContainer[LinkStatistics]
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageStatistics, _Mapping]]] = ..., processor_seconds: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkStatistics, _Mapping]]] = ...) -> None: ...
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageStatistics, _Mapping]]] = ..., processor_seconds: _Optional[float] = ...) -> None: ...
 
 class TraceRequest(_message.Message):
     __slots__ = ("deployment",)

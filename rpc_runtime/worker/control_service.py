@@ -192,18 +192,17 @@ class ControlService:
             )
             for peer in request.peers
         }
-        self._programs.get(request.deployment).connect(peers, request.timeout_seconds)
-        return pb.ConnectReply()
+        links = self._programs.get(request.deployment).connect(peers, request.timeout_seconds)
+        return pb.ConnectReply(links=[message_of(pb.LinkStatistics, link) for link in links])
 
     def _unload(self, request: pb.UnloadRequest, context: Any) -> pb.UnloadReply:
         self._programs.drop(request.deployment)
         return pb.UnloadReply()
 
     def _statistics(self, request: pb.StatisticsRequest, context: Any) -> pb.StatisticsReply:
-        program = self._programs.get(request.deployment)
+        recorder = self._programs.get(request.deployment).recorder
         return pb.StatisticsReply(
-            stages=[message_of(pb.StageStatistics, stage) for stage in program.recorder.statistics()],
-            links=[message_of(pb.LinkStatistics, link) for link in program.links()],
+            stages=[message_of(pb.StageStatistics, stage) for stage in recorder.statistics()],
             processor_seconds=time.process_time(),
         )
 

@@ -161,8 +161,9 @@ class HeldProgram:
         if timer is not None:
             timer.close()
 
-    def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> None:
-        """Opens a link to every machine that this one sends to (the client fetches its tensors itself)."""
+    def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> tuple[LinkStatistics, ...]:
+        """Opens a link to every machine that this one sends to (the client fetches its tensors itself), and says what
+        carries each."""
         plan = self._loaded()
         wanted = [machine for machine in plan.destinations if machine != CLIENT]
         calls = []
@@ -184,6 +185,7 @@ class HeldProgram:
                     f"machine {plan.machine!r} cannot send to its neighbour: {error} "
                     f"{plan.machine!r} itself must be able to reach that address"
                 ) from error
+        return tuple(call.statistics for call in calls)
 
     def _call(self, machine: str, peer: WorkerEndpoint) -> LinkCall:
         ends = (machine, peer.machine)
@@ -292,11 +294,6 @@ class HeldProgram:
     def _notify(self) -> None:
         with self._events:
             self._events.notify_all()
-
-    def links(self) -> tuple[LinkStatistics, ...]:
-        """Those that this machine has opened."""
-        with self._lock:
-            return tuple(call.statistics for call in self._calls)
 
     @property
     def recorder(self) -> Recorder:
