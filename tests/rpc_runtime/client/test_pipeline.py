@@ -32,6 +32,17 @@ from tvm_split.rpc_runtime.transports import shared_memory
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
+def test_what_carries_each_link_is_told(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    with (
+        open_on(workers, program, maker) as shared,
+        open_on(workers, program, maker, links=over_grpc(program)) as other,
+    ):
+        for pipeline, transport in ((shared, "shm"), (other, "grpc")):
+            found = {(link.source, link.destination): link.transport for link in pipeline.links()}
+            assert found == {(route.source, route.destination): transport for route in program.routes}
+
+
 def test_memory_that_cannot_be_shared_is_the_reason_that_is_given(
     workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
