@@ -27,7 +27,7 @@ def test_bounds_are_near_the_shares(total: int, weights: list[int], unit: int) -
 
 
 def test_a_share_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="a share of 0.1 of 12 in units of 4 is nothing"):
+    with pytest.raises(ValueError, match=r"a share of 0\.1 of 12 in units of 4 is nothing"):
         bounds(12, (0.9, 0.1), 4)
 
 
