@@ -219,7 +219,7 @@ class Streams:
         """Whose turn it is to submit a micro-batch."""
         submitted = self._results.submitted
         sends = self._sends[submitted % len(self._sends)]
-        if submitted - self._results.taken >= self._limit or not all(link.room_locked(name) for name, _, link in sends):
+        if submitted - self._results.taken >= self._limit or not all(link.has_room_locked(name) for name, _, link in sends):
             return None
         return next(filter(self._keeps_up_locked, self._waiting), None)
 

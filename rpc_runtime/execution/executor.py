@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tvm_split.rpc_runtime.execution.stage_order import UNBOUNDED, StageState, Wait, next_action
+from tvm_split.rpc_runtime.execution.stage_order import StageState, Wait, next_action
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
 from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, Recorder, now
 from tvm_split.rpc_runtime.program.program import StageSpec
@@ -55,6 +55,7 @@ class _Queue:
     came ahead must not take the place of what is next.
     """
 
+    position: int
     capacity: int
     held: dict[int, _Held] = field(default_factory=dict)
     local: int = 0
@@ -67,6 +68,58 @@ class _Queue:
         held = self.held.pop(sequence)
         self.local -= held.is_local
         return held
+
+
+@dataclass
+class _Exit:
+    """Where a tensor goes that a stage has made: links, and queues of this machine."""
+
+    tensor: str
+    links: Sequence[OutgoingLink]
+    takers: Sequence[_Queue]
+
+    @property
+    def has_room_locked(self) -> bool:
+        return all(link.has_room_locked(self.tensor) for link in self.links) and all(
+            taker.local < taker.capacity for taker in self.takers
+        )
+
+
+class _Station:
+    """A stage on its machine. ``exits`` are by the place of a micro-batch in the period.
+
+    When it has computed, the links of ``ends`` may have something to say, and it, and those at the positions ``makers``
+    that make its inputs here, may compute again.
+    """
+
+    def __init__(self, position: int, stage: StageSpec, queues: Sequence[_Queue]) -> None:
+        self.position = position
+        self.stage = stage
+        self.queues = queues
+        self.exits: Sequence[Sequence[_Exit]] = ()
+        self.ends: Sequence[LinkEnd] = ()
+        self.makers: Sequence[int] = ()
+        self.finished = 0
+        self.sequence = stage.own_turns.nth(0)
+
+    def next_exits(self) -> Sequence[_Exit]:
+        return self.exits[self.sequence % len(self.exits)]
+
+    def advance(self) -> None:
+        self.finished += 1
+        self.sequence = self.stage.own_turns.nth(self.finished)
+
+    def state_locked(self) -> StageState:
+        """What is there and fits beyond the next micro-batch is not counted."""
+        for queue in self.queues:
+            if self.sequence not in queue.held:
+                return StageState.LACKS_INPUTS
+        exits = self.next_exits()
+        has_room = all(each.has_room_locked for each in exits)
+        if self.queues:
+            return StageState.READY if has_room else StageState.LACKS_ROOM
+        is_taken = any(each.links or each.takers for each in exits)  # else nothing would end it
+        return StageState.READY if has_room and is_taken else StageState.AHEAD
 
 
 class StageExecutor:
@@ -85,50 +138,58 @@ class StageExecutor:
     ) -> None:
         self.lock = lock
         self._changed = threading.Condition(lock)
-        self._stages = tuple(stages)
-        self._names = tuple(loaded.stage.name for loaded in stages)
         self._recorder = recorder
         self._on_failure = on_failure
-        self._own_turns = [loaded.stage.own_turns for loaded in stages]
-        self._finished = [0] * len(stages)
-        self._next = [own.nth(0) for own in self._own_turns]
         self._stopped = False
         local = {route.tensor.name: route.queue_depth for route in plan.local}
-        self._queues = [
-            [_Queue(local.get(tensor.name, UNBOUNDED)) for tensor in loaded.stage.inputs] for loaded in stages
+        self._stages = tuple(stages)
+        self._stations = [
+            _Station(position, stage, [_Queue(position, local.get(tensor.name, 0)) for tensor in stage.inputs])
+            for position, stage in enumerate(plan.stages)
         ]
+        self._states = [StageState.LACKS_INPUTS for _ in stages]
         # Where a micro-batch goes follows from its place in the period, which is 1 where nothing has replicas.
         self._period = plan.period
         names = {route.tensor.name for route in plan.routes}
-        names |= {tensor.name for loaded in stages for tensor in loaded.stage.outputs}
+        names |= {tensor.name for stage in plan.stages for tensor in stage.outputs}
         self._takers = {
             name: [
-                [self._queues[position][at] for position, at in plan.consumers(name, place)]
+                [self._stations[position].queues[at] for position, at in plan.consumers(name, place)]
                 for place in range(plan.period)
             ]
             for name in names
         }
-        self._links: dict[str, list[list[OutgoingLink]]] = {}
-        self._ends: tuple[LinkEnd, ...] = ()
         # Whose transfers they are: an outgoing tensor its maker's, an incoming one that of the first stage to take it.
         self._stage_of = {
-            SEND: {tensor.name: loaded.stage.name for loaded in stages for tensor in loaded.stage.outputs},
-            RECEIVE: {tensor.name: loaded.stage.name for loaded in reversed(stages) for tensor in loaded.stage.inputs},
+            SEND: {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs},
+            RECEIVE: {tensor.name: stage.name for stage in reversed(plan.stages) for tensor in stage.inputs},
         }
         self._plan = plan
         self._thread = threading.Thread(target=self._run, name=f"compute-{plan.machine}", daemon=True)
 
-    def start(self, links: Mapping[str, OutgoingLink], sources: Iterable[LinkEnd] = ()) -> None:
+    def start(self, links: Mapping[str, OutgoingLink], sources: Mapping[str, LinkEnd]) -> None:
         """Begins to compute; ``links`` are those that leave this machine, by their destinations, ``sources`` those
-        that end here."""
-        self._ends = (*links.values(), *sources)
-        self._links = {
-            name: [
-                [links[destination] for destination in self._plan.destinations_of(name, place)]
+        that end here, by their sources."""
+        for station in self._stations:
+            stage = station.stage
+            station.exits = [
+                [
+                    _Exit(
+                        tensor.name,
+                        [links[destination] for destination in self._plan.destinations_of(tensor.name, place)],
+                        self._takers[tensor.name][place],
+                    )
+                    for tensor in stage.outputs
+                ]
                 for place in range(self._period)
             ]
-            for name in self._takers
-        }
+            taken = {tensor.name for tensor in stage.inputs}
+            ends: list[LinkEnd] = [link for exits in station.exits for each in exits for link in each.links]
+            ends += [sources[route.source] for route in self._plan.incoming if route.tensor.name in taken]
+            station.ends = tuple(dict.fromkeys(ends))
+            station.makers = [
+                other.position for other in self._stations if taken & {tensor.name for tensor in other.stage.outputs}
+            ]
         self._thread.start()
 
     def moved(self) -> None:
@@ -140,18 +201,19 @@ class StageExecutor:
     def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.lock:
             if not self._stopped:
-                self._give_locked(route.tensor.name, sequence, value, release)
+                self._give_locked(self._takers[route.tensor.name][sequence % self._period], sequence, value, release)
 
     def room_locked(self) -> None:
-        self._changed.notify()
+        waiting = (StageState.LACKS_ROOM, StageState.AHEAD)
+        self._look_again_locked([position for position, state in enumerate(self._states) if state in waiting])
 
     def progress(self) -> dict[str, int]:
         """Stage name to finished micro-batches of those that are this machine's."""
-        return dict(zip(self._names, self._finished, strict=True))
+        return {station.stage.name: station.finished for station in self._stations}
 
     def stop_locked(self) -> None:
         self._stopped = True
-        for queue in (queue for queues in self._queues for queue in queues):
+        for queue in (queue for station in self._stations for queue in station.queues):
             queue.held.clear()
         self._changed.notify_all()
 
@@ -161,78 +223,76 @@ class StageExecutor:
             self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
-    def _give_locked(self, tensor: str, sequence: int, value: Any, release: Callable[[], None] | None) -> None:
-        takers = self._takers[tensor][sequence % self._period]
+    def _give_locked(
+        self, takers: Sequence[_Queue], sequence: int, value: Any, release: Callable[[], None] | None
+    ) -> None:
         held = _Held(value, len(takers), release)
         for queue in takers:
             queue.put(sequence, held)
-        self._changed.notify()
+        self._look_again_locked([queue.position for queue in takers])
 
-    def _state_locked(self, position: int) -> StageState:
-        """Where the stage stands as to its next micro-batch: what is there and fits beyond that is not counted."""
-        finished, sequence = self._finished[position], self._next[position]
-        queues = self._queues[position]
-        arrived = finished + all(sequence in queue.held for queue in queues) if queues else UNBOUNDED
-        room = UNBOUNDED
-        place = sequence % self._period
-        for tensor in self._stages[position].stage.outputs:
-            for link in self._links[tensor.name][place]:
-                room = min(room, link.room_locked(tensor.name))
-            for queue in self._takers[tensor.name][place]:
-                room = min(room, max(0, queue.capacity - queue.local))
-        return StageState(finished, arrived, room)
+    def _look_again_locked(self, positions: Iterable[int]) -> None:
+        """Brings the states of these stages up to date; wakes the computing thread where there is more to do."""
+        for position in positions:
+            state = self._stations[position].state_locked()
+            if state is StageState.READY and self._states[position] is not state:
+                self._changed.notify()
+            self._states[position] = state
 
     def _run(self) -> None:
-        while (chosen := self._choose()) is not None and self._compute(*chosen):
+        with self.lock:
+            self._look_again_locked(range(len(self._stations)))
+        while (station := self._next_station()) is not None and self._compute(station):
             pass
         with self.lock:
             self._stages = ()  # libraries and weights belong to the thread that used them
 
-    def _choose(self) -> tuple[int, int] | None:
-        """Waits for a stage that can run: its position, and its micro-batch; None at the end."""
+    def _next_station(self) -> _Station | None:
+        """Waits for a stage that can run; None at the end."""
         idle_since: int | None = None
         with self.lock:
             while not self._stopped:
-                action = next_action([self._state_locked(position) for position in range(len(self._stages))])
+                action = next_action(self._states)
                 if not isinstance(action, Wait):
-                    sequence = self._next[action.stage]
+                    station = self._stations[action.stage]
                     if idle_since is not None:
-                        self._recorder.record(WAIT, self._names[action.stage], sequence, idle_since, now())
-                    return action.stage, sequence
+                        self._recorder.record(WAIT, station.stage.name, station.sequence, idle_since, now())
+                    return station
                 if action.for_inputs and idle_since is None:
                     idle_since = now()
                 self._changed.wait()
         return None
 
-    def _compute(self, position: int, sequence: int) -> bool:
-        """Runs a stage on a micro-batch, and hands its outputs on; whether it did not raise."""
-        loaded = self._stages[position]
+    def _compute(self, station: _Station) -> bool:
+        """Runs a stage on its next micro-batch, and hands its outputs on; whether it did not raise."""
         # Inputs keep their places until the stage is done: credits bound the memory, not the queues.
         with self.lock:
             if self._stopped:
                 return False
-            held = [queue.held[sequence] for queue in self._queues[position]]
+            values = [queue.held[station.sequence].value for queue in station.queues]
         start = now()
         try:
-            outputs = loaded.run([each.value for each in held])
+            outputs = self._stages[station.position].run(values)
         except Exception as error:
-            self._on_failure(loaded.stage, error)
+            self._on_failure(station.stage, error)
             return False
-        self._recorder.record(COMPUTE, loaded.stage.name, sequence, start, now())
-        self._hand_on(position, sequence, outputs)
+        del values
+        self._recorder.record(COMPUTE, station.stage.name, station.sequence, start, now())
+        self._hand_on(station, outputs)
         return True
 
-    def _hand_on(self, position: int, sequence: int, outputs: Sequence[Any]) -> None:
+    def _hand_on(self, station: _Station, outputs: Sequence[Any]) -> None:
         with self.lock:
             if self._stopped:
                 return
-            self._finished[position] += 1
-            self._next[position] = self._own_turns[position].nth(self._finished[position])
-            for queue in self._queues[position]:
+            sequence, exits = station.sequence, station.next_exits()
+            station.advance()
+            for queue in station.queues:
                 queue.take(sequence).done_locked()
-            for tensor, value in zip(self._stages[position].stage.outputs, outputs, strict=True):
-                for link in self._links[tensor.name][sequence % self._period]:
-                    link.put_locked(tensor.name, sequence, value)
-                self._give_locked(tensor.name, sequence, value, None)
-        for end in self._ends:
+            for each, value in zip(exits, outputs, strict=True):
+                for link in each.links:
+                    link.put_locked(each.tensor, sequence, value)
+                self._give_locked(each.takers, sequence, value, None)
+            self._look_again_locked((*station.makers, station.position))
+        for end in station.ends:
             end.flush()

@@ -1,4 +1,4 @@
-"""What a machine computes next: one total function from the state of its queues to an action.
+"""What a machine computes next: one total function from the state of its stages to an action.
 
 A machine with several stages has one compute thread. Of the stages that could run, the last one in topological order
 runs: it drains what is nearest to the output, so results leave early and queues stay short. With three micro-batches,
@@ -11,38 +11,27 @@ on a machine that holds the first and the last stage of three (the middle one el
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-UNBOUNDED = 1 << 62
-"""Stands for "as many as you like" in the counts below."""
 
+class StageState(enum.Enum):
+    """Where a stage stands as to its next micro-batch."""
 
-@dataclass(frozen=True, slots=True)
-class StageState:
-    """Where a stage stands.
-
-    ``finished`` counts the micro-batches it has computed, ``arrived`` those whose inputs are all there (consumed ones
-    included), ``room`` says for how many more its outputs have a place. A stage without inputs has ``arrived``
-    UNBOUNDED, one whose outputs nobody takes has ``room`` UNBOUNDED. A replica counts only the micro-batches of its own
-    turns.
-    """
-
-    finished: int
-    arrived: int
-    room: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.finished <= self.arrived or self.room < 0:
-            raise ValueError(f"no stage can be in the state {self}")
+    READY = enum.auto()
+    LACKS_INPUTS = enum.auto()
+    LACKS_ROOM = enum.auto()
+    """Its inputs are there, but not a place for its outputs."""
+    AHEAD = enum.auto()
+    """It takes no inputs, and has computed as far as somebody takes its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute the micro-batch with ``number`` own ones before it, of the stage at position ``stage`` on the machine."""
+    """Compute the next micro-batch of the stage at position ``stage`` on the machine."""
 
     stage: int
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +47,6 @@ Action = Compute | Wait
 def next_action(stages: Sequence[StageState]) -> Action:
     """The action for ``stages``, which are in topological order."""
     for position in range(len(stages) - 1, -1, -1):
-        stage = stages[position]
-        endless = stage.arrived >= UNBOUNDED and stage.room >= UNBOUNDED
-        if stage.finished < stage.arrived and stage.room > 0 and not endless:
-            return Compute(position, stage.finished)
-    starved = all(stage.finished >= stage.arrived or stage.arrived >= UNBOUNDED for stage in stages)
-    return Wait(for_inputs=starved)
+        if stages[position] is StageState.READY:
+            return Compute(position)
+    return Wait(for_inputs=StageState.LACKS_ROOM not in stages)

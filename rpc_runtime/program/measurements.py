@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 TRACE_EVENTS = 50_000
 """Events kept per machine; older ones are forgotten."""
@@ -76,7 +77,7 @@ class Recorder:
         self._machine = machine
         self._lock = threading.Lock()
         self._totals = {name: _Totals() for name in stages}
-        self._events: deque[TraceEvent] = deque(maxlen=trace_events)
+        self._events: deque[tuple[Any, ...]] = deque(maxlen=trace_events)
         self.activity = 0
         """Grows with every tensor, part of a tensor and micro-batch. Written without a lock: only change matters."""
 
@@ -86,7 +87,7 @@ class Recorder:
         seconds = (end - start) * 1e-9
         with self._lock:
             totals = self._totals[stage]
-            totals.seconds[kind] = totals.seconds.get(kind, 0.0) + seconds
+            totals.seconds[kind] += seconds
             if kind == COMPUTE:
                 totals.micro_batches += 1
                 totals.samples.append(seconds)
@@ -94,7 +95,7 @@ class Recorder:
                 totals.bytes_received += size_bytes
             elif kind == SEND:
                 totals.bytes_sent += size_bytes
-            self._events.append(TraceEvent(self._machine, stage, sequence, kind, start, end, size_bytes))
+            self._events.append((self._machine, stage, sequence, kind, start, end, size_bytes))
 
     def statistics(self) -> tuple[StageStatistics, ...]:
         with self._lock:
@@ -102,7 +103,8 @@ class Recorder:
 
     def trace(self) -> tuple[TraceEvent, ...]:
         with self._lock:
-            return tuple(self._events)
+            events = tuple(self._events)
+        return tuple(TraceEvent(*event) for event in events)
 
 
 class _Totals:
@@ -110,7 +112,7 @@ class _Totals:
         self.micro_batches = 0
         self.bytes_received = 0
         self.bytes_sent = 0
-        self.seconds: dict[str, float] = {}
+        self.seconds = dict.fromkeys((RECEIVE, COMPUTE, WAIT, SEND), 0.0)
         self.samples: deque[float] = deque(maxlen=COMPUTE_SAMPLES)
 
     def statistics(self, name: str, machine: str) -> StageStatistics:
@@ -118,11 +120,11 @@ class _Totals:
             name=name,
             machine=machine,
             micro_batches=self.micro_batches,
-            compute_seconds=self.seconds.get(COMPUTE, 0.0),
+            compute_seconds=self.seconds[COMPUTE],
             median_compute_seconds=statistics.median(self.samples) if self.samples else 0.0,
-            wait_seconds=self.seconds.get(WAIT, 0.0),
-            receive_seconds=self.seconds.get(RECEIVE, 0.0),
-            send_seconds=self.seconds.get(SEND, 0.0),
+            wait_seconds=self.seconds[WAIT],
+            receive_seconds=self.seconds[RECEIVE],
+            send_seconds=self.seconds[SEND],
             bytes_received=self.bytes_received,
             bytes_sent=self.bytes_sent,
         )

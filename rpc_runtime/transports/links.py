@@ -121,19 +121,22 @@ class OutgoingLink(LinkEnd):
             route.tensor.name: _Sending(route, SendWindow(*_depths(route)), coder_of(route)) for route in routes
         }
         self._by_index = {sending.route.tensor_index: sending for sending in self._by_name.values()}
+        self._queued: dict[int, _Sending] = {}
         self.as_bytes = as_bytes
 
     @property
     def tensors(self) -> tuple[str, ...]:
         return tuple(self._by_name)
 
-    def room_locked(self, tensor: str) -> int:
-        """For how many more micro-batches of a tensor ``put_locked`` has a place."""
-        return max(0, OUTBOX - len(self._by_name[tensor].queue))
+    def has_room_locked(self, tensor: str) -> bool:
+        """Whether ``put_locked`` has a place for one more micro-batch of a tensor."""
+        return len(self._by_name[tensor].queue) < OUTBOX
 
     def put_locked(self, tensor: str, sequence: int, value: Any) -> None:
         """Queues a tensor, whose content must not change any more. There must be room. ``flush`` comes after."""
-        self._by_name[tensor].queue.append((sequence, value))
+        sending = self._by_name[tensor]
+        sending.queue.append((sequence, value))
+        self._queued[sending.route.tensor_index] = sending
         self._wake.notify()
 
     def carry(self, carrier: Carrier) -> None:
@@ -145,9 +148,7 @@ class OutgoingLink(LinkEnd):
     def _begin_locked(self) -> _Parcel | None:
         """The oldest micro-batch that may go: what lags behind is what somebody waits for. Notes who lacks a credit."""
         chosen: _Sending | None = None
-        for sending in self._by_name.values():
-            if not sending.queue:
-                continue
+        for sending in self._queued.values():
             if not sending.window.may_start:
                 sending.window.wait()
             elif chosen is None or sending.queue[0][0] < chosen.queue[0][0]:
@@ -161,7 +162,10 @@ class OutgoingLink(LinkEnd):
 
     def _said_locked(self, message: Message) -> None:
         if isinstance(message, _Parcel):
-            message.sending.queue.popleft()
+            sending = message.sending
+            sending.queue.popleft()
+            if not sending.queue:
+                del self._queued[sending.route.tensor_index]
             self.station.room_locked()
 
     def receive(self, frame: Frame) -> None:
@@ -194,6 +198,7 @@ class OutgoingLink(LinkEnd):
     def close_locked(self) -> None:
         for sending in self._by_name.values():
             sending.queue.clear()
+        self._queued.clear()
         super().close_locked()
 
 
@@ -257,6 +262,7 @@ class IncomingLink(LinkEnd):
         self._receiving = {
             route.tensor_index: _Receiving(route, ReceiveWindow(*_depths(route)), coder_of(route)) for route in routes
         }
+        self._granting: dict[int, _Receiving] = {}
         self._make_slot = make_slot
         self._reuse = reuse
         self._current: _Arriving | None = None
@@ -329,6 +335,7 @@ class IncomingLink(LinkEnd):
                     f"{window.arrived - window.consumed} are waiting already"
                 )
             if window.begin(waited=frame.flags == FrameFlag.WAITED):
+                self._granting[frame.tensor] = receiving
                 self._wake.notify()
             slot = receiving.free.pop() if receiving.free else None
             if frame.is_shared:
@@ -350,6 +357,7 @@ class IncomingLink(LinkEnd):
 
     def _release_locked(self, receiving: _Receiving, slot: Slot, place: int | None) -> None:
         receiving.window.consumed += 1
+        self._granting[receiving.route.tensor_index] = receiving
         if place is not None:
             receiving.filled.remove(place)
             receiving.freed.append(place)
@@ -358,11 +366,12 @@ class IncomingLink(LinkEnd):
         self._wake.notify()
 
     def _begin_locked(self) -> _Credits | None:
-        changed = [each for each in self._receiving.values() if each.window.is_due]
+        changed = [each for each in self._granting.values() if each.window.is_due]
         if not changed or self._closed:
             return None
         frames = []
         for each in changed:
+            del self._granting[each.route.tensor_index]
             frames.append(credit_frame(each.route.tensor_index, *each.window.announce(), each.freed))
             each.freed = []
         return _Credits(frames)

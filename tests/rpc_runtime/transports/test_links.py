@@ -62,13 +62,13 @@ def test_the_sender_stops_without_credit_and_the_other_tensor_goes_on() -> None:
     with station.lock:
         link.put_locked("slow", 0, bytes_of(0))
         link.put_locked("slow", 1, bytes_of(1))
-        assert link.room_locked("slow") == 0
+        assert not link.has_room_locked("slow")
         link.put_locked("fast", 1, bytes_of(2))
     sent = [decode(next(frames)) for _ in range(2)]
     assert [(f.tensor, f.sequence, f.flags) for f in sent] == [(0, 0, FrameFlag.NONE), (1, 1, FrameFlag.NONE)]
     link.receive(decode(credit_frame(0, 1, 1)))
     last = decode(next(frames))
-    assert (last.tensor, last.flags, link.room_locked("fast")) == (0, FrameFlag.WAITED, OUTBOX)
+    assert (last.tensor, last.flags, link.has_room_locked("fast")) == (0, FrameFlag.WAITED, True)
     link.close()
     assert list(frames) == []
 
