@@ -194,6 +194,7 @@ class OutgoingLink(LinkEnd):
             sending.places.extend(places)
             window.credit(frame.sequence, depth, now())
             self._wake.notify()
+        self.flush()
 
     def close_locked(self) -> None:
         for sending in self._by_name.values():

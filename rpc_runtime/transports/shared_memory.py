@@ -280,7 +280,6 @@ class SharedMemoryCarrier:
                 if not message:
                     return
                 self._link.receive(decode(message))
-                self._link.flush()
             except BlockingIOError:
                 self._link.require_life(begin)
             begin = time.monotonic()
