@@ -219,7 +219,8 @@ class Streams:
         """Whose turn it is to submit a micro-batch."""
         submitted = self._results.submitted
         sends = self._sends[submitted % len(self._sends)]
-        if submitted - self._results.taken >= self._limit or not all(link.has_room_locked(name) for name, _, link in sends):
+        has_room = all(link.has_room_locked(tensor) for tensor, _, link in sends)
+        if submitted - self._results.taken >= self._limit or not has_room:
             return None
         return next(filter(self._keeps_up_locked, self._waiting), None)
 

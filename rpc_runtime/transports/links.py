@@ -234,17 +234,13 @@ class _Receiving:
 
 @dataclass
 class _Arriving:
-    """A tensor of which ``position`` of ``total`` bytes have come: into its slot, or where it waits to be decoded.
-
-    It is copied from ``shared`` if it lies in memory that both ends see, and its slot is not there.
-    """
+    """A tensor of which ``position`` of ``total`` bytes have come: into its slot, or where it waits to be decoded."""
 
     receiving: _Receiving
     slot: Slot
     start: int
     total: int
     memory: Bytes
-    shared: Bytes | None
     position: int = 0
 
 
@@ -282,79 +278,100 @@ class IncomingLink(LinkEnd):
         """Takes a frame with a tensor, a part of one, or word of one in shared memory, or a heartbeat."""
         if not self._takes(frame, FrameKind.TENSOR):
             return
+        if frame.is_shared != (self._carrier is not None):
+            raise ProtocolError("a tensor came in memory that is not shared, or in a frame although it is")
+        if frame.is_shared:
+            self._take_shared(frame)
+        else:
+            self._take_part(frame)
+
+    def _take_shared(self, frame: Frame) -> None:
+        start, place = now(), frame.offset
+        with self._lock:
+            if self._closed:
+                return
+            receiving = self._count_in_locked(frame)
+            if place >= len(receiving.places) or place in receiving.filled:
+                name = receiving.route.tensor.name
+                raise ProtocolError(f"tensor {name!r} came in place {place}, which is not free")
+            receiving.filled.add(place)
+        tensor, slot = receiving.route.tensor, receiving.places[place]
+        sequence = self._sequence_of(receiving, frame, place, tensor.size_bytes)
+        if not self._reuse:
+            own = self._make_slot(tensor)
+            own.data[:] = slot.data
+            slot = own
+        self.station.moved()
+        self._complete(receiving, sequence, slot, place, start, frame.total)
+
+    def _take_part(self, frame: Frame) -> None:
         if self._current is None:
             self._current = self._begin(frame)
         current = self._current
         if current is None:
             return
         receiving, slot = current.receiving, current.slot
-        route = receiving.route
-        sequence = route.when.nth(receiving.window.arrived)
-        offset = frame.offset if frame.is_shared else current.position
-        expected = (route.tensor_index, sequence, offset, current.total)
-        got = (frame.tensor, frame.sequence, frame.offset, frame.total)
-        if got != expected:
-            raise ProtocolError(
-                f"tensor {route.tensor.name!r}: (index, sequence, offset, size in bytes) should be {expected}, they "
-                f"are {got}"
-            )
-        if frame.is_shared:
-            current.position = current.total
-            if current.shared is not None:
-                slot.data[:] = current.shared
-        else:
-            end = current.position + len(frame.payload)
-            current.memory[current.position : end] = frame.payload
-            current.position = end
+        sequence = self._sequence_of(receiving, frame, current.position, current.total)
+        end = current.position + len(frame.payload)
+        current.memory[current.position : end] = frame.payload
+        current.position = end
         self.station.moved()
         if current.position < current.total:
             return
         self._current = None
         if receiving.coder is not None and current.memory is not slot.data:
             receiving.coder.decode(current.memory, slot.data)
-        receiving.window.arrived += 1
-        self.station.transferred(RECEIVE, route, sequence, current.start, now(), current.total)
-        place = frame.offset if frame.is_shared else None
-        self.station.deliver(route, sequence, slot.value, partial(self._release_locked, receiving, slot, place))
+        self._complete(receiving, sequence, slot, None, current.start, current.total)
 
     def _begin(self, frame: Frame) -> _Arriving | None:
         """What a frame begins; nothing, if the link is closed."""
         start = now()
-        receiving = self._receiving.get(frame.tensor)
-        if receiving is None:
-            raise ProtocolError(f"tensor number {frame.tensor} does not travel on this link")
-        if frame.is_shared != (self._carrier is not None):
-            raise ProtocolError("a tensor came in memory that is not shared, or in a frame although it is")
-        shared = None
         with self._lock:
             if self._closed:
                 return None
-            window = receiving.window
-            if not window.may_arrive:
-                raise ProtocolError(
-                    f"micro-batch {frame.sequence} of tensor {receiving.route.tensor.name!r} came without a credit: "
-                    f"{window.arrived - window.consumed} are waiting already"
-                )
-            if window.begin(waited=frame.flags == FrameFlag.WAITED):
-                self._granting[frame.tensor] = receiving
-                self._wake.notify()
+            receiving = self._count_in_locked(frame)
             slot = receiving.free.pop() if receiving.free else None
-            if frame.is_shared:
-                if frame.offset >= len(receiving.places) or frame.offset in receiving.filled:
-                    raise ProtocolError(
-                        f"tensor {receiving.route.tensor.name!r} came in place {frame.offset}, which is not free"
-                    )
-                receiving.filled.add(frame.offset)
-                if self._reuse:
-                    slot = receiving.places[frame.offset]
-                else:
-                    shared = receiving.places[frame.offset].data
         slot = slot or self._make_slot(receiving.route.tensor)
         whole, coder = receiving.route.tensor.size_bytes, receiving.coder
-        is_encoded = coder is not None and not frame.is_shared and frame.total != whole and coder.may_have(frame.total)
-        if not is_encoded:
-            return _Arriving(receiving, slot, start, whole, slot.data, shared)
-        return _Arriving(receiving, slot, start, frame.total, np.empty(frame.total, np.uint8), shared)
+        if coder is None or frame.total == whole or not coder.may_have(frame.total):
+            return _Arriving(receiving, slot, start, whole, slot.data)
+        return _Arriving(receiving, slot, start, frame.total, np.empty(frame.total, np.uint8))
+
+    def _count_in_locked(self, frame: Frame) -> _Receiving:
+        receiving = self._receiving.get(frame.tensor)
+        if receiving is None:
+            raise ProtocolError(f"tensor number {frame.tensor} does not travel on this link")
+        window = receiving.window
+        if not window.may_arrive:
+            raise ProtocolError(
+                f"micro-batch {frame.sequence} of tensor {receiving.route.tensor.name!r} came without a credit: "
+                f"{window.arrived - window.consumed} are waiting already"
+            )
+        if window.begin(waited=frame.flags == FrameFlag.WAITED):
+            self._granting[frame.tensor] = receiving
+            self._wake.notify()
+        return receiving
+
+    def _sequence_of(self, receiving: _Receiving, frame: Frame, offset: int, total: int) -> int:
+        """The number of the micro-batch that is to come, if that is what the frame has."""
+        route = receiving.route
+        sequence = route.when.nth(receiving.window.arrived)
+        expected = (route.tensor_index, sequence, offset, total)
+        got = (frame.tensor, frame.sequence, frame.offset, frame.total)
+        if got != expected:
+            raise ProtocolError(
+                f"tensor {route.tensor.name!r}: (index, sequence, offset, size in bytes) should be {expected}, they "
+                f"are {got}"
+            )
+        return sequence
+
+    def _complete(
+        self, receiving: _Receiving, sequence: int, slot: Slot, place: int | None, start: int, size_bytes: int
+    ) -> None:
+        receiving.window.arrived += 1
+        release = partial(self._release_locked, receiving, slot, place)
+        self.station.transferred(RECEIVE, receiving.route, sequence, start, now(), size_bytes)
+        self.station.deliver(receiving.route, sequence, slot.value, release)
 
     def _release_locked(self, receiving: _Receiving, slot: Slot, place: int | None) -> None:
         receiving.window.consumed += 1

@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -67,8 +67,7 @@ _KINDS = {int(kind): kind for kind in FrameKind}
 _FLAGS = (FrameFlag.NONE, FrameFlag.WAITED, FrameFlag.SHARED)  # an enumeration's own look-up takes as long as the rest
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     kind: FrameKind
     flags: FrameFlag
     tensor: int

@@ -17,7 +17,7 @@ from tvm_split.rpc_runtime.program.inputs import flat_bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import TensorSpec
 from tvm_split.rpc_runtime.transports.credit_window import MOST_MORE
-from tvm_split.rpc_runtime.transports.links import OUTBOX, IncomingLink, OutgoingLink
+from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from tvm_split.rpc_runtime.wire.framing import (
     CHUNK_BYTES,
     FrameFlag,
