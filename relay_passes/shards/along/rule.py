@@ -1,0 +1,148 @@
+"""What a rule says about an operator whose operands are split along an axis.
+
+*Along*: each range of the result's indices is computed from a range of each operand's. *Total*: the axis is reduced, so
+every part of the operand gives a summand (or a maximum), and the whole result is made of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
+from tvm_split.relay_passes.shards.region import ShardError
+
+Range = tuple[int, int]
+"""Indices of an axis from the first up to, and without, the second."""
+
+Emit = Callable[[relax.Expr], relax.Var]
+"""Binds what a rule computes on its way."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that an operation reads; ``axis`` is the one it is split along, None if every machine has it whole."""
+
+    expression: relax.Expr
+    shape: tuple[int, ...]
+    axis: int | None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a variable is bound to, with its tensor operands in order; ``shape`` is that of its first result."""
+
+    name: str
+    expression: relax.Expr
+    operands: tuple[Operand, ...]
+    shape: tuple[int, ...]
+    axis_name: str
+
+    @property
+    def operator(self) -> str:
+        return operator_name(self.expression) or type(self.expression).__name__
+
+    def refused(self, reason: str) -> ShardError:
+        hint = "end the shard before it, or begin it behind it"
+        return ShardError(f"{self.name!r} ({self.operator}) cannot be split along {self.axis_name}: {reason}; {hint}")
+
+    def only_first(self) -> int:
+        """The axis of the first operand, where no other may be split."""
+        first, *others = self.operands
+        if first.axis is None or any(each.axis is not None for each in others):
+            raise self.refused("it reads a split tensor in another place than the first")
+        return first.axis
+
+
+@dataclass(frozen=True)
+class Along:
+    """A result that is split along ``axis``.
+
+    ``operand_axes`` has the axis of each operand of which ``needs`` gives a range for a range of the result (None if
+    nothing), None for one that is read whole. ``write`` computes a range of the result from exactly these. A result
+    is ``local`` if each of its ranges needs the same range of its operands.
+    """
+
+    axis: int
+    operand_axes: tuple[int | None, ...]
+    needs: Callable[[Range], tuple[Range | None, ...]]
+    write: Callable[[Range, Sequence[relax.Expr | None], Emit], relax.Expr]
+    local: bool = False
+
+
+@dataclass(frozen=True)
+class Total:
+    """A result that is reduced over the axis of the first operand, the only one.
+
+    ``write`` computes what a range of the operand gives, ``combine`` puts two such together, and ``finish`` makes the
+    result of them all.
+    """
+
+    write: Callable[[relax.Expr], relax.Expr]
+    combine: Callable[[relax.Expr, relax.Expr], relax.Expr]
+    finish: Callable[[relax.Expr], relax.Expr] | None = None
+
+
+def tensor_operands(expression: relax.Expr) -> tuple[relax.Expr, ...]:
+    """The variables and constants of tensors that an operation reads, those of a tuple each by itself."""
+    if isinstance(expression, relax.TupleGetItem):
+        return (expression.tuple_value,)
+    found: list[relax.Expr] = []
+    for argument in expression.args if isinstance(expression, relax.Call) else ():
+        fields = argument.fields if isinstance(argument, relax.Tuple) else [argument]
+        found += [each for each in fields if _is_tensor(each)]
+    return tuple(found)
+
+
+def with_operands(expression: relax.Expr, operands: Sequence[relax.Expr | None]) -> relax.Expr:
+    """The operation on other tensors; attributes and arguments that are no tensors stay."""
+    if isinstance(expression, relax.TupleGetItem):
+        return relax.TupleGetItem(operands[0], expression.index)
+    replacements = iter(operands)
+
+    def replaced(argument: relax.Expr) -> relax.Expr:
+        if isinstance(argument, relax.Tuple) and any(_is_tensor(each) for each in argument.fields):
+            return relax.Tuple([replaced(each) for each in argument.fields])
+        return next(replacements) if _is_tensor(argument) else argument
+
+    arguments = [replaced(argument) for argument in expression.args]
+    return relax.Call(expression.op, arguments, expression.attrs, expression.ty_args)
+
+
+def shape_of(expression: relax.Expr) -> tuple[int, ...]:
+    """The lengths of a tensor's axes; of a tuple, those of its first."""
+    kind = expression.ty
+    while isinstance(kind, relax.TupleType):
+        kind = kind.fields[0]
+    return tuple(int(length) for length in kind.shape.values)
+
+
+def same_range(operation: Operation, axis: int, operand_axes: tuple[int | None, ...]) -> Along:
+    """The rule of an operation that is written on parts as it is on the whole."""
+    expression = operation.expression
+
+    def needs(wanted: Range) -> tuple[Range | None, ...]:
+        return tuple(None if each is None else wanted for each in operand_axes)
+
+    def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
+        return with_operands(expression, parts)
+
+    return Along(axis, operand_axes, needs, write, local=True)
+
+
+def sliced(tensor: relax.Expr, axis: int, taken: Range) -> relax.Expr:
+    """A range of a tensor's indices along an axis."""
+    return relax.op.strided_slice(tensor, [axis], [taken[0]], [taken[1]], assume_inbound=True)
+
+
+def replaced_at(values: Sequence[int], place: int, value: int) -> list[int]:
+    return [value if index == place else each for index, each in enumerate(values)]
+
+
+def _is_tensor(argument: relax.Expr) -> bool:
+    return isinstance(argument, relax.Var | tvm.ir.GenericConst) and (
+        isinstance(argument, relax.Var) or is_tensor_constant(argument)
+    )

@@ -1,0 +1,203 @@
+"""Operators that read a window of indices for each index of the result: convolutions, pools, pads.
+
+With a stride s, a padding p before and a dilated kernel of k indices, the results b … e - 1 read the indices
+b·s - p … (e - 1)·s - p + k - 1 of the operand. What of these lies outside it is padding: a part at the border of the
+image keeps the layer's own, clipped, and a part inside has none. (The arithmetic of Dumoulin and Visin, 2016.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tvm import relax
+
+from tvm_split.relay_passes.rewrite import constant
+from tvm_split.relay_passes.shards.along.rule import (
+    Along,
+    Emit,
+    Operation,
+    Range,
+    Total,
+    replaced_at,
+    same_range,
+)
+
+
+def window_range(wanted: Range, stride: int, before: int, kernel: int) -> Range:
+    """The indices, also outside the operand, that the windows of ``wanted`` cover."""
+    return wanted[0] * stride - before, (wanted[1] - 1) * stride - before + kernel
+
+
+def transposed_range(wanted: Range, stride: int, before: int, kernel: int) -> Range:
+    """The indices, also outside the operand, whose windows in a transposed convolution's result reach ``wanted``."""
+    return -((kernel - 1 - before - wanted[0]) // stride), (wanted[1] - 1 + before) // stride + 1
+
+
+def convolution(operation: Operation) -> Along:
+    axis, attributes = operation.only_first(), operation.expression.attrs
+    rank = len(operation.shape)
+    letter = str(attributes.data_layout)[axis]
+    if letter == "N":
+        return same_range(operation, axis, (axis, None))
+    place = _spatial(operation, str(attributes.data_layout), axis)
+    kernel = operation.operands[1].shape[str(attributes.kernel_layout).index(letter)]
+    stride, padding = int(attributes.strides[place]), [int(each) for each in attributes.padding]
+    before, length = padding[place], operation.operands[0].shape[axis]
+    reach = (kernel - 1) * int(attributes.dilation[place]) + 1
+    write_whole = _CONVOLUTIONS[rank]
+
+    def needs(wanted: Range) -> tuple[Range | None, ...]:
+        return _inside(operation, window_range(wanted, stride, before, reach), length), None
+
+    def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
+        first, end = window_range(wanted, stride, before, reach)
+        one_sided = _one_sided(padding, place, max(0, -first), max(0, end - length))
+        return write_whole(
+            *parts,
+            strides=attributes.strides,
+            padding=one_sided,
+            dilation=attributes.dilation,
+            groups=attributes.groups,
+            data_layout=attributes.data_layout,
+            kernel_layout=attributes.kernel_layout,
+            out_layout=attributes.out_layout,
+            out_dtype=attributes.out_dtype,
+        )
+
+    is_pointwise = (reach, stride, before, padding[place + rank - 2]) == (1, 1, 0, 0)
+    return Along(axis, (axis, None), needs, write, local=is_pointwise)
+
+
+def transposed_convolution(operation: Operation) -> Along:
+    axis, attributes = operation.only_first(), operation.expression.attrs
+    letter = str(attributes.data_layout)[axis]
+    if letter == "N":
+        return same_range(operation, axis, (axis, None))
+    place = _spatial(operation, str(attributes.data_layout), axis)
+    kernel = operation.operands[1].shape[str(attributes.kernel_layout).index(letter)]
+    stride, padding = int(attributes.strides[place]), [int(each) for each in attributes.padding]
+    before, length = padding[place], operation.operands[0].shape[axis]
+    reach = (kernel - 1) * int(attributes.dilation[place]) + 1
+    write_whole = _TRANSPOSED[len(operation.shape)]
+
+    def taken(wanted: Range) -> Range:
+        first, end = transposed_range(wanted, stride, before, reach)
+        # A result between two windows (a kernel shorter than the stride) is 0, and counted from the window before it.
+        first = min(first, (wanted[0] + before) // stride)
+        return _inside(operation, (first, max(end, first + 1)), length)
+
+    def needs(wanted: Range) -> tuple[Range | None, ...]:
+        return taken(wanted), None
+
+    def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
+        first, end = taken(wanted)
+        covered = first * stride, (end - 1) * stride + reach
+        cut_before, cut_after = wanted[0] + before - covered[0], covered[1] - wanted[1] - before
+        output_padding = [int(each) for each in attributes.output_padding]
+        return write_whole(
+            *parts,
+            strides=attributes.strides,
+            padding=_one_sided(padding, place, cut_before, max(0, cut_after)),
+            output_padding=replaced_at(output_padding, place, max(0, -cut_after)),
+            dilation=attributes.dilation,
+            groups=attributes.groups,
+            data_layout=attributes.data_layout,
+            kernel_layout=attributes.kernel_layout,
+            out_layout=attributes.out_layout,
+            out_dtype=attributes.out_dtype,
+        )
+
+    return Along(axis, (axis, None), needs, write)
+
+
+def pool(operation: Operation) -> Along | Total:
+    axis, attributes = operation.only_first(), operation.expression.attrs
+    if str(attributes.layout)[axis] in "NC":
+        return same_range(operation, axis, (axis,))
+    place = _spatial(operation, str(attributes.layout), axis)
+    kernel, stride = [int(each) for each in attributes.pool_size], int(attributes.strides[place])
+    padding, length = [int(each) for each in attributes.padding], operation.operands[0].shape[axis]
+    before, after = padding[place], padding[place + len(kernel)]
+    reach = (kernel[place] - 1) * int(attributes.dilation[place]) + 1
+    write_whole = _POOLS[operation.operator]
+
+    def written(part: relax.Expr, size: list[int], pads: list[int]) -> relax.Expr:
+        return write_whole(
+            part,
+            pool_size=size,
+            strides=attributes.strides,
+            padding=pads,
+            dilation=attributes.dilation,
+            ceil_mode=attributes.ceil_mode,
+            count_include_pad=attributes.count_include_pad,
+            layout=attributes.layout,
+            out_layout=attributes.out_layout,
+        )
+
+    if (kernel[place], before, after, operation.shape[axis]) == (length, 0, 0, 1) and "avg" in operation.operator:
+        # One window over the whole axis: each part's mean counts as much as it has indices.
+        dtype = str(operation.expression.ty.dtype.dtype)
+
+        def weighted(part: relax.Expr) -> relax.Expr:
+            rows = int(part.ty.shape.values[axis])
+            mean = written(part, replaced_at(kernel, place, rows), padding)
+            return relax.op.multiply(mean, constant(np.array(rows / length, dtype)))
+
+        return Total(weighted, relax.op.add)
+
+    def needs(wanted: Range) -> tuple[Range | None, ...]:
+        return (_inside(operation, window_range(wanted, stride, before, reach), length),)
+
+    def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
+        first, end = window_range(wanted, stride, before, reach)
+        # With ``ceil_mode`` a window may end behind the padding, and what is there does not count in an average.
+        return written(parts[0], kernel, _one_sided(padding, place, max(0, -first), max(0, min(end - length, after))))
+
+    return Along(axis, (axis,), needs, write, local=(reach, stride, before, after) == (1, 1, 0, 0))
+
+
+def pad(operation: Operation) -> Along:
+    axis, attributes = operation.only_first(), operation.expression.attrs
+    widths = [int(each) for each in attributes.pad_width]
+    before, length = widths[2 * axis], operation.operands[0].shape[axis]
+    is_local = not any(widths[2 * axis : 2 * axis + 2])
+    if not is_local and attributes.pad_mode != "constant":
+        raise operation.refused(f"it pads that axis in the mode {str(attributes.pad_mode)!r}")
+
+    def needs(wanted: Range) -> tuple[Range | None, ...]:
+        return (_inside(operation, window_range(wanted, 1, before, 1), length),)
+
+    def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
+        first, end = window_range(wanted, 1, before, 1)
+        own = replaced_at(replaced_at(widths, 2 * axis, max(0, -first)), 2 * axis + 1, max(0, end - length))
+        return relax.op.nn.pad(parts[0], own, attributes.pad_mode, attributes.pad_value)
+
+    return Along(axis, (axis,), needs, write, local=is_local)
+
+
+def _spatial(operation: Operation, layout: str, axis: int) -> int:
+    """Which of the spatial axes the split one is."""
+    if layout[axis] not in "DHW" or not layout.isalpha():
+        raise operation.refused(f"{layout[axis]!r} of its layout {layout} is no axis of its windows")
+    return [letter for letter in layout if letter in "DHW"].index(layout[axis])
+
+
+def _inside(operation: Operation, needed: Range, length: int) -> Range:
+    first, end = max(0, needed[0]), min(length, needed[1])
+    if first >= end:
+        raise operation.refused("a part of its result would be made of padding alone")
+    return first, end
+
+
+def _one_sided(padding: Sequence[int], place: int, before: int, after: int) -> list[int]:
+    return replaced_at(replaced_at(padding, place, before), place + len(padding) // 2, after)
+
+
+_CONVOLUTIONS = {3: relax.op.nn.conv1d, 4: relax.op.nn.conv2d, 5: relax.op.nn.conv3d}
+_TRANSPOSED = {3: relax.op.nn.conv1d_transpose, 4: relax.op.nn.conv2d_transpose, 5: relax.op.nn.conv3d_transpose}
+_POOLS = {
+    f"relax.nn.{kind}_pool{rank}d": getattr(relax.op.nn, f"{kind}_pool{rank}d")
+    for kind in ("avg", "max")
+    for rank in (1, 2, 3)
+}

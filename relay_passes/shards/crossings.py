@@ -1,0 +1,59 @@
+"""What a split inside a layer costs beyond the layers: bytes between machines, and what is computed twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_split.relay_passes.contract import main_function, operations_of, returned_fields, used_variables
+from tvm_split.relay_passes.shards.region import Region, Sharded, part_name
+
+
+def crossing_bytes(sharded: Sharded) -> dict[tuple[str | None, str | None], int]:
+    """The bytes a micro-batch that cross from one machine to another, by both; a value crosses once to each.
+
+    None as the first is what comes from before the region or from a cut, None as the second what goes to a join or
+    behind the region.
+    """
+    function = main_function(sharded.module)
+    readers = [(sharded.machine_of.get(each.var.name), each.value) for each in operations_of(function)]
+    readers += [(None, field) for field in returned_fields(function)]
+    sizes: dict[tuple[str, str | None, str | None], int] = {}
+    for reader, value in readers:
+        for used in used_variables(value):
+            source = sharded.machine_of.get(used.name)
+            if source != reader:
+                sizes[used.name, source, reader] = _bytes(used.ty)
+    crossing: dict[tuple[str | None, str | None], int] = {}
+    for (_, source, reader), size in sizes.items():
+        crossing[source, reader] = crossing.get((source, reader), 0) + size
+    return crossing
+
+
+def computed_again(sharded: Sharded, region: Region, module: tvm.IRModule) -> Mapping[str, int]:
+    """By variable of the region, how many elements of it are computed more than once, counted for each time.
+
+    ``module`` is the graph before the split.
+    """
+    parts = {each.var.name: each.var.ty for each in operations_of(main_function(sharded.module))}
+    found = {}
+    for whole in operations_of(main_function(module)):
+        name = whole.var.name
+        own = [parts[part] for part in (part_name(name, machine) for machine in region.machines) if part in parts]
+        if name in region.names and own:
+            found[name] = sum(_elements(each) for each in own) - _elements(whole.var.ty)
+    return found
+
+
+def _elements(kind: relax.Type) -> int:
+    return prod(int(length) for length in (kind.fields[0] if isinstance(kind, relax.TupleType) else kind).shape.values)
+
+
+def _bytes(kind: relax.Type) -> int:
+    if isinstance(kind, relax.TupleType):
+        return sum(_bytes(each) for each in kind.fields)
+    return _elements(kind) * np.dtype(str(kind.dtype.dtype)).itemsize

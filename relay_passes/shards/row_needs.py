@@ -1,0 +1,221 @@
+"""Which indices of each value every machine computes, and which it needs.
+
+Forward, the axis is followed through the region, from the values before it that have it; a value is *split* along an
+axis of its own, or *whole*: every machine that needs it computes it for itself. Backward, from the indices that each
+machine owns of the region's results, the needs are collected: of a value a machine computes all that its own operations
+read, or, where machines exchange, what it owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from tvm import relax
+
+from tvm_split.relay_passes.contract import used_variables
+from tvm_split.relay_passes.shards.along.rule import (
+    Along,
+    Operand,
+    Operation,
+    Range,
+    Total,
+    shape_of,
+    tensor_operands,
+)
+from tvm_split.relay_passes.shards.along.table import rule_of
+from tvm_split.relay_passes.shards.region import RegionWriter, ShardError, bounds
+
+
+@dataclass(frozen=True)
+class Value:
+    """A variable of the region; ``rule`` is None for what reads nothing that is split, ``axis`` None if it is whole."""
+
+    operation: Operation
+    rule: Along | Total | None
+
+    @property
+    def axis(self) -> int | None:
+        return self.rule.axis if isinstance(self.rule, Along) else None
+
+    @property
+    def is_tuple(self) -> bool:
+        return isinstance(self.operation.expression.ty, relax.TupleType)
+
+
+@dataclass
+class Needs:
+    """By a variable's name and a machine's place in the region: the indices that the machine computes (of a total: that
+    it adds up), and those that its operations read; and the machines that need a value whole."""
+
+    computed: dict[tuple[str, int], Range] = field(default_factory=dict)
+    read: dict[tuple[str, int], Range] = field(default_factory=dict)
+    whole: dict[str, set[int]] = field(default_factory=dict)
+
+
+def split_values(writer: RegionWriter, outside_axes: Mapping[str, int], axis_name: str) -> dict[str, Value]:
+    """The region's variables in order, with the rules of those that read something split."""
+    axes: dict[str, int | None] = dict(outside_axes)
+    values: dict[str, Value] = {}
+    for binding in writer.bindings:
+        name, expression = binding.var.name, binding.value
+        operands = tuple(
+            Operand(each, shape_of(each), axes.get(each.name) if isinstance(each, relax.Var) else None)
+            for each in tensor_operands(expression)
+        )
+        split = {each.expression.name for each in operands if each.axis is not None}
+        # What is no call has no operands that could be found, but variables.
+        hidden = {each.name for each in used_variables(expression) if axes.get(each.name) is not None} - split
+        operation = Operation(name, expression, operands, shape_of(binding.var), axis_name)
+        if isinstance(expression, relax.TupleGetItem) and split & set(outside_axes):
+            raise operation.refused("the tuple that it reads is from before the region")
+        if hidden:
+            raise operation.refused(f"it reads {sorted(hidden)} in a form that is not known")
+        values[name] = Value(operation, rule_of(operation) if split else None)
+        axes[name] = values[name].axis
+    if not any(value.rule for value in values.values()):
+        raise ShardError(
+            f"nothing from {writer.region.names[0]!r} to {writer.region.names[-1]!r} has {axis_name} that could be"
+            " split: no value before it has that axis with more than one index; choose another axis, or other layers"
+        )
+    return values
+
+
+def exchanged_values(values: Mapping[str, Value], exchange: str | Collection[str], axis_name: str) -> frozenset[str]:
+    """The variables of which each machine computes what it owns, and receives the rest of what it reads."""
+    split = {name for name, value in values.items() if value.axis is not None and not value.is_tuple}
+    if exchange == "fused":
+        return frozenset()
+    if exchange == "each":
+        return frozenset(
+            operand.expression.name
+            for value in values.values()
+            if isinstance(value.rule, Along) and not value.rule.local
+            for operand in value.operation.operands
+            if operand.axis is not None and operand.expression.name in split
+        )
+    if isinstance(exchange, str):
+        raise ShardError(f"exchange is 'fused', 'each' or names of variables, not {exchange!r}")
+    if unknown := sorted(set(exchange) - split):
+        raise ShardError(
+            f"{unknown} cannot be exchanged: these are no variables of the region that have {axis_name}; name some of"
+            f" {sorted(split)}"
+        )
+    return frozenset(exchange)
+
+
+def owned_ranges(values: Mapping[str, Value], writer: RegionWriter, axis_name: str) -> dict[str, tuple[Range, ...]]:
+    """The indices that each machine owns of each split value, and of those from before the region that are reduced.
+
+    Of the region's results, by the shares; of others at the same relative places as of the last result, so that where
+    strides make values shorter, the parts of one fit those of the next. Of a slice, what was owned before it.
+
+    Raises:
+        ShardError: a machine would get nothing of a result.
+    """
+    shares = writer.region.shares
+    lengths = {
+        name: value.operation.shape[value.rule.axis] for name, value in values.items() if isinstance(value.rule, Along)
+    }
+    results = [name for name in lengths if name in writer.wanted]
+    reduced = [value.operation for value in values.values() if isinstance(value.rule, Total)]
+    for operation in reduced:
+        lengths.setdefault(_first_name(operation), operation.operands[0].shape[operation.only_first()])
+    reference = results[-1] if results else _before_slices(_first_name(reduced[-1]), values)
+
+    def by_shares(name: str) -> tuple[Range, ...]:
+        try:
+            return bounds(lengths[name], shares)
+        except ValueError as error:
+            raise ShardError(
+                f"{name!r} has {lengths[name]} {axis_name} for {len(shares)} machines: {error}; take fewer machines or"
+                " more even shares, or end the shard before it"
+            ) from None
+
+    parts = by_shares(reference)
+
+    def scaled(length: int) -> tuple[Range, ...]:
+        ends = [0, *(round(end * length / lengths[reference]) for _, end in parts)]
+        return tuple(pairwise(ends))
+
+    owned: dict[str, tuple[Range, ...]] = {}
+    for name, length in lengths.items():
+        if name in results:
+            owned[name] = by_shares(name)
+        elif name in values and (rule := _slice_rule(values[name])):
+            taken = [each[0] for index in range(length) for each in rule.needs((index, index + 1)) if each is not None]
+            operation = values[name].operation
+            before = owned.get(_first_name(operation)) or scaled(operation.operands[0].shape[operation.only_first()])
+            owned[name] = tuple(
+                (sum(each < first for each in taken), sum(each < end for each in taken)) for first, end in before
+            )
+        else:
+            owned[name] = scaled(length)
+    return owned
+
+
+def needs_of(
+    values: Mapping[str, Value],
+    writer: RegionWriter,
+    owned: Mapping[str, tuple[Range, ...]],
+    exchanged: Collection[str],
+) -> Needs:
+    """Collect from the results backward what each machine computes and reads."""
+    found = Needs()
+    machines = range(len(writer.region.machines))
+
+    def read(operand: Operand, axis: int | None, needed: Range | None, machine: int) -> None:
+        if not isinstance(operand.expression, relax.Var) or (axis is not None and needed is None):
+            return
+        name = operand.expression.name
+        if operand.axis is None:
+            found.whole.setdefault(name, set()).add(machine)
+        elif needed is not None:
+            found.read[name, machine] = hull(found.read.get((name, machine)), needed)
+
+    for name, value in reversed(list(values.items())):
+        operands, rule, wanted = value.operation.operands, value.rule, name in writer.wanted
+        if isinstance(rule, Along):
+            for machine in machines:
+                own = owned[name][machine]
+                needed = own if wanted or name in exchanged else None
+                if name not in exchanged and (name, machine) in found.read:
+                    needed = hull(needed, found.read[name, machine])
+                if needed is not None and needed[0] < needed[1]:
+                    found.computed[name, machine] = needed
+                    for operand, axis, part in zip(operands, rule.operand_axes, rule.needs(needed), strict=True):
+                        read(operand, axis, part, machine)
+        elif wanted or name in found.whole:
+            if isinstance(rule, Total):
+                (operand,) = operands
+                for machine, own in enumerate(owned[operand.expression.name]):
+                    if own[0] < own[1]:
+                        found.computed[name, machine] = own
+                        read(operand, operand.axis, own, machine)
+            elif wanted:
+                found.whole.setdefault(name, set()).add(0)
+            for machine in found.whole.get(name, ()) if rule is None else ():
+                for operand in operands:
+                    read(operand, None, None, machine)
+    return found
+
+
+def hull(one: Range | None, other: Range) -> Range:
+    return other if one is None else (min(one[0], other[0]), max(one[1], other[1]))
+
+
+def _first_name(operation: Operation) -> str:
+    return str(operation.operands[0].expression.name)
+
+
+def _slice_rule(value: Value) -> Along | None:
+    """The rule of a slice along the axis that is split."""
+    is_slice = value.operation.operator == "relax.strided_slice"
+    return value.rule if is_slice and isinstance(value.rule, Along) and not value.rule.local else None
+
+
+def _before_slices(name: str, values: Mapping[str, Value]) -> str:
+    while name in values and _slice_rule(values[name]):
+        name = _first_name(values[name].operation)
+    return name

@@ -1,0 +1,63 @@
+"""Small Relax graphs, and rewritten ones run beside them: for tests of what may not change what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_split.relay_passes.contract import main_function
+from tvm_split.relay_passes.rewrite import constant
+
+Array = np.ndarray[Any, Any]
+Emit = Callable[..., relax.Var]
+
+
+def graph(inputs: Mapping[str, Sequence[int]], write: Callable[..., Sequence[relax.Var]]) -> tvm.IRModule:
+    """A graph in the frontends' form; ``write`` gets ``emit(expression, name)`` and the inputs, gives the outputs."""
+    builder = relax.BlockBuilder()
+    parameters = [relax.Var(name, relax.TensorType(list(shape), "float32")) for name, shape in inputs.items()]
+    with builder.function("main", parameters):
+        with builder.dataflow():
+            fields = write(lambda expression, name: builder.emit(expression, name_hint=name), *parameters)
+            outputs = builder.emit_output(relax.Tuple(list(fields)), name_hint="outputs")
+        builder.emit_func_output(outputs)
+    return builder.get()
+
+
+def weights(*shape: int, seed: int = 0) -> relax.Expr:
+    return constant(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def run_together(modules: Mapping[str, tvm.IRModule], *inputs: Array) -> dict[str, list[Array]]:
+    """What the functions ``main`` of several modules give for the same inputs, from one build without our passes."""
+    functions = {name: main_function(module).with_attr("global_symbol", name) for name, module in modules.items()}
+    # Most of the time goes into LLVM's optimisations, from which such small graphs have nothing.
+    built = relax.build(tvm.IRModule(functions), tvm.target.Target({"kind": "llvm", "opt-level": 0}))
+    machine = relax.VirtualMachine(built, tvm.cpu())
+    arguments = [tvm.runtime.tensor(each) for each in inputs]
+    return {name: [value.numpy() for value in machine[name](*arguments)] for name in modules}
+
+
+def random_inputs(module: tvm.IRModule, seed: int = 0) -> list[Array]:
+    generator = np.random.default_rng(seed)
+    found = []
+    for parameter in main_function(module).params:
+        shape = [int(length) for length in parameter.ty.shape.values]
+        dtype = str(parameter.ty.dtype.dtype)
+        is_float = dtype.startswith("float")
+        found.append((generator.standard_normal(shape) if is_float else generator.integers(0, 9, shape)).astype(dtype))
+    return found
+
+
+def assert_same_values(modules: Mapping[str, tvm.IRModule], *inputs: Array, tolerance: float = 1e-5) -> None:
+    """All modules give what the first gives, within ``tolerance`` of the range of each of its outputs."""
+    results = run_together(modules, *inputs)
+    _, *others = results
+    for expected, *found in zip(*results.values(), strict=True):
+        for name, each in zip(others, found, strict=True):
+            assert each.shape == expected.shape, name
+            np.testing.assert_allclose(each, expected, rtol=0, atol=tolerance * (np.ptp(expected) + 1e-3), err_msg=name)
