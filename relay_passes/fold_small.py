@@ -49,11 +49,11 @@ class FoldSmall:
 
 
 def _replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
-    folded = _folded(expression)
-    return None if folded is None else constant(folded)
+    value = folded(expression)
+    return None if value is None else constant(value)
 
 
-def _folded(expression: relax.Expr) -> Array | None:
+def folded(expression: relax.Expr) -> Array | None:
     """The value of a call on constants, or None if it is not one of those that are computed here."""
     operator = operator_name(expression)
     if operator not in _ELEMENTWISE and operator not in _VIEWS:

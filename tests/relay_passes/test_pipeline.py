@@ -38,7 +38,7 @@ def bounded_indices(function: relax.Function) -> None:
 
 
 def nothing_small_to_fold(function: relax.Function) -> None:
-    assert not [value for value in values(function) if fold_small._folded(value) is not None]
+    assert not [value for value in values(function) if fold_small.folded(value) is not None]
 
 
 def no_affine_chains(function: relax.Function) -> None:

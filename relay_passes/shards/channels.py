@@ -1,0 +1,233 @@
+"""Channels: layers whose weights are dealt out to machines, by output channels, by heads, or in pairs.
+
+A pair of products with ``exchange="fused"``, column- then row-parallel (Shoeybi et al., 2019), needs one sum:
+
+    conv1 ─ relu ─ conv2 ─▶ Σ      machine-a: channels 0 to 37 of conv1, and the weights of conv2 that read them
+                                    machine-b: channels 38 to 63
+
+With ``exchange="each"`` the outputs of each product are gathered before the next one, so that all weights are dealt out
+by output channels. A sum or concatenation is made by every machine that needs it, from what all send to it, in the
+order of the machines. Values that are whole (norms between blocks, residuals) are computed by every machine that needs
+them; sequence-parallel norms (Korthikanti et al., 2022), which would share that work too, are not made.
+
+Requires: a region of single operations, static shapes, layouts NCHW and OIHW, batch norm in inference.
+Ensures: the region's operations belong to machines, none of which has more of a weight that is dealt out than its part.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import tvm
+from tvm import relax
+
+from tvm_split.relay_passes.contract import main_function, names_of
+from tvm_split.relay_passes.rewrite import constant
+from tvm_split.relay_passes.shards.dealt_axes import Axis, leaves_of, shape_of, with_leaves
+from tvm_split.relay_passes.shards.decisions import Decisions, Step
+from tvm_split.relay_passes.shards.region import Region, RegionWriter, Sharded, ShardError, part_name, split_region
+from tvm_split.relay_passes.shards.summands import Use
+
+
+def split_channels(
+    module: tvm.IRModule,
+    region: Region,
+    *,
+    unit_by: Literal["channels", "heads"],
+    exchange: Literal["fused", "each"],
+) -> Sharded:
+    """The whole graph with a region's weights dealt out.
+
+    With ``unit_by="heads"`` a machine has whole heads of an attention, from its projections to the product behind it;
+    with ``"channels"`` the projections' columns are dealt out one by one, and every machine computes all heads.
+
+    Raises:
+        ShardError: a machine would have no channel, group of channels or head; nothing in the region can be dealt out.
+    """
+
+    def split(writer: RegionWriter) -> Mapping[str, relax.Expr]:
+        by_heads = unit_by == "heads"
+        decisions = Decisions(writer.bindings, region, by_heads=by_heads, fused=exchange == "fused")
+        if not decisions.is_split or (by_heads and not decisions.has_heads):
+            missing = "attention's heads" if by_heads else "convolution or matrix product with constant weights"
+            instead = "use axis 'channels'" if by_heads else "use axis 'rows', or begin the shard earlier"
+            raise ShardError(f"{region.names[0]!r} to {region.names[-1]!r} have no {missing} to deal out: {instead}")
+        return _Emitter(writer, decisions, set(names_of(main_function(module)))).emit()
+
+    return split_region(module, region, split)
+
+
+class _Emitter:
+    """Carries out the decisions for what is needed of each value: a machine's own part or summand, and wholes."""
+
+    def __init__(self, writer: RegionWriter, decisions: Decisions, taken: set[str]) -> None:
+        self._writer, self._decisions, self._taken = writer, decisions, taken
+        self._machines = writer.region.machines
+        self._first = self._machines[0]
+        self._needs_own: defaultdict[str, set[str]] = defaultdict(set)
+        self._needs_whole: defaultdict[str, set[str | None]] = defaultdict(set)
+        self._own: dict[tuple[str, str], relax.Expr] = {}
+        self._whole: dict[tuple[str, str | None], relax.Expr] = {}
+        self._parts: dict[object, relax.Expr] = {}
+
+    def emit(self) -> dict[str, relax.Expr]:
+        """The values of the wanted variables."""
+        self._find_needs()
+        result: dict[str, relax.Expr] = {}
+        for binding in self._writer.bindings:
+            name = binding.var.name
+            step = self._decisions.steps.get(name)
+            for machine in self._machines:
+                if step is not None and machine in self._needs_own[name]:
+                    self._own[name, machine] = self._emit_own(step, machine)
+            for place in (*self._machines, None):
+                if step is not None and place in self._needs_whole[name]:
+                    self._whole[name, place] = self._emit_whole(step, place)
+            if name in self._writer.wanted:
+                result[name] = self._wanted(binding)
+        return result
+
+    def _wanted(self, binding: relax.VarBinding) -> relax.Expr:
+        name = binding.var.name
+        if name in self._decisions.steps:
+            return self._whole[name, None] if (name, None) in self._whole else self._whole[name, self._first]
+        known = [self._decisions.constant_of(leaf) for leaf in leaves_of(binding.value)]
+        return self._writer.emit(with_leaves(binding.value, known), name, name, self._first)
+
+    def _find_needs(self) -> None:
+        """From the wanted variables back: what is computed by whom."""
+        for step in reversed(self._decisions.steps.values()):
+            own, whole = self._needs_own[step.name], self._needs_whole[step.name]
+            if step.name in self._writer.wanted:
+                if step.form != "whole" and self._first not in whole:
+                    whole.add(None)
+                elif step.form == "whole":
+                    whole.add(self._first)
+            if step.form != "whole" and whole:
+                if len(step.passage.results) > 1:
+                    raise ShardError(f"{step.name!r} is a tuple, and used behind the shard: end the shard before it")
+                own.update(self._machines)
+            for leaf, use in zip(leaves_of(step.value), step.uses, strict=True):
+                if not isinstance(leaf, relax.Var):
+                    continue
+                if step.form == "whole":
+                    self._needs_whole[leaf.name] |= whole
+                elif use is Use.OWN:
+                    self._needs_own[leaf.name] |= own
+                else:
+                    self._needs_whole[leaf.name] |= own & {self._first} if use is Use.WHOLE_ON_FIRST else own
+
+    def _emit_own(self, step: Step, machine: str) -> relax.Expr:
+        """A machine's part or summand."""
+        operands = [
+            self._operand(step, leaf, use, machine) for leaf, use in zip(leaves_of(step.value), step.uses, strict=True)
+        ]
+        name = self._name(part_name(step.name, machine))
+
+        def emit(expression: relax.Expr, ending: str) -> relax.Expr:
+            return self._writer.emit(expression, self._name(f"{name}_{ending}"), step.name, machine)
+
+        def scaled(count: int) -> int:
+            begin, end, blocks = self._blocks(step, machine)
+            return count * (end - begin) // blocks
+
+        if step.passage.adapt is not None:
+            expression = step.passage.adapt(step.value, operands, scaled, emit)
+        elif step.others is not None and machine != self._first:
+            expression = step.others(step.value, operands)
+        else:
+            expression = with_leaves(step.value, operands)
+        if isinstance(expression, relax.Var):
+            return expression
+        return self._writer.emit(expression, name, step.name, machine)
+
+    def _operand(self, step: Step, leaf: relax.Expr, use: Use | Axis, machine: str) -> relax.Expr | None:
+        if use is Use.OWN:
+            return self._own[leaf.name, machine]
+        if use is Use.WHOLE_ON_FIRST and machine != self._first:
+            return None
+        if isinstance(use, Axis):
+            begin, end, blocks = self._blocks(step, machine)
+            return self._part_of(leaf, use, begin * use.period // blocks, end * use.period // blocks, machine)
+        return self._whole_of(leaf, machine)
+
+    def _blocks(self, step: Step, machine: str) -> tuple[int, int, int]:
+        """Where a machine's blocks begin and end, and of how many."""
+        begin, end = step.dealing.bounds(self._writer.region.shares)[self._machines.index(machine)]
+        return begin, end, step.dealing.blocks
+
+    def _whole_of(self, leaf: relax.Expr, machine: str | None) -> relax.Expr:
+        known = self._decisions.constant_of(leaf)
+        if known is not None:
+            return known
+        outside = self._writer.outside.get(leaf.name)
+        return self._whole[leaf.name, machine] if outside is None else outside
+
+    def _part_of(self, leaf: relax.Expr, axis: Axis, begin: int, end: int, machine: str) -> relax.Expr:
+        """A machine's part of a constant, of a value from before the region (a cut), or of what it has whole."""
+        known = self._decisions.constant_of(leaf)
+        key = (known, axis, begin, end) if known is not None else (leaf.name, axis, begin, end, machine)
+        if key in self._parts:
+            return self._parts[key]
+        if known is not None:
+            part = constant(axis.part_of(known.value.numpy(), begin, end))
+        else:
+            is_cut = leaf.name in self._writer.outside
+            name = self._name(part_name(leaf.name if is_cut else f"{leaf.name}_part", machine))
+            by = None if is_cut and leaf.name not in self._writer.parameters else machine
+            sliced = relax.op.strided_slice(self._whole_of(leaf, machine), [axis.index], [begin], [end])
+            part = self._writer.emit(sliced, name, leaf.name, by)
+        self._parts[key] = part
+        return part
+
+    def _emit_whole(self, step: Step, machine: str | None) -> relax.Expr:
+        """A value as it was: computed by a machine for itself, or put together of what all machines have."""
+        takes_name = machine is None or (machine == self._first and step.name in self._writer.wanted)
+        if step.form == "whole":
+            name = step.name if takes_name else self._name(part_name(step.name, str(machine)))
+            operands = [self._whole_of(leaf, machine) for leaf in leaves_of(step.value)]
+            return self._writer.emit(with_leaves(step.value, operands), name, step.name, machine)
+        kind = "sum" if step.form == "summand" else "gathered"
+        long = f"{step.name}_{kind}" if machine is None else part_name(f"{step.name}_{kind}", machine)
+        name = step.name if takes_name else self._name(long)
+        own = [self._own[step.name, each] for each in self._machines]
+        if step.form == "summand":
+            return self._emit_sum(own, name, long, step.name, machine)
+        axis = step.axis
+        if axis.repeats == 1:
+            return self._writer.emit(relax.op.concat(own, axis.index), name, step.name, machine)
+        stretches = [self._stretches(step, axis, each) for each in self._machines]
+        joined = relax.op.concat(stretches, axis.index + 1)
+        joined = self._writer.emit(joined, self._name(f"{long}_stretches"), step.name, machine)
+        return self._writer.emit(relax.op.reshape(joined, shape_of(step.value)), name, step.name, machine)
+
+    def _emit_sum(
+        self, own: Sequence[relax.Expr], name: str, long: str, source: str, machine: str | None
+    ) -> relax.Expr:
+        total = own[0]
+        for count, summand in enumerate(own[1:], 2):
+            ending = name if count == len(own) else self._name(f"{long}_of_{count}")
+            total = self._writer.emit(relax.op.add(total, summand), ending, source, machine)
+        return total
+
+    def _stretches(self, step: Step, axis: Axis, machine: str) -> relax.Expr:
+        """A machine's part with an axis of its own for the stretches."""
+        key = (step.name, machine)
+        if key not in self._parts:
+            part = self._own[step.name, machine]
+            shape = list(shape_of(part))
+            shape[axis.index : axis.index + 1] = [axis.repeats, shape[axis.index] // axis.repeats]
+            name = self._name(part_name(f"{step.name}_stretches", machine))
+            self._parts[key] = self._writer.emit(relax.op.reshape(part, shape), name, step.name, machine)
+        return self._parts[key]
+
+    def _name(self, hint: str) -> str:
+        """The name, with a number behind it if another variable of the graph has it."""
+        name, number = hint, 0
+        while name in self._taken:
+            number += 1
+            name = f"{hint}_{number}"
+        self._taken.add(name)
+        return name

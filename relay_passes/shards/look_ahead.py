@@ -1,0 +1,151 @@
+"""Which of the ways to deal an axis out goes on for longest.
+
+The columns of a fused query-key-value projection can be dealt in one stretch, or in three that are dealt alike. Only
+what follows tells that each machine should have the same heads of all three. So where a product's columns are dealt
+out, each way that a reshape, slice or split ahead suggests is followed through the graph, and the one that passes most
+operators is taken; of equal ones that with the fewest stretches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+from tvm import relax
+
+from tvm_split.relay_passes.rewrite import operator_name
+from tvm_split.relay_passes.shards.dealt_axes import Axis, Dealing, Passage, leaves_of, shape_of
+from tvm_split.relay_passes.shards.passing import RULES, section_ends, slice_ranges
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """A value in parts: the axis that is dealt out, or that of each field of a tuple, and the bounds."""
+
+    axes: tuple[Axis | None, ...]
+    dealing: Dealing
+
+
+class LookAhead:
+    """The operations of a region, by their place, and how axes pass them.
+
+    ``is_known`` says which operands are constants. Without ``by_heads`` no axis is cut into several, without ``fused``
+    no sums are made.
+    """
+
+    def __init__(
+        self,
+        bindings: Sequence[relax.VarBinding],
+        is_known: Callable[[relax.Expr], bool],
+        *,
+        by_heads: bool,
+        fused: bool,
+    ) -> None:
+        self.values = [each.value for each in bindings]
+        self.names = [each.var.name for each in bindings]
+        self.leaves = [leaves_of(value) for value in self.values]
+        self.known = [[is_known(leaf) for leaf in leaves] for leaves in self.leaves]
+        self.leaf_names = [[getattr(leaf, "name", "") for leaf in leaves] for leaves in self.leaves]
+        self._last_use = {name: place for place, names in enumerate(self.leaf_names) for name in names}
+        self._by_heads, self._fused = by_heads, fused
+
+    def passage(self, place: int, axes: Sequence[Axis | None]) -> Passage | None:
+        """How axes of the operands pass an operation; None where they have to be made whole before it."""
+        rule = RULES.get(operator_name(self.values[place]))
+        passage = rule(self.values[place], axes) if rule is not None else None
+        if passage is None or (passage.sums and not self._fused) or (passage.cuts and not self._by_heads):
+            return None
+        for axis, wanted, known in zip(axes, passage.operands, self.known[place], strict=True):
+            # A part of several stretches of what is whole would be as much work as the operation.
+            if axis != wanted and (axis is not None or not (known or (wanted is not None and wanted.repeats == 1))):
+                return None
+        return passage
+
+    def best_axis(
+        self, place: int, axes: Sequence[Axis | None], operand: int, dealt: Mapping[str, Dealt]
+    ) -> Axis | None:
+        """The way to deal out the weights of the product at ``place``; ``axes`` has their columns in one stretch."""
+        single = axes[operand]
+        if single is None:
+            return None
+
+        def reached(axis: Axis) -> dict[str, tuple[Axis | None, ...]]:
+            passage = self.passage(place, [axis if each is not None else None for each in axes])
+            return {} if passage is None else self._reached(place, passage.results, dealt)
+
+        found = reached(single)
+        best, most = single, len(found)
+        for repeats in sorted(self._suggested(place, found)):
+            if single.period % repeats == 0:
+                axis = Axis(single.index, repeats, single.period // repeats)
+                if (count := len(reached(axis))) > most:
+                    best, most = axis, count
+        return best
+
+    def _reached(
+        self, place: int, results: tuple[Axis | None, ...], dealt: Mapping[str, Dealt]
+    ) -> dict[str, tuple[Axis | None, ...]]:
+        """The values that are in parts if that at ``place`` is, and their axes."""
+        name = self.names[place]
+        reached = {name: results}
+        last = self._last_use.get(name, place)
+        while (place := place + 1) <= last:
+            names = self.leaf_names[place]
+            if not any(each in reached for each in names):
+                continue
+            value = self.values[place]
+            if isinstance(value, relax.TupleGetItem):
+                passed: tuple[Axis | None, ...] | None = (reached[names[0]][value.index],)
+            else:
+                passed = self._passed(place, [reached[each][0] if each in reached else None for each in names], dealt)
+            if passed is not None:
+                reached[self.names[place]] = passed
+                last = max(last, self._last_use.get(self.names[place], place))
+        return reached
+
+    def _passed(
+        self, place: int, axes: Sequence[Axis | None], dealt: Mapping[str, Dealt]
+    ) -> tuple[Axis | None, ...] | None:
+        """With what else is dealt already, or, if that does not fit, made whole."""
+        with_others = [
+            axis or (dealt[name].axes[0] if name in dealt else None)
+            for axis, name in zip(axes, self.leaf_names[place], strict=True)
+        ]
+        for tried in (with_others, axes):
+            passage = self.passage(place, tried)
+            if passage is not None:
+                return None if passage.sums else passage.results
+        return None
+
+    def _suggested(self, place: int, reached: Mapping[str, tuple[Axis | None, ...]]) -> set[int]:
+        """In how many stretches the operations that take the values reached would take them."""
+        found: set[int] = set()
+        for later in range(place + 1, len(self.values)):
+            axis = next((reached[each][0] for each in self.leaf_names[later] if each in reached), None)
+            if axis is not None and isinstance(self.values[later], relax.Call):
+                found |= _stretches(self.values[later], axis)
+        return found - {1}
+
+
+def _stretches(call: relax.Call, axis: Axis) -> set[int]:
+    operator = operator_name(call)
+    shape = shape_of(leaves_of(call)[0])
+    length = shape[axis.index]
+    if operator == "relax.reshape":
+        before, after = prod(shape[: axis.index]), shape_of(call)
+        outer = {prod(after[:index]) for index in range(1, len(after))}
+        return {each // before for each in outer if before < each < before * length and each % before == 0}
+    if operator == "relax.split" and int(call.attrs.axis) % len(shape) == axis.index:
+        sections = [0, *(section_ends(call) or ()), length]
+        return _even([end - begin for begin, end in pairwise(sections)], length)
+    if operator == "relax.strided_slice" and axis.index in (ranges := slice_ranges(call) or {}):
+        begin, end, _ = ranges[axis.index]
+        return _even([end - begin] if begin % max(1, end - begin) == 0 else [], length)
+    return set()
+
+
+def _even(lengths: Sequence[int], whole: int) -> set[int]:
+    even = len(set(lengths)) == 1 and lengths[0] > 0 and whole % lengths[0] == 0
+    return {whole // lengths[0]} if even else set()

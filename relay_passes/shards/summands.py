@@ -1,0 +1,97 @@
+"""What can be done with the machines' summands of a value before they are added up.
+
+    Σ aₘ + b = (a₁ + b) + a₂ + …        k · Σ aₘ = Σ k · aₘ        view(Σ aₘ) = Σ view(aₘ)
+
+Each operation that passes is computed on less, or spares a sum of its own: a bias and a residual are added to the first
+machine's summand, two branches that are both summands need one sum, and a mean over pixels is sent in place of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from tvm import relax
+
+from tvm_split.relay_passes.rewrite import constant, is_tensor_constant, operator_name
+from tvm_split.relay_passes.shards.dealt_axes import leaves_of, shape_of, with_leaves
+
+
+class Use(Enum):
+    """What a machine needs of an operand: its own part or summand, or the whole."""
+
+    OWN = "own"
+    WHOLE = "whole"
+    WHOLE_ON_FIRST = "whole on the first machine"
+
+
+Others = Callable[[relax.Expr, Sequence[relax.Expr | None]], relax.Expr]
+
+
+@dataclass(frozen=True)
+class LinearPassage:
+    """How summands pass an operator: what is needed of each operand, and what all machines but the first compute."""
+
+    uses: tuple[Use, ...]
+    others: Others | None = None
+
+
+def linear_passage(value: relax.Expr, is_summand: Sequence[bool]) -> LinearPassage | None:
+    """None where the operands that are summands have to be added up first."""
+    operator = operator_name(value)
+    leaves = leaves_of(value)
+    if isinstance(value, relax.TupleGetItem):
+        return LinearPassage((Use.OWN,)) if value.index == 0 else None
+    if operator in _OF_ONE or (operator == "relax.take" and is_summand[0] and not is_summand[1]):
+        return LinearPassage((Use.OWN, *[Use.WHOLE] * (len(leaves) - 1)))
+    if operator == "relax.nn.batch_norm":
+        return _batch_norm(value, is_summand)
+    if operator not in _OF_TWO or any(
+        each and shape_of(leaf) != shape_of(value) for each, leaf in zip(is_summand, leaves, strict=True)
+    ):
+        return None
+    left, right = is_summand
+    if operator in ("relax.multiply", "relax.divide"):
+        if (left and right) or (operator == "relax.divide" and right):
+            return None
+        return LinearPassage(tuple(Use.OWN if each else Use.WHOLE for each in is_summand))
+    if left and right:
+        return LinearPassage((Use.OWN, Use.OWN))
+    uses = tuple(Use.OWN if each else Use.WHOLE_ON_FIRST for each in is_summand)
+    negated = operator == "relax.subtract" and right
+    return LinearPassage(uses, _negated if negated else _unchanged)
+
+
+_OF_TWO = ("relax.add", "relax.subtract", "relax.multiply", "relax.divide")
+_OF_ONE = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("negative", "reshape", "flatten", "permute_dims", "expand_dims", "squeeze", "strided_slice", "mean", "sum"),
+        *("nn.avg_pool1d", "nn.avg_pool2d", "nn.avg_pool3d", "nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d"),
+    )
+)
+
+
+def _unchanged(_: relax.Expr, operands: Sequence[relax.Expr | None]) -> relax.Expr:
+    return next(each for each in operands if each is not None)
+
+
+def _negated(_: relax.Expr, operands: Sequence[relax.Expr | None]) -> relax.Expr:
+    return relax.op.negative(operands[1])
+
+
+def _batch_norm(value: relax.Expr, is_summand: Sequence[bool]) -> LinearPassage | None:
+    """Scale and shift by constants: the first machine shifts."""
+    data, *statistics = leaves_of(value)
+    if not is_summand[0] or value.attrs.training or not all(map(is_tensor_constant, statistics)):
+        return None
+    nothing = constant(np.zeros(shape_of(statistics[0]), str(data.ty.dtype)))
+
+    def scaled_only(value: relax.Expr, operands: Sequence[relax.Expr | None]) -> relax.Expr:
+        summand, scale, _, _, variance = operands
+        return with_leaves(value, [summand, scale, nothing, nothing, variance])
+
+    uses = (Use.OWN, Use.WHOLE, Use.WHOLE_ON_FIRST, Use.WHOLE_ON_FIRST, Use.WHOLE)
+    return LinearPassage(uses, scaled_only)
