@@ -34,7 +34,8 @@ def take(operation: Operation) -> Along:
     if not is_tensor_constant(index.expression) or len(index.shape) != 1:
         raise operation.refused("it looks up that axis by indices that are no constant list")
     table = index.expression.value.numpy()
-    table = np.where(table < 0, table + data.shape[axis], table)
+    if table.min() < 0 or table.max() >= data.shape[axis]:
+        raise operation.refused(f"it looks up indices outside its {data.shape[axis]}")
 
     def needed(wanted: Range) -> Range:
         places = table[slice(*wanted)]

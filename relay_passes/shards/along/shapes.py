@@ -21,7 +21,6 @@ from tvm_split.relay_passes.shards.along.rule import (
     replaced_at,
     same_range,
     sliced,
-    with_operands,
 )
 
 
@@ -159,22 +158,3 @@ def matmul(operation: Operation) -> Along:
     if any(each.axis is not None and place is None for each, place in zip(operation.operands, places, strict=True)):
         raise operation.refused("it repeats the one index of that axis")
     return same_range(operation, axis, tuple(places))
-
-
-def pixel_shuffle(operation: Operation) -> Along:
-    """Every row of the operand gives ``upscale_factor`` rows of the result."""
-    axis = operation.only_first()
-    rank = len(operation.shape)
-    if axis == rank - 3:
-        raise operation.refused("it makes pixels of that axis")
-    factor = int(operation.expression.attrs.upscale_factor) if axis > rank - 3 else 1
-
-    def needs(wanted: Range) -> tuple[Range | None, ...]:
-        return ((wanted[0] // factor, -(-wanted[1] // factor)),)
-
-    def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
-        first, end = wanted[0] // factor * factor, -(-wanted[1] // factor) * factor
-        part = with_operands(operation.expression, parts)
-        return part if (first, end) == wanted else sliced(emit(part), axis, (wanted[0] - first, wanted[1] - first))
-
-    return Along(axis, (axis,), needs, write, local=factor == 1)

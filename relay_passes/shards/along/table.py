@@ -49,7 +49,6 @@ _RULES: dict[str, Rule] = {
     "relax.nn.dropout": _first_operand,
     "relax.nn.attention": elementwise.attention,
     "relax.nn.attention_bias": elementwise.attention,
-    "relax.nn.pixel_shuffle": shapes.pixel_shuffle,
     "relax.nn.batch_flatten": shapes.reshape,
     "relax.flatten": shapes.reshape,
     "relax.reshape": shapes.reshape,

@@ -6,19 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
 from hypothesis import assume, given, settings, strategies as st
 from tvm import relax
 
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights
-from tvm_split.relay_passes.contract import bindings_of, main_function
+from tests.helpers.sharded_graphs import assert_splits_like_whole, region_of
+from tvm_split.relay_passes.contract import main_function, names_of
 from tvm_split.relay_passes.rewrite import constant
-from tvm_split.relay_passes.shards.region import Region, ShardError
+from tvm_split.relay_passes.shards.region import ShardError
 from tvm_split.relay_passes.shards.rows import split_rows
 
 op = relax.op
 Draw = Callable[[st.SearchStrategy[Any]], Any]
-MACHINES = ("machine-a", "machine-b", "machine-c", "machine-d")
 
 
 def convolution(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
@@ -121,34 +122,174 @@ def networks(draw: Draw) -> tvm.IRModule:
     return graph({"x": (4, 2, draw(st.integers(8, 17)), draw(st.integers(8, 11)))}, write)
 
 
-@st.composite
-def shares(draw: Draw) -> tuple[float, ...]:
-    parts = draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
-    return tuple(each / sum(parts) for each in parts)
-
-
-def region_of(module: tvm.IRModule, shared: tuple[float, ...], first: int = 0, end: int | None = None) -> Region:
-    names = [each.var.name for each in bindings_of(main_function(module)) if each.var.name != "outputs"]
-    return Region(tuple(names[first:end]), MACHINES[: len(shared)], shared)
-
+SHARES = st.lists(st.integers(1, 4), min_size=2, max_size=4).map(lambda each: tuple(part / sum(each) for part in each))
 
 # What may be drawn and cannot be split.
 REFUSED = ("is nothing", "padding alone", "tuple", "no such axis", "nothing from", "of its layout")
 
 
-@settings(max_examples=15)
-@given(networks(), shares(), st.sampled_from([2, 2, 2, 3, 0]), st.data())
+@settings(max_examples=12)
+@given(networks(), SHARES, st.sampled_from([2, 2, 2, 3, 0]), st.data())
 def test_what_is_split_computes_the_same(
-    module: tvm.IRModule, shared: tuple[float, ...], axis: int, data: st.DataObject
+    module: tvm.IRModule, shares: tuple[float, ...], axis: int, data: st.DataObject
 ) -> None:
-    count = len(region_of(module, shared).names)
-    first = data.draw(st.integers(0, count - 2))
-    region = region_of(module, shared, first, data.draw(st.integers(first + 2, count)))
+    names = region_of(module, shares).names
+    first = data.draw(st.integers(0, len(names) - 2))
+    region = region_of(module, shares, first, data.draw(st.integers(first + 2, len(names))))
     modules = {"whole": module}
-    for exchange in ("fused", "each"):
+    for exchange in ("fused", "each", data.draw(st.sets(st.sampled_from(region.names)))):
         try:
-            modules[exchange] = split_rows(module, region, axis=axis, exchange=exchange).module
+            sharded = split_rows(module, region, axis=axis, exchange=exchange)
         except ShardError as error:
-            assume(not any(reason in str(error) for reason in REFUSED))
+            assume(not any(reason in str(error) for reason in (*REFUSED, "cannot be exchanged")))
             raise
+        assert set(sharded.machine_of) == set(sharded.source_of)
+        assert set(sharded.machine_of.values()) <= {None, *region.machines}
+        modules[f"split_{len(modules)}"] = sharded.module
     assert_same_values(modules, *random_inputs(module))
+
+
+def two_convolutions() -> tvm.IRModule:
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        made = emit(op.abs(x), "before")
+        made = emit(op.nn.conv2d(made, weights(2, 2, 3, 3), padding=(1, 1)), "conv1")
+        made = emit(op.nn.relu(made), "relu")
+        made = emit(op.nn.conv2d(made, weights(2, 2, 5, 5), 2, padding=(2, 2)), "conv2")
+        return [emit(op.negative(made), "behind")]
+
+    return graph({"x": (1, 2, 12, 8)}, write)
+
+
+def assert_same_names(found: tvm.IRModule, expected: tvm.IRModule) -> None:
+    names, wanted = (names_of(main_function(each))[:-1] for each in (found, expected))
+    assert names == wanted
+
+
+def rows(value: relax.Var, first: int, end: int) -> relax.Expr:
+    return op.strided_slice(value, [2], [first], [end], assume_inbound=True)
+
+
+def test_two_convolutions_as_fused_tiles() -> None:
+    """machine-a has the results 0 to 3, and reads the rows 0 to 6 of the first convolution, machine-b from 6 on."""
+
+    def expected(emit: Any, x: relax.Var) -> list[relax.Var]:
+        first, second = weights(2, 2, 3, 3), weights(2, 2, 5, 5)
+        before = emit(op.abs(x), "before")
+        before_a = emit(rows(before, 0, 10), "before_machine_a")
+        first_a = emit(op.nn.conv2d(before_a, first, padding=(1, 1, 0, 1)), "conv1_machine_a")
+        before_b = emit(rows(before, 5, 12), "before_machine_b")
+        first_b = emit(op.nn.conv2d(before_b, first, padding=(0, 1, 1, 1)), "conv1_machine_b")
+        relu_a, relu_b = emit(op.nn.relu(first_a), "relu_machine_a"), emit(op.nn.relu(first_b), "relu_machine_b")
+        second_a = emit(op.nn.conv2d(relu_a, second, 2, (2, 2, 0, 2)), "conv2_machine_a")
+        second_b = emit(op.nn.conv2d(relu_b, second, 2, (0, 2, 1, 2)), "conv2_machine_b")
+        return [emit(op.negative(emit(op.concat([second_a, second_b], 2), "conv2")), "behind")]
+
+    before = two_convolutions()
+    region = region_of(before, (0.7, 0.3), "conv1", "conv2")
+    found = split_rows(before, region, axis=2, exchange="fused")
+    tvm.ir.assert_structural_equal(found.module, graph({"x": (1, 2, 12, 8)}, expected))
+    assert_same_names(found.module, graph({"x": (1, 2, 12, 8)}, expected))
+    assert found.machine_of == {
+        "before_machine_a": None,
+        "conv1_machine_a": "machine-a",
+        "before_machine_b": None,
+        "conv1_machine_b": "machine-b",
+        "relu_machine_a": "machine-a",
+        "relu_machine_b": "machine-b",
+        "conv2_machine_a": "machine-a",
+        "conv2_machine_b": "machine-b",
+        "conv2": None,
+    }
+    assert found.source_of["before_machine_b"] == "before"
+    assert found.source_of["relu_machine_b"] == "relu"
+
+
+def test_two_convolutions_with_halos_exchanged() -> None:
+    """Of the first convolution machine-a owns the rows 0 to 7, and needs one more; machine-b needs two of these."""
+
+    def expected(emit: Any, x: relax.Var) -> list[relax.Var]:
+        first, second = weights(2, 2, 3, 3), weights(2, 2, 5, 5)
+        before = emit(op.abs(x), "before")
+        before_a = emit(rows(before, 0, 9), "before_machine_a")
+        first_a = emit(op.nn.conv2d(before_a, first, padding=(1, 1, 0, 1)), "conv1_machine_a")
+        before_b = emit(rows(before, 7, 12), "before_machine_b")
+        first_b = emit(op.nn.conv2d(before_b, first, padding=(0, 1, 1, 1)), "conv1_machine_b")
+        relu_a, relu_b = emit(op.nn.relu(first_a), "relu_machine_a"), emit(op.nn.relu(first_b), "relu_machine_b")
+        for_a = emit(rows(relu_b, 0, 1), "relu_machine_b_halo_for_machine_a")
+        with_a = emit(op.concat([relu_a, for_a], 2), "relu_machine_a_with_halo")
+        for_b = emit(rows(relu_a, 6, 8), "relu_machine_a_halo_for_machine_b")
+        with_b = emit(op.concat([for_b, relu_b], 2), "relu_machine_b_with_halo")
+        second_a = emit(op.nn.conv2d(with_a, second, 2, (2, 2, 0, 2)), "conv2_machine_a")
+        second_b = emit(op.nn.conv2d(with_b, second, 2, (0, 2, 1, 2)), "conv2_machine_b")
+        return [emit(op.negative(emit(op.concat([second_a, second_b], 2), "conv2")), "behind")]
+
+    before = two_convolutions()
+    region = region_of(before, (0.7, 0.3), "conv1", "conv2")
+    found = split_rows(before, region, axis=2, exchange="each")
+    tvm.ir.assert_structural_equal(found.module, graph({"x": (1, 2, 12, 8)}, expected))
+    assert_same_names(found.module, graph({"x": (1, 2, 12, 8)}, expected))
+    assert found.machine_of["relu_machine_b_halo_for_machine_a"] == "machine-b"
+    assert found.machine_of["relu_machine_a_with_halo"] == "machine-a"
+    named = split_rows(before, region, axis=2, exchange=["relu"])
+    tvm.ir.assert_structural_equal(named.module, found.module)
+
+
+def test_a_halo_comes_from_behind_a_thin_neighbour() -> None:
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        made = emit(op.nn.relu(x), "relu")
+        return [emit(op.nn.conv2d(made, weights(2, 2, 7, 1), padding=(3, 0)), "conv")]
+
+    module = graph({"x": (1, 2, 8, 3)}, write)
+    region = region_of(module, (0.4, 0.2, 0.4))
+    found = split_rows(module, region, axis=2, exchange="each")
+    assert found.machine_of["relu_machine_a_halo_for_machine_c"] == "machine-a"
+    assert found.machine_of["relu_machine_c_halo_for_machine_a"] == "machine-c"
+    assert_splits_like_whole(module, 2, region.shares)
+
+
+def test_a_model_s_input_is_cut_by_who_needs_it() -> None:
+    module = graph({"x": (1, 2, 8, 3)}, lambda emit, x: [emit(op.nn.relu(x), "relu")])
+    found = split_rows(module, region_of(module, (0.5, 0.5)), axis=2, exchange="fused")
+    assert found.machine_of["x_machine_a"] == "machine-a"
+    assert found.machine_of["x_machine_b"] == "machine-b"
+
+
+def test_what_is_whole_behind_a_total_is_computed_by_the_first() -> None:
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        mean = emit(op.mean(emit(op.nn.relu(x), "relu"), [2, 3]), "mean")
+        return [emit(op.matmul(mean, emit(op.permute_dims(weights(4, 2)), "turned")), "classes")]
+
+    module = graph({"x": (1, 2, 8, 3)}, write)
+    found = split_rows(module, region_of(module, (0.5, 0.5)), axis=2, exchange="fused")
+    assert found.machine_of["mean_machine_b_part"] == "machine-b"
+    assert found.machine_of["mean_machine_a"] == found.machine_of["classes"] == "machine-a"
+    joined = split_rows(module, region_of(module, (0.5, 0.5), "relu", "mean"), axis=2, exchange="fused")
+    assert joined.machine_of["mean"] is joined.machine_of["mean_step_1"] is None
+
+
+def test_what_cannot_be_split_is_refused() -> None:
+    module = two_convolutions()
+
+    def refusal(shares: tuple[float, ...], exchange: Any = "fused", axis: int = 2, last: str = "conv2") -> str:
+        with pytest.raises(ShardError) as caught:
+            split_rows(module, region_of(module, shares, "conv1", last), axis=axis, exchange=exchange)
+        return str(caught.value)
+
+    said = refusal((0.95, 0.05))
+    assert "'conv2' has 6 rows for 2 machines: a share of 0.05 of 6 in units of 1 is nothing; take fewer mach" in said
+    assert "nothing from 'conv1' to 'conv2' has batch that could be split" in refusal((0.5, 0.5), axis=0)
+    assert "exchange is 'fused', 'each' or names of variables, not 'all'" in refusal((0.5, 0.5), "all")
+    assert "['before'] cannot be exchanged" in refusal((0.5, 0.5), ["before", "relu"])
+    with pytest.raises(ValueError, match=r"along the axes \[0, 2, 3\], not 1"):
+        split_rows(module, region_of(module, (0.5, 0.5)), axis=1, exchange="fused")
+
+
+def test_a_tuple_does_not_leave_a_region() -> None:
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        norm = emit(op.nn.batch_norm(x, *[weights(2)] * 4, 1, training=False), "norm")
+        return [emit(relax.TupleGetItem(norm, 0), "normed")]
+
+    module = graph({"x": (1, 2, 8, 3)}, write)
+    for place, said in ((slice(0, 1), "gives a tuple to an operation behind"), (slice(1, 2), "is from before")):
+        with pytest.raises(ShardError, match=said):
+            split_rows(module, region_of(module, (0.5, 0.5), place.start, place.stop), axis=2, exchange="fused")

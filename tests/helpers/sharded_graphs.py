@@ -1,0 +1,43 @@
+"""Graphs split inside a layer: beside the whole, and by short names of machines."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import tvm
+
+from tests.helpers.relax_graphs import assert_same_values, random_inputs
+from tvm_split.relay_passes.contract import main_function, operations_of
+from tvm_split.relay_passes.shards.region import Region
+from tvm_split.relay_passes.shards.rows import split_rows
+
+MACHINES = ("machine-a", "machine-b", "machine-c", "machine-d")
+BOTH = ("fused", "each")
+
+
+def region_of(
+    module: tvm.IRModule, shares: Sequence[float], first: str | int | None = None, last: str | int | None = None
+) -> Region:
+    """The variables from ``first`` to ``last``, by name or place; all without them."""
+    names = [each.var.name for each in operations_of(main_function(module))]
+    begin = names.index(first) if isinstance(first, str) else first
+    end = names.index(last) + 1 if isinstance(last, str) else last
+    return Region(tuple(names[begin:end]), MACHINES[: len(shares)], tuple(shares))
+
+
+def assert_splits_like_whole(
+    module: tvm.IRModule,
+    axis: int,
+    shares: Sequence[float],
+    exchanges: Collection[str | tuple[str, ...]] = BOTH,
+    first: str | None = None,
+    last: str | None = None,
+) -> None:
+    """What is split along ``axis``, in each of the ways to exchange, computes what the whole does."""
+    region = region_of(module, shares, first, last)
+    modules = {"whole": module}
+    for exchange in exchanges:
+        modules[f"split_{exchange if isinstance(exchange, str) else 'some'}"] = split_rows(
+            module, region, axis=axis, exchange=exchange
+        ).module
+    assert_same_values(modules, *random_inputs(module))

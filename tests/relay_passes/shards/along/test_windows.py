@@ -1,0 +1,79 @@
+"""Windows: which indices a range of the result reads, and the same numbers from parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+from tvm import relax
+
+from tests.helpers.relax_graphs import graph, weights
+from tests.helpers.sharded_graphs import assert_splits_like_whole, region_of
+from tvm_split.relay_passes.shards.along.windows import transposed_range, window_range
+from tvm_split.relay_passes.shards.region import ShardError
+from tvm_split.relay_passes.shards.rows import split_rows
+
+op = relax.op
+RANGES = st.tuples(st.integers(0, 20), st.integers(1, 9)).map(lambda each: (each[0], each[0] + each[1]))
+
+
+@given(RANGES, st.integers(1, 4), st.integers(0, 4), st.integers(1, 6))
+def test_a_range_of_windows(wanted: tuple[int, int], stride: int, before: int, kernel: int) -> None:
+    read = {index * stride - before + tap for index in range(*wanted) for tap in range(kernel)}
+    assert window_range(wanted, stride, before, kernel) == (min(read), max(read) + 1)
+
+
+@given(RANGES, st.integers(1, 4), st.integers(0, 4), st.integers(1, 6))
+def test_a_range_of_transposed_windows(wanted: tuple[int, int], stride: int, before: int, kernel: int) -> None:
+    reaching = [
+        index
+        for index in range(-10, 40)
+        if any(wanted[0] <= index * stride - before + tap < wanted[1] for tap in range(kernel))
+    ]
+    first, end = transposed_range(wanted, stride, before, kernel)
+    assert list(range(first, end)) == reaching
+
+
+@pytest.mark.parametrize(("axis", "shares"), [(2, (0.3, 0.3, 0.4)), (3, (0.7, 0.3)), (0, (0.5, 0.5))])
+def test_convolutions_and_pools_in_parts(axis: int, shares: tuple[float, ...]) -> None:
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        convolution, transposed = op.nn.conv2d, op.nn.conv2d_transpose
+        return [
+            emit(convolution(x, weights(2, 2, 3, 4), 1, (1, 2, 2, 0)), "one_sided"),
+            emit(convolution(x, weights(2, 2, 4, 3), 3, 1), "strided"),
+            emit(convolution(x, weights(2, 2, 3, 3), 1, 2, 2), "dilated"),
+            emit(convolution(x, weights(4, 1, 3, 3), 2, 1, groups=2), "depthwise"),
+            emit(convolution(x, weights(2, 2, 1, 1), 2), "sampled"),
+            emit(transposed(x, weights(2, 2, 3, 3), 2, 1, (1, 1)), "with_output_padding"),
+            emit(transposed(x, weights(2, 2, 2, 2), 3, 0, (2, 2)), "with_gaps"),
+            emit(transposed(x, weights(2, 2, 3, 3), 1, (0, 1, 2, 1), dilation=2), "dilated_transposed"),
+            emit(op.nn.max_pool2d(x, 3, 2, 1, ceil_mode=True), "max_pool"),
+            emit(op.nn.max_pool2d(x, 2, 1, dilation=3), "dilated_pool"),
+            emit(op.nn.avg_pool2d(x, 3, 2, 1), "avg_pool"),
+            emit(op.nn.avg_pool2d(x, 2, 2, (0, 0, 1, 1), ceil_mode=True, count_include_pad=True), "counting_padding"),
+            emit(op.nn.pad(x, [0, 0, 0, 0, 2, 1, 1, 3], pad_value=1.5), "padded"),
+        ]
+
+    module = graph({"x": (2, 2, 13, 12)}, write)
+    assert_splits_like_whole(module, axis, shares, ["fused"])
+
+
+def test_a_pool_over_all_rows_is_a_sum_in_parts() -> None:
+    module = graph({"x": (1, 2, 7, 5)}, lambda emit, x: [emit(op.nn.avg_pool2d(x, (7, 5)), "pool")])
+    assert_splits_like_whole(module, 2, (0.5, 0.3, 0.2), ["fused"])
+
+
+def refusal(expression: Any, axis: int = 2) -> str:
+    module = graph({"x": (2, 2, 8, 8)}, lambda emit, x: [emit(expression(x), "layer")])
+    with pytest.raises(ShardError) as caught:
+        split_rows(module, region_of(module, (0.5, 0.5)), axis=axis, exchange="fused")
+    return str(caught.value)
+
+
+def test_what_windows_cannot_do_is_refused() -> None:
+    said = refusal(lambda x: op.nn.conv2d(x, weights(2, 2, 1, 1), padding=(9, 0, 0, 0)))
+    assert "'layer' (relax.nn.conv2d) cannot be split along rows: a part of its result would be made of padding" in said
+    assert "in the mode 'reflect'" in refusal(lambda x: op.nn.pad(x, [0, 0, 0, 0, 1, 1, 0, 0], "reflect"))
+    said = refusal(lambda x: op.nn.conv2d(x, weights(2, 8, 1, 1), data_layout="NHWC"), axis=3)
+    assert "'C' of its layout NHWC is no axis of its windows" in said
