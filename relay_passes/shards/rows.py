@@ -157,7 +157,10 @@ class _Parts:
         for machine in self._machines():
             own = self.needs.computed.get((name, machine))
             if own is not None:
-                part = rule.write(self._operand(operand, operand.axis, own, machine))
+                part = rule.write(
+                    self._operand(operand, operand.axis, own, machine),
+                    self._steps(name, f"{self._name(name, machine)}_part", machine),
+                )
                 summand = self._emit(part, f"{self._name(name, machine)}_part", name, machine)
                 self.held[name, machine] = [(own, summand)]
         for machine in sorted(self.needs.whole.get(name, ())):

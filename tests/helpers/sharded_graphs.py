@@ -8,7 +8,7 @@ import tvm
 
 from tests.helpers.relax_graphs import assert_same_values, random_inputs
 from tvm_split.relay_passes.contract import main_function, operations_of
-from tvm_split.relay_passes.shards.region import Region
+from tvm_split.relay_passes.shards.region import Region, Sharded
 from tvm_split.relay_passes.shards.rows import split_rows
 
 MACHINES = ("machine-a", "machine-b", "machine-c", "machine-d")
@@ -25,6 +25,15 @@ def region_of(
     return Region(tuple(names[begin:end]), MACHINES[: len(shares)], tuple(shares))
 
 
+def assert_all_placed(module: tvm.IRModule, sharded: Sharded) -> None:
+    """Whatever stands in the region's place has a machine or is a cut or join; nothing else is new."""
+    before, after = (
+        {binding.var.name for binding in operations_of(main_function(each))} for each in (module, sharded.module)
+    )
+    assert after - before <= set(sharded.machine_of) <= after
+    assert set(sharded.source_of) == set(sharded.machine_of)
+
+
 def assert_splits_like_whole(
     module: tvm.IRModule,
     axis: int,
@@ -37,7 +46,7 @@ def assert_splits_like_whole(
     region = region_of(module, shares, first, last)
     modules = {"whole": module}
     for exchange in exchanges:
-        modules[f"split_{exchange if isinstance(exchange, str) else 'some'}"] = split_rows(
-            module, region, axis=axis, exchange=exchange
-        ).module
+        sharded = split_rows(module, region, axis=axis, exchange=exchange)
+        assert_all_placed(module, sharded)
+        modules[f"split_{len(modules)}"] = sharded.module
     assert_same_values(modules, *random_inputs(module))

@@ -116,13 +116,13 @@ def reduced(operation: Operation) -> Along | Total:
     if kind in ("sum", "mean"):
         count = np.array(np.prod([shape[each] for each in axes]), str(operation.expression.ty.dtype.dtype))
         return Total(
-            lambda part: relax.op.sum(part, axes, keepdims=keeps),
+            lambda part, _: relax.op.sum(part, axes, keepdims=keeps),
             relax.op.add,
             (lambda total: relax.op.divide(total, constant(count))) if kind == "mean" else None,
         )
     if kind in ("max", "min"):
         reduce, combine = (relax.op.max, relax.op.maximum) if kind == "max" else (relax.op.min, relax.op.minimum)
-        return Total(lambda part: reduce(part, axes, keepdims=keeps), combine)
+        return Total(lambda part, _: reduce(part, axes, keepdims=keeps), combine)
     raise operation.refused("it computes over that axis")
 
 
@@ -138,7 +138,7 @@ def adaptive_pool(operation: Operation) -> Along | Total:
         np.prod([operation.operands[0].shape[place] for place in spatial]), str(operation.expression.ty.dtype.dtype)
     )
     return Total(
-        lambda part: relax.op.sum(part, spatial, keepdims=True),
+        lambda part, _: relax.op.sum(part, spatial, keepdims=True),
         relax.op.add,
         lambda total: relax.op.divide(total, constant(count)),
     )

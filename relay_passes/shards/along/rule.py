@@ -81,7 +81,7 @@ class Total:
     result of them all.
     """
 
-    write: Callable[[relax.Expr], relax.Expr]
+    write: Callable[[relax.Expr, Emit], relax.Expr]
     combine: Callable[[relax.Expr, relax.Expr], relax.Expr]
     finish: Callable[[relax.Expr], relax.Expr] | None = None
 

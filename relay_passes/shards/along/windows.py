@@ -21,6 +21,7 @@ from tvm_split.relay_passes.shards.along.rule import (
     Total,
     replaced_at,
     same_range,
+    shape_of,
 )
 
 
@@ -135,14 +136,17 @@ def pool(operation: Operation) -> Along | Total:
             out_layout=attributes.out_layout,
         )
 
-    if (kernel[place], before, after, operation.shape[axis]) == (length, 0, 0, 1) and "avg" in operation.operator:
-        # One window over the whole axis: each part's mean counts as much as it has indices.
+    first, end = window_range((0, 1), stride, before, reach)
+    covers_all = operation.shape[axis] == 1 and first <= 0 and end >= length and reach == kernel[place]
+    if covers_all and operation.operator.startswith("relax.nn.avg"):
+        # A mean over the whole axis: that of each part counts as much as it has indices.
+        counted = min(end, length + after) - first if attributes.count_include_pad else length
         dtype = str(operation.expression.ty.dtype.dtype)
 
-        def weighted(part: relax.Expr) -> relax.Expr:
-            rows = int(part.ty.shape.values[axis])
-            mean = written(part, replaced_at(kernel, place, rows), padding)
-            return relax.op.multiply(mean, constant(np.array(rows / length, dtype)))
+        def weighted(part: relax.Expr, emit: Emit) -> relax.Expr:
+            rows = shape_of(part)[axis]
+            mean = emit(written(part, replaced_at(kernel, place, rows), _one_sided(padding, place, 0, 0)))
+            return relax.op.multiply(mean, constant(np.array(rows / counted, dtype)))
 
         return Total(weighted, relax.op.add)
 

@@ -60,7 +60,14 @@ def test_convolutions_and_pools_in_parts(axis: int, shares: tuple[float, ...]) -
 
 
 def test_a_pool_over_all_rows_is_a_sum_in_parts() -> None:
-    module = graph({"x": (1, 2, 7, 5)}, lambda emit, x: [emit(op.nn.avg_pool2d(x, (7, 5)), "pool")])
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        return [
+            emit(op.nn.avg_pool2d(x, (7, 5)), "exact"),
+            emit(op.nn.avg_pool2d(x, (8, 4), padding=(0, 0, 1, 1)), "padded"),
+            emit(op.nn.avg_pool2d(x, (9, 3), padding=(1, 1, 1, 0), ceil_mode=True, count_include_pad=True), "counted"),
+        ]
+
+    module = graph({"x": (1, 2, 7, 5)}, write)
     assert_splits_like_whole(module, 2, (0.5, 0.3, 0.2), ["fused"])
 
 
