@@ -178,7 +178,7 @@ def _reshape(call: relax.Call, axes: Axes) -> Passage | None:
                 (axis,),
                 (Axis(index, inside, period),),
                 blocks=period,
-                cuts=period % axis.period != 0,
+                cuts=length < before[axis.index],
                 adapt=_to_shape(relax.op.reshape, index),
             )
     return None

@@ -1,0 +1,111 @@
+"""Graphs that are split inside their layers, written operation by operation as the frontends give them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from tests.helpers.relax_values import values_of
+from tvm_split.relay_passes.contract import main_function, operations_of
+from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
+from tvm_split.relay_passes.shards.region import Region, Sharded
+
+
+class Network:
+    """A graph of one float32 input that grows by one operation at a time; weights are seeded."""
+
+    def __init__(self, shape: Sequence[int], seed: int = 0) -> None:
+        self._random = np.random.default_rng(seed)
+        self._builder = relax.BlockBuilder()
+        self.input = relax.Var("x", relax.TensorType(tuple(shape), "float32"))
+        self._scopes = ExitStack()
+        self._scopes.enter_context(self._builder.function("main", [self.input]))
+        self._block = self._scopes.enter_context(ExitStack())
+        self._block.enter_context(self._builder.dataflow())
+
+    def add(self, expression: relax.Expr) -> relax.Var:
+        return self._builder.emit(expression, name_hint="layer")
+
+    def weight(self, *shape: int, fan_in: int = 1) -> relax.Expr:
+        return relax.const((self._random.standard_normal(shape) * fan_in**-0.5).astype(np.float32))
+
+    def positive(self, *shape: int) -> relax.Expr:
+        return relax.const(self._random.uniform(0.5, 1.5, shape).astype(np.float32))
+
+    def convolution(self, x: relax.Expr, channels: int, kernel: int, groups: int = 1) -> relax.Var:
+        """With a bias, as torch's importer writes it."""
+        inputs = lengths(x)[1] // groups
+        weight = self.weight(channels, inputs, kernel, kernel, fan_in=inputs * kernel * kernel)
+        product = self.add(op.nn.conv2d(x, weight, padding=kernel // 2, groups=groups))
+        return self.add(op.add(product, self.add(op.reshape(self.weight(channels), (1, channels, 1, 1)))))
+
+    def linear(self, x: relax.Expr, columns: int) -> relax.Var:
+        rows = lengths(x)[-1]
+        weight = self.add(op.permute_dims(self.weight(columns, rows, fan_in=rows)))
+        return self.add(op.add(self.add(op.matmul(x, weight)), self.weight(columns)))
+
+    def batch_norm(self, x: relax.Expr) -> relax.Var:
+        count = lengths(x)[1]
+        parameters = (self.positive(count), self.weight(count), self.weight(count), self.positive(count))
+        return self.add(relax.TupleGetItem(self.add(op.nn.batch_norm(x, *parameters, axis=1, training=False)), 0))
+
+    def layer_norm(self, x: relax.Expr) -> relax.Var:
+        width = lengths(x)[-1]
+        return self.add(op.nn.layer_norm(x, self.positive(width), self.weight(width), axes=[-1]))
+
+    def module(self, *outputs: relax.Var) -> tvm.IRModule:
+        result = self._builder.emit_output(relax.Tuple(list(outputs)))
+        self._block.close()
+        self._builder.emit_func_output(result)
+        self._scopes.close()
+        return self._builder.get()
+
+
+def lengths(value: relax.Expr) -> tuple[int, ...]:
+    return tuple(int(each) for each in value.ty.shape.values)
+
+
+def region_of(
+    module: tvm.IRModule, shares: Sequence[float], first: str | None = None, last: str | None = None
+) -> Region:
+    """The variables from ``first`` to ``last``, or all of them, for machine-a, machine-b, …"""
+    names = [binding.var.name for binding in operations_of(main_function(module))]
+    begin = 0 if first is None else names.index(first)
+    end = len(names) if last is None else names.index(last) + 1
+    machines = tuple(f"machine-{letter}" for letter, _ in zip("abcdef", shares, strict=False))
+    return Region(tuple(names[begin:end]), machines, tuple(shares))
+
+
+def require_same(module: tvm.IRModule, sharded: Sharded, *inputs: np.ndarray) -> None:
+    """The graph computes what it did, and only cuts and joins are of no machine."""
+    relax.analysis.well_formed(sharded.module)
+    for found, wanted in zip(values_of(sharded.module, *inputs), values_of(module, *inputs), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * abs(wanted).max())
+    operations = {binding.var.name: binding.value for binding in operations_of(main_function(sharded.module))}
+    assert set(sharded.machine_of) == set(sharded.source_of) <= set(operations)
+    for name, machine in sharded.machine_of.items():
+        if machine is None:
+            assert operator_name(operations[name]).removeprefix("relax.") in (
+                "strided_slice",
+                "concat",
+                "add",
+                "reshape",
+            )
+
+
+def product_bytes(module: tvm.IRModule, names: Sequence[str]) -> int:
+    """The bytes of the constant weights of the convolutions and matrix products among these variables."""
+    values = {binding.var.name: binding.value for binding in operations_of(main_function(module))}
+    total = 0
+    for name in names:
+        if operator_name(values[name]) in ("relax.nn.conv2d", "relax.matmul"):
+            weight = values[name].args[1]
+            origin = values.get(weight.name) if isinstance(weight, relax.Var) else None
+            if origin is None or is_tensor_constant(origin.args[0]):
+                total += 4 * int(np.prod(lengths(weight)))
+    return total
