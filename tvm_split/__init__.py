@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tvm_split.frontends import load_model as load_model
     from tvm_split.model import Model as Model
     from tvm_split.planner.plan import Plan as Plan
+    from tvm_split.planner.shard import Shard as Shard
     from tvm_split.planning import plan as plan
     from tvm_split.rpc_runtime.errors import (
         BlobError as BlobError,
@@ -76,6 +77,7 @@ _HOMES = {
     "tvm_split.cluster.machine": ("Link", "Machine"),
     "tvm_split.model": ("Model",),
     "tvm_split.planner.plan": ("Plan",),
+    "tvm_split.planner.shard": ("Shard",),
     "tvm_split.planning": ("plan",),
     "tvm_split.tuning": ("TuningReport", "merge_databases", "tune"),
 }  # fmt: skip

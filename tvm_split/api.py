@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tvm_split.frontends import load_model
 from tvm_split.planner.advice import one_machine_advice
 from tvm_split.planner.problem import Objective
 from tvm_split.planner.request import PlanRequest, Split
+from tvm_split.planner.shard import Shard
 from tvm_split.planning import plan_as_requested
 from tvm_split.progress import step_progress
 
@@ -28,6 +29,7 @@ def compile_and_deploy(
     stages: int | None = None,
     objective: Objective = "throughput",
     *,
+    shards: Sequence[Shard] = (),
     batch: int | None = None,
     verify: bool = True,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
@@ -47,6 +49,7 @@ def compile_and_deploy(
         cluster: where to run; by default two worker processes on this host.
         split: layers by machine, in the source's own names; without it the planner decides.
         stages: exactly so many stages.
+        shards: layers that machines compute together; see `tvm_split.Shard`.
         objective: ``"throughput"`` or ``"latency"``.
         batch: the size of a dynamic batch dimension.
         verify: compare the compiled stages with the source before anything is deployed.
@@ -64,7 +67,7 @@ def compile_and_deploy(
     model = load_model(source, example_inputs, batch=batch)
     with cluster.kept(), contextlib.ExitStack() as bars:
         report = on_progress or bars.enter_context(step_progress("planning"))
-        request = PlanRequest(objective, stages, split, database=database, allow_lossy=allow_lossy)
+        request = PlanRequest(objective, stages, split, tuple(shards), database=database, allow_lossy=allow_lossy)
         planned = plan_as_requested(model, cluster, request, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))
         if advice is not None:

@@ -15,7 +15,7 @@ from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import BuiltStage, build_stage
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.kernels import Kernel
-from tvm_split.compiler.placement import placement_of
+from tvm_split.compiler.sharding import placed_model
 from tvm_split.compiler.transfer_layouts import in_common_layouts
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verify_bundle
@@ -35,13 +35,16 @@ from tvm_split.steps import StepProgress
 
 @dataclass(frozen=True)
 class CutModel:
-    """A model cut by a plan, before any code is made.
+    """A model cut by a plan, before any code is made: ``model`` and ``plan`` as the stages have them, of which none is
+    shared by machines.
 
     ``annotated`` is the whole graph with a device on every value and ``R.to_vdevice`` at every crossing,
     ``machine_modules`` what each machine does, with receive and send. Both show ``computations``, the stages' pure
     functions that are compiled, with what they exchange in the layouts that both sides compute in.
     """
 
+    model: Model
+    plan: Plan
     annotated: tvm.IRModule
     machine_modules: Mapping[str, tvm.IRModule]
     computations: tuple[Computation, ...]
@@ -77,22 +80,22 @@ def compile(
         raise PlanError(f"the plan is for model {plan.model!r}, the model is {model.name!r}")
     dump = Path(dump_folder) if dump_folder is not None else None
     tuned = open_database(database)
-    steps = len(plan.stages) + 1 + verify
     report = on_progress or (lambda what, done, steps: None)
-    report("cutting the graph", 0, steps)
+    report("cutting the graph", 0, len(plan.stages) + 1 + verify)
     cut = cut_model(model, plan, dump)
+    steps = len(cut.plan.stages) + 1 + verify
     blobs = BlobFolder.temporary()
     stages: list[StageSpec] = []
     kernels: dict[str, tuple[Kernel, ...]] = {}
     with ScratchFolder("build") as build_folder:
-        for index, (stage, part) in enumerate(zip(plan.stages, cut.computations, strict=True)):
+        for index, (stage, part) in enumerate(zip(cut.plan.stages, cut.computations, strict=True)):
             report(f"compiling {stage.name} for {', '.join(stage.machines)}", index + 1, steps)
             replicas: list[StageSpec] = []
             for machines in plan.machines_by_target(stage):
                 target = plan.machine(machines[0]).target
                 name = stage.name if stage.machine in machines else f"{stage.name}_on_{machines[0]}"
                 observe = _dump_to(dump, name) if dump is not None else None
-                built = build_stage(part, target, build_folder.path / f"{name}.so", model.layers, tuned, observe)
+                built = build_stage(part, target, build_folder.path / f"{name}.so", cut.model.layers, tuned, observe)
                 spec = _stage_spec(index, stage, part, built, target, blobs)
                 same = [replace(spec, machine=each, replica=stage.machines.index(each)) for each in machines]
                 kernels.update({kernels_key(each): built.kernels for each in same})
@@ -128,11 +131,14 @@ def _program(
 
 def cut_model(model: Model, plan: Plan, dump_folder: Path | None = None) -> CutModel:
     """Partition, verify the partition, agree on layouts, and make what shows the split; no code yet."""
-    placement = placement_of(model, plan)
-    function = main_function(model.module)
+    parted = placed_model(model, plan)
+    placement = parted.placement
+    function = main_function(parted.model.module)
     names = output_names(function)
-    computations = in_common_layouts(cut(model.module, placement), plan, names)
+    computations = in_common_layouts(cut(parted.model.module, placement), parted.plan, names)
     found = CutModel(
+        model=parted.model,
+        plan=parted.plan,
         annotated=annotated_module(function.params, computations, names, placement),
         machine_modules=machine_modules(computations, names, placement),
         computations=computations,

@@ -28,6 +28,8 @@ from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.replanning import DEFAULT_THRESHOLD, Measured, Replanned, calibrated, corrections_of, replan
 from tvm_split.planner.request import PlanRequest, Split
 from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
+from tvm_split.planner.shard import Shard
+from tvm_split.planner.shards_by_hand import stages_with_shards
 from tvm_split.progress import says_progress
 from tvm_split.steps import StepProgress
 
@@ -41,6 +43,7 @@ def plan(
     stages: int | None = None,
     split: Split | None = None,
     *,
+    shards: Sequence[Shard] = (),
     pin: Mapping[str, str] | None = None,
     keep_off: Names | None = None,
     replicas: bool = False,
@@ -57,9 +60,10 @@ def plan(
 ) -> Plan:
     """Decide which layers run on which machine.
 
-    With ``split`` the user decides, in the source's own layer names; see `tvm_split.planner.by_hand`. Without it the
-    model's pieces are measured on the cluster's machines, through their workers, and so are the links between them;
-    then the best plan is searched for, which may well leave machines idle. What was measured is kept on disk.
+    With ``split`` and ``shards`` the user decides, in the source's own layer names; see `tvm_split.planner.by_hand` and
+    `tvm_split.planner.shard.Shard`. Without them the model's pieces are measured on the cluster's machines, through
+    their workers, and so are the links between them; then the best plan is searched for, which may well leave machines
+    idle. What was measured is kept on disk.
 
     Args:
         pin: layers (or prefixes of their names) that must stay on a machine.
@@ -76,6 +80,7 @@ def plan(
         objective=objective,
         stages=stages,
         split=split,
+        shards=tuple(shards),
         pins=_pairs(pin),
         kept_off=_pairs(keep_off),
         replicas=replicas,
@@ -124,6 +129,10 @@ def _without_codecs(
     on_problem: Callable[[Problem], None] | None,
 ) -> _Found:
     machines, profile = cluster.machines, request.profile
+    if request.shards:
+        stages = named(stages_with_shards(model.graph, request.shards, request.split, cluster.machine_names))
+        _require_count(stages, request.stages)
+        return _Found(_plan(model, cluster, request.objective, "by hand", stages), profile)
     if request.split is not None:
         stages = stages_by_hand(model.graph, request.split, cluster.machine_names, request.stages)
         predicted = None
@@ -267,6 +276,11 @@ def _plan(
         if machine.name in targets
     )
     return Plan(model.name, objective, origin, machines, stages, prediction)
+
+
+def _require_count(stages: Sequence[Stage], wanted: int | None) -> None:
+    if wanted is not None and wanted != len(stages):
+        raise PlanError(f"the shards and the split make {len(stages)} stages, stages={wanted} was asked for")
 
 
 def _pairs(names: Names | None) -> tuple[tuple[str, str], ...]:

@@ -143,7 +143,7 @@ def tunable_kernels(
     cut = cut_model(model, plan)
     traits = traits_of(target)
     found: dict[StructuralKey, TunableKernel] = {}
-    for stage, computation in zip(plan.stages, cut.computations, strict=True):
+    for stage, computation in zip(cut.plan.stages, cut.computations, strict=True):
         if not set(stage.machines) & set(machines):
             continue
         for name, function, count in _called_kernels(unscheduled_stage(computation, target)):

@@ -74,8 +74,9 @@ class RegionWriter:
         """Bind an expression of ``machine``, or of a cut or join; ``source`` is the original variable it stands for."""
         if name in self.machine_of:
             raise ValueError(f"two parts are named {name!r}")
-        self.machine_of[name], self.source_of[name] = machine, source
-        return self.builder.emit(expression, name_hint=name)
+        variable = self.builder.emit(expression, name_hint=name)
+        self.machine_of[variable.name], self.source_of[variable.name] = machine, source
+        return variable
 
 
 def part_name(name: str, machine: str) -> str:

@@ -39,13 +39,14 @@ def placement_of(model: Model, plan: Plan) -> Placement:
         raise PlanError(f"the plan places no layer {missing[0]!r}, which model {model.name!r} has")
     _require_no_waiting(model.graph, stage_of_layer, plan)
     return Placement(
-        stages=tuple(_placed(stage) for stage in plan.stages),
+        stages=tuple(placed(stage) for stage in plan.stages),
         targets={machine.name: tvm_target(machine.target) for machine in plan.machines},
         stage_of={name: stage_of_layer[layer] for name, layer in model.layers.items()},
     )
 
 
-def _placed(stage: Stage) -> PlacedStage:
+def placed(stage: Stage) -> PlacedStage:
+    """A stage as the passes see it."""
     if len(stage.machines) == 1:
         return PlacedStage(stage.name, stage.machine)
     return PlacedStage(stage.name, stage.machine, stage.machines, stage.turns)

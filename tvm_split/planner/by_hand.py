@@ -93,11 +93,15 @@ def covers(name: str, layer: str) -> bool:
 def _require_known_layer(graph: LayerGraph, name: str, machine: str) -> None:
     if any(covers(name, layer) for layer in graph.layers):
         return
-    close = difflib.get_close_matches(name, graph.layers, n=3, cutoff=0.4) or list(graph.layers[:3])
     raise PlanError(
-        f"split gives machine {machine!r} the layer {name!r}, which the model does not have; "
-        f"near it are {', '.join(map(repr, close))} (`tvm-split plan MODEL --layers` lists all {len(graph.layers)})"
+        f"split gives machine {machine!r} the layer {name!r}, which the model does not have; {near_names(graph, name)}"
     )
+
+
+def near_names(graph: LayerGraph, name: str) -> str:
+    """Words for the layers whose names are like one that there is not."""
+    close = difflib.get_close_matches(name, graph.layers, n=3, cutoff=0.4) or list(graph.layers[:3])
+    return f"near it are {', '.join(map(repr, close))} (`tvm-split plan MODEL --layers` lists all {len(graph.layers)})"
 
 
 def _machine_of_unit(unit: Sequence[str], machine_of: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from tvm_split.errors import PlanError
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.prediction import Prediction
-from tvm_split.planner.problem import Stage
+from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Sharding, Stage
 
 FORMAT = "tvm-split plan"
 VERSION = 1
@@ -57,7 +57,8 @@ class Plan:
         for stage in self.stages:
             twice = next((name for name in stage.machines if stage.machines.count(name) > 1), None)
             if twice is not None:
-                raise PlanError(f"{stage.name} has two replicas on {twice!r}; each must be on a machine of its own")
+                kind = "shards" if stage.sharding else "replicas"
+                raise PlanError(f"{stage.name} has two {kind} on {twice!r}; each must be on a machine of its own")
             try:
                 stage.turns  # noqa: B018  (refuses shares of which there are no turns)
             except ValueError as error:
@@ -140,25 +141,40 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class _Replica(_Strict):
+class _Part(_Strict):
     machine: str
     share: float = Field(gt=0, allow_inf_nan=False)
+
+
+class _Shard(_Strict):
+    axis: Axis
+    exchange: Exchange = "fused"
+    parts: list[_Part]
 
 
 class _Stage(_Strict):
     name: str
     machine: str
-    replicas: list[_Replica] = Field(default=[], description="all machines that take turns, the first too")
+    replicas: list[_Part] = Field(default=[], description="all machines that take turns, the first too")
+    shard: _Shard | None = Field(default=None, description="how all its machines compute each micro-batch together")
     layers: list[str]
 
     def stage(self) -> Stage:
-        names = tuple(each.machine for each in self.replicas)
-        if len(names) == 1:
-            raise PlanError(f"{self.name} has one replica, on {names[0]!r}; give at least two, or leave replicas out")
+        if self.replicas and self.shard:
+            raise PlanError(f"{self.name} has replicas and a shard; its machines can take turns or share, not both")
+        parts, kind = (self.shard.parts, "shard") if self.shard else (self.replicas, "replica")
+        names = tuple(each.machine for each in parts)
+        if len(names) == 1 or (self.shard and not names):
+            raise PlanError(f"{self.name} has a {kind} on {names or 'no machine'}; give at least two, or leave it out")
         if names and names[0] != self.machine:
-            raise PlanError(f"{self.name} is on {self.machine!r}, but its first replica is on {names[0]!r}")
-        shares = tuple(each.share for each in self.replicas)
-        return Stage(names or (self.machine,), tuple(self.layers), shares or (1.0,), self.name)
+            raise PlanError(f"{self.name} is on {self.machine!r}, but its first {kind} is on {names[0]!r}")
+        shares = tuple(each.share for each in parts)
+        sharding = None
+        if self.shard:
+            if abs(sum(shares) - 1) > SHARES_TOLERANCE:
+                raise PlanError(f"the shares of {self.name} add up to {sum(shares):g}; make them 1")
+            sharding = Sharding(self.shard.axis, self.shard.exchange)
+        return Stage(names or (self.machine,), tuple(self.layers), shares or (1.0,), self.name, sharding)
 
 
 class _PlanFile(_Strict):
@@ -177,10 +193,12 @@ _PREDICTION = TypeAdapter(Prediction)
 
 
 def _stage_content(stage: Stage) -> dict[str, Any]:
-    """A stage as the plan file has it: without replicas, where there is one machine."""
-    shared = [{"machine": one, "share": share} for one, share in zip(stage.machines, stage.shares, strict=True)]
-    replicas = {"replicas": shared} if len(shared) > 1 else {}
-    return {"name": stage.name, "machine": stage.machine, **replicas, "layers": list(stage.layers)}
+    """A stage as the plan file has it: where it has several machines, with replicas or a shard."""
+    parts = [{"machine": one, "share": share} for one, share in zip(stage.machines, stage.shares, strict=True)]
+    several: dict[str, Any] = {"replicas": parts} if len(parts) > 1 else {}
+    if stage.sharding:
+        several = {"shard": {**asdict(stage.sharding), "parts": parts}}
+    return {"name": stage.name, "machine": stage.machine, **several, "layers": list(stage.layers)}
 
 
 def _problems(error: ValidationError, where: str) -> str:

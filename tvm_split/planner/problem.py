@@ -159,18 +159,34 @@ class Problem:
     buffers: int = 0
 
 
+Axis = Literal["rows", "columns", "channels", "heads", "batch"]
+Exchange = Literal["fused", "each"]
+SHARES_TOLERANCE = 1e-3
+"""By which the shares of a sharding may miss 1 together: people write 0.333."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the machines of a stage compute each micro-batch together: see `tvm_split.planner.shard.Shard`."""
+
+    axis: Axis
+    exchange: Exchange = "fused"
+
+
 @dataclass(frozen=True)
 class Stage:
-    """Layers, in the order of execution, on one machine, or on several that take turns as replicas.
+    """Layers, in the order of execution, on one machine, or on several: these take turns as replicas, or, with a
+    ``sharding``, share each micro-batch.
 
-    ``shares`` are those of the micro-batches for each machine. In a solution, which knows only pieces, ``layers`` are
-    the names of these, in any order, and there is no ``name``.
+    ``shares`` are those of the micro-batches for each machine, or of each micro-batch. In a solution, which knows only
+    pieces, ``layers`` are the names of these, in any order, and there is no ``name``.
     """
 
     machines: tuple[str, ...]
     layers: tuple[str, ...]
     shares: tuple[float, ...] = (1.0,)
     name: str = ""
+    sharding: Sharding | None = None
 
     @property
     def machine(self) -> str:
@@ -184,7 +200,7 @@ class Stage:
         Raises:
             ValueError: there are no turns with these shares.
         """
-        return turns_by_share(self.shares)
+        return (0,) if self.sharding else turns_by_share(self.shares)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Objective
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS
+from tvm_split.planner.shard import Shard
 
 Split = Mapping[str, Sequence[str]]
 
@@ -24,6 +25,7 @@ class PlanRequest:
         objective: ``"throughput"`` (least time between results) or ``"latency"`` (least time for one input).
         stages: exactly so many stages. More than there are machines go round.
         split: layers by machine, decided by the user; see `tvm_split.planner.by_hand`.
+        shards: layers that machines compute together, decided by the user; with ``split``, that is for the others.
         pins: pairs of layers and the machine on which they must stay.
         kept_off: pairs of layers and a machine on which they must not be.
         replicas: a stage may be dealt out over several machines, each of which then holds its weights.
@@ -44,6 +46,7 @@ class PlanRequest:
     objective: Objective = "throughput"
     stages: int | None = None
     split: Split | None = None
+    shards: tuple[Shard, ...] = ()
     pins: tuple[tuple[str, str], ...] = ()
     kept_off: tuple[tuple[str, str], ...] = ()
     replicas: bool = False
@@ -64,9 +67,9 @@ class PlanRequest:
             raise PlanError(f"stages={self.stages} was asked for; give at least 1")
         if not self.allow_lossy >= 0:
             raise PlanError(f"allow_lossy is {self.allow_lossy}; give the share of outputs that may be lost, like 0.01")
-        if self.split is not None and self.is_demanding:
+        if (self.split is not None or self.shards) and self.is_demanding:
             raise PlanError(
-                "a split by hand leaves nothing to search; leave out the split, or pins, replicas and limits"
+                "a split by hand leaves nothing to search; leave out the split and shards, or pins, replicas and limits"
             )
 
     @property

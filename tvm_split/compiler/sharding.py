@@ -1,0 +1,162 @@
+"""From a plan with shards to the stages that are compiled: each machine's part of a shared stage is some of its own.
+
+A shared stage becomes ordinary operations of the graph (`relay_passes.shards`), each on a machine. Those of a machine
+form a stage for each level, which rises by one where a value comes from another machine: what a stage needs of others
+is there before it begins, and what others need of it leaves when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tvm import relax
+
+from tvm_split.compiler.placement import placed, placement_of
+from tvm_split.errors import PlanError
+from tvm_split.model import Model
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.problem import Axis, Stage
+from tvm_split.relay_passes.contract import (
+    main_function,
+    operations_of,
+    returned_fields,
+    used_variables,
+)
+from tvm_split.relay_passes.partition import Placement
+from tvm_split.relay_passes.shards.channels import split_channels
+from tvm_split.relay_passes.shards.region import Region, Sharded, ShardError, part_name
+from tvm_split.relay_passes.shards.rows import split_rows
+
+Rewrite = Callable[..., Sharded]
+REWRITES: Mapping[Axis, Rewrite] = {
+    "batch": partial(split_rows, axis=0),
+    "rows": partial(split_rows, axis=2),
+    "columns": partial(split_rows, axis=3),
+    "channels": partial(split_channels, unit_by="channels"),
+    "heads": partial(split_channels, unit_by="heads"),
+}
+
+
+@dataclass(frozen=True)
+class PlacedModel:
+    """A model and a plan in which no stage is shared any more, and where each operation is."""
+
+    model: Model
+    plan: Plan
+    placement: Placement
+
+
+def placed_model(model: Model, plan: Plan) -> PlacedModel:
+    """What a plan means for each operation of a model, whose shared stages are parted.
+
+    Raises:
+        PlanError: as of `placement_of`, or a stage cannot be shared that way: names the layer.
+    """
+    placement = placement_of(model, plan)
+    if not any(stage.sharding for stage in plan.stages):
+        return PlacedModel(model, plan, placement)
+    homes: dict[str, _Home] = {}
+    layers = dict(model.layers)
+    for index, stage in enumerate(plan.stages):
+        if stage.sharding is None:
+            homes.update({name: _Home(index) for name, of in placement.stage_of.items() if of == index})
+            continue
+        sharded = _shared(model, stage, [name for name, of in placement.stage_of.items() if of == index])
+        # A part of the model's input is of the layer that takes it.
+        layers.update({name: layers.get(source, stage.layers[0]) for name, source in sharded.source_of.items()})
+        homes.update({name: _Home(index, machine) for name, machine in sharded.machine_of.items()})
+        model = replace(model, module=sharded.module)
+    model = replace(model, layers={each.var.name: layers[each.var.name] for each in _operations(model)})
+    homes = _leveled(model, plan, {name: homes[name] for name in model.layers})
+    return _placed_by(model, plan, homes, placement)
+
+
+@dataclass(frozen=True)
+class _Home:
+    """Where an operation is: in a stage of the plan; of a shared one on a machine, and on which level there.
+
+    Cuts and joins have no machine at first.
+    """
+
+    stage: int
+    machine: str | None = None
+    level: int = 0
+
+
+def _operations(model: Model) -> list[relax.VarBinding]:
+    return operations_of(main_function(model.module))
+
+
+def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
+    """The model's module with one stage's operations parted."""
+    assert stage.sharding is not None  # noqa: S101  (the caller has looked)
+    region = Region(tuple(names), stage.machines, stage.shares)
+    try:
+        return REWRITES[stage.sharding.axis](model.module, region, exchange=stage.sharding.exchange)
+    except ShardError as error:
+        raise PlanError(f"{stage.name} on {', '.join(stage.machines)} cannot be shared: {error}") from error
+
+
+def _leveled(model: Model, plan: Plan, homes: Mapping[str, _Home]) -> dict[str, _Home]:
+    """The homes with cuts and joins placed, and with levels.
+
+    A cut is where its value is made; a join where it is used, if that is one stage of one machine, else on the machine
+    with the largest share.
+    """
+    users = dict(_users(model))
+    found: dict[str, _Home] = {}
+    for binding in _operations(model):
+        name = binding.var.name
+        used = [each.name for each in used_variables(binding.value)]
+        home = homes[name]
+        sharding, before = plan.stages[home.stage].sharding, [found[each] for each in used if each in found]
+        if sharding is not None and home.machine is None:
+            inside = [each for each in before if each.stage == home.stage and each.machine is not None]
+            later = {homes[each] for each in users.get(name, ())}
+            if not inside and before:
+                found[name] = before[0]
+                continue
+            if len(later) == 1 and plan.stages[(only := next(iter(later))).stage].sharding is None:
+                found[name] = only
+                continue
+            stage = plan.stages[home.stage]
+            largest = max(zip(stage.shares, stage.machines, strict=True))[0]
+            home = replace(home, machine=stage.machines[stage.shares.index(largest)])
+        if sharding is not None:
+            own = [each for each in before if each.stage == home.stage]
+            home = replace(home, level=max((e.level + (e.machine != home.machine) for e in own), default=0))
+        found[name] = home
+    return found
+
+
+def _users(model: Model) -> Iterator[tuple[str, list[str]]]:
+    """Every variable that is used, and the variables that use it; what the model returns is used by nobody alone."""
+    users: dict[str, list[str]] = {}
+    for binding in _operations(model):
+        for used in used_variables(binding.value):
+            users.setdefault(used.name, []).append(binding.var.name)
+    for field in returned_fields(main_function(model.module)):
+        users.pop(field.name, None)
+    yield from users.items()
+
+
+def _placed_by(model: Model, plan: Plan, homes: Mapping[str, _Home], placement: Placement) -> PlacedModel:
+    order = {home: place for place, home in enumerate(dict.fromkeys(homes.values()))}
+    keys = sorted(order, key=lambda home: (home.stage, home.level, order[home]))
+    contents: dict[_Home, list[str]] = {home: [] for home in keys}
+    for name, home in homes.items():
+        contents[home].append(name)
+    stages = []
+    for home, names in contents.items():
+        stage = plan.stages[home.stage]
+        layers = tuple(dict.fromkeys(model.layers[name] for name in names))
+        if home.machine is None:
+            stages.append(replace(stage, layers=layers))
+        else:
+            name = f"{part_name(stage.name, home.machine)}_{home.level}"
+            stages.append(Stage((home.machine,), layers, name=name))
+    stage_of = {name: index for index, names in enumerate(contents.values()) for name in names}
+    parted = Placement(tuple(placed(stage) for stage in stages), placement.targets, stage_of)
+    return PlacedModel(model, replace(plan, stages=tuple(stages), prediction=None), parted)

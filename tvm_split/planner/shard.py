@@ -1,0 +1,31 @@
+"""Layers that several machines compute together on one input, as a user asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tvm_split.planner.problem import Axis, Exchange
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The layers from ``first`` to ``last``, in the order of execution, shared out over machines.
+
+    A name stands for the layer of that name and all below it. ``shares`` are the machines' parts of the work, together
+    1; weights are shared out the same way for ``"channels"`` and ``"heads"``, and whole on each machine for others.
+
+    ``axis`` says what is dealt out: ``"rows"`` or ``"columns"`` of feature maps, output ``"channels"`` of layers,
+    ``"heads"`` of attention, samples of a ``"batch"``. ``exchange`` says what travels between the machines:
+    ``"fused"`` as little as can be (rows beyond a part are computed twice; a product by columns is followed by one by
+    rows, and the sum travels), ``"each"`` what a layer needs, after each layer.
+    """
+
+    first: str
+    last: str
+    axis: Axis
+    shares: Mapping[str, float]
+    exchange: Exchange = "fused"
+
+    def __str__(self) -> str:
+        return f"the shard of {self.axis} from {self.first!r} to {self.last!r}"

@@ -1,0 +1,101 @@
+"""A plan from the user's own words: which layers several machines compute together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.by_hand import assign_layers, covers, near_names
+from tvm_split.planner.layer_graph import LayerGraph
+from tvm_split.planner.problem import SHARES_TOLERANCE, Sharding, Stage
+from tvm_split.planner.request import Split
+from tvm_split.planner.shard import Shard
+
+
+def stages_with_shards(
+    graph: LayerGraph, shards: Sequence[Shard], split: Split | None, machine_names: Sequence[str]
+) -> tuple[Stage, ...]:
+    """Stages of which some are shared by machines; the others follow ``split``.
+
+    Without it, layers before the first shard and behind each go to the machine with the largest share of that.
+
+    Raises:
+        PlanError: an unknown machine or layer, shares that are not above 0 or not 1 together, or shards that overlap.
+    """
+    owner: list[Shard | str | None] = [None] * len(graph.layers)
+    for shard in shards:
+        _check(shard, machine_names)
+        for place in _places(graph, shard):
+            taken = owner[place]
+            if isinstance(taken, Shard):
+                raise PlanError(f"layer {graph.layers[place]!r} is in {taken} and in {shard}; end one before the other")
+            owner[place] = shard
+    machine_of = assign_layers(graph, split, machine_names) if split else {}
+    nearest = next(each for each in owner if isinstance(each, Shard))
+    for place, layer in enumerate(graph.layers):
+        found = owner[place]
+        if isinstance(found, Shard):
+            nearest = found
+        else:
+            owner[place] = machine_of.get(layer) or max(nearest.shares, key=nearest.shares.__getitem__)
+    stages = (
+        _stage(key, [layer for layer, _ in group])
+        for key, group in groupby(zip(graph.layers, owner, strict=True), lambda pair: pair[1])
+    )
+    return tuple(_with_independent(graph, stages))
+
+
+def _check(shard: Shard, machine_names: Sequence[str]) -> None:
+    unknown = [machine for machine in shard.shares if machine not in machine_names]
+    if unknown:
+        raise PlanError(f"{shard} names machine {unknown[0]!r}; the cluster has {', '.join(machine_names)}")
+    if len(shard.shares) < 2:
+        raise PlanError(f"{shard} has {len(shard.shares)} machine; give shares to at least two, or leave the shard out")
+    for machine, share in shard.shares.items():
+        if not (math.isfinite(share) and share > 0):
+            raise PlanError(f"{shard} gives {machine!r} a share of {share:g}; leave it out, or give it more than 0")
+    whole = sum(shard.shares.values())
+    if abs(whole - 1) > SHARES_TOLERANCE:
+        raise PlanError(f"the shares of {shard} add up to {whole:g}; they are parts of the whole, so make them 1")
+
+
+def _places(graph: LayerGraph, shard: Shard) -> range:
+    found = []
+    for name in (shard.first, shard.last):
+        places = [place for place, layer in enumerate(graph.layers) if covers(name, layer)]
+        if not places:
+            raise PlanError(f"{shard} names layer {name!r}, which the model does not have; {near_names(graph, name)}")
+        found.append(places)
+    begin, end = found[0][0], found[1][-1]
+    if end < begin:
+        raise PlanError(f"{shard.last!r}, the last layer of a shard, is executed before {shard.first!r}, its first")
+    return range(begin, end + 1)
+
+
+def _stage(key: Shard | str | None, layers: Sequence[str]) -> Stage:
+    if not isinstance(key, Shard):
+        return Stage((str(key),), tuple(layers))
+    whole = sum(key.shares.values())
+    shares = tuple(share / whole for share in key.shares.values())
+    return Stage(tuple(key.shares), tuple(layers), shares, sharding=Sharding(key.axis, key.exchange))
+
+
+def _with_independent(graph: LayerGraph, stages: Iterable[Stage]) -> Iterable[Stage]:
+    """The stages without those that hold only layers which depend on no input: these go with the next layers."""
+    waiting: tuple[str, ...] = ()
+    last: Stage | None = None
+    for stage in stages:
+        if all(layer in graph.independent for layer in stage.layers):
+            waiting += stage.layers
+            continue
+        if last is not None:
+            yield last
+        last, waiting = _with_layers(stage, (*waiting, *stage.layers)), ()
+    if last is not None:
+        yield _with_layers(last, (*last.layers, *waiting))
+
+
+def _with_layers(stage: Stage, layers: tuple[str, ...]) -> Stage:
+    return Stage(stage.machines, layers, stage.shares, sharding=stage.sharding)
