@@ -194,6 +194,17 @@ def test_an_operation_without_a_rule_takes_the_whole() -> None:
     assert operations[f"{summed.name}_machine_b"].args[0].name == f"{wide.name}_gathered_machine_b"
 
 
+def test_weights_in_the_region_that_are_used_behind_it_stay() -> None:
+    network = Network((1, 4))
+    turned = network.add(op.permute_dims(network.weight(4, 4)))
+    first = network.add(op.matmul(network.input, turned))
+    module = network.module(network.add(op.matmul(first, turned)))
+    region = region_of(module, (0.5, 0.5), last=first.name)
+    found = split_channels(module, region, unit_by="channels", exchange="fused")
+    require_same(module, found, np.ones((1, 4), np.float32))
+    assert found.machine_of[turned.name] == "machine-a"
+
+
 def test_weights_that_are_used_whole_are_one_constant() -> None:
     network = Network((1, 3, 8))
     normed = network.layer_norm(network.input)

@@ -1,0 +1,27 @@
+"""The bytes of weights that machines hold."""
+
+from __future__ import annotations
+
+from tvm.relax import op
+
+from tests.helpers.shard_networks import Network, region_of
+from tvm_split.relay_passes.shards.channels import split_channels
+from tvm_split.relay_passes.shards.weights import weight_bytes
+
+
+def test_parts_and_what_is_held_whole() -> None:
+    network = Network((1, 3, 4))
+    normed = network.layer_norm(network.layer_norm(network.input))
+    module = network.module(network.linear(normed, 8))
+    found = split_channels(module, region_of(module, (0.75, 0.25)), unit_by="channels", exchange="fused")
+    norms = 2 * (4 + 4)
+    assert weight_bytes(found) == {"machine-a": 4 * (norms + 6 * 4 + 6), "machine-b": 4 * (norms + 2 * 4 + 2)}
+
+
+def test_a_constant_that_is_used_twice_counts_once() -> None:
+    network = Network((1, 4))
+    shared = network.weight(4, 4)
+    first = network.add(op.matmul(network.input, shared))
+    module = network.module(network.add(op.matmul(first, shared)))
+    found = split_channels(module, region_of(module, (0.5, 0.5)), unit_by="channels", exchange="each")
+    assert weight_bytes(found) == {"machine-a": 4 * 8, "machine-b": 4 * 8}
