@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 
 from tvm import relax
 
@@ -106,29 +107,39 @@ def _leveled(model: Model, plan: Plan, homes: Mapping[str, _Home]) -> dict[str, 
     with the largest share.
     """
     users = dict(_users(model))
+    used_in: dict[str, _Home] = {}
+    for binding in reversed(_operations(model)):
+        name = binding.var.name
+        later = {used_in.get(each, homes[each]) for each in users.get(name, ())}
+        if _is_shared(homes[name], plan) and homes[name].machine is None and len(later) == 1:
+            (only,) = later
+            if not _is_shared(only, plan):
+                used_in[name] = only
     found: dict[str, _Home] = {}
     for binding in _operations(model):
         name = binding.var.name
-        used = [each.name for each in used_variables(binding.value)]
         home = homes[name]
-        sharding, before = plan.stages[home.stage].sharding, [found[each] for each in used if each in found]
-        if sharding is not None and home.machine is None:
-            inside = [each for each in before if each.stage == home.stage and each.machine is not None]
-            later = {homes[each] for each in users.get(name, ())}
-            if not inside and before:
+        if not _is_shared(home, plan):
+            found[name] = home
+            continue
+        before = [found[each.name] for each in used_variables(binding.value) if each.name in found]
+        inside = [each for each in before if each.stage == home.stage]
+        if home.machine is None:
+            if before and not inside:
                 found[name] = before[0]
                 continue
-            if len(later) == 1 and plan.stages[(only := next(iter(later))).stage].sharding is None:
-                found[name] = only
+            if name in used_in:
+                found[name] = used_in[name]
                 continue
             stage = plan.stages[home.stage]
-            largest = max(zip(stage.shares, stage.machines, strict=True))[0]
-            home = replace(home, machine=stage.machines[stage.shares.index(largest)])
-        if sharding is not None:
-            own = [each for each in before if each.stage == home.stage]
-            home = replace(home, level=max((e.level + (e.machine != home.machine) for e in own), default=0))
-        found[name] = home
+            home = replace(home, machine=max(zip(stage.shares, stage.machines, strict=True), key=itemgetter(0))[1])
+        level = max((each.level + (each.machine != home.machine) for each in inside), default=0)
+        found[name] = replace(home, level=level)
     return found
+
+
+def _is_shared(home: _Home, plan: Plan) -> bool:
+    return plan.stages[home.stage].sharding is not None
 
 
 def _users(model: Model) -> Iterator[tuple[str, list[str]]]:
