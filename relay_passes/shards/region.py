@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import tvm
 from tvm import relax
 from tvm_ffi import register_error
 
-from tvm_split.relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
+from tvm_split.relay_passes.contract import bindings_of, main_function, names_of, returned_fields, used_variables
 from tvm_split.relay_passes.rewrite import emit_operations, substitute
 
 
@@ -58,7 +59,8 @@ class RegionWriter:
     """Emits what stands in a region's place.
 
     ``outside`` has the values from before the region that it uses, by name, ``parameters`` those of them that are the
-    model's inputs; ``wanted`` are the names of the region's variables that somebody behind it uses.
+    model's inputs; ``wanted`` are the names of the region's variables that somebody behind it uses, ``taken`` all names
+    outside the region.
     """
 
     builder: relax.BlockBuilder
@@ -67,11 +69,17 @@ class RegionWriter:
     outside: Mapping[str, relax.Var]
     parameters: frozenset[str]
     wanted: tuple[str, ...]
+    taken: frozenset[str]
     machine_of: dict[str, str | None] = field(default_factory=dict)
     source_of: dict[str, str] = field(default_factory=dict)
 
     def emit(self, expression: relax.Expr, name: str, source: str, machine: str | None) -> relax.Var:
-        """Bind an expression of ``machine``, or of a cut or join; ``source`` is the original variable it stands for."""
+        """Bind an expression of ``machine``, or of a cut or join; ``source`` is the original variable it stands for.
+
+        A name that is taken outside the region, as by the parts of a region that was split before, gets a number.
+        """
+        if name in self.taken:
+            name = next(each for number in count(2) if (each := f"{name}_{number}") not in self.taken)
         if name in self.machine_of:
             raise ValueError(f"two parts are named {name!r}")
         variable = self.builder.emit(expression, name_hint=name)
@@ -135,6 +143,7 @@ def split_region(
                 {name: value for name, value in values.items() if name in used_within},
                 frozenset(parameter.name for parameter in function.params),
                 tuple(each.var.name for each in within if each.var.name in used_behind),
+                frozenset(names_of(function)) - inside,
             )
             values.update(split(writer))
             emit_operations(builder, after, values)

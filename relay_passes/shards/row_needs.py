@@ -122,36 +122,38 @@ def owned_ranges(values: Mapping[str, Value], writer: RegionWriter, axis_name: s
     reduced = [value.operation for value in values.values() if isinstance(value.rule, Total)]
     for operation in reduced:
         lengths.setdefault(_first_name(operation), operation.operands[0].shape[operation.only_first()])
-    reference = results[-1] if results else _before_slices(_first_name(reduced[-1]), values)
+    if not results and not reduced:
+        raise ShardError(f"nobody needs any of {sorted(lengths)}; choose layers whose results are used")
 
-    def by_shares(name: str) -> tuple[Range, ...]:
+    def by_shares(name: str, length: int) -> tuple[Range, ...]:
         try:
-            return bounds(lengths[name], shares)
+            return bounds(length, shares)
         except ValueError as error:
             raise ShardError(
-                f"{name!r} has {lengths[name]} {axis_name} for {len(shares)} machines: {error}; take fewer machines or"
-                " more even shares, or end the shard before it"
+                f"{name!r} has {length} {axis_name} for {len(shares)} machines: {error}; take fewer machines or more"
+                " even shares, or end the shard before it"
             ) from None
 
-    parts = by_shares(reference)
+    reference, length = (results[-1], lengths[results[-1]]) if results else _before_slices(reduced[-1], values)
+    parts = by_shares(reference, length)
 
-    def scaled(length: int) -> tuple[Range, ...]:
-        ends = [0, *(round(end * length / lengths[reference]) for _, end in parts)]
+    def scaled(total: int) -> tuple[Range, ...]:
+        ends = [0, *(round(end * total / length) for _, end in parts)]
         return tuple(pairwise(ends))
 
     owned: dict[str, tuple[Range, ...]] = {}
-    for name, length in lengths.items():
+    for name, total in lengths.items():
         if name in results:
-            owned[name] = by_shares(name)
+            owned[name] = by_shares(name, total)
         elif name in values and (rule := _slice_rule(values[name])):
-            taken = [each[0] for index in range(length) for each in rule.needs((index, index + 1)) if each is not None]
+            taken = [each[0] for index in range(total) for each in rule.needs((index, index + 1)) if each is not None]
             operation = values[name].operation
             before = owned.get(_first_name(operation)) or scaled(operation.operands[0].shape[operation.only_first()])
             owned[name] = tuple(
                 (sum(each < first for each in taken), sum(each < end for each in taken)) for first, end in before
             )
         else:
-            owned[name] = scaled(length)
+            owned[name] = scaled(total)
     return owned
 
 
@@ -215,7 +217,8 @@ def _slice_rule(value: Value) -> Along | None:
     return value.rule if is_slice and isinstance(value.rule, Along) and not value.rule.local else None
 
 
-def _before_slices(name: str, values: Mapping[str, Value]) -> str:
-    while name in values and _slice_rule(values[name]):
-        name = _first_name(values[name].operation)
-    return name
+def _before_slices(operation: Operation, values: Mapping[str, Value]) -> tuple[str, int]:
+    """What an operation reads, or what that was sliced from, and the length of the axis there."""
+    while _first_name(operation) in values and _slice_rule(values[_first_name(operation)]):
+        operation = values[_first_name(operation)].operation
+    return _first_name(operation), operation.operands[0].shape[operation.only_first()]

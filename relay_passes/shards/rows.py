@@ -70,17 +70,20 @@ def _split(
 
 
 def _outside_with(axis: int, writer: RegionWriter, module: tvm.IRModule) -> set[str]:
-    """The values from before the region that are split: images, or for a batch what is computed from a batch."""
-    shapes = {name: shape_of(value) for name, value in writer.outside.items()}
-    if axis:
-        return {name for name, shape in shapes.items() if len(shape) == 4 and shape[axis] > 1}
+    """The values from before the region that are split: images, or what has the batch, computed from inputs."""
     function = main_function(module)
-    batch = next((shape[0] for shape in (shape_of(each) for each in function.params) if shape), 1)
     computed = {parameter.name for parameter in function.params}
     for binding in bindings_of(function):
         if any(used.name in computed for used in used_variables(binding.value)):
             computed.add(binding.var.name)
-    return {name for name, shape in shapes.items() if shape and shape[0] == batch > 1 and name in computed}
+    batch = next((shape[0] for shape in (shape_of(each) for each in function.params) if shape), 1)
+    found = set()
+    for name, value in writer.outside.items():
+        shape = shape_of(value)
+        has_axis = len(shape) == 4 and shape[axis] > 1 if axis else shape[:1] == (batch,) and batch > 1
+        if has_axis and name in computed:
+            found.add(name)
+    return found
 
 
 @dataclass

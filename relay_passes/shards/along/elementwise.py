@@ -96,6 +96,8 @@ def normalised(operation: Operation) -> Along:
 def tuple_field(operation: Operation) -> Along:
     """Of a batch norm or dropout only the first field is the split result; all of a split's are."""
     axis = operation.only_first()
+    if len(operation.shape) != len(operation.operands[0].shape):
+        raise operation.refused("it is no image of the tuple but statistics")
     return same_range(operation, axis, (axis,))
 
 

@@ -182,6 +182,8 @@ def pad(operation: Operation) -> Along:
 
 def _spatial(operation: Operation, layout: str, axis: int) -> int:
     """Which of the spatial axes the split one is."""
+    if str(operation.expression.attrs.out_layout) != layout:
+        raise operation.refused(f"it changes the layout {layout}")
     if layout[axis] not in "DHW" or not layout.isalpha():
         raise operation.refused(f"{layout[axis]!r} of its layout {layout} is no axis of its windows")
     return [letter for letter in layout if letter in "DHW"].index(layout[axis])

@@ -246,6 +246,17 @@ def test_a_halo_comes_from_behind_a_thin_neighbour() -> None:
     assert_splits_like_whole(module, 2, region.shares)
 
 
+def test_a_region_behind_one_that_is_split_already() -> None:
+    module = two_convolutions()
+    first = split_rows(module, region_of(module, (0.5, 0.5), "conv1", "relu"), axis=2, exchange="fused")
+    both = split_rows(first.module, region_of(first.module, (0.4, 0.6), "conv2", "conv2"), axis=2, exchange="fused")
+    # The first region's part of the same value has the name already.
+    assert first.machine_of["relu_machine_a"] == "machine-a"
+    assert both.machine_of["relu_machine_a_2"] is None
+    assert_all_placed(first.module, both)
+    assert_same_values({"whole": module, "split": both.module}, *random_inputs(module))
+
+
 def test_a_model_s_input_is_cut_by_who_needs_it() -> None:
     module = graph({"x": (1, 2, 8, 3)}, lambda emit, x: [emit(op.nn.relu(x), "relu")])
     found = split_rows(module, region_of(module, (0.5, 0.5)), axis=2, exchange="fused")

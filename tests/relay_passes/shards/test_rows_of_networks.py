@@ -62,6 +62,15 @@ def test_a_region_between_the_skips_of_a_unet() -> None:
     assert_splits_like_whole(unet(), 2, (0.4, 0.6), first="bottom", last="join1_2")
 
 
+def test_pools_of_several_windows_are_sums_of_those_who_have_the_rows() -> None:
+    network = nn.Sequential(nn.Conv2d(2, 2, 3), nn.AdaptiveAvgPool2d((3, 2)), nn.Conv2d(2, 2, (3, 1)))
+    module = imported(network, torch.randn(1, 2, 13, 9))
+    assert_splits_like_whole(module, 2, (0.5, 0.2, 0.3), ["fused"])
+    region = region_of(module, (0.5, 0.5))
+    again = computed_again(split_rows(module, region, axis=2, exchange="fused"), region, module)
+    assert again[region.names[0]] == 0
+
+
 def test_squeeze_and_excite() -> None:
     network = torch_models.efficientnet()
     assert_splits_like_whole(imported(network, torch.randn(1, 3, 24, 24)), 2, (0.6, 0.4), ["fused"])
