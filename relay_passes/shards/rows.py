@@ -98,6 +98,7 @@ class _Parts:
     # What of a value a machine has, by the value's name and the machine's place.
     held: dict[tuple[str, int], list[tuple[Range, relax.Var]]] = field(default_factory=dict)
     whole: dict[tuple[str, int], relax.Var] = field(default_factory=dict)
+    summands: dict[str, list[relax.Var]] = field(default_factory=dict)
 
     def written(self) -> dict[str, relax.Expr]:
         results: dict[str, relax.Expr] = {}
@@ -165,14 +166,14 @@ class _Parts:
                     self._steps(name, f"{self._name(name, machine)}_part", machine),
                 )
                 summand = self._emit(part, f"{self._name(name, machine)}_part", name, machine)
-                self.held[name, machine] = [(own, summand)]
+                self.summands.setdefault(name, []).append(summand)
         for machine in sorted(self.needs.whole.get(name, ())):
             self.whole[name, machine] = self._combined(name, rule, self._name(name, machine), machine)
 
     def _combined(self, name: str, rule: Total, hint: str, machine: int | None) -> relax.Var:
         """What all machines' parts of a total make together, in their order; ``hint`` names it."""
         on = None if machine is None else self.writer.region.machines[machine]
-        summands = [self.held[name, each][0][1] for each in self._machines() if (name, each) in self.held]
+        summands = self.summands[name]
         total = summands[0]
         for number, summand in enumerate(summands[1:], 1):
             is_last = number == len(summands) - 1 and rule.finish is None

@@ -49,6 +49,15 @@ def test_reductions_are_made_of_parts(keeps: bool) -> None:
     assert_splits_like_whole(graph({"x": (2, 3, 9, 4)}, write), 2, (0.5, 0.3, 0.2))
 
 
+def test_a_total_that_has_the_length_of_the_axis_in_its_place() -> None:
+    """Its parts are summands, no ranges of it."""
+
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        return [emit(op.add(x, emit(op.sum(x, [2]), "total")), "added")]
+
+    assert_splits_like_whole(graph({"x": (4, 4, 4, 3)}, write), 2, (0.5, 0.5))
+
+
 def test_what_computes_over_the_axis_is_refused() -> None:
     def refusal(expression: Any, axis: int = 2) -> str:
         module = graph({"x": (4, 2, 8, 7)}, lambda emit, x: [emit(expression(x), "layer")])
