@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow test-benchmarks test-properties fuzz lint format protocol clean
+.PHONY: setup demo test test-slow test-long test-properties fuzz lint format protocol clean
 .PHONY: check-models check-cuda check-unequal check-unloading
-.PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-plans
+.PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-plans bench-shards
 
 setup: $(STAMP)
 
@@ -23,15 +23,15 @@ demo: setup
 
 # Each file's tests stay together, in one of two processes: more would only take each other's cores on a small machine.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not long"
 
 # What is slow by nature: tuning, profiles that are made again and again, callers that stay silent, long streams.
 test-slow: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not benchmark"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not long"
 
-# The short forms of benchmarks that take minutes: that they run to their end.
-test-benchmarks: setup
-	$(BIN)/python -m pytest -m benchmark tests/scripts
+# What takes minutes and is checked in short above: networks in their published sizes, benchmarks to their end.
+test-long: setup
+	$(BIN)/python -m pytest -m long --timeout 0
 
 # What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
 TIMES ?= 20
@@ -68,6 +68,9 @@ bench-kernels: setup
 
 bench-plans: setup
 	$(BIN)/python -m scripts.bench_plans
+
+bench-shards: setup
+	$(BIN)/python -m scripts.bench_shards
 
 check-unequal: setup
 	$(BIN)/python -m scripts.check_unequal

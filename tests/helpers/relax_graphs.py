@@ -9,6 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tests.helpers.placements import QUICKLY
 from tvm_split.relay_passes.contract import main_function
 from tvm_split.relay_passes.rewrite import constant
 
@@ -35,8 +36,7 @@ def weights(*shape: int, seed: int = 0) -> relax.Expr:
 def run_together(modules: Mapping[str, tvm.IRModule], *inputs: Array) -> dict[str, list[Array]]:
     """What the functions ``main`` of several modules give for the same inputs, from one build without our passes."""
     functions = {name: main_function(module).with_attr("global_symbol", name) for name, module in modules.items()}
-    # Most of the time goes into LLVM's optimisations, from which such small graphs have nothing.
-    built = relax.build(tvm.IRModule(functions), tvm.target.Target({"kind": "llvm", "opt-level": 0}))
+    built = relax.build(tvm.IRModule(functions), QUICKLY)
     machine = relax.VirtualMachine(built, tvm.cpu())
     arguments = [tvm.runtime.tensor(each) for each in inputs]
     return {name: [value.numpy() for value in machine[name](*arguments)] for name in modules}

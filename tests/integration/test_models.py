@@ -26,7 +26,7 @@ LIMIT = 1e-4
             {"machine-a": ["conv1"], "machine-b": ["layer2"], "machine-c": ["layer4"]},
             marks=pytest.mark.slow,
         ),
-        pytest.param("light_resnet50", 2, None, marks=pytest.mark.slow),
+        pytest.param("light_resnet50", 2, None, marks=pytest.mark.long),
         ("light_squeezenet", 1, None),
         ("light_squeezenet", 3, {"machine-a": ["n0"], "machine-b": ["n15"], "machine-c": ["n40"]}),
     ],

@@ -8,6 +8,7 @@ import tvm
 from tvm import relax
 from tvm.script import ir as I, relax as R
 
+from tests.helpers.placements import QUICKLY
 from tvm_split.relay_passes.bound_indices import BoundIndices
 
 
@@ -92,7 +93,7 @@ def test_indices_inside_mean_what_they_did_and_no_others_leave_the_tensor(
             result = builder.emit_output(relax.Tuple([builder.emit(operation(data, index, updates))]))
         builder.emit_func_output(result)
     module = builder.get()
-    runs = [tvm.compile(each, target="llvm") for each in (module, BoundIndices()(module))]
+    runs = [tvm.compile(each, target=QUICKLY) for each in (module, BoundIndices()(module))]
     generator = np.random.default_rng(0)
     values = generator.standard_normal((4, 5), np.float32), generator.standard_normal((4, 2), np.float32)
 
@@ -127,7 +128,7 @@ def test_regions_are_of_images_that_there_are(kind: str, number: float) -> None:
     boxes = np.array([[1, 0, 0, 4, 4], [1, 1, 2, 6, 7]], np.float32)
 
     def outcome(each: tvm.IRModule, given: np.ndarray) -> np.ndarray:
-        machine = relax.VirtualMachine(tvm.compile(each, target="llvm"), tvm.cpu())
+        machine = relax.VirtualMachine(tvm.compile(each, target=QUICKLY), tvm.cpu())
         return machine["main"](*map(tvm.runtime.tensor, (values, given)))[0].numpy()
 
     bounded = BoundIndices()(module)

@@ -72,7 +72,7 @@ def source_of(lowered, arch="sm_90"):
         return cuda_source(tvm.compile(module_of_kernels(lowered), target=cuda(arch)))
 
 
-@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
+@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.long), "sm_90"])
 def test_every_kernel_of_a_network_is_bound_and_fits(model, arch, tmp_path):
     scheduled = scheduled_for(model, arch, tmp_path)
     functions = {

@@ -41,7 +41,7 @@ def test_links_are_measured_beside_what_carries_them(tmp_path: Path) -> None:
     assert all(0 <= share < 2 for shares in (found["idle"]["shm"], found["idle"]["grpc"]) for share in shares.values())
 
 
-@pytest.mark.benchmark
+@pytest.mark.long
 def test_overlap_is_shown_beside_other_ways_to_use_two_cores(tmp_path: Path) -> None:
     found = results(tmp_path, "bench_overlap", "mobilenet_v2", "--rounds", "1", "--seconds", "0.2")["mobilenet_v2"]
     assert len(found["medians"]) == 7
@@ -49,7 +49,7 @@ def test_overlap_is_shown_beside_other_ways_to_use_two_cores(tmp_path: Path) -> 
     assert all(value > 0 for value in found["ratios"].values())
 
 
-@pytest.mark.benchmark
+@pytest.mark.long
 def test_pipelines_of_two_systems_are_measured_in_one_run(tmp_path: Path) -> None:
     found = results(tmp_path, "bench_pipelining", "--rounds", "1", "--seconds", "0.2", "--micro-batches", "2", "4")
     assert len(found["medians"]) == 5

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 import tvm_split
+from tests.helpers.placements import QUICKLY
 from tvm_split.model import Model
 
 TOLERANCES = {"float64": 1e-5, "float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-2}
@@ -17,7 +18,7 @@ TOLERANCES = {"float64": 1e-5, "float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-
 
 def run(model: Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs of the model as TVM computes them on the CPU."""
-    executable = tvm.compile(model.module, target="llvm")
+    executable = tvm.compile(model.module, target=QUICKLY)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     results = machine["main"](*[tvm.runtime.tensor(array) for array in inputs])
     return [result.numpy() for result in results]

@@ -54,7 +54,7 @@ def test_small_networks_that_tvm_compiles_compute_the_same(name: str, shares: tu
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * abs(other).max())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "shares"), [("vgg16", (0.5, 0.3, 0.2)), ("resnet50", (0.6, 0.4))])
 def test_published_sizes_compute_the_same(name: str, shares: tuple[float, ...]) -> None:
     image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -64,7 +64,7 @@ def test_published_sizes_compute_the_same(name: str, shares: tuple[float, ...]) 
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-9 * abs(wanted).max())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["vgg16", "bert_base"])
 def test_two_equal_machines_hold_half_of_the_weights_each(name: str) -> None:
     network, inputs = torch_models.published_models()[name]

@@ -77,7 +77,7 @@ def test_squeeze_and_excite() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vit", "gpt2", "resnet"))]
+    "name", ["bert", *(pytest.param(name, marks=pytest.mark.long) for name in ("vit", "gpt2", "resnet"))]
 )
 def test_a_batch_needs_no_exchange(name: str) -> None:
     network, inputs = torch_models.small_models()[name]
@@ -109,7 +109,7 @@ PUBLISHED: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_networks(name: str) -> None:
     build, last = PUBLISHED[name]

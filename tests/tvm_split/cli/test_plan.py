@@ -16,7 +16,7 @@ def test_plan_as_json(invoke_json, onnx_path):
 
 
 def test_plan_as_a_table(invoke, onnx_path):
-    text = invoke("plan", onnx_path, "--stages", "2", "--workers", "2").stdout
+    text = invoke("plan", onnx_path, "--stages", "2", "--estimate").stdout
     assert "machine-a" in text
     assert "%" in text
 
@@ -31,7 +31,7 @@ def test_latency_is_one_stage(invoke_json, onnx_path):
 
 
 def test_a_written_plan_is_what_was_shown(invoke_json, onnx_path, tmp_path):
-    found = invoke_json("plan", onnx_path, "--workers", "2", "--output", tmp_path / "plan.json")
+    found = invoke_json("plan", onnx_path, "--estimate", "--output", tmp_path / "plan.json")
     assert json.loads((tmp_path / "plan.json").read_text()) == found["plan"]
 
 
