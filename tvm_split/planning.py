@@ -198,8 +198,8 @@ def predict_stages(
 ) -> Prediction | None:
     """What is expected of stages that were made by hand or by another rule, beside the best plan's bound.
 
-    None where the profile says nothing about them: a stage boundary goes through a measured piece, a machine has
-    several stages, or two machines have no link.
+    None where the profile says nothing about them: a stage boundary goes through a measured piece, machines share a
+    stage, a machine has several stages, or two machines have no link.
     """
     solved = stages_of_pieces(profile, stages)
     problem = _problem(model, cluster, profile, PlanRequest(objective))
@@ -228,9 +228,15 @@ def plan_again(
     it does not keep to what is demanded.
 
     Raises:
-        PlanError: the current plan's stages do not fit the model's measured pieces, or the machines have been profiled
-            again since.
+        PlanError: the current plan's stages do not fit the model's measured pieces, or are shared by machines, or the
+            machines have been profiled again since.
     """
+    shared = next((stage for stage in current.stages if stage.sharding), None)
+    if shared is not None:
+        raise PlanError(
+            f"{', '.join(shared.machines)} compute {shared.name} together, and what a plan with shards does is not "
+            "predicted, so measurements cannot improve it; make a new plan without shards, or change them by hand"
+        )
     posed = pose(model, cluster, request, on_progress)
     if measured.profiled_at not in (None, posed.profile.measured_at):
         raise PlanError(

@@ -96,6 +96,8 @@ def _description(model: Model, plan: Plan, sizes: Sequence[SizedPlan]) -> dict[s
                 "name": stage.name,
                 "machine": stage.machine,
                 "machines": stage.machines,
+                "shares": stage.shares,
+                "sharding": dataclasses.asdict(stage.sharding) if stage.sharding else None,
                 "layers": stage.layers,
                 "estimated_share": share,
             }

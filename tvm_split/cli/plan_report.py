@@ -36,7 +36,7 @@ def print_plan(
     """
     prediction = plan.prediction
     console.print(_stages_table(plan, shares))
-    for line in codec_lines(plan):
+    for line in (*shard_lines(plan), *codec_lines(plan)):
         console.print(Text(line))
     if prediction is None:
         return
@@ -56,6 +56,13 @@ def print_plan(
             for other in others:
                 if other.why:
                     console.print(Text(f"• {other.name}: {other.why}"))
+
+
+def shard_lines(plan: Plan) -> list[str]:
+    """What each machine has of the stages that they compute together, and what travels between them."""
+    from tvm_split.planner.shard import sharding_words
+
+    return [f"{stage.name} together: {sharding_words(stage)}" for stage in plan.stages if stage.sharding]
 
 
 def codec_lines(plan: Plan) -> list[str]:
@@ -156,18 +163,20 @@ def memory_text(used: float, limit: float | None) -> str:
 
 
 def _stages_table(plan: Plan, shares: Sequence[float]) -> Table:
-    """A row per stage and replica; what a machine with several stages does in all stands in the row of its first.
+    """A row per stage and machine; what a machine with several stages does in all stands in the row of its first.
 
-    Without a prediction, the stages' estimated shares.
+    Without a prediction, the stages' estimated shares; of one that machines compute together, each one's part.
     """
     predicted = {each.machine: each for each in plan.prediction.machines} if plan.prediction else None
     rows = []
     for stage, share in zip(plan.stages, shares, strict=True):
-        for name in stage.machines:
+        beside = f"shares the {stage.sharding.axis}" if stage.sharding else "takes turns"
+        for name, part in zip(stage.machines, stage.shares, strict=True):
             most = MOST_NAMES if predicted is None else NAMES_SHOWN
-            layers = _layers_text(stage.layers, most) if name == stage.machine else "takes turns"
+            layers = _layers_text(stage.layers, most) if name == stage.machine else beside
             machine = predicted.pop(name, None) if predicted is not None else None
-            cells = [f"{share:.1%}"] if predicted is None else [""] * 5 if machine is None else _cells(machine)
+            own = share * part if stage.sharding else share
+            cells = [f"{own:.1%}"] if predicted is None else [""] * 5 if machine is None else _cells(machine)
             rows.append((stage.name, name, layers, *cells))
     headings = ("estimated share",) if predicted is None else PREDICTED_HEADINGS
     stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"

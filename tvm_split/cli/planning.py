@@ -12,6 +12,7 @@ import typer
 
 from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
+from tvm_split.cli.shard_option import FORM, shard_of
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
@@ -82,7 +83,7 @@ SEARCHING = (
     "time_limit",
 )
 """The options that say nothing where the user splits a model."""
-SPLITTING = ("split", "split_from_model", "configuration")
+SPLITTING = ("split", "split_from_model", "configuration", "shard")
 PLANNING = (*SPLITTING, "stages", "objective", "allow_lossy", *SEARCHING)
 
 
@@ -99,6 +100,14 @@ class PlanOptions:
     ] = False
     configuration: Annotated[
         str | None, _value("NAME", "Which device configuration of the ONNX file, if it has several.")
+    ] = None
+    shard: Annotated[
+        list[str] | None,
+        _value(
+            FORM,
+            "Layers that machines compute together on each input, by rows, columns, channels, heads or batch; "
+            "--split is for the others. Repeatable.",
+        ),
     ] = None
     stages: Annotated[int | None, _value(None, "Exactly so many stages.", 1)] = None
     objective: Annotated[options.Objective, _value(None, "What the plan is made for.")] = options.Objective.THROUGHPUT
@@ -138,7 +147,7 @@ class PlanOptions:
     @property
     def is_split(self) -> bool:
         """Whether it says which layers go where."""
-        return bool(self.split) or self.split_from_model
+        return bool(self.split) or self.split_from_model or bool(self.shard)
 
     def require_none(self, why: str, names: Collection[str] = ()) -> None:
         """Raise a `WrongUseError` if an option was given, of all or those of ``names``."""
@@ -166,6 +175,7 @@ class PlanOptions:
             objective=self.objective.value,
             stages=self.stages,
             split=split,
+            shards=tuple(shard_of(text, model.layer_names) for text in self.shard or ()),
             pins=tuple(_pairs(self.pin or (), "--pin")),
             kept_off=tuple(_pairs(self.keep_off or (), "--keep-off")),
             replicas=self.replicas,

@@ -13,7 +13,7 @@ from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_advice import parted, tells_of_a_link
 from tvm_split.deployment.report_values import Comparison
 from tvm_split.rpc_runtime.program.measurements import StageStatistics
-from tvm_split.units import bytes_text, seconds_text
+from tvm_split.units import bytes_text, seconds_text, short_list
 
 NOTHING = "–"
 
@@ -26,7 +26,7 @@ def print_report(report: DeploymentReport, console: Console) -> None:
     _add(table, "", "one alone", report.latency, scale)
     for machine in report.machines:
         table.add_section()
-        name = f"{machine.machine} ({', '.join(map(_stage, machine.stages, machine.shares))})"
+        name = f"{machine.machine} ({short_list(list(map(_stage, machine.stages, machine.shares)))})"
         _add(table, name, "compute", machine.compute, scale)
         _add(table, "", "receive", machine.receive, scale, wire=True)
         _add(table, "", "send", machine.send, scale, wire=True)

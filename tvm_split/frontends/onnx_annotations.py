@@ -33,9 +33,15 @@ def write_annotations(model: onnx.ModelProto, plan: Plan, configuration: str = C
     version becomes 11 if it was lower.
 
     Raises:
-        PlanError: a node of the model calls a function whose body lies in several stages, or the plan is another
-            model's.
+        PlanError: a node of the model calls a function whose body lies in several stages, machines share a stage, or
+            the plan is another model's.
     """
+    shared = next((stage for stage in plan.stages if stage.sharding), None)
+    if shared is not None:
+        raise PlanError(
+            f"{', '.join(shared.machines)} compute {shared.name} together, and annotations are written for nodes that "
+            "are whole on one device: save the plan as a file instead (--output), or make one without shards"
+        )
     machines = list(dict.fromkeys(stage.machine for stage in plan.stages))
     stages = _stages_of_nodes(model, plan)
     copy = onnx.ModelProto()

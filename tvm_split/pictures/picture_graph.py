@@ -22,18 +22,27 @@ WIDEST_BOUNDARY = 6
 class PictureNode:
     """Layers that are drawn as one.
 
-    ``machines`` are those that take turns at them, mostly one; none at the client's inputs and outputs, where ``stage``
-    is None.
+    ``machines`` are those that take turns at them, or compute them ``together``, mostly one; none at the client's
+    inputs and outputs, where ``stage`` is None.
     """
 
     layers: tuple[str, ...]
     machines: tuple[str, ...]
     stage: int | None
+    together: bool = False
+
+    @property
+    def home(self) -> tuple[tuple[str, ...], int | None]:
+        """What a value has to leave to cross a link: machines, of which each has its part in a stage they share."""
+        return self.machines, self.stage if self.together else None
 
 
 @dataclass(frozen=True)
 class PictureEdge:
-    """Nodes by their numbers. ``bytes`` cross to another machine here for the first time; 0 if they are there."""
+    """Nodes by their numbers. ``bytes`` cross to another machine here for the first time; 0 if they are there.
+
+    They are those of the whole value, also where machines that compute together send or take parts of it.
+    """
 
     source: int
     destination: int
@@ -74,7 +83,9 @@ def picture_graph(model: Model, plan: Plan) -> PictureGraph:
     groups = _group(stages, flows)
     merged = [tuple(layer for unit in group for layer in units[unit]) for group in groups]
     nodes = tuple(
-        PictureNode(layers, () if stage is None else plan.stages[stage].machines, stage)
+        PictureNode(layers, (), None)
+        if stage is None
+        else PictureNode(layers, plan.stages[stage].machines, stage, plan.stages[stage].sharding is not None)
         for layers, stage in zip(merged, (stages[group[0]] for group in groups), strict=True)
     )
     number_of = {unit: number for number, group in enumerate(groups) for unit in group}
@@ -159,16 +170,16 @@ def _edges(
     nodes: Sequence[PictureNode], flows: Iterable[_Flow], number_of: Mapping[int, int]
 ) -> tuple[PictureEdge, ...]:
     crossing: dict[tuple[int, int], int] = {}
-    machines = [node.machines for node in nodes]
+    homes = [node.home for node in nodes]
     for flow in flows:
         source = number_of[flow.source]
-        reached: set[tuple[str, ...]] = set()
+        reached = set()
         for destination in sorted({number_of[each] for each in flow.destinations} - {source}):
-            first = machines[destination] != machines[source] and machines[destination] not in reached
-            reached.add(machines[destination])
+            first = homes[destination] != homes[source] and homes[destination] not in reached
+            reached.add(homes[destination])
             edge = (source, destination)
             crossing[edge] = crossing.get(edge, 0) + (flow.bytes if first else 0)
     return tuple(
-        PictureEdge(source, destination, machines[source] != machines[destination], size)
+        PictureEdge(source, destination, homes[source] != homes[destination], size)
         for (source, destination), size in crossing.items()
     )

@@ -17,6 +17,7 @@ from tvm_split.pictures.colours import COLOURS, text_colour
 from tvm_split.pictures.layered_layout import Layout, layered_layout
 from tvm_split.pictures.picture_graph import PictureEdge, PictureGraph, PictureNode, picture_graph
 from tvm_split.planner.plan import Plan
+from tvm_split.planner.shard import sharding_words
 from tvm_split.units import bytes_text
 
 MARGIN = 24.0
@@ -41,7 +42,8 @@ def draw_plan(model: Model, plan: Plan, path: str | Path) -> None:
 
     Every node is a layer, or a run of layers with their number (see `tvm_split.pictures.picture_graph`); its colour is
     its machine's. Bold lines go to another machine, with the bytes per micro-batch where a tensor gets there first. A
-    stage with replicas has the first one's colour and a mark of each other's, and names all.
+    stage of several machines has the first one's colour and a mark of each other's, names all, and says whether they
+    take turns or compute together.
 
     Raises:
         PlanError: the path has another ending, or the plan does not fit the model.
@@ -103,14 +105,16 @@ def _add(parent: Element, tag: str, text: str | None = None, /, **attributes: st
 
 
 def _label(graph: PictureGraph, number: int) -> list[str]:
-    layers, machines = graph.nodes[number].layers, graph.nodes[number].machines
+    node = graph.nodes[number]
+    layers, machines = node.layers, node.machines
     if not layers:
         return ["inputs" if number == 0 else "outputs"]
-    turns = f"in turns: {', '.join(machines)}" if len(machines) > 1 else ""
+    how = "together" if node.together else "in turns"
+    several = f"{how}: {', '.join(machines)}" if len(machines) > 1 else ""
     if len(layers) == 1:
-        return [_shortened(layers[0]), *filter(None, [turns])]
+        return [_shortened(layers[0]), *filter(None, [several])]
     run = f"{len(layers)} layers to {_shortened(layers[-1])}"
-    return [f"{_shortened(layers[0])} …", f"{run}; {turns}" if turns else run]
+    return [f"{_shortened(layers[0])} …", f"{run}; {several}" if several else run]
 
 
 def _shortened(name: str) -> str:
@@ -134,9 +138,11 @@ def _legend(graph: PictureGraph, plan: Plan, machines: Sequence[str]) -> list[tu
         own = [stage for stage in plan.stages if machine in stage.machines]
         count = sum(len(stage.layers) for stage in own)
         text = f"{machine}: {count} layers" if count != 1 else f"{machine}: 1 layer"
-        others = dict.fromkeys(each for stage in own for each in stage.machines if each != machine)
-        if others:
-            text += f", in turns with {', '.join(others)}"
+        for how, shared in (("in turns", False), ("together", True)):
+            teams = [stage.machines for stage in own if (stage.sharding is not None) == shared]
+            others = dict.fromkeys(each for team in teams for each in team if each != machine)
+            if others:
+                text += f", {how} with {', '.join(others)}"
         if machine in predicted:
             times = predicted[machine]
             text += (
@@ -144,6 +150,7 @@ def _legend(graph: PictureGraph, plan: Plan, machines: Sequence[str]) -> list[tu
                 f"send {times.send_seconds * 1e3:.3g} ms"
             )
         lines.append((text, machine))
+    lines += [(f"{each.name}: {sharding_words(each)}", None) for each in plan.stages if each.sharding]
     lines.append(("bold lines go to another machine, with the bytes of each micro-batch", None))
     if graph.hidden:
         lines.append((f"not drawn: {len(graph.hidden)} layers that depend on no input", None))

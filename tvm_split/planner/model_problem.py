@@ -97,7 +97,12 @@ def stages_of_layers(graph: LayerGraph, profile: ClusterProfile, stages: Sequenc
 
 
 def stages_of_pieces(profile: ClusterProfile, stages: Sequence[Stage]) -> tuple[Stage, ...] | None:
-    """A plan's stages as a solution has them; None if one ends inside of a piece, whose parts were not measured."""
+    """A plan's stages as a solution has them; None if one ends inside of a piece, whose parts were not measured.
+
+    None, too, if machines share one, whose parts of a piece were not measured either.
+    """
+    if any(stage.sharding for stage in stages):
+        return None
     stage_of = {layer: index for index, stage in enumerate(stages) for layer in stage.layers}
     pieces: list[list[str]] = [[] for _ in stages]
     for piece in profile.pieces:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tvm_split.planner.problem import Axis, Exchange
+from tvm_split.planner.problem import Axis, Exchange, Stage
 
 
 @dataclass(frozen=True)
@@ -29,3 +29,21 @@ class Shard:
 
     def __str__(self) -> str:
         return f"the shard of {self.axis} from {self.first!r} to {self.last!r}"
+
+
+def sharding_words(stage: Stage) -> str:
+    """How machines compute each micro-batch of a stage together; empty for a stage that they do not share."""
+    if stage.sharding is None:
+        return ""
+    axis = stage.sharding.axis
+    parts = [f"{machine} {share:.2g}" for machine, share in zip(stage.machines, stage.shares, strict=True)]
+    listed = f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return f"{listed} of the {axis}; {_travels(axis, stage.sharding.exchange)}"
+
+
+def _travels(axis: Axis, exchange: Exchange) -> str:
+    if axis == "batch":
+        return "nothing travels between them"
+    if axis in ("rows", "columns"):
+        return f"{axis} beyond a part are " + ("computed twice" if exchange == "fused" else "exchanged at each window")
+    return "sums travel, one for two layers" if exchange == "fused" else "outputs are gathered for each product"

@@ -1,0 +1,118 @@
+"""``--shard``: what is read from the text, and what becomes of such a plan on the command line."""
+
+import json
+
+import pytest
+
+from tvm_split.cli.options import WrongUseError
+from tvm_split.cli.shard_option import shard_of
+from tvm_split.planner.shard import Shard
+
+A, B = "machine-a", "machine-b"
+HALVES = {A: 0.5, B: 0.5}
+ROWS = f"conv_1..conv_2:rows:{A}=0.5,{B}=0.5"
+
+
+@pytest.mark.parametrize(
+    ("text", "layers", "shard"),
+    [
+        (ROWS, ["conv_1", "conv_2"], Shard("conv_1", "conv_2", "rows", HALVES)),
+        (f"{ROWS}:each", ["conv_1", "conv_2"], Shard("conv_1", "conv_2", "rows", HALVES, "each")),
+        (f"fc:channels: {A} = .5 , {B} = 0.5", ["fc"], Shard("fc", "fc", "channels", HALVES)),
+        # Names as exporters write them; those of machines may be anything, too.
+        (f"/a/b:0../a/c:1:heads:{A}=0.5,{B}=0.5", ["/a/b:0", "/a/c:1"], Shard("/a/b:0", "/a/c:1", "heads", HALVES)),
+        (f"a:rows:b..c:rows:{A}=0.5,{B}=0.5", ["a:rows:b", "c"], Shard("a:rows:b", "c", "rows", HALVES)),
+        (f"x..y..z:batch:{A}=0.5,{B}=0.5", ["x..y", "z"], Shard("x..y", "z", "batch", HALVES)),
+        (f"x..y..z:batch:{A}=0.5,{B}=0.5", ["x", "y..z"], Shard("x", "y..z", "batch", HALVES)),
+        (f"x..y:batch:{A}=0.5,{B}=0.5", ["x..y"], Shard("x..y", "x..y", "batch", HALVES)),
+        (f"x...y:batch:{A}=0.5,{B}=0.5", ["x.", "y"], Shard("x.", "y", "batch", HALVES)),
+        ("a..b:rows:tcp:1=0.5,k=v=0.5", ["a", "b"], Shard("a", "b", "rows", {"tcp:1": 0.5, "k=v": 0.5})),
+        ("a..b:rows:m=2", [], Shard("a", "b", "rows", {"m": 2.0})),  # refused by the planner, which knows why
+    ],
+)
+def test_what_a_text_says(text, layers, shard):
+    assert shard_of(text, layers) == shard
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("conv_1..conv_2", "'conv_1..conv_2' is not FIRST..LAST:AXIS:MACHINE=SHARE,MACHINE=SHARE[:EXCHANGE]"),
+        (f"conv_1:row:{A}=1", "AXIS is rows, columns, channels, heads, batch; EXCHANGE fused or each"),
+        (f"conv_1:rows:{A}", "is not FIRST..LAST"),
+        (f":rows:{A}=0.5", "is not FIRST..LAST"),
+        (f"{ROWS}:all", "has the exchange 'all'; it can be fused or each"),
+        (f"{ROWS}:", "has the exchange ''"),
+        (f"conv_1:rows:{A}=0.5,{B}", f"has '{B}', which is not MACHINE=SHARE"),
+        (f"conv_1:rows:{A}=0.5,", "has '', which is not MACHINE=SHARE"),
+        (f"conv_1:rows:{A}=half,{B}=0.5", f"gives '{A}' 'half', which is no share"),
+        (f"conv_1:rows:{A}=0.5,{A}=0.5", f"has two shares for '{A}'"),
+    ],
+)
+def test_what_cannot_be_read_is_said(text, message):
+    with pytest.raises(WrongUseError) as caught:
+        shard_of(text, ["conv_1", "conv_2"])
+    assert str(caught.value).startswith("--shard: ")
+    assert message in str(caught.value)
+
+
+def test_a_plan_with_shards_in_all_its_forms(invoke, invoke_json, onnx_path, tmp_path):
+    path, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
+    options = ("plan", onnx_path, "--shard", ROWS, "--split", f"{B}=flatten")
+    found = invoke_json(*options, "--output", path, "--picture", picture)
+    assert [(stage["machines"], stage["shares"], stage["layers"]) for stage in found["stages"]] == [
+        ([A, B], [0.5, 0.5], ["conv_1", "relu_1", "conv_2"]),
+        ([B], [1.0], ["flatten", "dense"]),
+    ]
+    assert [stage["sharding"] for stage in found["stages"]] == [{"axis": "rows", "exchange": "fused"}, None]
+    assert json.loads(path.read_text()) == found["plan"]
+    text = invoke(*options).stdout
+    assert "shares the rows" in text
+    words = "machine-a 0.5 and machine-b 0.5 of the rows; rows beyond a part are computed twice"
+    assert f"stage_0 together: {words}" in " ".join(text.split())
+    assert words in picture.read_text()
+    for shown in (text, picture.read_text()):
+        assert "turns" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shard", f"conv_1..conv_9:rows:{A}=0.5,{B}=0.5"], "names layer 'conv_9', which the model does not have"),
+        (["--shard", f"conv_1:rows:{A}=0.5,machine-z=0.5"], "names machine 'machine-z'; the cluster has machine-a"),
+        (["--shard", f"conv_1:rows:{A}=0.5,{B}=0.2"], "add up to 0.7"),
+        (["--shard", ROWS, "--shard", ROWS], "layer 'conv_1' is in the shard of rows"),
+        (["--shard", ROWS, "--stages", "7"], "the shards and the split make 2 stages, stages=7 was asked for"),
+        (["--shard", ROWS, "--pin", f"dense={A}"], "--pin: a split by hand leaves nothing to search"),
+        (["--shard", ROWS, "--replicas"], "--replicas: a split by hand leaves nothing to search"),
+        (["--shard", ROWS, "--batches", "1,2"], "--shard: sizes are compared by predictions"),
+        (["--shard", ROWS, "--write-problem", "problem.json"], "--shard: a split by hand leaves nothing to search"),
+        (["--shard", ROWS, "--write-annotations", "annotated.onnx"], "machine-a, machine-b compute stage_0 together"),
+    ],
+)
+def test_wrong_use(invoke, onnx_path, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    result = invoke("plan", onnx_path, *options, code=2)
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_compiled_measured_and_not_improved(invoke, invoke_json, onnx_path, tmp_path):
+    plan, report = tmp_path / "plan.json", tmp_path / "report.json"
+    invoke("plan", onnx_path, "--shard", ROWS, "--output", plan)
+    compiled = invoke_json("compile", onnx_path, "--plan", plan, "--output", tmp_path / "bundle")
+    assert {stage["machine"] for stage in compiled["stages"]} == {A, B}
+    assert compiled["verified"] == "yes"
+    assert (
+        "--plan says this already"
+        in invoke("compile", onnx_path, "--plan", plan, "--output", tmp_path / "other", "--shard", ROWS, code=2).stderr
+    )
+    bench = ("bench", tmp_path / "bundle", "--rounds", "1", "--micro-batches", "3")
+    measured = invoke(*bench, "--json").stdout
+    report.write_text(measured)
+    machines = {each["machine"]: each for each in json.loads(measured)["machines"]}
+    assert machines[A]["shares"] == [1.0] * len(machines[A]["stages"])
+    assert machines[B]["compute_seconds"]["measured"] > 0
+    refused = invoke("replan", onnx_path, "--plan", plan, "--measured", report, code=2).stderr
+    assert "had no prediction; make one with `tvm-split plan`, without --split and --shard" in refused
