@@ -42,7 +42,8 @@ class Plan:
     have one on a link.
 
     Raises:
-        PlanError: the replicas of a stage cannot take turns; names the stage.
+        PlanError: the replicas of a stage cannot take turns, or two of its replicas or shards are on one machine; names
+            the stage.
     """
 
     model: str
@@ -165,14 +166,18 @@ class _Stage(_Strict):
         parts, kind = (self.shard.parts, "shard") if self.shard else (self.replicas, "replica")
         names = tuple(each.machine for each in parts)
         if len(names) == 1 or (self.shard and not names):
-            raise PlanError(f"{self.name} has a {kind} on {names or 'no machine'}; give at least two, or leave it out")
+            held = f"one {kind}, on {names[0]!r}" if names else f"a {kind} without parts"
+            raise PlanError(f"{self.name} has {held}; give at least two, or leave it out")
         if names and names[0] != self.machine:
             raise PlanError(f"{self.name} is on {self.machine!r}, but its first {kind} is on {names[0]!r}")
         shares = tuple(each.share for each in parts)
         sharding = None
         if self.shard:
             if abs(sum(shares) - 1) > SHARES_TOLERANCE:
-                raise PlanError(f"the shares of {self.name} add up to {sum(shares):g}; make them 1")
+                raise PlanError(
+                    f"the shares of {self.name}, which its machines compute together, add up to {sum(shares):g}; "
+                    "make them 1"
+                )
             sharding = Sharding(self.shard.axis, self.shard.exchange)
         return Stage(names or (self.machine,), tuple(self.layers), shares or (1.0,), self.name, sharding)
 

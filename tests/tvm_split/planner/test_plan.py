@@ -1,4 +1,4 @@
-"""Plan files with replicas: what is written can be read, and what cannot work is refused by name."""
+"""Plan files with replicas and shards: what is written can be read, and what cannot work is refused by name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from tests.helpers.mutations import WRONG_FILES
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Prediction
-from tvm_split.planner.problem import Stage
+from tvm_split.planner.problem import Sharding, Stage
 from tvm_split.rpc_runtime.program.codec import Codec
 
 LLVM = {"kind": "llvm"}
 MACHINES = tuple(PlannedMachine(f"machine-{letter}", LLVM, 1) for letter in "abc")
 REPLICATED = Stage(("machine-b", "machine-c"), ("2",), (0.67, 0.33), "stage_1")
+SHARED = Stage(("machine-b", "machine-c"), ("2",), (0.67, 0.33), "stage_1", Sharding("channels", "each"))
 PREDICTION = Prediction(1.0, 2.0, 0.0, 2, 1.0, 0.0, "machine-b", "by hand", "", 0.0, (), ())
 
 
@@ -100,6 +101,58 @@ def test_replicas_that_cannot_work_are_refused(change: Callable[[dict[str, Any]]
     with pytest.raises(tvm_split.PlanError, match=words) as caught:
         Plan.from_dict(content, source="plan.json")
     assert "plan.json" in str(caught.value) or "names no machine" in str(caught.value)
+
+
+def shared() -> Plan:
+    return dataclasses.replace(planned(), stages=(planned().stages[0], SHARED))
+
+
+def test_a_plan_with_shards_survives_its_file(tmp_path: Path) -> None:
+    shared().save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == shared()
+    content = json.loads((tmp_path / "plan.json").read_text())
+    parts = [{"machine": "machine-b", "share": 0.67}, {"machine": "machine-c", "share": 0.33}]
+    assert content["stages"][1] == {
+        "name": "stage_1",
+        "machine": "machine-b",
+        "shard": {"axis": "channels", "exchange": "each", "parts": parts},
+        "layers": ["2"],
+    }
+    del content["stages"][1]["shard"]["exchange"]  # what people write most often
+    assert Plan.from_dict(content).stages[1].sharding == Sharding("channels", "fused")
+
+
+def test_machines_that_share_a_stage_take_no_turns() -> None:
+    uneven = dataclasses.replace(SHARED, shares=(0.999, 0.001))  # of which there are no turns
+    assert dataclasses.replace(planned(), stages=(uneven,)).stages[0].turns == (0,)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s["shard"]["parts"][1].update(machine="machine-b"), "stage_1 has two shards on 'machine-b'"),
+        (lambda s: s["shard"]["parts"][1].update(machine="machine-z"), "the plan names no machine 'machine-z'"),
+        (lambda s: s["shard"]["parts"][1].update(share=0), r"stages.1.shard.parts.1.share: .*greater than 0"),
+        (lambda s: s["shard"]["parts"][1].update(share=0.5), r"shares of stage_1, .*, add up to 1.17; make them 1"),
+        (lambda s: s["shard"]["parts"][1].update(share="most"), r"stages.1.shard.parts.1.share: "),
+        (lambda s: s["shard"].update(axis="depth"), r"stages.1.shard.axis: .*'rows', 'columns', 'channels'"),
+        (lambda s: s["shard"].update(exchange="all"), r"stages.1.shard.exchange: .*'fused' or 'each'"),
+        (lambda s: s["shard"].update(halo=1), r"stages.1.shard.halo: "),
+        (lambda s: s["shard"].pop("axis"), r"stages.1.shard.axis: "),
+        (lambda s: s["shard"]["parts"].pop(), "stage_1 has one shard, on 'machine-b'; give at least two"),
+        (lambda s: s["shard"]["parts"].clear(), "stage_1 has a shard without parts; give at least two"),
+        (_set("machine", "machine-a"), "stage_1 is on 'machine-a', but its first shard is on 'machine-b'"),
+        (
+            lambda s: s.update(replicas=s["shard"]["parts"]),
+            "stage_1 has replicas and a shard; its machines can take turns or share, not both",
+        ),
+    ],
+)
+def test_shards_that_cannot_work_are_refused(change: Callable[[dict[str, Any]], None], words: str) -> None:
+    content = shared().to_dict()
+    change(content["stages"][1])
+    with pytest.raises(tvm_split.PlanError, match=words):
+        Plan.from_dict(content, source="plan.json")
 
 
 @pytest.mark.parametrize("content", WRONG_FILES, ids=lambda content: repr(content[:6]))
