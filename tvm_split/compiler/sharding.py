@@ -69,7 +69,7 @@ def placed_model(model: Model, plan: Plan) -> PlacedModel:
         layers.update({name: layers.get(source, stage.layers[0]) for name, source in sharded.source_of.items()})
         homes.update({name: _Home(index, machine) for name, machine in sharded.machine_of.items()})
         model = replace(model, module=sharded.module)
-    model = replace(model, layers={each.var.name: layers[each.var.name] for each in _operations(model)})
+        model = replace(model, layers={each.var.name: layers[each.var.name] for each in _operations(model)})
     homes = _leveled(model, plan, {name: homes[name] for name in model.layers})
     return _placed_by(model, plan, homes, placement)
 
@@ -93,6 +93,15 @@ def _operations(model: Model) -> list[relax.VarBinding]:
 def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
     """The model's module with one stage's operations parted."""
     assert stage.sharding is not None  # noqa: S101  (the caller has looked)
+    order = list(model.layers)
+    begin, end = order.index(names[0]), order.index(names[-1])
+    between = next((name for name in order[begin:end] if name not in names), None)
+    if between is not None:
+        before, behind = model.layers[order[order.index(between) - 1]], model.layers[names[-1]]
+        raise PlanError(
+            f"{stage.name} on {', '.join(stage.machines)} cannot be shared: layer {model.layers[between]!r} is "
+            f"executed between {before!r} and {behind!r}; put it into the shard, or end the shard before it"
+        )
     region = Region(tuple(names), stage.machines, stage.shares)
     try:
         return REWRITES[stage.sharding.axis](model.module, region, exchange=stage.sharding.exchange)

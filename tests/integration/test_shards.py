@@ -1,0 +1,113 @@
+"""Layers that workers compute together, from the plan to the answers, against torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tvm_split
+from tests.models.torch_models import bert, vgg
+from tvm_split.planner.problem import Axis
+
+A, B, C = "machine-a", "machine-b", "machine-c"
+IMAGE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(0, 50, (1, 12), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def small_vgg() -> tvm_split.Model:
+    return tvm_split.load_model(vgg().eval(), (IMAGE,))
+
+
+def require_answers(
+    network: nn.Module,
+    bundle: tvm_split.Bundle,
+    cluster: tvm_split.Cluster,
+    batches: Sequence[tuple[torch.Tensor, ...]],
+) -> None:
+    with tvm_split.deploy(bundle, cluster) as deployment:
+        for batch, found in zip(batches, deployment.stream(batches), strict=True):
+            with torch.no_grad():
+                expected = network(*batch)
+            wanted = list(expected.values()) if isinstance(expected, dict) else [expected]
+            for mine, theirs in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-4, atol=1e-5)
+        statistics = deployment.stats().stages
+        assert {(each.name, each.machine) for each in statistics} == {
+            (each.name, each.machine) for each in deployment.stages
+        }
+        assert {each.micro_batches for each in statistics} == {len(batches)}
+
+
+def test_rows_of_an_image_on_three_workers(small_vgg: tvm_split.Model, three_workers: tvm_split.Cluster) -> None:
+    shard = tvm_split.Shard("features.0", "features.7", "rows", {A: 0.5, B: 0.3, C: 0.2})
+    planned = tvm_split.plan(small_vgg, three_workers, shards=[shard])
+    assert planned.stages[0].machines == (A, B, C)
+    assert planned.prediction is None
+    bundle = tvm_split.compile(small_vgg, planned)
+    assert bundle.verified == "yes"
+    assert {stage.machine for stage in bundle.program.stages} == {A, B, C}
+    images = [(IMAGE + number,) for number in range(4)]
+    require_answers(vgg().eval(), bundle, three_workers, images)
+
+
+def test_heads_of_an_attention_on_two_workers(three_workers: tvm_split.Cluster) -> None:
+    network, mask = bert(depth=1).eval(), torch.ones(1, 12, dtype=torch.int64)
+    model = tvm_split.load_model(network, (TOKENS, mask))
+    shard = tvm_split.Shard("layers", "layers", "heads", {B: 0.5, C: 0.5})
+    planned = tvm_split.plan(model, three_workers, shards=[shard], split={A: ["word_embeddings"], C: ["pooler"]})
+    assert [stage.machines for stage in planned.stages if stage.sharding] == [(B, C)]
+    bundle = tvm_split.compile(model, planned)
+    weights = {
+        machine: sum({each.blob.sha256: each.blob.size_bytes for s in stages for each in s.weights}.values())
+        for machine in (B, C)
+        for stages in [[stage for stage in bundle.program.stages if stage.machine == machine]]
+    }
+    whole = sum(each.numel() * 4 for each in network.layers.parameters())
+    assert max(weights.values()) < 0.75 * whole  # the pooler's, too
+    shorter = torch.tensor([[1] * 7 + [0] * 5])
+    require_answers(network, bundle, three_workers, [(TOKENS, mask), (TOKENS.flip(1), shorter)])
+
+
+@pytest.mark.parametrize(
+    ("axis", "last", "shares", "words"),
+    [
+        (
+            "rows",
+            "features.5",
+            {A: 0.95, B: 0.05},
+            "has 8 rows for 2 machines: .*take fewer machines or more even shares",
+        ),
+        (
+            "channels",
+            "features.5",
+            {A: 0.95, B: 0.05},
+            "has 8 output channels, too few for 2 machines .*take fewer, or",
+        ),
+        ("rows", "classifier.0", {A: 0.5, B: 0.5}, "cannot be split along rows: .*; "),
+        ("heads", "features.5", {A: 0.5, B: 0.5}, "no attention's heads to deal out: use axis 'channels'"),
+    ],
+)
+def test_more_parts_than_there_are_is_said_with_what_to_do(
+    small_vgg: tvm_split.Model,
+    three_workers: tvm_split.Cluster,
+    axis: Axis,
+    last: str,
+    shares: dict[str, float],
+    words: str,
+) -> None:
+    planned = tvm_split.plan(small_vgg, three_workers, shards=[tvm_split.Shard("features.0", last, axis, shares)])
+    with pytest.raises(tvm_split.PlanError, match=rf"stage_0 on machine-a, machine-b cannot be shared: .*{words}"):
+        tvm_split.compile(small_vgg, planned)
+
+
+def test_more_heads_than_there_are_is_said_with_what_to_do(three_workers: tvm_split.Cluster) -> None:
+    model = tvm_split.load_model(bert(depth=1, heads=2).eval(), (TOKENS, torch.ones(1, 12, dtype=torch.int64)))
+    shard = tvm_split.Shard("layers", "layers", "heads", {A: 0.4, B: 0.3, C: 0.3})
+    planned = tvm_split.plan(model, three_workers, shards=[shard])
+    with pytest.raises(tvm_split.PlanError, match=r"has 2 heads, .*too few for 3 machines .*: take fewer, or split by"):
+        tvm_split.compile(model, planned)

@@ -1,0 +1,226 @@
+"""Plans with shards on small graphs: which stages come of them, on which machines and levels, and what is in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights
+from tvm_split.compiler.sharding import PlacedModel, placed_model
+from tvm_split.compiling import cut_model
+from tvm_split.errors import PlanError
+from tvm_split.model import Model
+from tvm_split.planner.plan import Plan, PlannedMachine
+from tvm_split.planner.problem import Axis, Exchange, Sharding, Stage
+from tvm_split.relay_passes.contract import main_function, operations_of
+
+MACHINES = tuple(PlannedMachine(f"machine-{letter}", {"kind": "llvm"}, 1) for letter in "abc")
+A, B, C = (each.name for each in MACHINES)
+HALVES = {A: 0.5, B: 0.5}
+
+
+def model_of(write: Callable[..., Sequence[relax.Var]], layers: Mapping[str, str] | None = None) -> Model:
+    """Of one image; every variable is a layer of its own unless ``layers`` says of which it is."""
+    module = graph({"x": (1, 4, 8, 8)}, write)
+    names = [each.var.name for each in operations_of(main_function(module))]
+    return Model("tiny", "test", module, (), (), {name: (layers or {}).get(name, name) for name in names})
+
+
+def chain(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
+    conv1 = emit(op.nn.conv2d(x, weights(4, 4, 3, 3), padding=1), "conv1")
+    relu = emit(op.nn.relu(conv1), "relu")
+    conv2 = emit(op.nn.conv2d(relu, weights(4, 4, 3, 3), padding=1), "conv2")
+    return [emit(op.nn.relu(conv2), "last")]
+
+
+def whole(machine: str, *layers: str) -> Stage:
+    return Stage((machine,), layers)
+
+
+def shared(axis: Axis, *layers: str, shares: Mapping[str, float] | None = None, exchange: Exchange = "fused") -> Stage:
+    parts = HALVES if shares is None else shares
+    return Stage(tuple(parts), layers, tuple(parts.values()), sharding=Sharding(axis, exchange))
+
+
+def planned(*stages: Stage) -> Plan:
+    named = tuple(
+        Stage(each.machines, each.layers, each.shares, f"stage_{index}", each.sharding)
+        for index, each in enumerate(stages)
+    )
+    return Plan("tiny", "latency", "by hand", MACHINES, named)
+
+
+def parted(model: Model, *stages: Stage) -> dict[str, tuple[str, list[str]]]:
+    """By the name of each stage, its machine and its variables; the graph computes what it did."""
+    placed = placed_model(model, planned(*stages))
+    assert_same_values({"whole": model.module, "parted": placed.model.module}, *random_inputs(model.module))
+    require_consistent(placed)
+    found: dict[str, tuple[str, list[str]]] = {stage.name: (stage.machine, []) for stage in placed.plan.stages}
+    names = list(found)
+    for name, index in placed.placement.stage_of.items():
+        found[names[index]][1].append(name)
+    return found
+
+
+def require_consistent(placed: PlacedModel) -> None:
+    """Plan, placement and layers are of one graph, and a stage reads only from stages before it."""
+    operations = operations_of(main_function(placed.model.module))
+    stage_of = placed.placement.stage_of
+    assert [each.var.name for each in operations] == list(placed.model.layers)
+    assert set(stage_of) == set(placed.model.layers)
+    assert [stage.name for stage in placed.placement.stages] == [stage.name for stage in placed.plan.stages]
+    for binding in operations:
+        index = stage_of[binding.var.name]
+        assert placed.model.layers[binding.var.name] in placed.plan.stages[index].layers
+        for used in relax.analysis.free_vars(binding.value):
+            assert stage_of.get(used.name, 0) <= index
+    assert all(stage.sharding is None and len(stage.machines) == 1 for stage in placed.plan.stages)
+
+
+def test_a_plan_without_shards_stays_as_it_is() -> None:
+    model, plan = model_of(chain), planned(whole(A, "conv1", "relu"), whole(B, "conv2", "last"))
+    placed = placed_model(model, plan)
+    assert placed.model is model
+    assert placed.plan is plan
+
+
+def test_cuts_are_where_values_are_made_and_joins_where_they_are_used() -> None:
+    found = parted(model_of(chain), whole(C, "conv1"), shared("rows", "relu", "conv2"), whole(C, "last"))
+    assert found == {
+        "stage_0": (C, ["conv1", "conv1_machine_a", "conv1_machine_b"]),
+        "stage_1_machine_a_0": (A, ["relu_machine_a", "conv2_machine_a"]),
+        "stage_1_machine_b_0": (B, ["relu_machine_b", "conv2_machine_b"]),
+        "stage_2": (C, ["conv2", "last"]),
+    }
+
+
+def test_a_model_s_input_is_cut_by_who_needs_it_and_its_output_joined_by_the_largest_share() -> None:
+    found = parted(model_of(chain), shared("rows", "conv1", "relu", "conv2", "last", shares={A: 0.375, B: 0.625}))
+    assert found == {
+        "stage_0_machine_a_0": (
+            A,
+            ["x_machine_a", "conv1_machine_a", "relu_machine_a", "conv2_machine_a", "last_machine_a"],
+        ),
+        "stage_0_machine_b_0": (
+            B,
+            ["x_machine_b", "conv1_machine_b", "relu_machine_b", "conv2_machine_b", "last_machine_b"],
+        ),
+        "stage_0_machine_b_1": (B, ["last"]),
+    }
+
+
+def test_a_level_rises_where_a_halo_comes_from_another_machine() -> None:
+    found = parted(model_of(chain), shared("rows", "conv1", "relu", "conv2", exchange="each"), whole(B, "last"))
+    assert found == {
+        "stage_0_machine_a_0": (
+            A,
+            ["x_machine_a", "conv1_machine_a", "relu_machine_a", "relu_machine_a_halo_for_machine_b"],
+        ),
+        "stage_0_machine_b_0": (
+            B,
+            ["x_machine_b", "conv1_machine_b", "relu_machine_b", "relu_machine_b_halo_for_machine_a"],
+        ),
+        "stage_0_machine_a_1": (A, ["relu_machine_a_with_halo", "conv2_machine_a"]),
+        "stage_0_machine_b_1": (B, ["relu_machine_b_with_halo", "conv2_machine_b"]),
+        "stage_1": (B, ["conv2", "last"]),
+    }
+
+
+def test_a_pair_of_layers_is_one_level_and_its_sum_is_added_up_where_it_is_used() -> None:
+    found = parted(model_of(chain), shared("channels", "conv1", "relu", "conv2"), whole(C, "last"))
+    assert found == {
+        "stage_0_machine_a_0": (A, ["conv1_machine_a", "relu_machine_a", "conv2_machine_a"]),
+        "stage_0_machine_b_0": (B, ["conv1_machine_b", "relu_machine_b", "conv2_machine_b"]),
+        "stage_1": (C, ["conv2", "last"]),
+    }
+
+
+def test_two_shards_after_each_other() -> None:
+    second = shared("channels", "conv2", "last", shares={B: 0.5, C: 0.5})
+    found = parted(model_of(chain), shared("rows", "conv1", "relu"), second)
+    assert found == {
+        "stage_0_machine_a_0": (A, ["x_machine_a", "conv1_machine_a", "relu_machine_a"]),
+        "stage_0_machine_b_0": (B, ["x_machine_b", "conv1_machine_b", "relu_machine_b"]),
+        "stage_0_machine_a_1": (A, ["relu"]),
+        "stage_1_machine_b_0": (B, ["conv2_machine_b", "last_machine_b"]),
+        "stage_1_machine_c_0": (C, ["conv2_machine_c", "last_machine_c"]),
+        "stage_1_machine_b_1": (B, ["last"]),
+    }
+
+
+def test_what_several_stages_use_is_joined_once() -> None:
+    def fork(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
+        before = emit(op.nn.relu(x), "before")
+        conv = emit(op.nn.conv2d(before, weights(4, 4, 1, 1)), "conv")
+        return [emit(op.tanh(conv), "left"), emit(op.exp(conv), "right")]
+
+    model = model_of(fork)
+    found = parted(model, whole(C, "before"), shared("rows", "conv"), whole(A, "left"), whole(C, "right"))
+    assert found["stage_1_machine_a_1"] == (A, ["conv"])
+    assert (found["stage_2"], found["stage_3"]) == ((A, ["left"]), (C, ["right"]))
+    # In one stage, it is joined there, however many layers use it.
+    found = parted(model, whole(C, "before"), shared("rows", "conv"), whole(C, "left", "right"))
+    assert found["stage_2"] == (C, ["conv", "left", "right"])
+    assert len(found) == 4
+
+
+def test_the_stages_are_cut_like_any_others() -> None:
+    """What crosses is what is needed: parts, not the whole."""
+    plan = planned(whole(C, "conv1"), shared("rows", "relu", "conv2"), whole(C, "last"))
+    cut = cut_model(model_of(chain), plan)
+    assert [(each.received, each.sent) for each in cut.computations] == [
+        (("x",), ("conv1_machine_a", "conv1_machine_b")),
+        (("conv1_machine_a",), ("conv2_machine_a",)),
+        (("conv1_machine_b",), ("conv2_machine_b",)),
+        (("conv2_machine_a", "conv2_machine_b"), ("last",)),
+    ]
+    shapes = [tuple(map(int, each.ty.shape.values)) for each in cut.computations[3].function.params]
+    assert shapes == [(1, 4, 4, 8), (1, 4, 4, 8)]
+    assert set(cut.machine_modules) == {A, B, C}
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        (
+            shared("rows", "conv1", "relu", "conv2", "last", shares={A: 0.99, B: 0.01}),
+            "'last' has 8 rows for 2 machines: a share of 0.01 .*; take fewer machines or more even shares",
+        ),
+        (
+            shared("channels", "conv1", "relu", "conv2", "last", shares={A: 0.9, B: 0.1}),
+            "'conv1' .* has 4 output channels, too few for 2 machines with shares 0.9 / 0.1: take fewer",
+        ),
+        (shared("heads", "conv1", "relu", "conv2", "last"), "no attention's heads to deal out: use axis 'channels'"),
+        (shared("batch", "conv1", "relu", "conv2", "last"), "has batch that could be split: .* choose another axis"),
+    ],
+)
+def test_what_cannot_be_shared_says_what_to_do(stage: Stage, message: str) -> None:
+    with pytest.raises(PlanError, match=rf"^stage_0 on machine-a, machine-b cannot be shared: .*{message}"):
+        placed_model(model_of(chain), planned(stage))
+
+
+def test_layers_that_are_executed_in_turns_are_refused_by_name() -> None:
+    def turns(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
+        first = emit(op.nn.relu(x), "first")
+        other = emit(op.tanh(x), "other")
+        return [emit(op.exp(first), "second"), other]
+
+    model = model_of(turns, {"first": "block", "second": "block"})
+    with pytest.raises(
+        PlanError, match=r"layer 'other' is executed between 'block' and 'block'; put it into the shard"
+    ):
+        placed_model(model, planned(shared("rows", "block"), whole(C, "other")))
+    found = parted(model, shared("rows", "block", "other"))
+    assert found["stage_0_machine_a_1"] == (A, ["other", "second"])
+
+
+def test_the_same_stages_every_time() -> None:
+    stages = (shared("rows", "conv1", "relu", exchange="each"), shared("channels", "conv2", "last"))
+    first, again = (placed_model(model_of(chain), planned(*stages)) for _ in range(2))
+    assert first.plan == again.plan
+    assert first.placement.stage_of == again.placement.stage_of
+    tvm.ir.assert_structural_equal(first.model.module, again.model.module)
