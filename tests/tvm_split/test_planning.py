@@ -215,6 +215,17 @@ def test_what_cannot_be_improved(wide):
         plan_again(wide, cluster, PlanRequest(profile=profile), lost, Measured({A: 2.0}))
 
 
+def test_plans_with_shards_are_neither_predicted_nor_improved(wide):
+    cluster = tvm_split.Cluster.local(workers=2)
+    profile = pose(wide, cluster, PlanRequest(measure=False)).profile
+    shards = [tvm_split.Shard("0", "1", "channels", {A: 0.5, B: 0.5})]
+    planned = tvm_split.plan(wide, cluster, shards=shards, profile=profile)
+    assert planned.prediction is None
+    assert predict_stages(wide, cluster, profile, "throughput", planned.stages) is None
+    with pytest.raises(PlanError, match=r"machine-a, machine-b compute stage_0 together, .* make a new plan without"):
+        plan_again(wide, cluster, PlanRequest(profile=profile), planned, Measured({A: 2.0}))
+
+
 def test_corrections_travel_in_the_plan_file(wide, tmp_path):
     plan = tvm_split.plan(wide, tvm_split.Cluster.local(workers=2), measure=False)
     corrections = Corrections(((A, 1.25),), ((A, B, 1e6),))

@@ -205,6 +205,13 @@ def test_another_models_plan() -> None:
         write_annotations(calls(), dataclasses.replace(plan))
 
 
+def test_nodes_that_machines_share_are_not_written() -> None:
+    shards = [tvm_split.Shard("conv_1", "relu_1", "rows", {"machine-a": 0.5, "machine-b": 0.5})]
+    _, plan = planned(small_model(), shards=shards)
+    with pytest.raises(PlanError, match=r"machine-a, machine-b compute stage_0 together, .* save the plan as a file"):
+        write_annotations(small_model(), plan)
+
+
 def test_weights_in_another_file_stay_there(tmp_path: Any) -> None:
     source = tmp_path / "small.onnx"
     onnx.save(small_model(), source, save_as_external_data=True, size_threshold=0, location="weights.bin")

@@ -57,6 +57,22 @@ def test_every_layer_of_a_small_network_is_a_node():
     assert edges["first", "left"].bytes == 0
 
 
+def test_what_passes_between_stages_that_machines_share_crosses():
+    halves = {A: 0.5, B: 0.5}
+    shards = [
+        tvm_split.Shard("first", "relu", "channels", halves),
+        tvm_split.Shard("right", "last", "channels", halves),
+    ]
+    graph = drawn(Branches(), (torch.zeros(2, 4),), shards=shards)
+    assert {node.machines for node in graph.nodes[1:-1]} == {(A, B)}
+    assert all(node.together for node in graph.nodes[1:-1])
+    crossing = {ends for ends, edge in edges_of(graph).items() if edge.crosses}
+    # The same machines on both sides, but each has only its part.
+    assert crossing == {
+        ("inputs", "first"), ("first", "right"), ("relu", "add"), ("last", "outputs"), ("first", "outputs")
+    }  # fmt: skip
+
+
 def test_a_tensor_is_counted_once_for_each_machine():
     graph = drawn(Branches(), (torch.zeros(2, 4),), split={A: ["first"], B: ["left", "right", "last"]})
     edges = edges_of(graph)

@@ -13,6 +13,7 @@ from tests.models.small_onnx_model import small_model
 from tvm_split.errors import PlanError
 from tvm_split.pictures.colours import COLOURS, text_colour
 from tvm_split.pictures.plan_picture import draw_plan
+from tvm_split.planner.problem import Sharding
 
 SVG = "{http://www.w3.org/2000/svg}"
 A, B = "machine-a", "machine-b"
@@ -66,6 +67,22 @@ def test_machines_that_take_turns_are_all_named(planned, tmp_path):
     assert shown.count("in turns: machine-b, machine-c") == 3
     rectangles = [each.get("fill") for each in ElementTree.parse(tmp_path / "plan.svg").getroot().iter(f"{SVG}rect")]
     assert rectangles.count(COLOURS[2]) == 1 + 3  # the legend's, and one in each of the three layers
+    assert shown.count("2.3 kB") == 1
+
+
+def test_machines_that_compute_together_are_not_said_to_take_turns(planned, tmp_path):
+    model, plan = planned
+    together = dataclasses.replace(
+        plan.stages[0], machines=(A, B), shares=(0.75, 0.25), sharding=Sharding("rows", "each")
+    )
+    draw_plan(model, dataclasses.replace(plan, stages=(together, plan.stages[1])), tmp_path / "plan.svg")
+    shown = texts(tmp_path / "plan.svg")
+    assert "machine-a: 2 layers, together with machine-b" in shown
+    assert "machine-b: 5 layers, together with machine-a" in shown
+    words = "machine-a 0.75 and machine-b 0.25 of the rows; rows beyond a part are exchanged at each window"
+    assert f"stage_0: {words}" in shown
+    assert shown.count("together: machine-a, machine-b") == 2
+    assert not any("turns" in text for text in shown)
     assert shown.count("2.3 kB") == 1
 
 
