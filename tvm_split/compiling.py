@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import tvm
 
@@ -94,6 +95,7 @@ def compile(
             for machines in plan.machines_by_target(stage):
                 target = plan.machine(machines[0]).target
                 name = stage.name if stage.machine in machines else f"{stage.name}_on_{machines[0]}"
+                name = quote(name, safe=" ")  # of files, in which a machine's name is, and that may be any text
                 observe = _dump_to(dump, name) if dump is not None else None
                 built = build_stage(part, target, build_folder.path / f"{name}.so", cut.model.layers, tuned, observe)
                 spec = _stage_spec(index, stage, part, built, target, blobs)

@@ -93,6 +93,13 @@ def _operations(model: Model) -> list[relax.VarBinding]:
 def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
     """The model's module with one stage's operations parted."""
     assert stage.sharding is not None  # noqa: S101  (the caller has looked)
+    same = {part_name("", machine): machine for machine in stage.machines}
+    alike = next((machine for machine in stage.machines if machine not in same.values()), None)
+    if alike is not None:
+        raise PlanError(
+            f"{stage.name} is shared by {alike!r} and {same[part_name('', alike)]!r}, whose parts would have the same "
+            "names, in which - is _; rename one of the machines"
+        )
     order = list(model.layers)
     begin, end = order.index(names[0]), order.index(names[-1])
     between = next((name for name in order[begin:end] if name not in names), None)

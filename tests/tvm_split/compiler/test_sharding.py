@@ -218,6 +218,12 @@ def test_layers_that_are_executed_in_turns_are_refused_by_name() -> None:
     assert found["stage_0_machine_a_1"] == (A, ["other", "second"])
 
 
+def test_machines_whose_parts_would_have_the_same_names_are_refused() -> None:
+    plan = planned(shared("rows", "conv1", "relu", "conv2", "last", shares={A: 0.5, "machine_a": 0.5}))
+    with pytest.raises(PlanError, match=r"stage_0 is shared by 'machine-a' and 'machine_a', .* rename one"):
+        placed_model(model_of(chain), plan)
+
+
 def test_the_same_stages_every_time() -> None:
     stages = (shared("rows", "conv1", "relu", exchange="each"), shared("channels", "conv2", "last"))
     first, again = (placed_model(model_of(chain), planned(*stages)) for _ in range(2))
