@@ -58,6 +58,9 @@ def test_without_a_prediction():
     assert report.machines[0].compute.predicted is None
     assert report.machines[0].compute.measured == pytest.approx(0.010)
     assert report.machines[0].compute.ratio is None
+    for whole, measured in ((report.period, 0.010), (report.latency, 0.016)):
+        assert (whole.predicted, whole.measured, whole.ratio) == (None, pytest.approx(measured), None)
+    assert all(link.bytes.predicted is None and link.seconds.predicted is None for link in report.links)
 
 
 def test_only_what_began_in_a_window_counts():
@@ -223,8 +226,9 @@ def test_what_serialising_takes_may_fall_into_computing_or_not(milliseconds, rat
     assert report.to_dict()["machines"][0]["compute_seconds"]["predicted"] == 0.010
 
 
+@pytest.mark.parametrize("measured", [streamed(), SLOW], ids=["as predicted", "slower"])
 @pytest.mark.parametrize(("predicted", "wire"), [(0.57e-9, 0.05), (1e-5, 0.9), (1e-5, 2)])
-def test_short_times_on_the_wire_are_no_reason_to_probe_again(predicted, wire):
+def test_short_times_on_the_wire_are_no_reason_to_probe_again(predicted, wire, measured):
     """They are those of threads that wake up: less than a millisecond, or little of the period."""
     machines = tuple(
         machine_prediction(name, seconds, receive_seconds=predicted, send_seconds=predicted)
@@ -232,9 +236,10 @@ def test_short_times_on_the_wire_are_no_reason_to_probe_again(predicted, wire):
     )
     links = (LinkPrediction(A, B, 1000.0, predicted, predicted),)
     expected = dataclasses.replace(prediction(machines, links), latency_seconds=0.016)
-    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=wire), streamed())
+    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=wire), measured)
     assert report.links[1].seconds.ratio > 10
-    assert report.advice == ()
+    assert not any("Probe" in text for text in report.advice)
+    assert bool(report.advice) == (measured is SLOW)  # which is said of the whole
 
 
 def test_a_link_takes_from_its_bytes_alone_to_its_latency_as_well():
