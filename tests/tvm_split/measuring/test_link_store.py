@@ -67,6 +67,14 @@ def test_measured_once(probe: Callable[[LinkStore, Measuring], object], measurin
     assert list(tmp_path.iterdir()) == [kept]
 
 
+def test_streams_that_contradict_their_single_runs_are_told_and_not_kept(tmp_path: Path) -> None:
+    found = [StreamProbe(float(now), {"left": (StreamSample(15e-3, 16e-3, 52e-3),)}) for now in (1, 2)]
+    measured = [links(tmp_path).known_or(StreamProbe, ["left"], lambda probe=each: probe) for each in found]
+    assert measured == found
+    assert found[0].doubts == ("a stream through left had a result every 52 ms, and one alone took 16 ms",)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nothing_is_kept_without_a_folder(measuring: Measuring) -> None:
     first, second = (links(None).known_or(MachineProbe, ["left"], measuring.machine) for _ in range(2))
     assert first != second

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import statistics
 
+import pytest
 from hypothesis import given, strategies as st
 
-from tvm_split.measuring.machine_timing import TURNS, combined, contradictions, quietest
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.measuring.machine_facts import MachineFacts
+from tvm_split.measuring.machine_timing import (
+    TURNS,
+    HostTiming,
+    MachineTimes,
+    _MachineAtWork,
+    combined,
+    contradictions,
+    quietest,
+)
+from tvm_split.measuring.store import Store
+from tvm_split.measuring.target_code import TargetCode
+from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
 from tvm_split.rpc_runtime.program.kernel_times import KernelTime
 
 SECONDS = st.floats(1e-7, 10.0)
@@ -75,3 +89,30 @@ def test_equal_machines_that_contradict_each_other() -> None:
     assert set(found) == {"machine-a", "machine-b"}
     assert set(found.values()) == {"machine-b took 4.44 ms for what took machine-a, an equal machine, 341 µs"}
     assert contradictions(measured) == {}  # unequal machines may differ
+
+
+CODE = TargetCode({"kind": "llvm"}, (), {})
+
+
+def machine(name: str, threads: int = 1, code: TargetCode = CODE) -> MachineTimes:
+    identity = {"hostname": "box", "machine": name, "threads": threads}
+    facts = MachineFacts(name, code.target, threads, "box", "box", 0, identity)
+    return MachineTimes(facts, code, None, Store(None, identity), ())
+
+
+@pytest.mark.parametrize(
+    ("other", "is_doubtful"),
+    [
+        (machine("machine-b"), True),
+        (machine("machine-b", threads=2), False),
+        (machine("machine-b", code=TargetCode({"kind": "llvm", "mcpu": "core2"}, (), {})), False),
+    ],
+)
+def test_machines_of_a_host_are_equal_by_their_processors_and_code(other: MachineTimes, is_doubtful: bool) -> None:
+    machines = [machine("machine-a"), other]
+    timing = HostTiming(machines, Cluster.local(2), 1.0, lambda doing: None)
+    at_work = [
+        _MachineAtWork(each, InProcessKernels(each.machine.threads), 2, turns_of(*seconds))
+        for each, seconds in zip(machines, ([31e-5] * TURNS, [404e-5] * TURNS), strict=True)
+    ]
+    assert set(timing._contradictions(at_work)) == ({"machine-a", "machine-b"} if is_doubtful else set())

@@ -4,6 +4,7 @@ import pytest
 
 import tvm_split
 from tests.models.small_onnx_model import small_model
+from tvm_split.measuring import link_samples
 from tvm_split.measuring.model_profiling import profile_model
 
 A, B = "machine-a", "machine-b"
@@ -35,6 +36,14 @@ def test_pieces_and_links_are_measured(measured):
     assert all(link.bytes_per_second > 0 and link.measured_at > 0 for link in profile.links)
     assert steps
     assert all(0 <= done <= whole for _, done, whole in steps)
+
+
+def test_streams_that_contradict_themselves_are_among_the_doubts(measured, monkeypatch):
+    model, folder, profile, _ = measured
+    assert profile.doubts == ()
+    monkeypatch.setattr(link_samples, "SLOWEST_STREAM", 0.0)  # so every stream does
+    doubts = profile_model(model, tvm_split.Cluster.local(workers=2), cache_folder=folder).profile.doubts
+    assert {text.split(" had a result every ")[0] for text in doubts} == {f"a stream through {name}" for name in (A, B)}
 
 
 @pytest.mark.slow

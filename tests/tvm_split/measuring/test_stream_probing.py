@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tvm_split.measuring import link_samples, stream_probing
 from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.stream_probing import PRODUCTS, probe_streams
 from tvm_split.rpc_runtime.client.client import describe
@@ -43,6 +45,21 @@ def test_each_machine_has_a_sample_of_every_duration(opened: Opened) -> None:
         assert 0 < short.compute_seconds < long.compute_seconds
         assert short.single_seconds > short.compute_seconds
         assert long.period_seconds > short.period_seconds > 0
+
+
+def test_medians_that_contradict_themselves_are_measured_again(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_probing, "ROUNDS", 1)
+    monkeypatch.setattr(stream_probing, "MOST_ROUNDS", 3)
+    period = stream_probing._period
+    for slowest, rounds in ((0.0, 3), (math.inf, 1)):
+        measured: list[Pipeline] = []
+        monkeypatch.setattr(link_samples, "SLOWEST_STREAM", slowest)
+        monkeypatch.setattr(
+            stream_probing, "_period", lambda *given, to=measured: to.append(given[0]) or period(*given)
+        )
+        found = probe_streams([A], opened, 60.0)
+        assert len(measured) == rounds * len(PRODUCTS)
+        assert bool(found.doubts) == (slowest == 0.0)
 
 
 def test_a_worker_that_dies_is_named(workers: LocalWorkers, opened: Opened) -> None:
