@@ -17,6 +17,7 @@ import tvm_split
 from tests.helpers.waiting import wait_for, wait_while_running
 
 COMMANDS = ("demo", "plan", "compile", "tune", "worker", "deploy", "run", "status", "doctor")
+COMPILE = ["compile", "--split", "machine-a=conv_0", "--split", "machine-b=conv_1", "--no-verify"]
 HEAVY = ("tvm", "torch", "onnx", "numpy", "grpc", "pydantic", "matplotlib")
 
 
@@ -102,16 +103,26 @@ def test_a_signal_ends_a_run_and_its_workers(start_process, bundle, tmp_path, nu
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("command", "number", "code", "word"),
+    [
+        (COMPILE, signal.SIGINT, 130, "interrupted"),
+        (COMPILE, signal.SIGTERM, 143, "terminated"),
+        (["plan"], signal.SIGINT, 130, "interrupted"),
+    ],
+    ids=["compile, Ctrl-C", "compile, SIGTERM", "plan, Ctrl-C"],
 )
-def test_a_signal_ends_a_command_that_is_deep_inside_of_tvm(start_process, tmp_path, number, code, word):
+def test_a_signal_ends_a_command_that_is_deep_inside_of_tvm(start_process, tmp_path, command, number, code, word):
     """There nothing of Python runs for a long time, and what is raised in a callback becomes an error of TVM's own."""
     onnx.save(deep_model(), tmp_path / "deep.onnx")
     (tmp_path / "scratch").mkdir()
     process = start_process(
-        *("compile", tmp_path / "deep.onnx", "--split", "machine-a=conv_0", "--split", "machine-b=conv_1"),
-        *("--output", tmp_path / "bundle", "--no-verify"),
-        env={**os.environ, "TMPDIR": str(tmp_path / "scratch"), "TVM_SPLIT_PROGRESS": "0"},
+        *(*command, tmp_path / "deep.onnx", "--output", tmp_path / "written"),
+        env={
+            **os.environ,
+            "TMPDIR": str(tmp_path / "scratch"),
+            "TVM_SPLIT_CACHE": str(tmp_path / "cache"),
+            "TVM_SPLIT_PROGRESS": "0",
+        },
     )
     wait_while_running(process, lambda: list((tmp_path / "scratch").glob("*-build-*")))
     time.sleep(0.5)
@@ -122,7 +133,7 @@ def test_a_signal_ends_a_command_that_is_deep_inside_of_tvm(start_process, tmp_p
     assert time.monotonic() - started < 5
     # A compiler that was called still ends, and takes away what it wrote.
     assert wait_for(lambda: not list((tmp_path / "scratch").iterdir()))
-    assert not (tmp_path / "bundle").exists()
+    assert not (tmp_path / "written").exists()
 
 
 def deep_model() -> onnx.ModelProto:

@@ -77,6 +77,17 @@ def test_what_is_submitted_is_what_is_run(deployment: tvm_split.Deployment) -> N
     assert all(np.array_equal(result[0], y) for result, y in zip(results, expected, strict=True))
 
 
+def test_a_coroutine_that_waits_holds_no_other_up(deployment: tvm_split.Deployment) -> None:
+    async def beside() -> tuple[bool, tuple[np.ndarray, ...]]:
+        running = asyncio.create_task(deployment.run_async(X))
+        await asyncio.sleep(0)  # once round the loop, in which the task begins
+        return running.done(), await running
+
+    was_done, (result,) = asyncio.run(beside())
+    assert not was_done
+    assert np.array_equal(result, deployment.run(X)[0])
+
+
 def test_wrong_inputs_are_refused_at_once(deployment: tvm_split.Deployment) -> None:
     with pytest.raises(tvm_split.InputError, match="dtype is int64"):
         deployment.submit(np.ones((1, 8), np.int64))
