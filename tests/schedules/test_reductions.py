@@ -33,6 +33,17 @@ def test_masked_softmax_has_zeros_and_no_nan():
     assert_close(actual, softmax(x.astype("float64"), -1))
 
 
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_nan_stays_in_its_own_softmax(axis):
+    x = normal(0, 40, 40)
+    x[7, 9] = np.nan
+    actual, _ = evaluate(lambda builder, data: builder.emit(relax.op.nn.softmax(data, axis)), [x])
+    right = softmax(x.astype("float64"), axis)
+    assert np.isnan(right).sum() == 40
+    assert np.array_equal(np.isnan(actual), np.isnan(right))
+    assert_close(actual[~np.isnan(right)], right[~np.isnan(right)])
+
+
 @settings(max_examples=6, derandomize=True)
 @given(outer=st.lists(extents, min_size=1, max_size=2), last=extents)
 def test_layer_norm_of_values_far_from_zero(outer, last):

@@ -4,6 +4,7 @@ import io
 
 from rich.console import Console
 
+from tvm_split.cli.console import new_table
 from tvm_split.cli.report_table import statistics_table
 from tvm_split.rpc_runtime.program.measurements import StageStatistics
 
@@ -25,6 +26,15 @@ def test_long_runs():
         [f"stage_{index}", f"machine-{letter}"] for index, letter in enumerate("abc")
     ]
     assert all("987.6 MB" in line for line in lines if "stage_" in line)
+    assert max(map(len, lines)) <= 80
+
+
+def test_what_does_not_fit_goes_on_below_and_numbers_are_whole():
+    name, numbers = "a-machine-with-a-very-long-name.in-the-lab.of-an-institute.example.org", ["12345678.9"] * 4
+    lines = lines_of(new_table("net", ("machine",), ("a", "b", "c", "d"), [(name, *numbers)]))
+    rows = [line.split() for line in lines[next(index for index, line in enumerate(lines) if "─" in line) + 1 :]]
+    assert rows[0][1:] == numbers
+    assert "".join(row[0] for row in rows if row) == name
     assert max(map(len, lines)) <= 80
 
 
