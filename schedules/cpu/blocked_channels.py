@@ -42,6 +42,8 @@ UNARY = frozenset(
     )
 )  # fmt: skip
 BINARY = frozenset(f"relax.{name}" for name in ["add", "subtract", "multiply", "divide", "maximum", "minimum", "power"])
+IMAGE_AXES = frozenset((0, 2, 3))
+"""They keep their places beside blocks of channels."""
 POOLS = frozenset(f"relax.nn.{name}" for name in ("max_pool2d", "avg_pool2d"))
 
 
@@ -135,6 +137,9 @@ class _Carrier:
             return self._pool(call)
         if operator == "relax.concat":
             return self._concat(call)
+        if operator == "relax.strided_slice" and _axes_of_slice(call) <= IMAGE_AXES:
+            source = self._blocked_form(call.args[0])
+            return None if source is None else (_call(call, [source[0], *call.args[1:]]), source[1])
         if operator == "relax.mean" and call.attrs.keepdims and call.attrs.axis is not None:
             source = self._blocked_form(call.args[0])
             if source is not None and sorted(int(axis) % 4 for axis in call.attrs.axis) == [2, 3]:
@@ -204,9 +209,9 @@ class _Carrier:
         known = [form for form in forms if form is not None]
         if not known or len(known) != len(forms) or len({size for _, size in known}) != 1:
             return None
-        if call.attrs.axis is None or int(call.attrs.axis) % 4 != 1:
+        if call.attrs.axis is None:
             return None
-        return relax.op.concat([variable for variable, _ in known], axis=1), known[0][1]
+        return relax.op.concat([variable for variable, _ in known], axis=int(call.attrs.axis) % 4), known[0][1]
 
     def _blocked_form(self, expression: relax.Expr) -> tuple[relax.Var, int] | None:
         return self._blocked.get(hash(expression)) if isinstance(expression, relax.Var) else None
@@ -248,6 +253,11 @@ class _PlainOperands(PyExprMutator):  # type: ignore[misc]
 
     def visit_dataflow_var_(self, variable: relax.DataflowVar) -> relax.Expr:
         return self._plain_form(variable)
+
+
+def _axes_of_slice(call: relax.Call) -> set[int]:
+    axes = call.args[1]
+    return {int(axis) for axis in axes.fields} if isinstance(axes, relax.Tuple) else {-1}
 
 
 def _to_blocks(size: int) -> IndexMap:

@@ -43,6 +43,23 @@ def test_clip_costs_no_layout_change():
     assert len(changes) == 2, "one at the input, one at the output"
 
 
+def test_parts_of_rows_cost_no_layout_change():
+    def parted(builder, x):
+        first = builder.emit(relax.op.nn.conv2d(x, relax.const(normal(1, 32, 16, 3, 3)), padding=(1, 1)))
+        parts = [builder.emit(relax.op.strided_slice(first, [2], [begin], [end])) for begin, end in ((0, 4), (4, 9))]
+        whole = builder.emit(relax.op.concat(parts, axis=2))
+        return builder.emit(relax.op.nn.conv2d(whole, relax.const(normal(2, 32, 32, 3, 3)), padding=(1, 1)))
+
+    def unparted(builder, x):
+        first = builder.emit(relax.op.nn.conv2d(x, relax.const(normal(1, 32, 16, 3, 3)), padding=(1, 1)))
+        return builder.emit(relax.op.nn.conv2d(first, relax.const(normal(2, 32, 32, 3, 3)), padding=(1, 1)))
+
+    inputs = [normal(0, 1, 16, 9, 9)]
+    lowered = lower(graph_of(parted, inputs), HOST)
+    assert len([name for name in schedules.chosen_rules(lowered) if "layout_transform" in name]) == 2
+    assert np.array_equal(run(lowered, inputs), run(lower(graph_of(unparted, inputs), HOST), inputs))
+
+
 def test_a_rule_that_fails_falls_to_the_next_and_says_so(monkeypatch, caplog):
     def fails(function, traits):
         raise tvm.error.InternalError("no such loop")

@@ -130,6 +130,19 @@ def test_images_cross_as_both_sides_compute_on_them(network, split, ranks) -> No
         assert [kernel.layers for kernel in changes] == [("last",)]  # the client's result
 
 
+def test_parts_of_rows_cross_as_both_sides_compute_on_them() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(convolution(3, 32), nn.ReLU(), convolution(32, 32), convolution(32, 16)).eval()
+    model = tvm_split.load_model(network, (INPUT,))
+    shard = tvm_split.Shard("0", "3", "rows", {A: 0.6, B: 0.4}, "each")
+    bundle = tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.local(2), shards=[shard]))
+    assert bundle.verified == "yes"
+    made = {tensor.name: len(tensor.shape) for stage in bundle.program.stages for tensor in stage.outputs}
+    ends = {name for name in made if name.startswith("layer_3")}
+    assert len(ends) < len(made)
+    assert {made[name] for name in made.keys() - ends} == {5}, made
+
+
 def with_target(plan: tvm_split.Plan, machine: str, **changes: object) -> tvm_split.Plan:
     machines = [
         dataclasses.replace(each, target={**each.target, **changes}) if each.name == machine else each
