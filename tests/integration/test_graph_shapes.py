@@ -132,7 +132,7 @@ def chain_deployment(three_workers: tvm_split.Cluster):
         yield module, deployment
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 500, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [0, 1, 2, 500, pytest.param(10_000, marks=pytest.mark.long)])
 def test_any_number_of_micro_batches(chain_deployment, count: int) -> None:
     module, deployment = chain_deployment
     before = deployment.stats().stages[-1].micro_batches

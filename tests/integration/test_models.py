@@ -24,7 +24,7 @@ LIMIT = 1e-4
             "resnet50",
             3,
             {"machine-a": ["conv1"], "machine-b": ["layer2"], "machine-c": ["layer4"]},
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
         pytest.param("light_resnet50", 2, None, marks=pytest.mark.long),
         ("light_squeezenet", 1, None),
@@ -52,7 +52,7 @@ def test_answers_are_those_of_the_source(
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("bert", "efficientnet") else name
+        pytest.param(name, marks=pytest.mark.slow) if name in ("bert", "efficientnet", "vit") else name
         for name in sorted(torch_models.small_models())
     ],
 )

@@ -79,7 +79,7 @@ def test_tracker_with_two_servers_one_of_which_is_killed(model, plan, tmp_path):
     assert len(set(tried(tmp_path / "tuned"))) == 18
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stop_and_resume_with_one_server(model, plan, tmp_path):
     folder = tmp_path / "tuned"
     with RpcLab(tmp_path, servers=1) as lab:
@@ -162,7 +162,7 @@ def test_a_device_with_another_number_of_threads_is_refused(model, plan, tmp_pat
         tvm_split.tune(model, plan, database=tmp_path / "tuned", trials=3, tracker=lab.address, key=KEY, effort=QUICK)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_last_device_dies(model, plan, tmp_path):
     with RpcLab(tmp_path, servers=1) as lab:
 

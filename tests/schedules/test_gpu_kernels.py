@@ -52,7 +52,10 @@ MODELS = {
 needs_nvcc = pytest.mark.skipif(nvcc() is None, reason="needs nvcc")
 
 
-@pytest.fixture(scope="module", params=sorted(MODELS))
+OTHERS = {"gpt2": pytest.mark.slow, "vit": pytest.mark.slow}  # bert has the same kinds of kernels
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=OTHERS.get(name, ())) for name in sorted(MODELS)])
 def model(request):
     build, inputs = MODELS[request.param]
     return tvm_split.load_model(build(), inputs, name=request.param)

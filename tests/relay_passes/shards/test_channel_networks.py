@@ -44,7 +44,7 @@ def test_small_networks_compute_the_same(name: str) -> None:
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-9 * abs(other).max())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "shares"), [("vgg", (0.5, 0.3, 0.2)), ("bert", (0.4, 0.6)), ("gpt2", (0.6, 0.4))])
 def test_small_networks_that_tvm_compiles_compute_the_same(name: str, shares: tuple[float, ...]) -> None:
     network, inputs = SMALL[name]

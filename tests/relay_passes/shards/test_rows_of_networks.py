@@ -52,7 +52,9 @@ def unet() -> tvm.IRModule:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("axis", "shares"), [(2, (0.5, 0.3, 0.2)), (3, (0.6, 0.4))])
+@pytest.mark.parametrize(
+    ("axis", "shares"), [(2, (0.5, 0.3, 0.2)), pytest.param(3, (0.6, 0.4), marks=pytest.mark.long)]
+)
 def test_a_unet(axis: int, shares: tuple[float, ...]) -> None:
     assert_splits_like_whole(unet(), axis, shares)
 

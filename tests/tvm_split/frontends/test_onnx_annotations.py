@@ -82,7 +82,7 @@ def test_what_is_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["light_resnet50", pytest.param("light_inception_v2", marks=pytest.mark.slow), "light_shufflenet"]
+    "name", ["light_resnet50", pytest.param("light_inception_v2", marks=pytest.mark.long), "light_shufflenet"]
 )
 def test_a_plan_comes_back_from_its_annotations(name: str) -> None:
     proto = onnx.load(LIGHT_MODELS / f"{name}.onnx")  # with weights that nodes make, which importing computes away
