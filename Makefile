@@ -21,21 +21,23 @@ $(STAMP): pyproject.toml requirements.lock
 demo: setup
 	$(BIN)/tvm-split demo
 
+# The folder or files whose tests the targets for slow, long and property tests run.
+TESTS ?= tests
+
 # Each file's tests stay together, in one of two processes: more would only take each other's cores on a small machine.
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not long"
 
 # What is slow by nature: tuning, profiles that are made again and again, callers that stay silent, long streams.
 test-slow: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not long"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not long" $(TESTS)
 
 # What takes minutes and is checked in short above: networks in their published sizes, benchmarks to their end.
 test-long: setup
-	$(BIN)/python -m pytest -m long --timeout 0
+	$(BIN)/python -m pytest -m long --timeout 0 $(TESTS)
 
 # What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
 TIMES ?= 20
-TESTS ?= tests
 test-properties: setup
 	$(BIN)/python -m pytest -m hypothesis --examples-times $(TIMES) $(if $(SEED),--hypothesis-seed $(SEED)) --timeout 0 $(TESTS)
 
