@@ -52,6 +52,15 @@ def operations_of(function: relax.Function) -> list[relax.VarBinding]:
     return [binding for binding in bindings_of(function) if not binding.var.same_as(function.body.body)]
 
 
+def dependent_names(function: relax.Function) -> set[str]:
+    """The names of the parameters, and of the variables that depend on one: the others are tables and masks."""
+    dependent = {parameter.name for parameter in function.params}
+    for binding in bindings_of(function):
+        if any(used.name in dependent for used in used_variables(binding.value)):
+            dependent.add(binding.var.name)
+    return dependent
+
+
 def require_whole_graph(module: tvm.IRModule) -> None:
     """Check the form in which a model enters the passes.
 

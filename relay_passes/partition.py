@@ -19,6 +19,7 @@ from tvm import relax
 from tvm_split.relay_passes.contract import (
     ContractError,
     SelfWaitError,
+    dependent_names,
     main_function,
     operations_of,
     require_whole_graph,
@@ -118,10 +119,7 @@ def _contents(
     function: relax.Function, bindings: Mapping[str, relax.VarBinding], returned: Sequence[str], placement: Placement
 ) -> Iterator[list[str]]:
     """The variables that each stage binds, in the graph's order."""
-    dependent = {parameter.name for parameter in function.params}
-    for name, binding in bindings.items():
-        if any(used.name in dependent for used in used_variables(binding.value)):
-            dependent.add(name)
+    dependent = dependent_names(function)
     for index, stage in enumerate(placement.stages):
         waiting = [
             name for name in bindings if placement.stage_of[name] == index and (name in dependent or name in returned)

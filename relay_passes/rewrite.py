@@ -36,9 +36,14 @@ def rewrite_main(module: tvm.IRModule, replace: Replace) -> tvm.IRModule:
             fields = [each if isinstance(each, relax.Var) else builder.emit(each) for each in fields]
             outputs = builder.emit_output(relax.Tuple(fields), name_hint=result_name or "outputs")
         builder.emit_func_output(outputs)
+    return with_main(module, builder.get()["main"])
+
+
+def with_main(module: tvm.IRModule, rewritten: relax.Function) -> tvm.IRModule:
+    """The module with another ``main``, which keeps the attributes of the old one."""
+    attributes = main_function(module).attrs
     updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
-    rewritten = builder.get()["main"]
-    updated["main"] = rewritten if function.attrs is None else rewritten.with_attrs(function.attrs)
+    updated["main"] = rewritten if attributes is None else rewritten.with_attrs(attributes)
     return updated
 
 

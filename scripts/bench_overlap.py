@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 import sys
 import tempfile
-import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -27,14 +25,13 @@ import tvm_split
 from scripts.bench_plans import MODELS
 from scripts.partner import Partner, ask_all, module
 from scripts.rounds import Figures, Rounds, in_turns, medians, ratio, two_cores, written
-from scripts.streamed import Streamed
+from scripts.streamed import Streamed, median_run
 from tests.models import torch_models
 from tvm_split.progress import step_progress
 
 PIPELINE, ALONE, BOTH = "pipeline of two workers", "one worker", "two workers, each the whole"
 ONE_SESSION, TWO_SESSIONS = "onnxruntime, one session of two threads", "onnxruntime, two sessions of one thread"
 ONE_RUN, IN_PROCESS = "run on one worker", "run in this process"
-RUNS = 5
 
 
 class Contest:
@@ -70,23 +67,14 @@ class Contest:
                 BOTH: self._streamed.through_each,
                 ONE_SESSION: partial(self._one_session.ask, seconds=self._seconds),
                 TWO_SESSIONS: self._sessions,
-                ONE_RUN: partial(self._run, self._streamed.wholes[0]),
-                IN_PROCESS: partial(self._run, self._here),
+                ONE_RUN: partial(median_run, self._streamed.wholes[0], self._inputs),
+                IN_PROCESS: partial(median_run, self._here, self._inputs),
             },
             rounds,
         )
 
     def _sessions(self) -> Figures:
         return {"per_second": sum(each["per_second"] for each in ask_all(self._two_sessions, seconds=self._seconds))}
-
-    def _run(self, deployment: tvm_split.Deployment) -> Figures:
-        deployment.run(*self._inputs)
-        found = []
-        for _ in range(RUNS):
-            start = time.perf_counter()
-            deployment.run(*self._inputs)
-            found.append(time.perf_counter() - start)
-        return {"seconds": statistics.median(found)}
 
 
 def ratios_of(found: Rounds) -> dict[str, float]:

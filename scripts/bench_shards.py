@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 import tvm_split
-from scripts.rounds import Figures, Rounds, in_turns, medians, ratio, written
+from scripts.rounds import Rounds, in_turns, medians, ratio, written
+from scripts.streamed import median_run
 from tests.models import torch_models
 from tvm_split import Shard
 from tvm_split.progress import step_progress
@@ -76,17 +75,10 @@ class Contest:
         )
 
     def measure(self, rounds: int) -> Rounds:
-        sides = {name: partial(self._run, deployment) for name, deployment in self.deployments.items()}
+        sides = {
+            name: partial(median_run, deployment, self._inputs, RUNS) for name, deployment in self.deployments.items()
+        }
         return in_turns(sides, rounds)
-
-    def _run(self, deployment: tvm_split.Deployment) -> Figures:
-        deployment.run(*self._inputs)
-        found = []
-        for _ in range(RUNS):
-            start = time.perf_counter()
-            deployment.run(*self._inputs)
-            found.append(time.perf_counter() - start)
-        return {"seconds": statistics.median(found)}
 
 
 def print_results(console: Console, name: str, found: Rounds, difference: float) -> None:

@@ -20,8 +20,8 @@ import tvm
 from tvm import relax
 from tvm_ffi import register_error
 
-from tvm_split.relay_passes.contract import bindings_of, main_function, names_of, returned_fields, used_variables
-from tvm_split.relay_passes.rewrite import emit_operations, substitute
+from tvm_split.relay_passes.contract import main_function, names_of, operations_of, returned_fields, used_variables
+from tvm_split.relay_passes.rewrite import emit_operations, substitute, with_main
 
 
 @register_error
@@ -121,7 +121,7 @@ def split_region(
     ``split`` emits what stands in the region's place, and gives the value of each of the ``wanted`` variables.
     """
     function = main_function(module)
-    bindings = [each for each in bindings_of(function) if not each.var.same_as(function.body.body)]
+    bindings = operations_of(function)
     inside = set(region.names)
     places = [place for place, each in enumerate(bindings) if each.var.name in inside]
     if len(places) != len(inside) or places != list(range(places[0], places[0] + len(places))):
@@ -149,7 +149,4 @@ def split_region(
             emit_operations(builder, after, values)
             result = builder.emit_output(relax.Tuple([substitute(each, values) for each in fields]))
         builder.emit_func_output(result)
-    sharded = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
-    rewritten = builder.get()["main"]
-    sharded["main"] = rewritten if function.attrs is None else rewritten.with_attrs(function.attrs)
-    return Sharded(sharded, writer.machine_of, writer.source_of)
+    return Sharded(with_main(module, builder.get()["main"]), writer.machine_of, writer.source_of)

@@ -25,7 +25,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.contract import bindings_of, main_function, used_variables
+from tvm_split.relay_passes.contract import dependent_names, main_function
 from tvm_split.relay_passes.rewrite import constant, substitute
 from tvm_split.relay_passes.shards.along.rule import Along, Emit, Operand, Range, Total, shape_of, sliced
 from tvm_split.relay_passes.shards.region import Region, RegionWriter, Sharded, part_name, split_region
@@ -72,10 +72,7 @@ def _split(
 def _outside_with(axis: int, writer: RegionWriter, module: tvm.IRModule) -> set[str]:
     """The values from before the region that are split: images, or what has the batch, computed from inputs."""
     function = main_function(module)
-    computed = {parameter.name for parameter in function.params}
-    for binding in bindings_of(function):
-        if any(used.name in computed for used in used_variables(binding.value)):
-            computed.add(binding.var.name)
+    computed = dependent_names(function)
     batch = next((shape[0] for shape in (shape_of(each) for each in function.params) if shape), 1)
     found = set()
     for name, value in writer.outside.items():

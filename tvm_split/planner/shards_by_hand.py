@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from tvm_split.errors import PlanError
@@ -92,10 +93,6 @@ def _with_independent(graph: LayerGraph, stages: Iterable[Stage]) -> Iterable[St
             continue
         if last is not None:
             yield last
-        last, waiting = _with_layers(stage, (*waiting, *stage.layers)), ()
+        last, waiting = replace(stage, layers=(*waiting, *stage.layers)), ()
     if last is not None:
-        yield _with_layers(last, (*last.layers, *waiting))
-
-
-def _with_layers(stage: Stage, layers: tuple[str, ...]) -> Stage:
-    return Stage(stage.machines, layers, stage.shares, sharding=stage.sharding)
+        yield replace(last, layers=(*last.layers, *waiting))

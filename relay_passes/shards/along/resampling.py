@@ -37,15 +37,11 @@ def take(operation: Operation) -> Along:
     if table.min() < 0 or table.max() >= data.shape[axis]:
         raise operation.refused(f"it looks up indices outside its {data.shape[axis]}")
 
-    def needed(wanted: Range) -> Range:
-        places = table[slice(*wanted)]
-        return int(places.min()), int(places.max()) + 1
-
     def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
-        own = constant(table[slice(*wanted)] - needed(wanted)[0])
+        own = constant(table[slice(*wanted)] - _places(table, wanted)[0])
         return relax.op.take(parts[0], own, axis, expression.attrs.mode)
 
-    return Along(axis, (axis, None), lambda wanted: (needed(wanted), None), write)
+    return Along(axis, (axis, None), lambda wanted: (_places(table, wanted), None), write)
 
 
 def interpolation(operation: Operation) -> Along:
@@ -102,16 +98,12 @@ def resize(operation: Operation) -> Along:
 def _by_indices(operation: Operation, axis: int, tables: Sequence[Table]) -> Along:
     table = tables[axis - 2]
 
-    def needed(wanted: Range) -> Range:
-        places = table[slice(*wanted)]
-        return int(places.min()), int(places.max()) + 1
-
     def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
-        own = table[slice(*wanted)] - needed(wanted)[0]
+        own = table[slice(*wanted)] - _places(table, wanted)[0]
         lines = emit(relax.op.take(parts[0], constant(own), axis, "fast"))
         return relax.op.take(lines, constant(tables[3 - axis]), 5 - axis, "fast")
 
-    return Along(axis, (axis,), lambda wanted: (needed(wanted),), write)
+    return Along(axis, (axis,), lambda wanted: (_places(table, wanted),), write)
 
 
 def _by_weights(operation: Operation, axis: int, matrices: Sequence[Table]) -> Along:
@@ -124,6 +116,12 @@ def _by_weights(operation: Operation, axis: int, matrices: Sequence[Table]) -> A
         return relax.op.matmul(emit(relax.op.matmul(rows, parts[0])), columns)
 
     return Along(axis, (axis,), lambda wanted: (_span(matrix, wanted),), write)
+
+
+def _places(table: Table, wanted: Range) -> Range:
+    """Between which indices those lie that a table has at ``wanted``."""
+    places = table[slice(*wanted)]
+    return int(places.min()), int(places.max()) + 1
 
 
 def _span(matrix: Table, wanted: Range) -> Range:

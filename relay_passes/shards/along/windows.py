@@ -8,6 +8,7 @@ image keeps the layer's own, clipped, and a part inside has none. (The arithmeti
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -56,14 +57,8 @@ def convolution(operation: Operation) -> Along:
         one_sided = _one_sided(padding, place, max(0, -first), max(0, end - length))
         return write_whole(
             *parts,
-            strides=attributes.strides,
             padding=one_sided,
-            dilation=attributes.dilation,
-            groups=attributes.groups,
-            data_layout=attributes.data_layout,
-            kernel_layout=attributes.kernel_layout,
-            out_layout=attributes.out_layout,
-            out_dtype=attributes.out_dtype,
+            **_unchanged(attributes),
         )
 
     is_pointwise = (reach, stride, before, padding[place + rank - 2]) == (1, 1, 0, 0)
@@ -98,15 +93,9 @@ def transposed_convolution(operation: Operation) -> Along:
         output_padding = [int(each) for each in attributes.output_padding]
         return write_whole(
             *parts,
-            strides=attributes.strides,
             padding=_one_sided(padding, place, cut_before, max(0, cut_after)),
             output_padding=replaced_at(output_padding, place, max(0, -cut_after)),
-            dilation=attributes.dilation,
-            groups=attributes.groups,
-            data_layout=attributes.data_layout,
-            kernel_layout=attributes.kernel_layout,
-            out_layout=attributes.out_layout,
-            out_dtype=attributes.out_dtype,
+            **_unchanged(attributes),
         )
 
     return Along(axis, (axis, None), needs, write)
@@ -178,6 +167,12 @@ def pad(operation: Operation) -> Along:
         return relax.op.nn.pad(parts[0], own, attributes.pad_mode, attributes.pad_value)
 
     return Along(axis, (axis,), needs, write, local=is_local)
+
+
+def _unchanged(attributes: Any) -> dict[str, Any]:
+    """Of a convolution, what is the same for every part."""
+    names = ("strides", "dilation", "groups", "data_layout", "kernel_layout", "out_layout", "out_dtype")
+    return {name: getattr(attributes, name) for name in names}
 
 
 def _spatial(operation: Operation, layout: str, axis: int) -> int:
