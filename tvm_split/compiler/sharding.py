@@ -2,7 +2,7 @@
 
 A shared stage becomes ordinary operations of the graph (`relay_passes.shards`), each on a machine. Those of a machine
 form a stage for each level, which rises by one where a value comes from another machine: what a stage needs of others
-is there before it begins, and what others need of it leaves when it ends.
+is there before it begins, and what others need of it leaves when it ends. Levels are the machines' common steps.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from graphlib import TopologicalSorter
 from operator import itemgetter
 
 from tvm import relax
@@ -59,6 +60,7 @@ def placed_model(model: Model, plan: Plan) -> PlacedModel:
     if not any(stage.sharding for stage in plan.stages):
         return PlacedModel(model, plan, placement)
     homes: dict[str, _Home] = {}
+    source_of: dict[str, str] = {}
     layers = dict(model.layers)
     for index, stage in enumerate(plan.stages):
         if stage.sharding is None:
@@ -68,10 +70,11 @@ def placed_model(model: Model, plan: Plan) -> PlacedModel:
         # A part of the model's input is of the layer that takes it.
         layers.update({name: layers.get(source, stage.layers[0]) for name, source in sharded.source_of.items()})
         homes.update({name: _Home(index, machine) for name, machine in sharded.machine_of.items()})
+        source_of.update(sharded.source_of)
         model = replace(model, module=sharded.module)
         model = replace(model, layers={each.var.name: layers[each.var.name] for each in _operations(model)})
-    homes = _leveled(model, plan, {name: homes[name] for name in model.layers})
-    return _placed_by(model, plan, homes, placement)
+    homes = _placed_cuts_and_joins(model, plan, {name: homes[name] for name in model.layers})
+    return _placed_by(model, plan, _leveled(model, plan, homes, source_of), placement)
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,8 @@ def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
         raise PlanError(f"{stage.name} on {', '.join(stage.machines)} cannot be shared: {error}") from error
 
 
-def _leveled(model: Model, plan: Plan, homes: Mapping[str, _Home]) -> dict[str, _Home]:
-    """The homes with cuts and joins placed, and with levels.
+def _placed_cuts_and_joins(model: Model, plan: Plan, homes: Mapping[str, _Home]) -> dict[str, _Home]:
+    """The homes with machines for cuts and joins.
 
     A cut is where its value is made; a join where it is used, if that is one stage of one machine, else on the machine
     with the largest share.
@@ -133,25 +136,49 @@ def _leveled(model: Model, plan: Plan, homes: Mapping[str, _Home]) -> dict[str, 
                 used_in[name] = only
     found: dict[str, _Home] = {}
     for binding in _operations(model):
-        name = binding.var.name
-        home = homes[name]
-        if not _is_shared(home, plan):
-            found[name] = home
-            continue
-        before = [found[each.name] for each in used_variables(binding.value) if each.name in found]
-        inside = [each for each in before if each.stage == home.stage]
-        if home.machine is None:
-            if before and not inside:
-                found[name] = before[0]
-                continue
-            if name in used_in:
-                found[name] = used_in[name]
-                continue
-            stage = plan.stages[home.stage]
-            home = replace(home, machine=max(zip(stage.shares, stage.machines, strict=True), key=itemgetter(0))[1])
-        level = max((each.level + (each.machine != home.machine) for each in inside), default=0)
-        found[name] = replace(home, level=level)
+        name, home = binding.var.name, homes[binding.var.name]
+        if _is_shared(home, plan) and home.machine is None:
+            before = [found[each.name] for each in used_variables(binding.value) if each.name in found]
+            if before and all(each.stage != home.stage for each in before):
+                home = before[0]
+            elif name in used_in:
+                home = used_in[name]
+            else:
+                stage = plan.stages[home.stage]
+                home = replace(home, machine=max(zip(stage.shares, stage.machines, strict=True), key=itemgetter(0))[1])
+        found[name] = home
     return found
+
+
+def _leveled(model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: Mapping[str, str]) -> Mapping[str, _Home]:
+    """The homes with levels: one more than what comes from another machine, and the same for all parts of a value.
+
+    A machine whose part needs less of others than theirs waits for the level of these: were it ahead, the next level of
+    one machine would hold what another's last one waits for, and they would compute in turn.
+    """
+    # The parts of a value, and by the number of crossings on the way what is made of them, like a part with its halo.
+    peers: dict[str, tuple[int, str, int]] = {}
+    rises: dict[tuple[int, str, int], dict[tuple[int, str, int], int]] = {}
+    for binding in _operations(model):
+        name, home = binding.var.name, homes[binding.var.name]
+        if not _is_shared(home, plan):
+            continue
+        source = source_of[name]
+        inside = [
+            (peers[each.name], int(homes[each.name].machine != home.machine))
+            for each in used_variables(binding.value)
+            if each.name in peers and homes[each.name].stage == home.stage
+        ]
+        crossings = max((number + rise for (_, of, number), rise in inside if of == source), default=0)
+        peers[name] = own = (home.stage, source, crossings)
+        before = rises.setdefault(own, {})
+        for other, rise in inside:
+            if other != own:
+                before[other] = max(before.get(other, 0), rise)
+    levels: dict[tuple[int, str, int], int] = {}
+    for each in TopologicalSorter(rises).static_order():
+        levels[each] = max((levels[other] + rise for other, rise in rises[each].items()), default=0)
+    return {name: replace(home, level=levels[peers[name]]) if name in peers else home for name, home in homes.items()}
 
 
 def _is_shared(home: _Home, plan: Plan) -> bool:

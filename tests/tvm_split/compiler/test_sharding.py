@@ -130,6 +130,27 @@ def test_a_level_rises_where_a_halo_comes_from_another_machine() -> None:
     }
 
 
+def test_a_part_that_needs_no_halo_is_on_the_level_of_those_that_do() -> None:
+    """Of a window with stride 2, only the lower half begins with a row of the upper one."""
+
+    def strided(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
+        relu = emit(op.nn.relu(x), "relu")
+        conv1 = emit(op.nn.conv2d(relu, weights(4, 4, 3, 3), padding=1, strides=2), "conv1")
+        conv2 = emit(op.nn.conv2d(conv1, weights(4, 4, 3, 3), padding=1), "conv2")
+        return [emit(op.nn.relu(conv2), "last")]
+
+    found = parted(model_of(strided), shared("rows", "relu", "conv1", "conv2", "last", exchange="each"))
+    assert {name: variables for name, (_, variables) in found.items()} == {
+        "stage_0_machine_a_0": ["x_machine_a", "relu_machine_a", "relu_machine_a_halo_for_machine_b"],
+        "stage_0_machine_b_0": ["x_machine_b", "relu_machine_b"],
+        "stage_0_machine_a_1": ["conv1_machine_a", "conv1_machine_a_halo_for_machine_b"],
+        "stage_0_machine_b_1": ["relu_machine_b_with_halo", "conv1_machine_b", "conv1_machine_b_halo_for_machine_a"],
+        "stage_0_machine_a_2": ["conv1_machine_a_with_halo", "conv2_machine_a", "last_machine_a"],
+        "stage_0_machine_b_2": ["conv1_machine_b_with_halo", "conv2_machine_b", "last_machine_b"],
+        "stage_0_machine_a_3": ["last"],
+    }
+
+
 def test_a_pair_of_layers_is_one_level_and_its_sum_is_added_up_where_it_is_used() -> None:
     found = parted(model_of(chain), shared("channels", "conv1", "relu", "conv2"), whole(C, "last"))
     assert found == {
