@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from graphlib import TopologicalSorter
 from operator import itemgetter
+from typing import NamedTuple
 
 from tvm import relax
 
@@ -150,32 +151,40 @@ def _placed_cuts_and_joins(model: Model, plan: Plan, homes: Mapping[str, _Home])
     return found
 
 
+class _Peers(NamedTuple):
+    """What the machines of a stage have of one value of the original graph: their parts, and, by the number of
+    crossings on the way, what is made of these, like a part with its halo, or a sum."""
+
+    stage: int
+    source: str
+    crossings: int
+
+
 def _leveled(model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: Mapping[str, str]) -> Mapping[str, _Home]:
-    """The homes with levels: one more than what comes from another machine, and the same for all parts of a value.
+    """The homes with levels: one more than what comes from another machine, and the same for all of a value's peers.
 
     A machine whose part needs less of others than theirs waits for the level of these: were it ahead, the next level of
     one machine would hold what another's last one waits for, and they would compute in turn.
     """
-    # The parts of a value, and by the number of crossings on the way what is made of them, like a part with its halo.
-    peers: dict[str, tuple[int, str, int]] = {}
-    rises: dict[tuple[int, str, int], dict[tuple[int, str, int], int]] = {}
+    peers: dict[str, _Peers] = {}
+    rises: dict[_Peers, dict[_Peers, int]] = {}
     for binding in _operations(model):
         name, home = binding.var.name, homes[binding.var.name]
         if not _is_shared(home, plan):
             continue
-        source = source_of[name]
         inside = [
             (peers[each.name], int(homes[each.name].machine != home.machine))
             for each in used_variables(binding.value)
             if each.name in peers and homes[each.name].stage == home.stage
         ]
-        crossings = max((number + rise for (_, of, number), rise in inside if of == source), default=0)
-        peers[name] = own = (home.stage, source, crossings)
+        source = source_of[name]
+        crossings = (rise + (of.crossings if of.source == source else 0) for of, rise in inside)
+        peers[name] = own = _Peers(home.stage, source, max(crossings, default=0))
         before = rises.setdefault(own, {})
         for other, rise in inside:
             if other != own:
                 before[other] = max(before.get(other, 0), rise)
-    levels: dict[tuple[int, str, int], int] = {}
+    levels: dict[_Peers, int] = {}
     for each in TopologicalSorter(rises).static_order():
         levels[each] = max((levels[other] + rise for other, rise in rises[each].items()), default=0)
     return {name: replace(home, level=levels[peers[name]]) if name in peers else home for name, home in homes.items()}

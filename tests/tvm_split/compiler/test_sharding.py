@@ -160,6 +160,29 @@ def test_a_pair_of_layers_is_one_level_and_its_sum_is_added_up_where_it_is_used(
     }
 
 
+def test_a_sum_that_both_machines_need_is_made_by_each_on_one_level() -> None:
+    """Though the residual is added to the first machine's summand alone."""
+
+    def residual(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
+        before = emit(op.nn.relu(x), "before")
+        conv1 = emit(op.nn.conv2d(before, weights(4, 4, 1, 1)), "conv1")
+        relu = emit(op.nn.relu(conv1), "relu")
+        conv2 = emit(op.nn.conv2d(relu, weights(4, 4, 1, 1)), "conv2")
+        add = emit(op.add(conv2, before), "add")
+        conv3 = emit(op.nn.conv2d(add, weights(4, 4, 1, 1)), "conv3")
+        return [emit(op.nn.relu(conv3), "last")]
+
+    layers = ("conv1", "relu", "conv2", "add", "conv3", "last")
+    found = parted(model_of(residual), whole(C, "before"), shared("channels", *layers))
+    assert {name: variables for name, (_, variables) in found.items() if name.startswith("stage_1")} == {
+        "stage_1_machine_a_0": ["conv1_machine_a", "relu_machine_a", "conv2_machine_a", "add_machine_a"],
+        "stage_1_machine_b_0": ["conv1_machine_b", "relu_machine_b", "conv2_machine_b"],
+        "stage_1_machine_a_1": ["add_sum_machine_a", "conv3_machine_a", "last_machine_a"],
+        "stage_1_machine_b_1": ["add_sum_machine_b", "conv3_machine_b", "last_machine_b"],
+        "stage_1_machine_a_2": ["last"],
+    }
+
+
 def test_two_shards_after_each_other() -> None:
     second = shared("channels", "conv2", "last", shares={B: 0.5, C: 0.5})
     found = parted(model_of(chain), shared("rows", "conv1", "relu"), second)
