@@ -8,9 +8,9 @@ read, or, where machines exchange, what it owns.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from tvm import relax
 
@@ -26,6 +26,9 @@ from tvm_split.relay_passes.shards.along.rule import (
 )
 from tvm_split.relay_passes.shards.along.table import rule_of
 from tvm_split.relay_passes.shards.region import RegionWriter, ShardError, bounds
+
+SHARE_TOLERANCE = 0.02
+"""Of an axis: to keep to the places of what follows spares an exchange, and makes a machine late by as much."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,9 @@ def owned_ranges(values: Mapping[str, Value], writer: RegionWriter, axis_name: s
     """The indices that each machine owns of each split value, and of those from before the region that are reduced.
 
     Of the region's results, by the shares; of others at the same relative places as of the last result, so that where
-    strides make values shorter, the parts of one fit those of the next. Of a slice, what was owned before it.
+    strides make values shorter, the parts of one fit those of the next. Few indices keep badly to shares, though: of
+    longer values their own shares count where those places miss them by more than `SHARE_TOLERANCE`. Of a slice, what
+    was owned before it.
 
     Raises:
         ShardError: a machine would get nothing of a result.
@@ -137,9 +142,12 @@ def owned_ranges(values: Mapping[str, Value], writer: RegionWriter, axis_name: s
     reference, length = (results[-1], lengths[results[-1]]) if results else _before_slices(reduced[-1], values)
     parts = by_shares(reference, length)
 
+    longer = {length: parts}
+    for total in sorted({each for each in lengths.values() if each > length}):
+        longer[total] = _fitted(total, *list(longer.items())[-1], shares)
+
     def scaled(total: int) -> tuple[Range, ...]:
-        ends = [0, *(round(end * total / length) for _, end in parts)]
-        return tuple(pairwise(ends))
+        return longer.get(total) or _scaled(total, length, parts)
 
     owned: dict[str, tuple[Range, ...]] = {}
     for name, total in lengths.items():
@@ -155,6 +163,18 @@ def owned_ranges(values: Mapping[str, Value], writer: RegionWriter, axis_name: s
         else:
             owned[name] = scaled(total)
     return owned
+
+
+def _scaled(total: int, length: int, parts: Sequence[Range]) -> tuple[Range, ...]:
+    """Of ``total`` indices those at the same relative places as ``parts`` of ``length``."""
+    return tuple(pairwise([0, *(round(end * total / length) for _, end in parts)]))
+
+
+def _fitted(total: int, length: int, parts: Sequence[Range], shares: Sequence[float]) -> tuple[Range, ...]:
+    """The same, or by shares where these are missed."""
+    found = _scaled(total, length, parts)
+    missed = (abs(end / total - share) for (_, end), share in zip(found, accumulate(shares), strict=True))
+    return bounds(total, shares) if max(missed) > SHARE_TOLERANCE else found
 
 
 def needs_of(

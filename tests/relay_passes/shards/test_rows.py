@@ -13,7 +13,7 @@ from tvm import relax
 
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights
 from tests.helpers.sharded_graphs import assert_all_placed, assert_splits_like_whole, region_of
-from tvm_split.relay_passes.contract import main_function, names_of
+from tvm_split.relay_passes.contract import main_function, names_of, operations_of
 from tvm_split.relay_passes.rewrite import constant
 from tvm_split.relay_passes.shards.region import ShardError
 from tvm_split.relay_passes.shards.rows import split_rows
@@ -244,6 +244,31 @@ def test_a_halo_comes_from_behind_a_thin_neighbour() -> None:
     assert found.machine_of["relu_machine_a_halo_for_machine_c"] == "machine-a"
     assert found.machine_of["relu_machine_c_halo_for_machine_a"] == "machine-c"
     assert_splits_like_whole(module, 2, region.shares)
+
+
+@pytest.mark.parametrize(
+    ("shares", "rows_of_first", "rows_of_second"),
+    # Seven rows behind strides: 4 and 3 of them would make halves 16 and 12 of 28; at 0.57, 16 are what they should be.
+    [((0.5, 0.5), (14, 14), (7, 7)), ((0.57, 0.43), (16, 12), (8, 6))],
+)
+def test_what_becomes_few_rows_is_dealt_out_by_shares_while_it_has_many(
+    shares: tuple[float, ...], rows_of_first: tuple[int, ...], rows_of_second: tuple[int, ...]
+) -> None:
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        first = emit(op.nn.relu(x), "first")
+        second = emit(op.nn.conv2d(first, weights(2, 2, 3, 3), strides=2, padding=(1, 1)), "second")
+        return [emit(op.nn.conv2d(second, weights(2, 2, 3, 3), strides=2, padding=(1, 1)), "last")]
+
+    module = graph({"x": (1, 2, 28, 3)}, write)
+    found = split_rows(module, region_of(module, shares), axis=2, exchange="each")
+    shapes = {
+        each.var.name: [int(length) for length in each.var.ty.shape.values]
+        for each in operations_of(main_function(found.module))
+    }
+    assert tuple(shapes[f"first_machine_{machine}"][2] for machine in "ab") == rows_of_first
+    assert tuple(shapes[f"second_machine_{machine}"][2] for machine in "ab") == rows_of_second
+    assert tuple(shapes[f"last_machine_{machine}"][2] for machine in "ab") == (4, 3)
+    assert_splits_like_whole(module, 2, shares)
 
 
 def test_a_region_behind_one_that_is_split_already() -> None:
