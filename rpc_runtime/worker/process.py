@@ -39,6 +39,7 @@ from tvm_split.rpc_runtime.wire.security import (
     split_address,
     token_from,
 )
+from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
 
 if TYPE_CHECKING:
     from tvm_split.rpc_runtime.execution.blob_store import BlobStore
@@ -163,14 +164,7 @@ def _prepare_process(config: WorkerConfig) -> None:
                 f"cannot run on the cores {config.cores} ({error.strerror}); "
                 f"this process may use {sorted(os.sched_getaffinity(0))}"
             ) from error
-    os.environ.update(
-        TVM_USE_RUNTIME_LIB="1",
-        TVM_FFI_DISABLE_TORCH_C_DLPACK="1",
-        TVM_NUM_THREADS=str(config.threads),
-        TVM_BIND_THREADS="0",
-    )
-    # TVM's FFI imports torch where it is installed, which takes seconds and hundreds of megabytes; a worker needs none.
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    os.environ.update(TVM_NUM_THREADS=str(config.threads), TVM_BIND_THREADS="0")
 
 
 def _maximum_connections() -> int:
@@ -192,6 +186,7 @@ def _keep_heap() -> None:
 
 
 def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None:
+    load_runtime()
     import grpc
 
     from tvm_split.rpc_runtime.execution.blob_store import BlobStore

@@ -20,9 +20,10 @@ import signal
 import sys
 import tempfile
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
+
+from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
 
 IDLE_SECONDS = 60.0
 """After this long its memory is worth more than the second that the next one takes to start."""
@@ -31,8 +32,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # as in a worker
-    import_module("tvm.runtime.vm")  # once: every trial's child has it then
+    load_runtime()  # once: every trial's child has it then
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
         while (line := _read_line(selector)) is not None:

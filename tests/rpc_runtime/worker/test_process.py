@@ -30,6 +30,17 @@ def test_the_compiler_is_never_loaded(workers: LocalWorkers) -> None:
     assert "libtorch" not in maps
 
 
+def test_of_tvm_the_runtime_alone_is_loaded() -> None:
+    """The Python side of its compiler takes longer to load than all that a worker needs."""
+    code = (
+        "import sys; from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime; load_runtime()\n"
+        "import tvm; from tvm.runtime.vm import VirtualMachine; tvm.cpu(), tvm.cuda, tvm.runtime.load_module\n"
+        "print(*{name.split('.')[1] for name in sys.modules if name.startswith('tvm.')})"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not {"ir", "tirx", "te", "script", "target", "relax"} & set(result.stdout.split())
+
+
 def test_a_client_needs_no_tvm() -> None:
     names = ("client.pipeline", "client.local_workers", "worker.process")
     modules = ", ".join(f"tvm_split.rpc_runtime.{name}" for name in names)
