@@ -7,7 +7,17 @@ from hypothesis import given, settings, strategies as st
 from tvm import relax, te, tirx
 
 from tests.helpers.schedules.convolutions import convolution, expected
-from tests.helpers.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal, rules, run
+from tests.helpers.schedules.schedule_harness import (
+    HOST,
+    QUICK_HOST,
+    assert_close,
+    evaluate,
+    graph_of,
+    lower,
+    normal,
+    rules,
+    run,
+)
 from tvm_split import schedules
 from tvm_split.schedules.cpu.winograd.layout import (
     Winograd,
@@ -80,7 +90,7 @@ def _run_kernel(x, weight, bias, residual, lanes, padding, choice):
     activated = te.compute(shape, lambda *index: tirx.max(epilogue[index], tirx.const(0, "float32")))
     scheduled = schedule_winograd(te.create_prim_func([*tensors, activated]), traits)
     output = tvm.runtime.tensor(np.full(shape, np.nan, "float32"))
-    tvm.compile(tvm.IRModule({"main": scheduled}), HOST)(*(tvm.runtime.tensor(array) for array in arrays), output)
+    tvm.compile(tvm.IRModule({"main": scheduled}), QUICK_HOST)(*(tvm.runtime.tensor(array) for array in arrays), output)
     return output.numpy().transpose(0, 1, 4, 2, 3).reshape(shape[0], -1, *shape[2:4])
 
 
