@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,17 @@ class Function(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         return self.function(*inputs)
+
+
+class Group(nn.Module):
+    """Several modules, each on inputs of its own."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, *inputs: Any) -> Any:
+        return [part(*arguments) for part, arguments in zip(self.parts, inputs, strict=True)]
 
 
 CASES: list[Case] = []

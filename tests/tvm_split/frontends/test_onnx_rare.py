@@ -5,6 +5,10 @@ Each is compiled both with TVM's default pipeline and as a stage, since either c
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -21,59 +25,86 @@ INFINITY, NAN = float("inf"), float("nan")
 
 
 def check(operator: str, *inputs: np.ndarray, **options: Any) -> None:
-    model = load_model(node_model(operator, inputs, **options), inputs)
+    check_model(node_model(operator, inputs, **options), *inputs)
+
+
+def check_model(source: onnx.ModelProto, *inputs: np.ndarray) -> None:
+    model = load_model(source, inputs)
     for computed in (run, run_as_stage):
         assert_equal_to_source(model, inputs, computed=computed)
 
 
-@pytest.mark.parametrize("positive", [0, 1])
-@pytest.mark.parametrize("negative", [0, 1])
-def test_infinities_are_told_by_sign(positive: int, negative: int) -> None:
+@contextmanager
+def together() -> Iterator[Callable[..., None]]:
+    """What is checked inside is compiled as one network; each alone if that fails, so that the failure names it.
+
+    All are of the same opset.
+    """
+    cases: list[tuple[onnx.ModelProto, tuple[np.ndarray, ...]]] = []
+    yield lambda operator, *inputs, **options: cases.append((node_model(operator, inputs, **options), inputs))
+    graphs = [onnx.compose.add_prefix(model, f"case_{index}_").graph for index, (model, _) in enumerate(cases)]
+    graph = reduce(lambda one, other: onnx.compose.merge_graphs(one, other, []), graphs)
+    first, _ = cases[0]
+    assert all(model.opset_import == first.opset_import for model, _ in cases)
+    whole = onnx.helper.make_model(graph, opset_imports=first.opset_import, ir_version=first.ir_version)
+    try:
+        check_model(whole, *(array for _, inputs in cases for array in inputs))
+    except Exception:
+        for model, inputs in cases:
+            check_model(model, *inputs)
+        raise
+
+
+def test_infinities_are_told_by_sign() -> None:
     x = np.float32([1, INFINITY, -INFINITY, NAN])
-    check("IsInf", x, detect_positive=positive, detect_negative=negative)
+    with together() as check:
+        for positive, negative in itertools.product((0, 1), repeat=2):
+            check("IsInf", x, detect_positive=positive, detect_negative=negative)
 
 
 @pytest.mark.parametrize(("opset", "fmod"), [(13, 1), (28, 0)])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_remainders_of_infinities_and_zeros(opset: int, fmod: int, dtype: str) -> None:
-    x = np.array([5, -5, 5, -5, INFINITY, 0, 3, NAN, 1, 5.5, -5.5, 5.5, -5.5, 0, 6], dtype)
-    y = np.array([INFINITY, INFINITY, -INFINITY, -INFINITY, 2, 3, 0, 1, NAN, 2, 2, -2, -2, INFINITY, -3], dtype)
-    check("Mod", x, y, fmod=fmod, opset=opset)
+def test_remainders_of_infinities_and_zeros(opset: int, fmod: int) -> None:
+    x = np.array([5, -5, 5, -5, INFINITY, 0, 3, NAN, 1, 5.5, -5.5, 5.5, -5.5, 0, 6])
+    y = np.array([INFINITY, INFINITY, -INFINITY, -INFINITY, 2, 3, 0, 1, NAN, 2, 2, -2, -2, INFINITY, -3])
+    with together() as check:
+        for dtype in ("float16", "float32", "float64"):
+            check("Mod", x.astype(dtype), y.astype(dtype), fmod=fmod, opset=opset)
 
 
-@pytest.mark.parametrize("direction", ["LEFT", "RIGHT"])
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
-def test_nothing_is_left_of_a_shift_beyond_the_width(direction: str, dtype: str) -> None:
-    width = np.iinfo(dtype).bits
-    x = np.array([1, 255, 7, 1, 1, 200], dtype)
-    bits = np.array([width, width + 1, width - 1, 100, 128, 1], dtype)
-    check("BitShift", x, bits, direction=direction)
-    check("BitShift", x, constants=[bits], direction=direction)
+def test_nothing_is_left_of_a_shift_beyond_the_width() -> None:
+    with together() as check:
+        for direction, dtype in itertools.product(("LEFT", "RIGHT"), ("uint8", "uint16", "uint32", "uint64")):
+            width = np.iinfo(dtype).bits
+            x = np.array([1, 255, 7, 1, 1, 200], dtype)
+            bits = np.array([width, width + 1, width - 1, 100, 128, 1], dtype)
+            check("BitShift", x, bits, direction=direction)
+            check("BitShift", x, constants=[bits], direction=direction)
 
 
-@pytest.mark.parametrize("operator", ["SpaceToDepth", "DepthToSpace"])
-@pytest.mark.parametrize("mode", ["DCR", "CRD"])
-def test_blocks_of_space_in_both_orders(operator: str, mode: str) -> None:
-    check(operator, random(2, 8, 4, 6), blocksize=2, mode=mode, opset=28)
+def test_blocks_of_space_in_both_orders() -> None:
+    with together() as check:
+        for operator, mode in itertools.product(("SpaceToDepth", "DepthToSpace"), ("DCR", "CRD")):
+            check(operator, random(2, 8, 4, 6), blocksize=2, mode=mode, opset=28)
 
 
-@pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("opset", [10, 16])
-@pytest.mark.parametrize("samples", [1, 2])
-def test_regions_of_an_image(mode: str, opset: int, samples: int) -> None:
+def test_regions_of_an_image(opset: int) -> None:
     regions = np.float32([[0, 0, 9, 9], [1, 2, 5.5, 8], [-3, -2, 4, 4], [2, 2, 20, 20], [3, 3, 3.2, 3.2]])
-    check(
-        "RoiAlign", random(2, 3, 10, 12), regions, i64(0, 1, 0, 1, 1),
-        opset=opset, mode=mode, output_height=3, output_width=4, sampling_ratio=samples, spatial_scale=0.9,
-    )  # fmt: skip
+    with together() as check:
+        for mode, samples in itertools.product(("avg", "max"), (1, 2)):
+            check(
+                "RoiAlign", random(2, 3, 10, 12), regions, i64(0, 1, 0, 1, 1),
+                opset=opset, mode=mode, output_height=3, output_width=4, sampling_ratio=samples, spatial_scale=0.9,
+            )  # fmt: skip
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.5])
-def test_regions_without_area(scale: float) -> None:
+def test_regions_without_area() -> None:
     """In the operator's own settings as many samples as there are pixels: none."""
     regions = np.float32([[1, 1, 4, 4], [4, 4, 4, 4], [6, 6, 3, 3], [1, 1, 4, 1]])
-    options = {"opset": 16, "output_height": 2, "output_width": 2, "spatial_scale": scale}
-    check("RoiAlign", random(1, 2, 6, 6), regions, i64(0, 0, 0, 0), **options)
+    with together() as check:
+        for scale in (1.0, 0.5):
+            options = {"opset": 16, "output_height": 2, "output_width": 2, "spatial_scale": scale}
+            check("RoiAlign", random(1, 2, 6, 6), regions, i64(0, 0, 0, 0), **options)
 
 
 def test_the_maximum_of_a_number_of_samples_that_depends_on_the_region_is_refused() -> None:
@@ -83,24 +114,24 @@ def test_the_maximum_of_a_number_of_samples_that_depends_on_the_region_is_refuse
         load_model(model)
 
 
-@pytest.mark.parametrize("outputs", [1, 3])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_batch_norm_that_trains(outputs: int, dtype: str) -> None:
+def test_batch_norm_that_trains() -> None:
     parameters = [random(3), random(3, seed=1), random(3, seed=2), np.abs(random(3)) + 0.5]
-    check(
-        "BatchNormalization", (random(2, 3, 4, 5) * 2 + 1).astype(dtype),
-        constants=[parameter.astype(dtype) for parameter in parameters],
-        outputs=outputs, training_mode=1, momentum=0.7, opset=15,
-    )  # fmt: skip
+    with together() as check:
+        for outputs, dtype in itertools.product((1, 3), ("float32", "float16")):
+            check(
+                "BatchNormalization", (random(2, 3, 4, 5) * 2 + 1).astype(dtype),
+                constants=[parameter.astype(dtype) for parameter in parameters],
+                outputs=outputs, training_mode=1, momentum=0.7, opset=15,
+            )  # fmt: skip
 
 
-@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("axis", [0, 1])
-def test_softmax_of_rows_of_infinities_and_nan(operator: str, dtype: str, axis: int) -> None:
-    x = random(6, 17).astype(dtype)
-    x[1], x[2, 1:], x[3, 0], x[4, 1], x[5] = -INFINITY, -INFINITY, INFINITY, NAN, np.finfo(dtype).min
-    check(operator, x if axis == 1 else np.ascontiguousarray(x.T), opset=13, axis=axis)
+def test_softmax_of_rows_of_infinities_and_nan() -> None:
+    with together() as check:
+        for operator, dtype in itertools.product(("Softmax", "LogSoftmax"), ("float32", "float16")):
+            x = random(6, 17).astype(dtype)
+            x[1], x[2, 1:], x[3, 0], x[4, 1], x[5] = -INFINITY, -INFINITY, INFINITY, NAN, np.finfo(dtype).min
+            check(operator, x, opset=13, axis=1)
+            check(operator, np.ascontiguousarray(x.T), opset=13, axis=0)
 
 
 def test_attention_to_nothing_is_zero() -> None:
@@ -118,9 +149,10 @@ def test_extremes_of_infinities(operator: str) -> None:
     assert_equal_to_source(model, [x], computed=run_as_stage)
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
-def test_weights_without_elements(shape: tuple[int, int]) -> None:
-    check("Concat", random(2, 3), constants=[np.zeros(shape, np.float32)], axis=shape.index(0))
+def test_weights_without_elements() -> None:
+    with together() as check:
+        for shape in ((0, 3), (2, 0)):
+            check("Concat", random(2, 3), constants=[np.zeros(shape, np.float32)], axis=shape.index(0))
 
 
 def test_attention_without_some_of_its_inputs() -> None:
@@ -148,16 +180,18 @@ def test_inputs_that_are_no_tensors_are_refused() -> None:
         load_model(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [strings], [same]), ir_version=10))
 
 
-@pytest.mark.parametrize("axis", [0, -2])
-def test_rms_norm_over_all_axes(axis: int) -> None:
-    check("RMSNormalization", random(3, 4), random(3, 4, seed=1), opset=23, axis=axis)
+def test_rms_norm_over_all_axes() -> None:
+    with together() as check:
+        for axis in (0, -2):
+            check("RMSNormalization", random(3, 4), random(3, 4, seed=1), opset=23, axis=axis)
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_a_row_of_zeros_is_normalized_to_zeros(order: int) -> None:
+def test_a_row_of_zeros_is_normalized_to_zeros() -> None:
     x = random(3, 4)
     x[1] = 0
-    check("LpNormalization", x, axis=1, p=order, opset=22)
+    with together() as check:
+        for order in (1, 2):
+            check("LpNormalization", x, axis=1, p=order, opset=22)
 
 
 def test_padding_with_infinity() -> None:
@@ -170,9 +204,10 @@ def test_constants_of_strings_are_refused() -> None:
         load_model(node_model("Where", [np.array([True, False])], constants=[words, words]))
 
 
-@pytest.mark.parametrize("sizes", [(0, 2), (2, 0), (1, 0, 0, 1)])
-def test_parts_without_elements(sizes: tuple[int, ...]) -> None:
-    check("Split", random(2, 3), constants=[i64(*sizes)], axis=0, outputs=len(sizes), opset=13)
+def test_parts_without_elements() -> None:
+    with together() as check:
+        for sizes in ((0, 2), (2, 0), (1, 0, 0, 1)):
+            check("Split", random(2, 3), constants=[i64(*sizes)], axis=0, outputs=len(sizes), opset=13)
 
 
 def test_what_onnxruntime_refuses_only_while_it_runs_is_compared_with_onnx_s_own_evaluator() -> None:

@@ -6,7 +6,6 @@ fails is tried alone, so that the failure names it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -19,22 +18,11 @@ from torch import nn  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run  # noqa: E402
-from tests.helpers.frontends.torch_cases import CASES, Function  # noqa: E402
+from tests.helpers.frontends.torch_cases import CASES, Function, Group  # noqa: E402
 from tvm_split.frontends import load_model  # noqa: E402
 from tvm_split.frontends.torch_tensors import to_numpy  # noqa: E402
 
-GROUP = 12
-
-
-class Group(nn.Module):
-    """Several modules, each on inputs of its own."""
-
-    def __init__(self, parts: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-
-    def forward(self, *inputs: Any) -> Any:
-        return [part(*arguments) for part, arguments in zip(self.parts, inputs, strict=True)]
+GROUP = 24
 
 
 def built(case: Any) -> tuple[nn.Module, tuple[Any, ...]]:
