@@ -33,6 +33,7 @@ from tvm_split.cli import (
     worker,
 )
 from tvm_split.cli.console import print_error
+from tvm_split.cli.hidden_torch import hide_torch_from_tvm
 from tvm_split.cli.interrupts import ended_by_signals
 from tvm_split.rpc_runtime.errors import TvmSplitError
 
@@ -139,6 +140,7 @@ def run_application() -> None:
     """Run the command of this process's arguments and end the process."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries, about code that the user of a command cannot change
+    hide_torch_from_tvm()
     with ended_by_signals():
         try:
             app()

@@ -35,7 +35,6 @@ class ModelOptions:
         """
         from tvm_split.cli.inputs import random_inputs
         from tvm_split.errors import ModelImportError, OpenAxesError
-        from tvm_split.frontends import load_model
 
         shapes = [_tensor(text) for text in self.input_shape or ()]
         given: Any
@@ -52,6 +51,8 @@ class ModelOptions:
             if shapes:
                 (examples,) = random_inputs(shapes, 1).stream(1)
         dimensions = dict(_dimension(text) for text in self.dimension or ())
+        from tvm_split.frontends import load_model  # it loads TVM, so that what is wrong so far has been said at once
+
         try:
             return load_model(given, examples, batch=self.batch, dimensions=dimensions or None)
         except OpenAxesError as error:

@@ -82,6 +82,7 @@ def test_a_data_loader_with_processes(workers: LocalWorkers, maker: ProgramMaker
 _FORKS = """
 import os, sys
 from pathlib import Path
+sys.modules["torch"] = None  # TVM imports it, and nobody here needs it
 from tests.helpers.rpc_runtime.programs import batches_for
 from tests.helpers.rpc_runtime.programs import chain
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
