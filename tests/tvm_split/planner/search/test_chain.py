@@ -11,21 +11,21 @@ from tvm_split.planner.search import solve
 SEEDS = st.integers(0, 2**32)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=600)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 3))
 def test_chains_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines)
     assert_is_best(problem, best(problem, chain_plans(problem)))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(SEEDS, st.integers(1, 6))
 def test_four_machines_equal_the_best_of_all_plans(seed: int, pieces: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=4)
     assert_is_best(problem, best(problem, chain_plans(problem)))
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(SEEDS, st.integers(1, 5), st.integers(1, 3))
 def test_replicas_equal_the_best_of_all_partitions(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, replicas=True)
