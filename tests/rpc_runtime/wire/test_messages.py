@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -62,21 +63,34 @@ def scalars(field: Any) -> st.SearchStrategy[Any]:
     return LARGE | st.integers(0, 2**64 - 1 if wide else 2**32 - 1)
 
 
+@cache
+def fields(kind: Any) -> list[tuple[Any, st.SearchStrategy[Any]]]:
+    """The fields of a message with what may be in them; making that takes longer than drawing from it."""
+    found = []
+    for field in kind.DESCRIPTOR.fields:
+        nested = field.message_type
+        value = scalars(field) if nested is None else messages(GetMessageClass(nested))
+        found.append((field, st.lists(value, max_size=3) if field.is_repeated else value))
+    return found
+
+
+PRESENT = st.integers(0, 9)
+
+
 @st.composite
 def messages(draw: st.DrawFn, kind: Any) -> Any:
     """Any content of a message."""
     message = kind()
-    for field in kind.DESCRIPTOR.fields:
-        if draw(st.integers(0, 9)) == 0:
+    for field, values in fields(kind):
+        if draw(PRESENT) == 0:
             continue
-        nested = None if field.message_type is None else GetMessageClass(field.message_type)
-        value = scalars(field) if nested is None else messages(nested)
+        value = draw(values)
         if field.is_repeated:
-            getattr(message, field.name).extend(draw(st.lists(value, max_size=3)))
-        elif nested is not None:
-            getattr(message, field.name).CopyFrom(draw(value))
+            getattr(message, field.name).extend(value)
+        elif field.message_type is not None:
+            getattr(message, field.name).CopyFrom(value)
         else:
-            setattr(message, field.name, draw(value))
+            setattr(message, field.name, value)
     return message
 
 
