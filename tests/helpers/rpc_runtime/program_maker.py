@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +102,14 @@ class ProgramMaker:
                 output = builder.emit_output(relax.Tuple(results))
             builder.emit_func_output(output)
         types = [(tuple(int(n) for n in r.ty.shape), str(r.ty.dtype)) for r in results]
-        path = self.folder / "library.so"
-        with tvm.target.Target("llvm"):
-            relax.build(builder.get(), tvm.target.Target("llvm")).export_library(str(path))
-        return self.blob(path.read_bytes()), types
+        return self.blob(_library(tvm.ir.save_json(builder.get()))), types
+
+
+@cache
+def _library(module: str) -> bytes:
+    """The shared library of a module, which many tests have in common."""
+    target = tvm.target.Target("llvm")
+    with target, tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "library.so"
+        relax.build(tvm.ir.load_json(module), target).export_library(str(path))
+        return path.read_bytes()
