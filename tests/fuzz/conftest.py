@@ -32,14 +32,20 @@ def trials(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -
             print(f"\n{request.node.name}: {sum(made.found.values())} trials: {counts}")
 
 
+@pytest.fixture(scope="module")
+def workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers([A, B]) as started:
+        yield started
+
+
 @pytest.fixture
-def standing(tmp_path: Path) -> Iterator[Standing]:
+def standing(workers: LocalWorkers, tmp_path: Path) -> Iterator[Standing]:
     """Afterwards it lives, answers promptly and rightly, and holds no more than before."""
     maker = ProgramMaker(tmp_path / "blobs")
     one = maker.stage("one", A, [maker.input("x")], double)
     program = maker.program([maker.stage("two", B, [one], double)])
     batch = batches_for(program, 1)[0]
-    with LocalWorkers([A, B]) as workers, Pipeline.open(program, workers.endpoints, maker.blob_path) as honest:
+    with Pipeline.open(program, workers.endpoints, maker.blob_path) as honest:
         attacked = Standing(workers.endpoints[A], workers.process_ids[A], maker, honest)
         expected = honest.run(batch)
         process = psutil.Process(attacked.process)
