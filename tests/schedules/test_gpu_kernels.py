@@ -61,8 +61,15 @@ def model(request):
     return tvm_split.load_model(build(), inputs, name=request.param)
 
 
-def scheduled_for(model, arch, folder):
+@pytest.fixture(scope="module", params=[pytest.param("sm_80", marks=pytest.mark.long), "sm_90"])
+def arch(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def scheduled(model, arch, tmp_path_factory):
     """The whole network's kernels, from the steps of `tvm_split.compile`."""
+    folder = tmp_path_factory.mktemp("stage")
     plan = plan_for_a_gpu(model, arch, folder)
     (stage,) = cut_model(model, plan).computations
     phases = {}
@@ -70,14 +77,17 @@ def scheduled_for(model, arch, folder):
     return phases["schedule"]
 
 
+@pytest.fixture(scope="module")
+def source(scheduled, arch):
+    return source_of(scheduled, arch)
+
+
 def source_of(lowered, arch="sm_90"):
     with cuda(arch):
         return cuda_source(tvm.compile(module_of_kernels(lowered), target=cuda(arch)))
 
 
-@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.long), "sm_90"])
-def test_every_kernel_of_a_network_is_bound_and_fits(model, arch, tmp_path):
-    scheduled = scheduled_for(model, arch, tmp_path)
+def test_every_kernel_of_a_network_is_bound_and_fits(scheduled, source):
     functions = {
         variable.name_hint: function
         for variable, function in scheduled.functions_items()
@@ -87,15 +97,22 @@ def test_every_kernel_of_a_network_is_bound_and_fits(model, arch, tmp_path):
     chosen = schedules.chosen_rules(scheduled)
     assert chosen.keys() == functions.keys()
     assert set(chosen.values()).isdisjoint({"none", "fallback"})
-    source = source_of(scheduled, arch)
     kernels = kernels_of(source)
     assert len(kernels) >= len(functions)
     assert source.count("__global__") == 2 * len(kernels)
     for kernel in kernels:
         assert 1 <= kernel.threads <= MOST_THREADS, kernel
         assert kernel.shared_bytes <= MOST_STATIC_SHARED_BYTES, kernel
-    if nvcc() is not None:
-        compile_with_nvcc(source, arch, tmp_path)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    "model",
+    [name if name == "bert" else pytest.param(name, marks=pytest.mark.slow) for name in sorted(MODELS)],
+    indirect=True,
+)
+def test_nvcc_compiles_every_kernel_of_a_network(source, arch, tmp_path):
+    compile_with_nvcc(source, arch, tmp_path)
 
 
 def test_blocks_outside_of_threads_are_found():
@@ -142,7 +159,7 @@ def half_convolution(builder, x):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 @pytest.mark.parametrize(("graph", "shape"), [(half_product, (1, 197, 768)), (half_convolution, (1, 96, 28, 28))])
 def test_half_precision_uses_tensor_cores(graph, shape, arch, tmp_path):
     lowered = lower(graph_of(graph, [np.zeros(shape, "float16")]), cuda(arch))
