@@ -12,11 +12,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 MOMENTS_MILLISECONDS = [*range(20, 500, 40), *range(500, 1001, 250)]
+FEW = MOMENTS_MILLISECONDS[::3]
+REST = [moment for moment in MOMENTS_MILLISECONDS if moment not in FEW]
 INTERRUPTED = (130, -signal.SIGINT)  # by our own code, or before Python itself hears of signals
 OURS = re.compile(rf'File "{ROOT}/(tvm_split|rpc_runtime)[^"]*", line (?![01],)')
 """Lines of ours, but for the first one of a file, where Python hears of what came while it started or read the file."""
 
 
+@pytest.mark.parametrize("moments", [FEW, pytest.param(REST, marks=pytest.mark.slow)], ids=["few", "rest"])
 @pytest.mark.parametrize(
     ("command", "codes"),
     [
@@ -26,8 +29,8 @@ OURS = re.compile(rf'File "{ROOT}/(tvm_split|rpc_runtime)[^"]*", line (?![01],)'
     ],
     ids=["plan", "worker", "tvm_split.rpc_runtime.worker.process"],
 )
-def test_no_moment_gives_a_traceback(command, codes):
-    for moment in MOMENTS_MILLISECONDS:
+def test_no_moment_gives_a_traceback(command, codes, moments):
+    for moment in moments:
         process = subprocess.Popen(
             [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
