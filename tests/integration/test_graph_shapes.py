@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -105,11 +106,21 @@ def cluster(request: pytest.FixtureRequest, three_workers: tvm_split.Cluster) ->
     return three_workers if request.param == "local" else tvm_split.Cluster.in_process(3, threads=1)
 
 
+@cache
+def compiled(name: str) -> tuple[nn.Module, tvm_split.Bundle]:
+    """Once for both kinds of clusters, whose machines have the same target."""
+    network, inputs, split, _ = CASES[name]
+    module = network().eval()
+    model = tvm_split.load_model(module, inputs)
+    plan = tvm_split.plan(model, tvm_split.Cluster.in_process(3, threads=1), split=split)
+    return module, tvm_split.compile(model, plan)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_answers_are_those_of_torch(name: str, cluster: tvm_split.Cluster) -> None:
-    network, inputs, split, machines = CASES[name]
-    module = network().eval()
-    with tvm_split.compile_and_deploy(module, inputs, cluster, split=split) as deployment:
+    _, inputs, _, machines = CASES[name]
+    module, bundle = compiled(name)
+    with tvm_split.deploy(bundle, cluster) as deployment:
         assert [stage.machine for stage in deployment.stages] == machines
         batches = [tuple(each + index for each in inputs) for index in range(5)]
         batches = [tuple(b if b.is_floating_point() else inputs[i] for i, b in enumerate(each)) for each in batches]

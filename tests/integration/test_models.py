@@ -27,7 +27,7 @@ LIMIT = 1e-4
             marks=pytest.mark.long,
         ),
         pytest.param("light_resnet50", 2, None, marks=pytest.mark.long),
-        ("light_squeezenet", 1, None),
+        pytest.param("light_squeezenet", 1, None, marks=pytest.mark.slow),
         ("light_squeezenet", 3, {"machine-a": ["n0"], "machine-b": ["n15"], "machine-c": ["n40"]}),
     ],
 )

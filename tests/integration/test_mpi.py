@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import permutations
 from pathlib import Path
 
@@ -47,11 +48,16 @@ def joined_by_mpi(endpoints: Mapping[str, WorkerEndpoint]) -> tvm_split.Cluster:
 
 
 def deployed(cluster: tvm_split.Cluster) -> tvm_split.Deployment:
-    names = [machine.name for machine in cluster.machines]
+    return tvm_split.deploy(compiled_for(cluster.machine_names), cluster)
+
+
+@cache
+def compiled_for(names: tuple[str, ...]) -> tvm_split.Bundle:
     split: dict[str, list[str]] = {name: [] for name in names}
     for index, layer in enumerate(LAYERS):
         split[names[index * len(names) // len(LAYERS)]].append(layer)
-    return tvm_split.compile_and_deploy(network(), (torch.zeros(2, 3, 40, 40),), cluster, split=split)
+    model = tvm_split.load_model(network(), (torch.zeros(2, 3, 40, 40),))
+    return tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.local(len(names)), split=split))
 
 
 def segments() -> set[str]:
