@@ -30,6 +30,7 @@ def compile_and_deploy(
     objective: Objective = "throughput",
     *,
     shards: Sequence[Shard] = (),
+    consider_shards: bool = True,
     batch: int | None = None,
     verify: bool = True,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
@@ -50,6 +51,7 @@ def compile_and_deploy(
         split: layers by machine, in the source's own names; without it the planner decides.
         stages: exactly so many stages.
         shards: layers that machines compute together; see `tvm_split.Shard`.
+        consider_shards: whether a plan for latency may have such layers by itself.
         objective: ``"throughput"`` or ``"latency"``.
         batch: the size of a dynamic batch dimension.
         verify: compare the compiled stages with the source before anything is deployed.
@@ -67,7 +69,15 @@ def compile_and_deploy(
     model = load_model(source, example_inputs, batch=batch)
     with cluster.kept(), contextlib.ExitStack() as bars:
         report = on_progress or bars.enter_context(step_progress("planning"))
-        request = PlanRequest(objective, stages, split, tuple(shards), database=database, allow_lossy=allow_lossy)
+        request = PlanRequest(
+            objective,
+            stages,
+            split,
+            tuple(shards),
+            consider_shards=consider_shards,
+            database=database,
+            allow_lossy=allow_lossy,
+        )
         planned = plan_as_requested(model, cluster, request, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))
         if advice is not None:

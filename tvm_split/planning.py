@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from tvm_split.planner.model_problem import model_problem, stages_of_layers, sta
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Prediction, predict, with_coded_links
-from tvm_split.planner.problem import Objective, Problem, Stage
+from tvm_split.planner.problem import Objective, Problem, Solution, Stage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.replanning import DEFAULT_THRESHOLD, Measured, Replanned, calibrated, corrections_of, replan
 from tvm_split.planner.request import PlanRequest, Split
@@ -31,6 +31,8 @@ from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
 from tvm_split.planner.shard import Shard
 from tvm_split.planner.shards_by_hand import stages_with_shards
 from tvm_split.progress import says_progress
+from tvm_split.shard_choice import Choice, ShardChoice
+from tvm_split.shard_planning import SharedPlans
 from tvm_split.steps import StepProgress
 
 Names = Mapping[str, str | Sequence[str]]
@@ -44,6 +46,8 @@ def plan(
     split: Split | None = None,
     *,
     shards: Sequence[Shard] = (),
+    consider_shards: bool = True,
+    predict: bool = False,
     pin: Mapping[str, str] | None = None,
     keep_off: Names | None = None,
     replicas: bool = False,
@@ -81,6 +85,8 @@ def plan(
         stages=stages,
         split=split,
         shards=tuple(shards),
+        consider_shards=consider_shards,
+        predict=predict,
         pins=_pairs(pin),
         kept_off=_pairs(keep_off),
         replicas=replicas,
@@ -128,22 +134,14 @@ def _without_codecs(
     on_progress: StepProgress | None,
     on_problem: Callable[[Problem], None] | None,
 ) -> _Found:
-    machines, profile = cluster.machines, request.profile
+    machines = cluster.machines
     if request.shards:
         stages = named(stages_with_shards(model.graph, request.shards, request.split, cluster.machine_names))
         _require_count(stages, request.stages)
-        return _Found(_plan(model, cluster, request.objective, "by hand", stages), profile)
+        return _by_hand(model, cluster, request, stages, on_progress)
     if request.split is not None:
         stages = stages_by_hand(model.graph, request.split, cluster.machine_names, request.stages)
-        predicted = None
-        if profile is not None:
-            predicted = predict_stages(model, cluster, profile, request.objective, stages)
-        plan = _plan(model, cluster, request.objective, "by hand", stages, predicted)
-        if profile is None or predicted is None:
-            return _Found(plan, profile)
-        problem = _problem(model, cluster, profile, PlanRequest(request.objective))
-        solved = stages_of_pieces(profile, stages) or ()
-        return _Found(plan, profile, partial(with_coded_links, predicted, problem, profile, solved))
+        return _by_hand(model, cluster, request, stages, on_progress)
     if request.stages is not None and request.stages > len(machines):
         if request.is_demanding:
             raise PlanError(
@@ -155,7 +153,7 @@ def _without_codecs(
         return _Found(
             _plan(model, cluster, request.objective, "equal estimated cost, going round the machines", stages)
         )
-    if len(machines) == 1 and not (profile or request.is_demanding or on_problem):
+    if len(machines) == 1 and not (request.profile or request.is_demanding or on_problem):
         stages = named([Stage((machines[0].name,), model.graph.layers)])
         return _Found(_plan(model, cluster, request.objective, "there is one machine", stages))
     posed = pose(model, cluster, request, on_progress)
@@ -163,12 +161,72 @@ def _without_codecs(
         on_problem(posed.problem)
     if on_progress is not None:
         on_progress("searching for the best plan", 1, 1)
-    found = with_fewest_machines(posed.problem, solve(posed.problem, time_limit_seconds=request.time_limit_seconds))
+    chosen = _chosen(model, cluster, request, posed, on_progress)
+    plan = _plan(model, cluster, request.objective, posed.origin, chosen.stages, chosen.prediction)
+    return _Found(plan, posed.profile, chosen.predict_coded)
+
+
+def _chosen(
+    model: Model, cluster: Cluster, request: PlanRequest, posed: PosedProblem, on_progress: StepProgress | None
+) -> Choice:
+    """The best plan of whole layers, or, for latency or where none fits, one with splits inside layers."""
+    refusal, whole = None, None
+    try:
+        found = solve(posed.problem, time_limit_seconds=request.time_limit_seconds)
+        whole = _whole(model, posed, with_fewest_machines(posed.problem, found))
+    except PlanError as error:
+        refusal = error
+    considers = request.consider_shards and request.stages is None and len(cluster.machines) > 1
+    if whole is not None and not (considers and request.objective == "latency"):
+        return whole
+    if refusal is not None and not considers:
+        raise refusal
+    return _considering(model, cluster, request, posed, on_progress).beside(whole, refusal)
+
+
+def _whole(model: Model, posed: PosedProblem, found: Solution) -> Choice:
     chosen = with_turns(found.stages)
-    stages = stages_of_layers(model.graph, posed.profile, chosen)
     prediction = predict(posed.problem, posed.profile, found, chosen)
-    plan = _plan(model, cluster, request.objective, posed.origin, stages, prediction)
-    return _Found(plan, posed.profile, partial(with_coded_links, prediction, posed.problem, posed.profile, chosen))
+    predict_coded = partial(with_coded_links, prediction, posed.problem, posed.profile, chosen)
+    return Choice(stages_of_layers(model.graph, posed.profile, chosen), prediction, predict_coded)
+
+
+def _considering(
+    model: Model, cluster: Cluster, request: PlanRequest, posed: PosedProblem, on_progress: StepProgress | None
+) -> ShardChoice:
+    """What times parts where pieces are measured now, else estimates them."""
+    make_plan = partial(_plan, model, cluster, request.objective, posed.origin)
+    looking = SharedPlans(model, posed.profile, posed.problem, request, make_plan)
+    measures = request.profile is None and posed.origin == "measured"
+    return ShardChoice(looking, posed.profile, posed.problem, cluster, measures=measures, on_progress=on_progress)
+
+
+def _by_hand(
+    model: Model,
+    cluster: Cluster,
+    request: PlanRequest,
+    stages: tuple[Stage, ...],
+    on_progress: StepProgress | None,
+) -> _Found:
+    """A plan of stages that the user made, with a prediction if one was asked for or a profile given."""
+    plan = partial(_plan, model, cluster, request.objective, "by hand", stages)
+    if request.profile is None and not request.predict:
+        return _Found(plan())
+    asked = replace(request, split=None, shards=(), stages=None)
+    posed = pose(model, cluster, asked, on_progress)
+    if any(stage.sharding for stage in stages):
+        try:
+            bound = solve(posed.problem, time_limit_seconds=request.time_limit_seconds).lower_bound_seconds
+        except PlanError:
+            bound = math.inf  # it fits the machines only with layers split
+        given = _considering(model, cluster, asked, posed, on_progress).given(stages, bound)
+        return _Found(plan(given.prediction), posed.profile, given.predict_coded)
+    predicted = predict_stages(model, cluster, posed.profile, request.objective, stages)
+    if predicted is None:
+        return _Found(plan(), posed.profile)
+    solved = stages_of_pieces(posed.profile, stages) or ()
+    predict_coded = partial(with_coded_links, predicted, posed.problem, posed.profile, solved)
+    return _Found(plan(predicted), posed.profile, predict_coded)
 
 
 @dataclass(frozen=True)
@@ -234,8 +292,8 @@ def plan_again(
     shared = next((stage for stage in current.stages if stage.sharding), None)
     if shared is not None:
         raise PlanError(
-            f"{', '.join(shared.machines)} compute {shared.name} together, and what a plan with shards does is not "
-            "predicted, so measurements cannot improve it; make a new plan without shards, or change them by hand"
+            f"{', '.join(shared.machines)} compute {shared.name} together, and plans are improved by measurements only "
+            "where machines compute whole layers; make a new plan, with refresh if the machines have changed"
         )
     posed = pose(model, cluster, request, on_progress)
     if measured.profiled_at not in (None, posed.profile.measured_at):

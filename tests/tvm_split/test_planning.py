@@ -215,14 +215,15 @@ def test_what_cannot_be_improved(wide):
         plan_again(wide, cluster, PlanRequest(profile=profile), lost, Measured({A: 2.0}))
 
 
-def test_plans_with_shards_are_neither_predicted_nor_improved(wide):
+def test_plans_with_shards_are_predicted_and_not_improved(wide):
     cluster = tvm_split.Cluster.local(workers=2)
     profile = pose(wide, cluster, PlanRequest(measure=False)).profile
     shards = [tvm_split.Shard("0", "1", "channels", {A: 0.5, B: 0.5})]
     planned = tvm_split.plan(wide, cluster, shards=shards, profile=profile)
-    assert planned.prediction is None
+    assert planned.prediction.method.startswith("given")
+    assert planned.prediction.lower_bound_seconds <= planned.prediction.period_seconds
     assert predict_stages(wide, cluster, profile, "throughput", planned.stages) is None
-    with pytest.raises(PlanError, match=r"machine-a, machine-b compute stage_0 together, .* make a new plan without"):
+    with pytest.raises(PlanError, match=r"machine-a, machine-b compute stage_0 together, .* make a new plan"):
         plan_again(wide, cluster, PlanRequest(profile=profile), planned, Measured({A: 2.0}))
 
 

@@ -72,19 +72,20 @@ def _flag(name: str, help: str) -> Any:
 
 
 SEARCHING = (
+    "no_shards",
     "pin",
     "keep_off",
     "replicas",
     "maximum_machines",
     "maximum_latency",
     "minimum_throughput",
-    "estimate",
-    "refresh",
     "time_limit",
 )
 """The options that say nothing where the user splits a model."""
+MEASURING = ("estimate", "refresh")
+"""Those that say something of such a split only if it is to be predicted."""
 SPLITTING = ("split", "split_from_model", "configuration", "shard")
-PLANNING = (*SPLITTING, "stages", "objective", "allow_lossy", *SEARCHING)
+PLANNING = (*SPLITTING, "predict", "stages", "objective", "allow_lossy", *SEARCHING, *MEASURING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +110,12 @@ class PlanOptions:
             "--split is for the others. Repeatable.",
         ),
     ] = None
+    no_shards: Annotated[
+        bool, _flag("--no-shards", "Leave out plans in which machines compute layers together on each input.")
+    ] = False
+    predict: Annotated[
+        bool, _flag("--predict", "Say what a split by hand will do, too: its kernels and links are measured.")
+    ] = False
     stages: Annotated[int | None, _value(None, "Exactly so many stages.", 1)] = None
     objective: Annotated[options.Objective, _value(None, "What the plan is made for.")] = options.Objective.THROUGHPUT
     pin: Annotated[
@@ -143,6 +150,10 @@ class PlanOptions:
             raise WrongUseError("an estimate measures nothing", "--estimate, --refresh")
         if self.is_split:
             self.require_none("a split by hand leaves nothing to search", SEARCHING)
+            if not self.predict:
+                self.require_none("a split by hand is measured only with --predict", MEASURING)
+        elif self.predict:
+            raise WrongUseError("belongs to --split or --shard; what is searched for is predicted", "--predict")
 
     @property
     def is_split(self) -> bool:
@@ -176,6 +187,8 @@ class PlanOptions:
             stages=self.stages,
             split=split,
             shards=tuple(shard_of(text, model.layer_names) for text in self.shard or ()),
+            consider_shards=not self.no_shards,
+            predict=self.predict,
             pins=tuple(_pairs(self.pin or (), "--pin")),
             kept_off=tuple(_pairs(self.keep_off or (), "--keep-off")),
             replicas=self.replicas,

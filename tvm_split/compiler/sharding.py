@@ -44,11 +44,15 @@ REWRITES: Mapping[Axis, Rewrite] = {
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A model and a plan in which no stage is shared any more, and where each operation is."""
+    """A model and a plan in which no stage is shared any more, and where each operation is.
+
+    ``origins`` are the positions, in the plan that was given, of the stages that this plan's stages are, or are of.
+    """
 
     model: Model
     plan: Plan
     placement: Placement
+    origins: tuple[int, ...]
 
 
 def placed_model(model: Model, plan: Plan) -> PlacedModel:
@@ -59,7 +63,7 @@ def placed_model(model: Model, plan: Plan) -> PlacedModel:
     """
     placement = placement_of(model, plan)
     if not any(stage.sharding for stage in plan.stages):
-        return PlacedModel(model, plan, placement)
+        return PlacedModel(model, plan, placement, tuple(range(len(plan.stages))))
     homes: dict[str, _Home] = {}
     source_of: dict[str, str] = {}
     layers = dict(model.layers)
@@ -222,4 +226,5 @@ def _placed_by(model: Model, plan: Plan, homes: Mapping[str, _Home], placement: 
             stages.append(Stage((home.machine,), layers, name=name))
     stage_of = {name: index for index, names in enumerate(contents.values()) for name in names}
     parted = Placement(tuple(placed(stage) for stage in stages), placement.targets, stage_of)
-    return PlacedModel(model, replace(plan, stages=tuple(stages), prediction=None), parted)
+    origins = tuple(home.stage for home in contents)
+    return PlacedModel(model, replace(plan, stages=tuple(stages), prediction=None), parted, origins)

@@ -32,7 +32,7 @@ def read_measured(path: Path, model: str) -> Measured:
     if not ratios:
         raise PlanError(
             f"{path} has nothing to compare: the plan that was measured had no prediction; make one with "
-            "`tvm-split plan`, without --split and --shard"
+            "`tvm-split plan`, of a split by hand with --predict"
         )
     return Measured(
         compute_ratios=ratios,

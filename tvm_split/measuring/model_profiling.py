@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.measuring.cluster_profiling import DEFAULT_TIMEOUT_SECONDS, MeasuredCluster, ModelProfiler
+from tvm_split.measuring.cluster_profiling import MeasuredCluster, ModelProfiler
+from tvm_split.measuring.cluster_timing import DEFAULT_TIMEOUT_SECONDS
 from tvm_split.measuring.link_probing import probe_links
 from tvm_split.measuring.store import default_folder
 from tvm_split.model import Model

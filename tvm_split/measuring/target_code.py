@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import tvm
-from tvm import tirx
+from tvm import relax, tirx
 
 from tvm_split import schedules
 from tvm_split.compiler.blobs import BlobFolder
@@ -30,11 +30,15 @@ SYMBOL_LETTERS = 24
 
 @dataclass(frozen=True)
 class TargetCode:
-    """The calls of a model as a single stage, in their order, and one function for each distinct kernel, by digest."""
+    """The calls of some stages, in their order, and one function for each distinct kernel, by digest.
+
+    ``weight_bytes`` are those that a machine holds which computes them.
+    """
 
     target: Mapping[str, Any]
     calls: tuple[KernelCall, ...]
     functions: Mapping[str, tirx.PrimFunc]
+    weight_bytes: int
 
     @cached_property
     def distinct(self) -> dict[str, KernelCall]:
@@ -48,10 +52,6 @@ class TargetCode:
     def untimeable(self) -> frozenset[str]:
         """Digests of the kernels that may not be run on made-up values."""
         return frozenset(digest for digest, function in self.functions.items() if not is_safe_to_time(function))
-
-    @cached_property
-    def weight_bytes(self) -> int:
-        return shared_weight_bytes(self.calls)
 
     @property
     def device(self) -> str:
@@ -69,10 +69,21 @@ class TargetCode:
 
 def target_code(model: Model, target: Mapping[str, Any], database: schedules.TunedKernels | None) -> TargetCode:
     """Schedule a whole model for a target, as `tvm_split.compile` would as a single stage."""
-    module = tvm.IRModule({"main": main_function(model.module).with_attr("global_symbol", "main")})
-    scheduled = schedule_stage(module, target, model.layers, database)
+    calls, functions = scheduled_calls(main_function(model.module), target, model.layers, database)
+    return TargetCode(target, calls, functions, shared_weight_bytes(calls))
+
+
+def scheduled_calls(
+    function: relax.Function,
+    target: Mapping[str, Any],
+    layers: Mapping[str, str],
+    database: schedules.TunedKernels | None,
+) -> tuple[tuple[KernelCall, ...], dict[str, tirx.PrimFunc]]:
+    """What a stage's function calls once it is scheduled for a target, and the distinct kernels by digest."""
+    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    scheduled = schedule_stage(module, target, layers, database)
     calls = kernel_calls(scheduled.module, scheduled.kernels)
-    return TargetCode(target, calls, {call.digest: scheduled.module[call.kernel.function] for call in calls})
+    return calls, {call.digest: scheduled.module[call.kernel.function] for call in calls}
 
 
 def symbol(digest: str) -> str:

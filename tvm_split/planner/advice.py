@@ -35,8 +35,11 @@ def one_machine_advice(plan: Plan, machines: int) -> str | None:
             f"more machines gain too little: {prediction.machines[0].machine} alone does {text(value(prediction))}, "
             f"the best plan over several machines {text(value(given_up))}; {prediction.why_no_more_machines}"
         )
+    single = {each.stages[0][0] for each in alone}
     splits = [
-        each for each in (*prediction.alternatives, *prediction.baselines) if len({name for name, _ in each.stages}) > 1
+        each
+        for each in (*prediction.alternatives, *prediction.baselines)
+        if not {name for name, _ in each.stages} <= single or len(each.stages) > 1
     ]
     if not splits or min(map(value, splits)) < value(prediction):
         return None  # what was demanded keeps to one machine, not speed

@@ -27,7 +27,7 @@ class MachinePrediction:
     """One machine, per micro-batch, while the pipeline is full; on average, where replicas take turns.
 
     ``compute_seconds`` includes what sharing a host and serialising cost, the latter being ``transfer_seconds``;
-    ``alone_seconds`` is computing by itself.
+    ``alone_seconds`` is computing by itself, or, of stages that machines share, what it takes of one input alone.
     ``memory_limit_bytes`` is None where nothing limits it. ``estimated_share`` is the share of ``alone_seconds`` that
     was not measured.
     """
@@ -150,15 +150,13 @@ def predict(
     stages = best.stages if stages is None else stages
     evaluation = best.evaluation if is_best else evaluate(problem, stages)
     period, latency = evaluation.period_seconds, evaluation.latency_seconds
-    used = len(evaluation.loads)
-    busy = sum(load.compute_seconds for load in evaluation.loads) / (used * period) if period > 0 else 1.0
     layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
     links = _links(problem, stages)
     return Prediction(
         period_seconds=period,
         latency_seconds=latency,
-        bubble=max(0.0, 1.0 - busy),
-        in_flight=_in_flight(evaluation),
+        bubble=bubble_of(evaluation),
+        in_flight=in_flight_of(evaluation),
         lower_bound_seconds=best.lower_bound_seconds,
         gap=gap_of(objective_seconds(problem.objective, evaluation), best.lower_bound_seconds),
         limiting=evaluation.limiting,
@@ -193,41 +191,60 @@ def with_coded_links(
 
     The lower bound and the alternatives are those of plans without codecs, as they were searched.
     """
+    faster = coded_problem(problem, coded)
+    evaluation = evaluate(faster, stages)
+    period, latency = evaluation.period_seconds, evaluation.latency_seconds
+    value = objective_seconds(problem.objective, evaluation)
+    bound = min(prediction.lower_bound_seconds, value)
+    predicted = _links(faster, stages)
+    return replace(
+        prediction,
+        period_seconds=period,
+        latency_seconds=latency,
+        bubble=bubble_of(evaluation),
+        in_flight=in_flight_of(evaluation),
+        lower_bound_seconds=bound,
+        gap=gap_of(value, bound),
+        limiting=evaluation.limiting,
+        method=f"{prediction.method}; codecs for its links were chosen afterwards",
+        machines=_machines(faster, profile, stages, evaluation, predicted),
+        links=with_coded_bytes(predicted, coded),
+        baselines=compared_baselines(problem, {piece.name: len(piece.layers) for piece in profile.pieces}, evaluation),
+    )
+
+
+def coded_problem(problem: Problem, coded: Mapping[tuple[str, str], CodedLink]) -> Problem:
+    """The problem with links as fast as codecs make them."""
     links = tuple(
         replace(link, bytes_per_second=link.bytes_per_second / coded[link.source, link.destination].seconds)
         if (link.source, link.destination) in coded
         else link
         for link in problem.links
     )
-    faster = replace(problem, links=links)
-    evaluation = evaluate(faster, stages)
-    period, latency = evaluation.period_seconds, evaluation.latency_seconds
-    value = objective_seconds(problem.objective, evaluation)
-    bound = min(prediction.lower_bound_seconds, value)
-    busy = sum(load.compute_seconds for load in evaluation.loads) / (len(evaluation.loads) * period) if period else 1.0
-    predicted = _links(faster, stages)
-    return replace(
-        prediction,
-        period_seconds=period,
-        latency_seconds=latency,
-        bubble=max(0.0, 1.0 - busy),
-        in_flight=_in_flight(evaluation),
-        lower_bound_seconds=bound,
-        gap=gap_of(value, bound),
-        limiting=evaluation.limiting,
-        method=f"{prediction.method}; codecs for its links were chosen afterwards",
-        machines=_machines(faster, profile, stages, evaluation, predicted),
-        links=tuple(
-            replace(each, bytes=each.bytes * coded[each.source, each.destination].bytes)
-            if (each.source, each.destination) in coded
-            else each
-            for each in predicted
-        ),
-        baselines=compared_baselines(problem, {piece.name: len(piece.layers) for piece in profile.pieces}, evaluation),
+    return replace(problem, links=links)
+
+
+def with_coded_bytes(
+    links: Sequence[LinkPrediction], coded: Mapping[tuple[str, str], CodedLink]
+) -> tuple[LinkPrediction, ...]:
+    """The links with the bytes that codecs leave of theirs."""
+    return tuple(
+        replace(each, bytes=each.bytes * coded[each.source, each.destination].bytes)
+        if (each.source, each.destination) in coded
+        else each
+        for each in links
     )
 
 
-def _in_flight(evaluation: Evaluation) -> int:
+def bubble_of(evaluation: Evaluation) -> float:
+    """The share of the machines' time in which they wait, once the pipeline is full."""
+    period, used = evaluation.period_seconds, len(evaluation.loads)
+    busy = sum(load.compute_seconds for load in evaluation.loads) / (used * period) if period > 0 else 1.0
+    return max(0.0, 1.0 - busy)
+
+
+def in_flight_of(evaluation: Evaluation) -> int:
+    """Micro-batches that keep a pipeline full; see `Prediction.in_flight`."""
     period = evaluation.period_seconds
     return (math.ceil(evaluation.latency_seconds / period) if period > 0 else 1) + len(evaluation.loads)
 

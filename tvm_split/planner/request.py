@@ -26,12 +26,15 @@ class PlanRequest:
         stages: exactly so many stages. More than there are machines go round.
         split: layers by machine, decided by the user; see `tvm_split.planner.by_hand`.
         shards: layers that machines compute together, decided by the user; with ``split``, that is for the others.
+        consider_shards: whether a plan for latency may have layers that machines compute together; also where no other
+            plan fits the machines' memory.
+        predict: a split, or shards, by hand are predicted, too: measured for it, or estimated if ``measure`` is False.
         pins: pairs of layers and the machine on which they must stay.
         kept_off: pairs of layers and a machine on which they must not be.
         replicas: a stage may be dealt out over several machines, each of which then holds its weights.
         maximum_machines: use so many at most.
         maximum_period_seconds, maximum_latency_seconds: what the plan must keep to besides its objective.
-        profile: measurements to plan with, instead of making them; with ``split``, what to predict by.
+        profile: measurements to plan with, instead of making them; by hand, what to predict by.
         measure: False plans with estimates from operations and bytes; nothing is contacted but for targets.
         refresh: measure anew what was measured before.
         database: tuned kernels to measure, as `tvm_split.compile` takes them.
@@ -47,6 +50,8 @@ class PlanRequest:
     stages: int | None = None
     split: Split | None = None
     shards: tuple[Shard, ...] = ()
+    consider_shards: bool = True
+    predict: bool = False
     pins: tuple[tuple[str, str], ...] = ()
     kept_off: tuple[tuple[str, str], ...] = ()
     replicas: bool = False

@@ -75,9 +75,25 @@ def test_a_plan_with_shards_in_all_its_forms(invoke, invoke_json, onnx_path, tmp
         assert "turns" not in shown
 
 
+def test_predicted_if_asked_for(invoke, invoke_json, onnx_path, tmp_path):
+    options = ("plan", onnx_path, "--shard", ROWS, "--predict", "--estimate")
+    found = invoke_json(*options)["prediction"]
+    assert {each["machine"] for each in found["machines"]} == {A, B}
+    assert {each["estimated_share"] for each in found["machines"]} == {1.0}
+    picture = tmp_path / "plan.svg"
+    text = invoke(*options, "--picture", picture).stdout
+    assert "Predicted:" in text
+    assert "shares the rows" in text
+    assert "predicted:" in picture.read_text()
+    assert "Lower bound" in invoke(*options, "--details").stdout
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--shard", ROWS, "--estimate"], "--estimate: a split by hand is measured only with --predict"),
+        (["--shard", ROWS, "--no-shards"], "--no-shards: a split by hand leaves nothing to search"),
+        (["--predict"], "--predict: belongs to --split or --shard"),
         (["--shard", f"conv_1..conv_9:rows:{A}=0.5,{B}=0.5"], "names layer 'conv_9', which the model does not have"),
         (["--shard", f"conv_1:rows:{A}=0.5,machine-z=0.5"], "names machine 'machine-z'; the cluster has machine-a"),
         (["--shard", f"conv_1:rows:{A}=0.5,{B}=0.2"], "add up to 0.7"),
@@ -116,4 +132,4 @@ def test_compiled_measured_and_not_improved(invoke, invoke_json, onnx_path, tmp_
     assert machines[A]["shares"] == [1.0] * len(machines[A]["stages"])
     assert machines[B]["compute_seconds"]["measured"] > 0
     refused = invoke("replan", onnx_path, "--plan", plan, "--measured", report, code=2).stderr
-    assert "had no prediction; make one with `tvm-split plan`, without --split and --shard" in refused
+    assert "had no prediction; make one with `tvm-split plan`, of a split by hand with --predict" in refused

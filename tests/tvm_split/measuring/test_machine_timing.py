@@ -91,7 +91,7 @@ def test_equal_machines_that_contradict_each_other() -> None:
     assert contradictions(measured) == {}  # unequal machines may differ
 
 
-CODE = TargetCode({"kind": "llvm"}, (), {})
+CODE = TargetCode({"kind": "llvm"}, (), {}, 0)
 
 
 def machine(name: str, threads: int = 1, code: TargetCode = CODE) -> MachineTimes:
@@ -105,7 +105,7 @@ def machine(name: str, threads: int = 1, code: TargetCode = CODE) -> MachineTime
     [
         (machine("machine-b"), True),
         (machine("machine-b", threads=2), False),
-        (machine("machine-b", code=TargetCode({"kind": "llvm", "mcpu": "core2"}, (), {})), False),
+        (machine("machine-b", code=TargetCode({"kind": "llvm", "mcpu": "core2"}, (), {}, 0)), False),
     ],
 )
 def test_machines_of_a_host_are_equal_by_their_processors_and_code(other: MachineTimes, is_doubtful: bool) -> None:

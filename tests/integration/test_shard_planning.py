@@ -1,0 +1,176 @@
+"""Plans for latency that split layers by themselves, and predictions of shards, from the front door to the answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tvm_split
+from tests.models.torch_models import bert, vgg
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Link, Machine
+from tvm_split.planner.advice import one_machine_advice
+from tvm_split.planner.request import PlanRequest
+from tvm_split.planning import pose
+
+A, B, C = "machine-a", "machine-b", "machine-c"
+IMAGE = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(0, 50, (1, 12), generator=torch.Generator().manual_seed(0))
+
+
+def wide_convolutions() -> nn.Sequential:
+    """Worth sharing wherever the network is not slow: 75 million operations a layer behind narrow tensors."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1), nn.ReLU()]
+    for _ in range(3):
+        layers += [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)).eval()
+
+
+@pytest.fixture(scope="module")
+def convolutions() -> tvm_split.Model:
+    return tvm_split.load_model(wide_convolutions(), (IMAGE,))
+
+
+def shared(plan: tvm_split.Plan) -> list[tuple[str, ...]]:
+    return [stage.machines for stage in plan.stages if stage.sharding]
+
+
+def linked(machines: tuple[Machine, ...], bytes_per_second: float, latency_seconds: float) -> Cluster:
+    names = ["client", *(machine.name for machine in machines)]
+    pairs = [(one, other) for place, one in enumerate(names) for other in names[place + 1 :]]
+    return Cluster("local", machines, tuple(Link(*pair, bytes_per_second, latency_seconds) for pair in pairs))
+
+
+def test_latency_is_shared_where_that_is_faster(convolutions: tvm_split.Model) -> None:
+    cluster = Cluster.in_process(machines=2, threads=1)
+    found = tvm_split.plan(convolutions, cluster, objective="latency")
+    assert shared(found)
+    assert found.prediction is not None
+    assert found.prediction.latency_seconds < 0.7 * min(each.latency_seconds for each in found.prediction.baselines)
+    assert found.prediction.lower_bound_seconds <= found.prediction.latency_seconds
+    assert any(each.name.startswith("whole layers") for each in found.prediction.alternatives)
+    without = tvm_split.plan(convolutions, cluster, objective="latency", consider_shards=False)
+    assert not shared(without)
+    assert without.prediction is not None
+    assert without.prediction.latency_seconds > found.prediction.latency_seconds
+    assert not shared(tvm_split.plan(convolutions, cluster))
+    bundle = tvm_split.compile(convolutions, found)
+    assert bundle.verified == "yes"
+    with tvm_split.deploy(bundle, cluster) as deployment, torch.no_grad():
+        (y,) = deployment.run(IMAGE)
+        np.testing.assert_allclose(y, wide_convolutions()(IMAGE).numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_attention_is_shared_where_that_is_faster() -> None:
+    network, mask = bert(depth=2).eval(), torch.ones(1, 12, dtype=torch.int64)
+    model = tvm_split.load_model(network, (TOKENS, mask))
+    cluster = Cluster.in_process(machines=2, threads=1)
+    found = tvm_split.plan(model, cluster, objective="latency")
+    assert shared(found)
+    assert {stage.sharding.axis for stage in found.stages if stage.sharding} & {"heads", "channels"}
+    assert tvm_split.compile(model, found).verified == "yes"
+
+
+def test_a_slow_link_leaves_layers_whole_and_the_plan_says_so(convolutions: tvm_split.Model) -> None:
+    machines = (Machine(A), Machine(B))
+    slow = tvm_split.plan(convolutions, linked(machines, 1e8, 0.003), objective="latency", measure=False)
+    assert not shared(slow)
+    assert slow.prediction is not None
+    why = slow.prediction.why_no_more_machines
+    assert "no split inside layers pays: one machine" in why
+    assert "best split inside layers" in why
+    assert "no split is faster than one machine alone" in (one_machine_advice(slow, 2) or "")
+    far = tvm_split.plan(convolutions, linked(machines, 1e9, 1.0), objective="latency", measure=False)
+    assert far.prediction is not None
+    assert "no split inside layers can pay" in far.prediction.why_no_more_machines
+    assert far.prediction.gap == 0
+
+
+def test_shares_are_by_speed_and_more_machines_share_more(convolutions: tvm_split.Model) -> None:
+    unequal = linked((Machine(A, threads=1), Machine(B, threads=3)), 1e12, 0.0)
+    found = tvm_split.plan(convolutions, unequal, objective="latency", measure=False)
+    (first, *_) = [stage for stage in found.stages if stage.sharding]
+    shares = dict(zip(first.machines, first.shares, strict=True))
+    assert shares[B] == pytest.approx(0.75, abs=0.08)
+    three = linked((Machine(A), Machine(B), Machine(C)), 1e12, 0.0)
+    two = tvm_split.plan(convolutions, three, objective="latency", measure=False, maximum_machines=2)
+    all_three = tvm_split.plan(convolutions, three, objective="latency", measure=False)
+    assert max(len(each) for each in shared(all_three)) == 3
+    assert all(len(each) == 2 for each in shared(two))
+    assert two.prediction is not None
+    assert all_three.prediction is not None
+    assert all_three.prediction.latency_seconds < two.prediction.latency_seconds
+
+
+def test_pins_hold_in_shared_plans(convolutions: tvm_split.Model) -> None:
+    cluster = Cluster.in_process(machines=2, threads=1)
+    found = tvm_split.plan(convolutions, cluster, objective="latency", pin={"0": B})
+    (stage,) = [stage for stage in found.stages if "0" in stage.layers]
+    assert stage.machines == (B,)
+
+
+def test_what_fits_on_no_machine_is_shared() -> None:
+    """One layer of 4 MB: no machine of 3 MB can have it whole."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 4)).eval()
+    model = tvm_split.load_model(network, (torch.zeros(1, 1000),))
+    small = linked(tuple(Machine(name, memory_bytes=3_000_000) for name in (A, B)), 1e9, 1e-4)
+    for objective in ("latency", "throughput"):
+        found = tvm_split.plan(model, small, objective=objective, measure=False)  # type: ignore[arg-type]
+        assert shared(found)
+        assert found.prediction is not None
+        assert all(each.memory_bytes <= 3_000_000 for each in found.prediction.machines)
+        with pytest.raises(tvm_split.PlanError, match="memory"):
+            tvm_split.plan(model, small, objective=objective, measure=False, consider_shards=False)  # type: ignore[arg-type]
+
+
+def test_shards_by_hand_are_predicted_where_that_is_asked_for(convolutions: tvm_split.Model, tmp_path: Path) -> None:
+    cluster = Cluster.in_process(machines=2, threads=1)
+    shards = [tvm_split.Shard("0", "7", "rows", {A: 0.5, B: 0.5})]
+    assert tvm_split.plan(convolutions, cluster, shards=shards).prediction is None
+    found = tvm_split.plan(convolutions, cluster, shards=shards, predict=True)
+    assert found.prediction is not None
+    assert {each.estimated_share for each in found.prediction.machines} == {1.0}
+    assert {(each.source, each.destination) for each in found.prediction.links} >= {
+        ("client", A),
+        ("client", B),
+        (B, A),
+    }
+    found.save(tmp_path / "plan.json")
+    assert tvm_split.Plan.load(tmp_path / "plan.json") == found
+    content = json.loads((tmp_path / "plan.json").read_text())
+    content["stages"][0]["shard"]["parts"][0]["share"] = 0.5001
+    assert tvm_split.Plan.from_dict(content).prediction is None
+    profile = pose(convolutions, cluster, PlanRequest()).profile
+    by_profile = tvm_split.plan(convolutions, cluster, shards=shards, profile=profile)
+    assert by_profile.prediction == found.prediction
+    wrong = [dataclasses.replace(shards[0], axis="heads")]
+    with pytest.raises(tvm_split.PlanError, match="stage_0 on machine-a, machine-b cannot be shared"):
+        tvm_split.plan(convolutions, cluster, shards=wrong, predict=True)
+
+
+def test_parts_are_timed_in_their_own_shapes_on_workers(three_workers: tvm_split.Cluster) -> None:
+    model = tvm_split.load_model(vgg().eval(), (torch.zeros(1, 3, 16, 16),))
+    shards = [tvm_split.Shard("features.0", "features.7", "rows", {A: 0.6, B: 0.4}, "each")]
+    found = tvm_split.plan(model, three_workers, shards=shards, predict=True)
+    assert found.prediction is not None
+    assert found.prediction.profiled_at > 0
+    assert {each.machine: each.estimated_share for each in found.prediction.machines} == {A: 0.0, B: 0.0}
+    again = tvm_split.plan(model, three_workers, shards=shards, predict=True)
+    assert again.prediction is not None
+    assert again.prediction.latency_seconds == pytest.approx(found.prediction.latency_seconds, rel=0.5)
+    bundle = tvm_split.compile(model, found, verify=False)
+    with tvm_split.deploy(bundle, three_workers) as deployment:
+        report = tvm_split.bench(deployment, (torch.zeros(1, 3, 16, 16),), rounds=1, micro_batches=10)
+    assert report.latency.predicted == found.prediction.latency_seconds
+    assert {each.machine for each in report.machines if each.compute.predicted and each.compute.measured} == {A, B}
+    sizes = {(each.source, each.destination): each.bytes for each in report.links}
+    assert all(each.predicted for each in sizes.values())
+    assert sizes[A, B].predicted == sizes[A, B].measured

@@ -1,0 +1,123 @@
+"""The cheapest way through blocks, against every way there is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given, strategies as st
+
+from tvm_split.planner.problem import ProblemLink, Sharding
+from tvm_split.planner.shard_blocks import Block
+from tvm_split.planner.shard_search import STAGE_SECONDS, Segment, Way, cheapest
+
+A, B, CLIENT = "a", "b", "client"
+FUSED = Sharding("rows", "fused")
+
+
+def links(bytes_per_second: float, latency_seconds: float = 0.0) -> dict[tuple[str, str], ProblemLink]:
+    pairs = itertools.permutations((A, B, CLIENT), 2)
+    return {pair: ProblemLink(*pair, bytes_per_second, latency_seconds) for pair in pairs}
+
+
+def blocks(*seconds: float, size: float = 100.0) -> list[Block]:
+    return [Block((f"layer_{n}",), {A: each, B: each}, size) for n, each in enumerate(seconds)]
+
+
+def halves(count: int, seconds: float, begin: int = 0) -> Way:
+    """Half of the work for both, whatever the end."""
+    ends = range(begin + 1, begin + count + 1)
+    return Way(FUSED, (A, B), (0.5, 0.5), begin, {end: [seconds] * (end - begin) for end in ends})
+
+
+def test_what_is_worth_it_is_shared_to_the_end() -> None:
+    way = halves(3, 5.0)
+    found = cheapest(blocks(10.0, 10.0, 10.0), [way], links(1e6), 100.0, 10.0)
+    assert found == (Segment(0, 3, A, way),)
+
+
+def test_a_slow_link_leaves_all_on_one_machine() -> None:
+    assert cheapest(blocks(1.0, 1.0), [halves(2, 0.5)], links(1.0), 100.0, 10.0) == (Segment(0, 2, A),)
+
+
+def test_the_stage_ends_where_halos_would_cost_more() -> None:
+    """To share four blocks costs twice the last two's work; to share two and two, an exchange between."""
+    seconds = {1: [5.0], 2: [5.0, 5.0], 3: [8.0, 5.0, 5.0], 4: [9.0, 8.0, 5.0, 5.0]}
+    from_two = {3: [0.0, 0.0, 5.0], 4: [0.0, 0.0, 5.0, 5.0]}
+    way = Way(FUSED, (A, B), (0.5, 0.5), 0, {end: [*each] for end, each in seconds.items()})
+    later = Way(FUSED, (A, B), (0.5, 0.5), 2, {end: each[2:] for end, each in from_two.items()})
+    found = cheapest(blocks(10.0, 10.0, 10.0, 10.0), [way, later], links(100.0), 0.0, 0.0)
+    # An exchange of 100 bytes takes half a second to gather and half to deal out again.
+    assert [(each.first, each.end) for each in found] == [(0, 2), (2, 4)]
+
+
+def test_pipelines_stand_around_what_is_shared() -> None:
+    only = [Block(("in",), {A: 1.0}, 100.0), Block(("all",), {A: 10.0, B: 10.0}, 100.0), Block(("out",), {B: 1.0}, 0.0)]
+    way = halves(1, 5.0, begin=1)
+    found = cheapest(only, [way], links(1e6), 100.0, 10.0)
+    assert found == (Segment(0, 1, A), Segment(1, 2, B, way), Segment(2, 3, B))
+
+
+def test_blocks_that_no_machine_may_have() -> None:
+    assert cheapest([Block(("x",), {}, 0.0)], [], links(1.0), 1.0, 1.0) == ()
+    assert cheapest([*blocks(1.0), Block(("x",), {}, 0.0)], [], links(1.0), 1.0, 1.0) == ()
+
+
+def cost(
+    segments: list[Segment], each: list[Block], ways: dict[tuple[str, str], ProblemLink], size: float, out: float
+) -> float:
+    """Of segments in a row, added up anew."""
+
+    def wire(one: str, other: str, moved: float) -> float:
+        return (
+            0.0
+            if one == other or not moved
+            else ways[one, other].latency_seconds + moved / ways[one, other].bytes_per_second
+        )
+
+    holder, alive, total = CLIENT, size, 0.0
+    for segment in segments:
+        total += STAGE_SECONDS if segment.way is not None or segment.machine != holder else 0.0
+        after = each[segment.end - 1].bytes_after if segment.end < len(each) else out
+        if segment.way is None:
+            total += wire(holder, segment.machine, alive)
+            total += math.fsum(block.seconds[segment.machine] for block in each[segment.first : segment.end])
+        else:
+            shares = dict(zip(segment.way.machines, segment.way.shares, strict=True))
+            total += max(wire(holder, m, alive * (1.0 if holder == CLIENT else part)) for m, part in shares.items())
+            seconds = segment.way.seconds[segment.end]
+            total += math.fsum(seconds[segment.first - segment.way.begin :])
+            total += max(wire(m, segment.machine, after * part) for m, part in shares.items())
+        holder, alive = segment.machine, after
+    return total + wire(holder, CLIENT, out)
+
+
+@given(st.integers(0, 10**6))
+def test_no_other_way_is_cheaper(seed: int) -> None:
+    generator = random.Random(seed)
+    count = generator.randint(1, 4)
+    each = [
+        Block((f"layer_{n}",), {A: generator.uniform(1, 9), B: generator.uniform(1, 9)}, generator.uniform(0, 300))
+        for n in range(count)
+    ]
+    share = generator.choice((0.5, 0.7))
+    ends = {end: [generator.uniform(0.5, 5) for _ in range(end)] for end in range(1, count + 1)}
+    way = Way(FUSED, (A, B), (share, 1 - share), 0, ends)
+    ways = links(generator.choice((50.0, 1000.0)), generator.choice((0.0, 0.5)))
+    found = cheapest(each, [way], ways, 100.0, 50.0)
+    least = math.inf
+    for cuts in itertools.product((False, True), repeat=count - 1):
+        bounds = [0, *(n + 1 for n, cut in enumerate(cuts) if cut), count]
+        spans = list(itertools.pairwise(bounds))
+        options = [
+            [
+                Segment(*span, A),
+                Segment(*span, B),
+                *(Segment(*span, m, way) for m in (A, B) if span[1] < count or m == way.holder),
+            ]
+            for span in spans
+        ]
+        least = min(least, *(cost(list(chosen), each, ways, 100.0, 50.0) for chosen in itertools.product(*options)))
+    assert cost(list(found), each, ways, 100.0, 50.0) == pytest.approx(least)

@@ -1,0 +1,188 @@
+"""Estimates of a plan's parts whose shapes nobody has timed: from the pieces' times, by shares of their work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tvm import relax
+
+from tvm_split.compiler.sharding import PlacedModel, placed_model
+from tvm_split.model import Model
+from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND, calls
+from tvm_split.planner.parts import Delivery, Part, PlanParts
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.problem import Stage
+from tvm_split.planner.profile import ClusterProfile, Origin
+from tvm_split.planner.tensor_types import size_bytes
+from tvm_split.relay_passes.contract import (
+    dependent_names,
+    main_function,
+    operations_of,
+    returned_fields,
+    used_variables,
+)
+from tvm_split.relay_passes.rewrite import is_tensor_constant
+from tvm_split.rpc_runtime.program.program import CLIENT
+
+
+@dataclass(frozen=True)
+class OperationCost:
+    """One operation of a placed model: the position of its stage there, its layer, and what it takes there."""
+
+    stage: int
+    layer: str
+    seconds: float
+    together_seconds: float
+    weight_bytes: float
+    activation_bytes: float
+
+
+@dataclass(frozen=True)
+class _Rate:
+    """A machine's seconds for a second of the roofline of a layer's operations."""
+
+    seconds: float
+    contended_seconds: float
+
+
+class PartEstimates:
+    """Estimates of one model's parts by one profile.
+
+    An operation of a part takes the time of its layer's piece times its share of the piece's work, both by the roofline
+    of `planner.cost`: so rows that two machines compute count twice, and slices and joins by their bytes.
+    """
+
+    def __init__(self, model: Model, profile: ClusterProfile) -> None:
+        self._model = model
+        self._hosts = {each.machine: each.hostname for each in profile.machines}
+        piece_of = {layer: piece for piece in profile.pieces for layer in piece.layers}
+        work: dict[str, float] = {}
+        held: dict[str, float] = {}
+        constants = _constant_bytes(model)
+        for name, operations, moved in calls(model.module):
+            piece = piece_of.get(model.layers.get(name, ""))
+            if piece is not None:
+                work[piece.name] = work.get(piece.name, 0.0) + _roofline_seconds(operations, moved)
+                held[piece.name] = held.get(piece.name, 0.0) + constants.get(name, 0)
+        self._rates: dict[tuple[str, str], _Rate] = {}
+        self._prepacked: dict[str, float] = {}
+        self._measured = {
+            (machine.machine, layer)
+            for machine in profile.machines
+            for layer, piece in piece_of.items()
+            if machine.pieces[piece.name].origin != "estimated"
+        }
+        for layer, piece in piece_of.items():
+            whole, weights = work.get(piece.name, 0.0), held.get(piece.name, 0.0)
+            self._prepacked[layer] = piece.weight_bytes / weights if weights else 0.0
+            for machine in profile.machines:
+                time = machine.pieces[piece.name]
+                scale = 1.0 / whole if whole else 0.0
+                rate = _Rate(time.seconds * scale, time.contended_seconds * scale)
+                self._rates[machine.machine, layer] = rate
+
+    def parts_of(self, plan: Plan) -> PlanParts:
+        """The parts of a plan, all estimated.
+
+        Raises:
+            PlanError: as of `placed_model`: the plan does not fit the model, or a stage cannot be shared that way.
+        """
+        placed = placed_model(self._model, plan)
+        return PlanParts(self.parts(placed, plan), deliveries_of(placed))
+
+    def parts(self, placed: PlacedModel, plan: Plan) -> tuple[Part, ...]:
+        """What `parts_of` gives for a model that is placed by the plan."""
+        costs: list[list[OperationCost]] = [[] for _ in placed.plan.stages]
+        for cost in self.costs(placed, plan):
+            costs[cost.stage].append(cost)
+        return tuple(
+            Part(
+                name=stage.name,
+                stage=plan.stages[origin].name,
+                machine=stage.machine,
+                seconds=sum(each.seconds for each in own),
+                origin=self._origin(plan, origin, stage),
+                together_seconds=sum(each.together_seconds for each in own),
+                weight_bytes=sum(each.weight_bytes for each in own),
+                activation_bytes=max((each.activation_bytes for each in own), default=0.0),
+            )
+            for stage, origin, own in zip(placed.plan.stages, placed.origins, costs, strict=True)
+        )
+
+    def costs(self, placed: PlacedModel, plan: Plan) -> Iterator[OperationCost]:
+        """What each operation of a placed model takes on its machine, in the order of execution."""
+        together = [
+            self.in_company(plan, origin, stage.machine)
+            for stage, origin in zip(placed.plan.stages, placed.origins, strict=True)
+        ]
+        dependent = dependent_names(main_function(placed.model.module))
+        constants = _constant_bytes(placed.model)
+        for name, operations, moved in calls(placed.model.module):
+            if name not in dependent or name not in placed.placement.stage_of:
+                continue
+            number, layer = placed.placement.stage_of[name], placed.model.layers[name]
+            rate = self._rates.get((placed.plan.stages[number].machine, layer))
+            if rate is not None:
+                roofline, weights = _roofline_seconds(operations, moved), constants.get(name, 0)
+                yield OperationCost(
+                    number,
+                    layer,
+                    rate.seconds * roofline,
+                    (rate.contended_seconds if together[number] else rate.seconds) * roofline,
+                    weights * self._prepacked[layer],
+                    moved - weights,
+                )
+
+    def _origin(self, plan: Plan, stage: int, part: Stage) -> Origin:
+        """A stage that one machine computes is made of pieces, and these may have been measured."""
+        known = all(
+            (part.machine, layer) in self._measured
+            for layer in part.layers
+            if layer not in self._model.graph.independent
+        )
+        return "measured" if known and plan.stages[stage].sharding is None else "estimated"
+
+    def in_company(self, plan: Plan, stage: int, machine: str) -> bool:
+        """Whether others of a machine's host compute a stage of a plan together with it."""
+        shared = plan.stages[stage]
+        others = [each for each in shared.machines if each != machine] if shared.sharding else []
+        return any(self._hosts[each] == self._hosts[machine] for each in others)
+
+
+def deliveries_of(placed: PlacedModel) -> tuple[Delivery, ...]:
+    """All that passes between the stages of a placed model, in the order in which it is made."""
+    function = main_function(placed.model.module)
+    stages, stage_of = placed.plan.stages, placed.placement.stage_of
+    sizes = {each.name: size_bytes(each.ty) for each in function.params}
+    dependent = dependent_names(function)
+    takers: dict[str, dict[str, dict[str, None]]] = {}
+    for binding in operations_of(function):
+        sizes[binding.var.name] = size_bytes(binding.var.ty)
+        if binding.var.name not in dependent:
+            continue  # each stage that needs a table makes it again
+        stage = stages[stage_of[binding.var.name]]
+        for used in used_variables(binding.value):
+            if used.name in dependent and stage_of.get(used.name) != stage_of[binding.var.name]:
+                takers.setdefault(used.name, {}).setdefault(stage.machine, {})[stage.name] = None
+    for field in returned_fields(function):
+        if getattr(field, "name", None) in stage_of:
+            takers.setdefault(field.name, {})[CLIENT] = {}
+    return tuple(
+        Delivery(name, stages[stage_of[name]].name if name in stage_of else CLIENT, tuple(names), float(sizes[name]))
+        for name in sizes
+        for names in takers.get(name, {}).values()
+    )
+
+
+def _roofline_seconds(operations: float, moved: float) -> float:
+    return max(operations / OPERATIONS_PER_SECOND, moved / BYTES_PER_SECOND)
+
+
+def _constant_bytes(model: Model) -> Mapping[str, int]:
+    """Bytes of the constants that each operation reads."""
+    return {
+        binding.var.name: sum(size_bytes(each.ty) for each in binding.value.args if is_tensor_constant(each))
+        for binding in operations_of(main_function(model.module))
+        if isinstance(binding.value, relax.Call)
+    }

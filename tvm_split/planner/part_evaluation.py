@@ -1,0 +1,107 @@
+"""What a plan does whose machines compute stages together: `search.evaluate`, for parts in place of pieces."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.parts import Delivery, Part, PlanParts
+from tvm_split.planner.problem import Evaluation, MachineLoad, Problem, ProblemMachine
+from tvm_split.planner.search.instance import TOLERANCE, names_of
+from tvm_split.planner.timetable import ends_of, timetable
+from tvm_split.rpc_runtime.program.program import CLIENT
+
+Crossings = dict[tuple[str, str], list[Delivery]]
+
+
+def evaluate_parts(problem: Problem, plan: PlanParts) -> Evaluation:
+    """The period, latency and loads of a plan; for one without shared stages what `search.evaluate` says of it.
+
+    - The period is the largest over machines of compute, receive and send, each summed over all of a machine's parts:
+      with enough micro-batches under way, one is computed while another waits for an exchange.
+    - The latency is that of the `timetable`.
+    - Memory: the weights of all parts, the largest activation, and the problem's ``buffers`` of what crosses.
+
+    Raises:
+        PlanError: a machine or a link is missing.
+    """
+    machines = {machine.name: machine for machine in problem.machines}
+    links = {(link.source, link.destination): link for link in problem.links}
+    latency = timetable(plan, links).latency_seconds
+    own: dict[str, list[Part]] = {}
+    for part in plan.parts:
+        if part.machine not in machines:
+            raise PlanError(f"the plan names machine {part.machine!r}; there are {', '.join(machines)}")
+        own.setdefault(part.machine, []).append(part)
+    crossings = crossings_of(plan)
+    loads: list[MachineLoad] = []
+    limits: list[tuple[float, str]] = []
+    for name, parts in own.items():
+        received = [each for (_, end), crossing in crossings.items() if end == name for each in crossing]
+        sent = [each for (source, _), crossing in crossings.items() if source == name for each in crossing]
+        into = {ends: _stream_seconds(links[ends].bytes_per_second, crossings[ends]) for ends in crossings}
+        receive = math.fsum(seconds for (_, end), seconds in into.items() if end == name)
+        send = math.fsum(seconds for (source, _), seconds in into.items() if source == name)
+        compute = _compute_seconds(machines[name], parts, [*received, *sent], contended=len(own) > 1)
+        limits += [
+            (compute, f"compute of {name}"),
+            (receive, f"receiving on {name}{_over([source for source, end in crossings if end == name], 'from')}"),
+            (send, f"sending on {name}{_over([end for source, end in crossings if source == name], 'to')}"),
+        ]
+        size_received, size_sent = (math.fsum(each.bytes for each in side) for side in (received, sent))
+        loads.append(
+            MachineLoad(
+                machine=name,
+                compute_seconds=compute,
+                receive_seconds=receive,
+                send_seconds=send,
+                weight_bytes=math.fsum(part.weight_bytes for part in parts),
+                activation_bytes=max(part.activation_bytes for part in parts),
+                buffer_bytes=problem.buffers * (size_received + size_sent),
+                bytes_received=size_received,
+                bytes_sent=size_sent,
+                share=1.0,
+            )
+        )
+    period = max(value for value, _ in limits)
+    limiting = next(text for value, text in limits if value >= period * (1 - TOLERANCE))
+    return Evaluation(period, latency, tuple(loads), limiting)
+
+
+def crossings_of(plan: PlanParts) -> Crossings:
+    """What crosses from one machine, or the client, to another, by both, in the order of the plan."""
+    machine_of = {part.name: part.machine for part in plan.parts}
+    found: defaultdict[tuple[str, str], list[Delivery]] = defaultdict(list)
+    for delivery in plan.deliveries:
+        source, end = ends_of(delivery, machine_of)
+        if source != end:
+            found[source, end].append(delivery)
+    return dict(found)
+
+
+def lack_of_memory(problem: Problem, evaluation: Evaluation) -> float:
+    """Bytes by which a plan is over the machines' memory, summed over them."""
+    limits = {machine.name: machine.memory_bytes for machine in problem.machines}
+    return math.fsum(max(0.0, load.memory_bytes - limits[load.machine]) for load in evaluation.loads)
+
+
+def _stream_seconds(bytes_per_second: float, crossing: list[Delivery]) -> float:
+    return math.fsum(each.bytes for each in crossing) / bytes_per_second
+
+
+def _compute_seconds(machine: ProblemMachine, parts: list[Part], moved: list[Delivery], *, contended: bool) -> float:
+    longer = machine.contention if contended else machine.alone_contention
+    transfer = machine.transfer_seconds if contended else machine.transfer_seconds_alone
+    return (
+        math.fsum(part.seconds for part in parts) * longer
+        + len(moved) * transfer
+        + math.fsum(each.bytes for each in moved) * machine.transfer_seconds_per_byte
+    )
+
+
+def _over(ends: list[str], word: str) -> str:
+    if not ends:
+        return ""
+    names = ["the client" if each == CLIENT else each for each in ends]
+    return f" over the link{'s' if len(names) > 1 else ''} {word} {names_of(names)}"

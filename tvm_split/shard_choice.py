@@ -1,0 +1,154 @@
+"""Whether a split inside layers is worth it: beside the best plan of whole layers, with what proves and explains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.errors import PlanError
+from tvm_split.link_codecs import PredictCoded
+from tvm_split.planner.fewer_machines import MARGIN
+from tvm_split.planner.part_prediction import Certificate, predict_parts
+from tvm_split.planner.prediction import ComparedPlan, Prediction
+from tvm_split.planner.problem import Problem, Stage, Timed, gap_of, objective_seconds
+from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.search.division_bound import division_bound
+from tvm_split.planner.search.instance import names_of
+from tvm_split.shard_planning import SharedPlan, SharedPlans, worth_timing
+from tvm_split.steps import StepProgress
+from tvm_split.units import seconds_text
+
+DIVIDED = "every piece divided over the machines at will, with nothing exchanged"
+"""Of what the lower bound is, where layers may be split."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is to run: stages with their prediction; and what says how they do with codecs, where some are shared."""
+
+    stages: tuple[Stage, ...]
+    prediction: Prediction
+    predict_coded: PredictCoded | None = None
+
+
+class ShardChoice:
+    """Considers splits inside layers for a problem. ``measures`` says whether parts are timed, or only estimated."""
+
+    def __init__(
+        self,
+        looking: SharedPlans,
+        profile: ClusterProfile,
+        problem: Problem,
+        cluster: Cluster,
+        *,
+        measures: bool,
+        on_progress: StepProgress | None,
+    ) -> None:
+        self._looking = looking
+        self._profile = profile
+        self._problem = problem
+        self._cluster = cluster
+        self._measures = measures
+        self._on_progress = on_progress or (lambda what, done, steps: None)
+
+    def given(self, stages: tuple[Stage, ...], best_bound_seconds: float) -> Choice:
+        """The prediction of stages that were made by hand, ``best_bound_seconds`` being that of whole layers."""
+        found = self._timed((self._looking.estimated(stages),))[0]
+        bound = min(best_bound_seconds, division_bound(self._problem))
+        return self._chosen(found, Certificate(bound, f"given; the bound is of {DIVIDED}"))
+
+    def beside(self, whole: Choice | None, refusal: PlanError | None = None) -> Choice:
+        """The better of the best plan of whole layers and the best found with shared ones.
+
+        ``whole`` is None where there is none, as ``refusal`` says, which is raised if nothing else is found either.
+        """
+        value = float("inf") if whole is None else self._value(whole.prediction)
+        bound = division_bound(self._problem)
+        if whole is not None and bound >= value * (1 - MARGIN):
+            return self._stays(whole, bound, None)
+        self._on_progress("considering splits inside layers", 0, 1)
+        candidates = self._looking.candidates()
+        near = worth_timing(candidates, self._problem, value)
+        if near and self._measures:
+            near = self._looking.kept(self._timed(near))
+        best = min(near, key=lambda each: self._value(each.evaluation), default=None)
+        self._on_progress("considering splits inside layers", 1, 1)
+        if best is not None and self._value(best.evaluation) < value * (1 - MARGIN):
+            return self._chosen(best, self._certificate(best, near, whole, bound))
+        if whole is None:
+            raise refusal or PlanError("no plan was found")
+        return self._stays(whole, bound, best or next(iter(candidates), None))
+
+    def _value(self, timed: Timed) -> float:
+        return objective_seconds(self._problem.objective, timed)
+
+    def _timed(self, plans: tuple[SharedPlan, ...]) -> tuple[SharedPlan, ...]:
+        return self._looking.timed(plans, self._cluster, self._on_progress) if self._measures else plans
+
+    def _chosen(self, plan: SharedPlan, certificate: Certificate) -> Choice:
+        predicted = partial(predict_parts, self._problem, self._profile, plan.parts, certificate)
+        return Choice(plan.stages, predicted(), predicted)
+
+    def _certificate(
+        self, best: SharedPlan, others: tuple[SharedPlan, ...], whole: Choice | None, bound: float
+    ) -> Certificate:
+        value = self._value(best.evaluation)
+        lost = [each.compared(self._against(each, best)) for each in others if each is not best]
+        if whole is not None:
+            bound = min(bound, whole.prediction.lower_bound_seconds)
+            machines = list(dict.fromkeys(machine for stage in whole.stages for machine in stage.machines))
+            counted = tuple(("+".join(stage.machines), len(stage.layers)) for stage in whole.stages)
+            theirs = self._value(whole.prediction)
+            lost.insert(
+                0,
+                ComparedPlan(
+                    f"whole layers on {names_of(machines)}",
+                    counted,
+                    whole.prediction.period_seconds,
+                    whole.prediction.latency_seconds,
+                    f"the best plan without splits inside layers has {seconds_text(theirs)}, this one "
+                    f"{seconds_text(value)}",
+                ),
+            )
+            lost += [each for each in whole.prediction.alternatives if each.stages != counted]
+        lost.sort(key=self._value)
+        how = "timed in its own shape" if best.is_timed else "estimated"
+        return Certificate(
+            bound, f"splits inside layers considered, the best few {how}; the bound is of {DIVIDED}", "", tuple(lost)
+        )
+
+    def _against(self, other: SharedPlan, best: SharedPlan) -> str:
+        ours, theirs = self._value(best.evaluation), self._value(other.evaluation)
+        return f"takes {seconds_text(theirs)}, this one {seconds_text(ours)}"
+
+    def _stays(self, whole: Choice, bound: float, best: SharedPlan | None) -> Choice:
+        """The plan of whole layers, and why none with shared ones is better."""
+        prediction, value = whole.prediction, self._value(whole.prediction)
+        machines = list(dict.fromkeys(machine for stage in whole.stages for machine in stage.machines))
+        kind = "one machine" if len(machines) == 1 else f"{len(machines)} machines with whole layers"
+        if best is None:
+            reason = f"no split inside layers can pay: {kind} {seconds_text(value)}"
+            reason += f", {DIVIDED} {seconds_text(bound)}" if bound >= value * (1 - MARGIN) else ", and none was found"
+            alternatives = prediction.alternatives
+        else:
+            theirs = self._value(best.evaluation)
+            pays = "no split inside layers pays" if theirs >= value else "a split inside layers gains too little"
+            reason = (
+                f"{pays}: {kind} {seconds_text(value)}, best split inside layers {seconds_text(theirs)} ({best.words})"
+            )
+            alternatives = (*prediction.alternatives, best.compared(f"takes {seconds_text(theirs)}"))
+        lower = min(prediction.lower_bound_seconds, bound)
+        among = "" if lower == prediction.lower_bound_seconds else f" among whole layers; the bound is of {DIVIDED}"
+        whys = filter(None, [prediction.why_no_more_machines, reason])
+        return replace(
+            whole,
+            prediction=replace(
+                prediction,
+                lower_bound_seconds=lower,
+                gap=gap_of(value, lower),
+                method=prediction.method + among,
+                why_no_more_machines="; ".join(whys),
+                alternatives=tuple(sorted(alternatives, key=self._value)),
+            ),
+        )

@@ -1,0 +1,406 @@
+"""Plans in which machines compute layers together on each input: what is considered, estimated, and timed.
+
+Ways to share a run of blocks are asked of the rewrites, estimated from the pieces' times, and put together by dynamic
+programming (`planner.shard_search`). What that finds is simulated, its shares are balanced, and the best few are timed
+in their own shapes where the cluster is measured at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.sharding import PlacedModel, placed_model
+from tvm_split.errors import PlanError
+from tvm_split.measuring.part_estimates import PartEstimates, deliveries_of
+from tvm_split.measuring.part_profiling import profile_parts
+from tvm_split.model import Model
+from tvm_split.planner.by_hand import named, with_independent_layers
+from tvm_split.planner.part_evaluation import evaluate_parts, lack_of_memory
+from tvm_split.planner.parts import PlanParts
+from tvm_split.planner.plan import Plan, PlannedMachine
+from tvm_split.planner.prediction import ComparedPlan
+from tvm_split.planner.problem import Axis, Evaluation, Problem, Sharding, Stage, objective_seconds
+from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.request import PlanRequest
+from tvm_split.planner.search.instance import TOLERANCE, names_of
+from tvm_split.planner.shard_blocks import blocks_of
+from tvm_split.planner.shard_search import Segment, Way, cheapest
+from tvm_split.planner.tensor_types import shape_of, tensors_in
+from tvm_split.relay_passes.contract import main_function, operations_of
+from tvm_split.relay_passes.rewrite import operator_name
+from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.steps import StepProgress
+
+MOST_TIMED = 3
+WORTH_TIMING = 1.25
+"""An estimate may be so many times what is to be beaten: parts often take less than their share of a piece's work."""
+MOST_TRIES = 40
+"""How often a rewrite is asked how far a stage can reach, for one way of sharing."""
+SIZES = (2, 3, 4)
+"""Of the sets of machines that share, besides all of them: each size the fastest."""
+BALANCING = 3
+ROOM = 0.97
+"""Of a memory that is too small: what a part takes is not exactly in proportion to its share."""
+
+
+@dataclass(frozen=True)
+class SharedPlan:
+    """Stages of layers, some of them shared, and what they do; ``is_timed`` if parts were timed in their own shapes."""
+
+    stages: tuple[Stage, ...]
+    parts: PlanParts
+    evaluation: Evaluation
+    is_timed: bool = False
+
+    @property
+    def words(self) -> str:
+        """What is shared by whom."""
+        shared = [stage for stage in self.stages if stage.sharding]
+        how = dict.fromkeys(f"{each.sharding.axis} ({each.sharding.exchange})" for each in shared if each.sharding)
+        machines = dict.fromkeys(machine for stage in shared for machine in stage.machines)
+        return f"{names_of(list(how))} shared by {names_of(list(machines))}"
+
+    def compared(self, why: str) -> ComparedPlan:
+        counted = tuple(("+".join(stage.machines), len(stage.layers)) for stage in self.stages)
+        evaluation = self.evaluation
+        return ComparedPlan(self.words, counted, evaluation.period_seconds, evaluation.latency_seconds, why)
+
+
+class SharedPlans:
+    """Looks for plans with shared stages, for the machines of a problem.
+
+    ``make_plan`` makes a plan of stages, with the machines' targets; to estimate, no target is needed.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        profile: ClusterProfile,
+        problem: Problem,
+        request: PlanRequest,
+        make_plan: Callable[[tuple[Stage, ...]], Plan],
+    ) -> None:
+        self._model = model
+        self._profile = profile
+        self._problem = problem
+        self._request = request
+        self._make_plan = make_plan
+        self._links = {(link.source, link.destination): link for link in problem.links}
+        self._estimates = PartEstimates(model, profile)
+        self._blocks = blocks_of(model.graph, profile, _forbidden(problem))
+        self._block_of = {layer: number for number, block in enumerate(self._blocks) for layer in block.layers}
+
+    def estimated(self, stages: tuple[Stage, ...]) -> SharedPlan:
+        """Raises a `PlanError` where the stages cannot be shared so, or have no links."""
+        parts = self._estimates.parts_of(self._plan(stages))
+        return SharedPlan(stages, parts, evaluate_parts(self._problem, parts))
+
+    def timed(
+        self, plans: Sequence[SharedPlan], cluster: Cluster, on_progress: StepProgress | None
+    ) -> tuple[SharedPlan, ...]:
+        """The same with their parts timed in their own shapes; errors as of `profile_parts`."""
+        found = profile_parts(
+            self._model,
+            [self._make_plan(each.stages) for each in plans],
+            cluster,
+            self._estimates,
+            database=self._request.database,
+            refresh=self._request.refresh,
+            on_progress=on_progress,
+        )
+        return tuple(
+            SharedPlan(each.stages, parts, evaluate_parts(self._problem, parts), True)
+            for each, parts in zip(plans, found, strict=True)
+        )
+
+    def candidates(self) -> tuple[SharedPlan, ...]:
+        """Plans that keep to what is demanded, the best by their estimates first."""
+        groups = self._ways()
+        together = [way for ways in groups for way in ways]
+        found: dict[tuple[Stage, ...], SharedPlan] = {}
+        for ways in [together, *groups]:
+            segments = cheapest(self._blocks, ways, self._links, *self._client_bytes())
+            if not any(segment.way for segment in segments):
+                continue
+            try:
+                plan = self._balanced(self.estimated(self._stages(segments)))
+            except PlanError:
+                continue  # together, runs of blocks may be impossible that are possible apart
+            if self._keeps_demands(plan):
+                found[plan.stages] = plan
+        return tuple(sorted(found.values(), key=self._value))
+
+    def kept(self, plans: Iterable[SharedPlan]) -> tuple[SharedPlan, ...]:
+        """Those that keep to what is demanded."""
+        return tuple(each for each in plans if self._keeps_demands(each))
+
+    def _value(self, plan: SharedPlan) -> float:
+        return objective_seconds(self._problem.objective, plan.evaluation)
+
+    def _keeps_demands(self, plan: SharedPlan) -> bool:
+        problem, evaluation = self._problem, plan.evaluation
+        return (
+            lack_of_memory(problem, evaluation) == 0
+            and problem.stages in (None, len(plan.stages))
+            and evaluation.period_seconds <= problem.maximum_period_seconds * (1 + TOLERANCE)
+            and evaluation.latency_seconds <= problem.maximum_latency_seconds * (1 + TOLERANCE)
+        )
+
+    def _client_bytes(self) -> tuple[float, float]:
+        inputs = sum(each.size_bytes for each in self._model.inputs)
+        return float(inputs), float(sum(each.size_bytes for each in self._model.outputs))
+
+    def _ways(self) -> list[list[Way]]:
+        """By how and by whom blocks are shared, the ways to do so."""
+        deadline = time.monotonic() + self._request.time_limit_seconds
+        found: list[list[Way]] = []
+        for machines in self._teams():
+            shares = _rounded(_in_proportion([self._seconds_on(machine) for machine in machines]))
+            for sharding in _shardings(self._model):
+                if time.monotonic() > deadline:
+                    return found
+                ways = list(self._ways_of(sharding, machines, shares))
+                if ways:
+                    found.append(ways)
+        return found
+
+    def _teams(self) -> Iterator[tuple[str, ...]]:
+        """Sets of machines, each of the fastest, in the order of the problem."""
+        order = [machine.name for machine in self._problem.machines]
+        able = [name for name in order if any(name in block.seconds for block in self._blocks)]
+        fastest = sorted(able, key=self._seconds_on)
+        most = min(len(able), self._problem.maximum_machines or len(able))
+        for size in sorted({*SIZES, most}):
+            if 2 <= size <= most:
+                yield tuple(sorted(fastest[:size], key=order.index))
+
+    def _seconds_on(self, machine: str) -> float:
+        times = next(each for each in self._profile.machines if each.machine == machine)
+        return sum(each.seconds for each in times.pieces.values())
+
+    def _ways_of(self, sharding: Sharding, machines: tuple[str, ...], shares: tuple[float, ...]) -> Iterator[Way]:
+        tries = MOST_TRIES
+        first, last = 0, len(self._blocks)
+        while first < last and tries:
+            end = last
+            while end > first and tries:
+                costs = self._costs(sharding, machines, shares, first, end)
+                tries -= 1
+                if costs is not None:
+                    yield Way(sharding, machines, shares, first, self._by_end(sharding, machines, shares, first, costs))
+                    break
+                end -= 1
+            first = max(end, first + 1)
+
+    def _by_end(
+        self,
+        sharding: Sharding,
+        machines: tuple[str, ...],
+        shares: tuple[float, ...],
+        first: int,
+        whole: Sequence[float],
+    ) -> dict[int, Sequence[float]]:
+        """The seconds of each block by where the stage ends: only halos that are computed twice depend on that."""
+        last = first + len(whole)
+        found: dict[int, Sequence[float]] = {last: whole}
+        depends = sharding.axis in ("rows", "columns") and sharding.exchange == "fused"
+        for end in range(first + 1, last):
+            costs = self._costs(sharding, machines, shares, first, end) if depends else whole[: end - first]
+            if costs is not None:
+                found[end] = costs
+        return found
+
+    def _costs(
+        self, sharding: Sharding, machines: tuple[str, ...], shares: tuple[float, ...], first: int, end: int
+    ) -> list[float] | None:
+        """The seconds of each block of a shared stage with what is exchanged in it; None if it cannot be shared so."""
+        if not all(machine in block.seconds for block in self._blocks[first:end] for machine in machines):
+            return None
+        way = Way(sharding, machines, shares, first, {})
+        ends = ((0, first), (end, len(self._blocks)))
+        around = [Segment(*span, way.holder) for span in ends if span[0] < span[1]]
+        stages = self._stages(sorted([*around, Segment(first, end, way.holder, way)], key=lambda each: each.first))
+        plan = self._plan(stages)
+        try:
+            placed = placed_model(self._model, plan)
+        except PlanError:
+            return None
+        shared = next(number for number, stage in enumerate(stages) if stage.sharding)
+        computing = self._computing(placed, plan, shared)
+        exchanging = self._exchanging(placed, shared)
+        return [
+            max((computing[block, machine] for machine in machines), default=0.0) + exchanging[block]
+            for block in range(first, end)
+        ]
+
+    def _computing(self, placed: PlacedModel, plan: Plan, shared: int) -> Mapping[tuple[int, str], float]:
+        """Seconds of the parts of a shared stage, by block and machine."""
+        found: defaultdict[tuple[int, str], float] = defaultdict(float)
+        for cost in self._estimates.costs(placed, plan):
+            if placed.origins[cost.stage] == shared and cost.layer in self._block_of:
+                machine = placed.plan.stages[cost.stage].machine
+                found[self._block_of[cost.layer], machine] += cost.together_seconds
+        return found
+
+    def _exchanging(self, placed: PlacedModel, shared: int) -> Mapping[int, float]:
+        """Seconds that machines of a shared stage wait for each other, by block: all links at the same time."""
+        own = {
+            stage.name: stage.machine
+            for stage, origin in zip(placed.plan.stages, placed.origins, strict=True)
+            if origin == shared
+        }
+        sizes: defaultdict[tuple[int, str], defaultdict[tuple[str, str], float]]
+        sizes = defaultdict(lambda: defaultdict(float))
+        for each in deliveries_of(placed):
+            taker = each.takers[0] if each.takers else ""
+            if each.source in own and taker in own and own[each.source] != own[taker]:
+                level = each.source.rpartition("_")[2]
+                block = self._block_of.get(placed.model.layers[each.tensor], 0)
+                sizes[block, level][own[each.source], own[taker]] += each.bytes
+        found: defaultdict[int, float] = defaultdict(float)
+        for (block, _), crossing in sizes.items():
+            found[block] += max(self._link_seconds(*ends, size) for ends, size in crossing.items())
+        return found
+
+    def _link_seconds(self, source: str, end: str, size: float) -> float:
+        link = self._links.get((source, end))
+        return float("inf") if link is None else link.latency_seconds + size / link.bytes_per_second
+
+    def _stages(self, segments: Sequence[Segment]) -> tuple[Stage, ...]:
+        groups = [
+            [layer for block in self._blocks[segment.first : segment.end] for layer in block.layers]
+            for segment in segments
+        ]
+        whole = with_independent_layers(self._model.graph, groups)
+        return named(
+            Stage((segment.machine,), tuple(layers))
+            if segment.way is None
+            else Stage(segment.way.machines, tuple(layers), segment.way.shares, sharding=segment.way.sharding)
+            for segment, layers in zip(segments, whole, strict=True)
+        )
+
+    def _plan(self, stages: tuple[Stage, ...]) -> Plan:
+        """A plan to be rewritten by, whose machines have no targets of their own."""
+        machines = tuple(PlannedMachine(machine.name, {"kind": "llvm"}, 1) for machine in self._problem.machines)
+        return Plan(self._model.name, self._problem.objective, "", machines, stages)
+
+    def _balanced(self, plan: SharedPlan) -> SharedPlan:
+        """The plan with shares by which the machines of each stage are done at the same time, if that is better.
+
+        Machines whose memory is too small get as much less as they are over it.
+        """
+        best = plan
+        for _ in range(BALANCING):
+            crowded = lack_of_memory(self._problem, plan.evaluation) > 0
+            stages = tuple(
+                self._lightened(stage, plan.evaluation) if crowded else _rebalanced(stage, plan.parts)
+                for stage in plan.stages
+            )
+            if stages == plan.stages:
+                break
+            try:
+                plan = self.estimated(stages)
+            except PlanError:
+                break  # a share of nothing
+            if self._rank(plan) < self._rank(best):
+                best = plan
+        return best
+
+    def _rank(self, plan: SharedPlan) -> tuple[float, float]:
+        return lack_of_memory(self._problem, plan.evaluation), self._value(plan)
+
+    def _lightened(self, stage: Stage, evaluation: Evaluation) -> Stage:
+        """A shared stage with less for the machines that have too much to hold, and more for the others."""
+        limits = {machine.name: machine.memory_bytes for machine in self._problem.machines}
+        fills = {load.machine: load.memory_bytes / limits[load.machine] for load in evaluation.loads}
+        if stage.sharding is None or min(fills[machine] for machine in stage.machines) >= 1:
+            return stage
+        less = [
+            part / fills[machine] * ROOM if fills[machine] > 1 else part
+            for machine, part in zip(stage.machines, stage.shares, strict=True)
+        ]
+        light = sum(part for machine, part in zip(stage.machines, less, strict=True) if fills[machine] <= 1)
+        more = (light + 1.0 - sum(less)) / light
+        shares = [part * (1 if fills[name] > 1 else more) for name, part in zip(stage.machines, less, strict=True)]
+        return replace(stage, shares=_rounded(shares))
+
+
+def worth_timing(plans: Sequence[SharedPlan], problem: Problem, beat_seconds: float) -> tuple[SharedPlan, ...]:
+    """The few whose estimates are not too far from what is to be beaten."""
+    near = [
+        each for each in plans if objective_seconds(problem.objective, each.evaluation) <= WORTH_TIMING * beat_seconds
+    ]
+    return tuple(near[:MOST_TIMED])
+
+
+def _forbidden(problem: Problem) -> dict[str, frozenset[str]]:
+    """By piece, the machines that pins keep it off, and those without a link to the client where it needs one."""
+    names = frozenset(machine.name for machine in problem.machines)
+    linked = {(link.source, link.destination) for link in problem.links}
+    found: dict[str, frozenset[str]] = {}
+    for pin in problem.pins:
+        off = frozenset({pin.machine}) if pin.forbidden else names - {pin.machine}
+        found[pin.piece] = found.get(pin.piece, frozenset()) | off
+    for edge in problem.edges:
+        if edge.source == CLIENT != edge.destination:
+            off = frozenset(name for name in names if (CLIENT, name) not in linked)
+            found[edge.destination] = found.get(edge.destination, frozenset()) | off
+        elif edge.destination == CLIENT != edge.source:
+            off = frozenset(name for name in names if (name, CLIENT) not in linked)
+            found[edge.source] = found.get(edge.source, frozenset()) | off
+    return found
+
+
+def _shardings(model: Model) -> tuple[Sharding, ...]:
+    """The ways that a model's operators suggest: the longer axis of its images, weights, heads, a batch."""
+    operations = operations_of(main_function(model.module))
+    operators = {operator_name(each.value) for each in operations}
+    images = [
+        shape
+        for each in operations
+        if operator_name(each.value) in ("relax.nn.conv2d", "relax.nn.max_pool2d", "relax.nn.avg_pool2d")
+        for tensor in tensors_in(each.value.args[0].ty)
+        if len(shape := shape_of(tensor)) == 4
+    ]
+    found: list[Sharding] = []
+    if images:
+        axis: Axis = "rows" if images[0][2] >= images[0][3] else "columns"
+        found += [Sharding(axis, "fused"), Sharding(axis, "each")]
+    if any(str(name).startswith(("relax.nn.conv", "relax.matmul")) for name in operators):
+        found += [Sharding("channels", "fused"), Sharding("channels", "each")]
+    if any(str(name).startswith(("relax.nn.softmax", "relax.nn.attention")) for name in operators):
+        found.append(Sharding("heads", "fused"))
+    if model.inputs and model.inputs[0].shape[:1] > (1,):
+        found.append(Sharding("batch", "fused"))
+    return tuple(found)
+
+
+def _in_proportion(seconds: Iterable[float]) -> list[float]:
+    """Shares by which all would be done at the same time."""
+    rates = [1.0 / each if each > 0 else 1.0 for each in seconds]
+    return [rate / sum(rates) for rate in rates]
+
+
+def _rounded(shares: Sequence[float]) -> tuple[float, ...]:
+    """To hundredths, as people write them; the largest takes what is left."""
+    found = [max(0.01, round(share, 2)) for share in shares]
+    largest = found.index(max(found))
+    found[largest] = round(1.0 - sum(each for place, each in enumerate(found) if place != largest), 2)
+    return tuple(found)
+
+
+def _rebalanced(stage: Stage, plan: PlanParts) -> Stage:
+    if stage.sharding is None:
+        return stage
+    took: defaultdict[str, float] = defaultdict(float)
+    for part in plan.parts:
+        if part.stage == stage.name:
+            took[part.machine] += part.together_seconds
+    if not all(took[machine] > 0 for machine in stage.machines):
+        return stage
+    wanted = [share / took[machine] for share, machine in zip(stage.shares, stage.machines, strict=True)]
+    return replace(stage, shares=_rounded([each / sum(wanted) for each in wanted]))
