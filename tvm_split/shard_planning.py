@@ -124,7 +124,7 @@ class SharedPlans:
         found: dict[tuple[Stage, ...], SharedPlan] = {}
         for ways in [together, *groups]:
             segments = cheapest(self._blocks, ways, self._links, *self._client_bytes())
-            if not any(segment.way for segment in segments):
+            if not segments:
                 continue
             try:
                 plan = self._balanced(self.estimated(self._stages(segments)))

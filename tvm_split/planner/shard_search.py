@@ -1,8 +1,9 @@
 """Which blocks of a model machines should share, and how: the cheapest way through, by estimates. Numbers only.
 
-Dynamic programming over (blocks done, machine that has what they made). From there either one more block is computed by
-one machine, or a stage is shared that ends some blocks later, and what it made is put together on one machine again.
-What it finds is a candidate: its real latency is that of its `timetable`, which sees what overlaps.
+Dynamic programming over (blocks done, machine that has what they made, whether any was shared). From there either one
+more block is computed by one machine, or a stage is shared that ends some blocks later, and what it made is put
+together on one machine again. Plans without shared stages are `search`'s, so here at least one is. What it finds is a
+candidate: its real latency is that of its `timetable`, which sees what overlaps.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 from tvm_split.planner.problem import ProblemLink, Sharding
 from tvm_split.planner.shard_blocks import Block
 from tvm_split.rpc_runtime.program.program import CLIENT
-
 
 STAGE_SECONDS = 1e-4
 """What one more stage has to gain: handing over and waking up take about this, and fewer stages are easier to read."""
@@ -69,33 +70,34 @@ def cheapest(
     input_bytes: float,
     output_bytes: float,
 ) -> tuple[Segment, ...]:
-    """The segments of least seconds, of neighbours on one machine one; none where no machine may compute a block."""
+    """The segments of least seconds of which one at least is shared; none where that cannot be."""
     machines = list(dict.fromkeys(name for block in blocks for name in block.seconds))
-    start = (0, CLIENT)
-    best: dict[tuple[int, str], float] = {start: 0.0}
-    came: dict[tuple[int, str], tuple[tuple[int, str], Segment]] = {}
+    start = _State(0, CLIENT, False)
+    best: dict[_State, float] = {start: 0.0}
+    came: dict[_State, tuple[_State, Segment]] = {}
 
-    def reach(before: tuple[int, str], segment: Segment, seconds: float) -> None:
-        state = (segment.end, segment.machine)
-        if segment.way is not None or before[1] != segment.machine:
+    def reach(before: _State, segment: Segment, seconds: float) -> None:
+        state = _State(segment.end, segment.machine, before.shared or segment.way is not None)
+        if segment.way is not None or before.holder != segment.machine:
             seconds += STAGE_SECONDS
         if seconds < best.get(state, math.inf):
             best[state], came[state] = seconds, (before, segment)
 
     for place in range(len(blocks)):
         alive = blocks[place - 1].bytes_after if place else input_bytes
-        for holder in (CLIENT,) if place == 0 else machines:
-            known = best.get((place, holder), math.inf)
+        holders = [_State(place, name, shared) for name in machines for shared in (False, True)] if place else [start]
+        for before in holders:
+            known = best.get(before, math.inf)
             if math.isinf(known):
                 continue
             for machine, seconds in blocks[place].seconds.items():
-                arrives = known + _seconds(links, holder, machine, alive)
-                reach((place, holder), Segment(place, place + 1, machine), arrives + seconds)
+                arrives = known + _seconds(links, before.holder, machine, alive)
+                reach(before, Segment(place, place + 1, machine), arrives + seconds)
             for way in ways:
                 # A client sends the whole: it computes nothing, and so cuts nothing.
-                parts = [1.0] * len(way.shares) if place == 0 else way.shares
+                parts = way.shares if place else [1.0] * len(way.shares)
                 arrives = known + _slowest(
-                    _seconds(links, holder, machine, alive * part)
+                    _seconds(links, before.holder, machine, alive * part)
                     for machine, part in zip(way.machines, parts, strict=True)
                 )
                 for end, seconds in way.ends(place):
@@ -105,16 +107,23 @@ def cheapest(
                             _seconds(links, each, machine, after * part)
                             for each, part in zip(way.machines, way.shares, strict=True)
                         )
-                        reach((place, holder), Segment(place, end, machine, way), arrives + seconds + gathers)
+                        reach(before, Segment(place, end, machine, way), arrives + seconds + gathers)
+    ends = [_State(len(blocks), name, True) for name in machines]
     last = min(
-        machines,
-        key=lambda name: best.get((len(blocks), name), math.inf) + _seconds(links, name, CLIENT, output_bytes),
-        default=CLIENT,
+        ends,
+        key=lambda end: best.get(end, math.inf) + _seconds(links, end.holder, CLIENT, output_bytes),
+        default=start,
     )
-    return _joined(_way_back(came, (len(blocks), last)))
+    return _joined(_way_back(came, last))
 
 
-def _way_back(came: Mapping[tuple[int, str], tuple[tuple[int, str], Segment]], state: tuple[int, str]) -> list[Segment]:
+class _State(NamedTuple):
+    place: int
+    holder: str
+    shared: bool
+
+
+def _way_back(came: Mapping[_State, tuple[_State, Segment]], state: _State) -> list[Segment]:
     found: list[Segment] = []
     while state in came:
         state, segment = came[state]
