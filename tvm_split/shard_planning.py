@@ -120,19 +120,23 @@ class SharedPlans:
     def candidates(self) -> tuple[SharedPlan, ...]:
         """Plans that keep to what is demanded, the best by their estimates first."""
         groups = self._ways()
-        together = [way for ways in groups for way in ways]
+        # Where memory is short, machines should have nothing to themselves that they could share.
+        return self._found_with(groups, all_shared=False) or self._found_with(groups, all_shared=True)
+
+    def _found_with(self, groups: Sequence[Sequence[Way]], *, all_shared: bool) -> tuple[SharedPlan, ...]:
         found: dict[tuple[Stage, ...], SharedPlan] = {}
-        for ways in [together, *groups]:
-            segments = cheapest(self._blocks, ways, self._links, *self._client_bytes())
+        for ways in [[way for each in groups for way in each], *groups]:
+            segments = cheapest(self._blocks, ways, self._links, *self._client_bytes(), all_shared=all_shared)
             if not segments:
                 continue
             try:
-                plan = self._balanced(self.estimated(self._stages(segments)))
+                plan = self.estimated(self._stages(segments))
             except PlanError:
                 continue  # together, runs of blocks may be impossible that are possible apart
-            if self._keeps_demands(plan):
-                found[plan.stages] = plan
-        return tuple(sorted(found.values(), key=self._value))
+            found[plan.stages] = plan
+        best = sorted(found.values(), key=self._rank)
+        balanced = [*map(self._balanced, best[:MOST_TIMED]), *best[MOST_TIMED:]]
+        return tuple(sorted(self.kept(balanced), key=self._value))
 
     def kept(self, plans: Iterable[SharedPlan]) -> tuple[SharedPlan, ...]:
         """Those that keep to what is demanded."""
@@ -186,55 +190,70 @@ class SharedPlans:
         tries = MOST_TRIES
         first, last = 0, len(self._blocks)
         while first < last and tries:
-            end = last
-            while end > first and tries:
-                costs = self._costs(sharding, machines, shares, first, end)
-                tries -= 1
-                if costs is not None:
-                    yield Way(sharding, machines, shares, first, self._by_end(sharding, machines, shares, first, costs))
-                    break
-                end -= 1
-            first = max(end, first + 1)
+            for end in range(last, first, -1):
+                way = Way(sharding, machines, shares, first, {})
+                if not tries or self._looked_ahead(way, end) is None:
+                    tries = max(0, tries - 1)
+                    continue
+                seconds = self._by_end(way, end)
+                if seconds:
+                    yield replace(way, seconds=seconds)
+                first = end - 1
+                break
+            first += 1
 
-    def _by_end(
-        self,
-        sharding: Sharding,
-        machines: tuple[str, ...],
-        shares: tuple[float, ...],
-        first: int,
-        whole: Sequence[float],
-    ) -> dict[int, Sequence[float]]:
-        """The seconds of each block by where the stage ends: only halos that are computed twice depend on that."""
-        last = first + len(whole)
+    def _by_end(self, way: Way, last: int) -> dict[int, Sequence[float]]:
+        """The seconds of each block by where the stage ends: only halos that are computed twice depend on that.
+
+        As rewritten for the last end; for others of fused tiles what is computed there is looked at only.
+        """
+        whole = self._costs(way, last)
+        if whole is None:
+            return {}
         found: dict[int, Sequence[float]] = {last: whole}
-        depends = sharding.axis in ("rows", "columns") and sharding.exchange == "fused"
-        for end in range(first + 1, last):
-            costs = self._costs(sharding, machines, shares, first, end) if depends else whole[: end - first]
-            if costs is not None:
-                found[end] = costs
+        fused = way.sharding.axis in ("rows", "columns") and way.sharding.exchange == "fused"
+        for end in range(way.begin + 1, last):
+            seconds = self._looked_ahead(way, end) if fused else whole[: end - way.begin]
+            if seconds is not None:
+                found[end] = seconds
         return found
 
-    def _costs(
-        self, sharding: Sharding, machines: tuple[str, ...], shares: tuple[float, ...], first: int, end: int
-    ) -> list[float] | None:
-        """The seconds of each block of a shared stage with what is exchanged in it; None if it cannot be shared so."""
-        if not all(machine in block.seconds for block in self._blocks[first:end] for machine in machines):
-            return None
-        way = Way(sharding, machines, shares, first, {})
-        ends = ((0, first), (end, len(self._blocks)))
+    def _plan_around(self, way: Way, end: int) -> tuple[Plan, int]:
+        """A plan whose machines share a way's blocks up to ``end``, and the position of that stage."""
+        ends = ((0, way.begin), (end, len(self._blocks)))
         around = [Segment(*span, way.holder) for span in ends if span[0] < span[1]]
-        stages = self._stages(sorted([*around, Segment(first, end, way.holder, way)], key=lambda each: each.first))
-        plan = self._plan(stages)
+        segments = sorted([*around, Segment(way.begin, end, way.holder, way)], key=lambda each: each.first)
+        return self._plan(self._stages(segments)), int(way.begin > 0)
+
+    def _may_share(self, way: Way, end: int) -> bool:
+        return all(machine in block.seconds for block in self._blocks[way.begin : end] for machine in way.machines)
+
+    def _looked_ahead(self, way: Way, end: int) -> list[float] | None:
+        """The seconds of each block without exchanges, as far as they are seen ahead; None if it cannot be shared."""
+        if not self._may_share(way, end):
+            return None
+        try:
+            found = self._estimates.looked_ahead(*self._plan_around(way, end))
+        except PlanError:
+            return None
+        seconds: defaultdict[tuple[int, str], float] = defaultdict(float)
+        for (layer, machine), each in found.items():
+            if layer in self._block_of:
+                seconds[self._block_of[layer], machine] += each
+        return [max(seconds[block, machine] for machine in way.machines) for block in range(way.begin, end)]
+
+    def _costs(self, way: Way, end: int) -> list[float] | None:
+        """The seconds of each block with what is exchanged in it, of the rewritten model; None if it cannot be."""
+        plan, shared = self._plan_around(way, end)
         try:
             placed = placed_model(self._model, plan)
         except PlanError:
             return None
-        shared = next(number for number, stage in enumerate(stages) if stage.sharding)
         computing = self._computing(placed, plan, shared)
         exchanging = self._exchanging(placed, shared)
         return [
-            max((computing[block, machine] for machine in machines), default=0.0) + exchanging[block]
-            for block in range(first, end)
+            max((computing[block, machine] for machine in way.machines), default=0.0) + exchanging[block]
+            for block in range(way.begin, end)
         ]
 
     def _computing(self, placed: PlacedModel, plan: Plan, shared: int) -> Mapping[tuple[int, str], float]:

@@ -27,7 +27,15 @@ from tvm_split.relay_passes.contract import main_function, names_of
 from tvm_split.relay_passes.rewrite import constant
 from tvm_split.relay_passes.shards.dealt_axes import Axis, leaves_of, shape_of, with_leaves
 from tvm_split.relay_passes.shards.decisions import Decisions, Step
-from tvm_split.relay_passes.shards.region import Region, RegionWriter, Sharded, ShardError, part_name, split_region
+from tvm_split.relay_passes.shards.region import (
+    Region,
+    RegionWriter,
+    Sharded,
+    ShardError,
+    part_name,
+    region_reader,
+    split_region,
+)
 from tvm_split.relay_passes.shards.summands import Use
 
 
@@ -48,15 +56,33 @@ def split_channels(
     """
 
     def split(writer: RegionWriter) -> Mapping[str, relax.Expr]:
-        by_heads = unit_by == "heads"
-        decisions = Decisions(writer.bindings, region, by_heads=by_heads, fused=exchange == "fused")
-        if not decisions.is_split or (by_heads and not decisions.has_heads):
-            missing = "attention's heads" if by_heads else "convolution or matrix product with constant weights"
-            instead = "use axis 'channels'" if by_heads else "use axis 'rows', or begin the shard earlier"
-            raise ShardError(f"{region.names[0]!r} to {region.names[-1]!r} have no {missing} to deal out: {instead}")
+        decisions = _decided(writer, unit_by, exchange)
         return _Emitter(writer, decisions, set(names_of(main_function(module)))).emit()
 
     return split_region(module, region, split)
+
+
+def require_channels(
+    module: tvm.IRModule,
+    region: Region,
+    *,
+    unit_by: Literal["channels", "heads"],
+    exchange: Literal["fused", "each"],
+) -> None:
+    """Raise the error that `split_channels` would raise, without rewriting anything."""
+    _decided(region_reader(module, region), unit_by, exchange)
+
+
+def _decided(
+    writer: RegionWriter, unit_by: Literal["channels", "heads"], exchange: Literal["fused", "each"]
+) -> Decisions:
+    by_heads, names = unit_by == "heads", writer.region.names
+    decisions = Decisions(writer.bindings, writer.region, by_heads=by_heads, fused=exchange == "fused")
+    if not decisions.is_split or (by_heads and not decisions.has_heads):
+        missing = "attention's heads" if by_heads else "convolution or matrix product with constant weights"
+        instead = "use axis 'channels'" if by_heads else "use axis 'rows', or begin the shard earlier"
+        raise ShardError(f"{names[0]!r} to {names[-1]!r} have no {missing} to deal out: {instead}")
+    return decisions
 
 
 class _Emitter:

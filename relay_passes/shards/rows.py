@@ -28,7 +28,14 @@ from tvm import relax
 from tvm_split.relay_passes.contract import dependent_names, main_function
 from tvm_split.relay_passes.rewrite import constant, substitute
 from tvm_split.relay_passes.shards.along.rule import Along, Emit, Operand, Range, Total, shape_of, sliced
-from tvm_split.relay_passes.shards.region import Region, RegionWriter, Sharded, part_name, split_region
+from tvm_split.relay_passes.shards.region import (
+    Region,
+    RegionWriter,
+    Sharded,
+    part_name,
+    region_reader,
+    split_region,
+)
 from tvm_split.relay_passes.shards.row_needs import (
     Needs,
     Value,
@@ -58,15 +65,44 @@ def split_rows(module: tvm.IRModule, region: Region, *, axis: int, exchange: str
     return split_region(module, region, partial(_split, module=module, axis=axis, exchange=exchange))
 
 
+def computed_rows(
+    module: tvm.IRModule, region: Region, *, axis: int, exchange: str | Collection[str]
+) -> dict[tuple[str, str], float]:
+    """What `split_rows` would have each machine compute of a region, without rewriting anything.
+
+    By variable and machine the share of its elements, more than the machine's part where halos are computed by several.
+    Errors are those of `split_rows`.
+    """
+    writer = region_reader(module, region)
+    values, _, _, needs = _looked_at(writer, module, axis, exchange)
+    found: dict[tuple[str, str], float] = {}
+    for (name, machine), (begin, end) in needs.computed.items():
+        value = values[name]
+        whole = value.operation.shape[value.rule.axis] if isinstance(value.rule, Along) else None
+        read = value.operation.operands[0]
+        length = read.shape[read.axis] if whole is None and read.axis is not None else whole
+        found[name, region.machines[machine]] = (end - begin) / (length or 1)
+    for name, machines in needs.whole.items():
+        if name in values and values[name].rule is None:
+            found.update({(name, region.machines[machine]): 1.0 for machine in machines})
+    return found
+
+
 def _split(
     writer: RegionWriter, *, module: tvm.IRModule, axis: int, exchange: str | Collection[str]
 ) -> Mapping[str, relax.Expr]:
+    return _Parts(writer, *_looked_at(writer, module, axis, exchange)).written()
+
+
+def _looked_at(
+    writer: RegionWriter, module: tvm.IRModule, axis: int, exchange: str | Collection[str]
+) -> tuple[Mapping[str, Value], Mapping[str, tuple[Range, ...]], Collection[str], Needs]:
+    """The values of a region, who owns what of them, which are exchanged, and what each machine computes and reads."""
     outside_axes = dict.fromkeys(_outside_with(axis, writer, module), axis)
     values = split_values(writer, outside_axes, AXES[axis])
     owned = owned_ranges(values, writer, AXES[axis])
     exchanged = exchanged_values(values, exchange, AXES[axis])
-    needs = needs_of(values, writer, owned, exchanged)
-    return _Parts(writer, values, owned, exchanged, needs).written()
+    return values, owned, exchanged, needs_of(values, writer, owned, exchanged)
 
 
 def _outside_with(axis: int, writer: RegionWriter, module: tvm.IRModule) -> set[str]:

@@ -8,6 +8,7 @@ is there before it begins, and what others need of it leaves when it ends. Level
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from graphlib import TopologicalSorter
@@ -28,9 +29,9 @@ from tvm_split.relay_passes.contract import (
     used_variables,
 )
 from tvm_split.relay_passes.partition import Placement
-from tvm_split.relay_passes.shards.channels import split_channels
+from tvm_split.relay_passes.shards.channels import require_channels, split_channels
 from tvm_split.relay_passes.shards.region import Region, Sharded, ShardError, part_name
-from tvm_split.relay_passes.shards.rows import split_rows
+from tvm_split.relay_passes.shards.rows import computed_rows, split_rows
 
 Rewrite = Callable[..., Sharded]
 REWRITES: Mapping[Axis, Rewrite] = {
@@ -39,6 +40,13 @@ REWRITES: Mapping[Axis, Rewrite] = {
     "columns": partial(split_rows, axis=3),
     "channels": partial(split_channels, unit_by="channels"),
     "heads": partial(split_channels, unit_by="heads"),
+}
+LOOKS: Mapping[Axis, Callable[..., Mapping[tuple[str, str], float] | None]] = {
+    "batch": partial(computed_rows, axis=0),
+    "rows": partial(computed_rows, axis=2),
+    "columns": partial(computed_rows, axis=3),
+    "channels": partial(require_channels, unit_by="channels"),
+    "heads": partial(require_channels, unit_by="heads"),
 }
 
 
@@ -101,6 +109,33 @@ def _operations(model: Model) -> list[relax.VarBinding]:
 def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
     """The model's module with one stage's operations parted."""
     assert stage.sharding is not None  # noqa: S101  (the caller has looked)
+    region = _region(model, stage, names)
+    with _said_of(stage):
+        return REWRITES[stage.sharding.axis](model.module, region, exchange=stage.sharding.exchange)
+
+
+def computed_shares(model: Model, stage: Stage) -> Mapping[tuple[str, str], float]:
+    """What machines would compute of a shared stage, without rewriting anything: errors are those of `placed_model`.
+
+    By variable and machine the share of its elements, more than the machine's own where halos are computed by several;
+    nothing for channels and heads, of which every machine computes its share.
+    """
+    assert stage.sharding is not None  # noqa: S101  (the caller has looked)
+    layers = set(stage.layers)
+    region = _region(model, stage, [name for name, layer in model.layers.items() if layer in layers])
+    with _said_of(stage):
+        return LOOKS[stage.sharding.axis](model.module, region, exchange=stage.sharding.exchange) or {}
+
+
+@contextmanager
+def _said_of(stage: Stage) -> Iterator[None]:
+    try:
+        yield
+    except ShardError as error:
+        raise PlanError(f"{stage.name} on {', '.join(stage.machines)} cannot be shared: {error}") from error
+
+
+def _region(model: Model, stage: Stage, names: Sequence[str]) -> Region:
     same = {part_name("", machine): machine for machine in stage.machines}
     alike = next((machine for machine in stage.machines if machine not in same.values()), None)
     if alike is not None:
@@ -110,18 +145,15 @@ def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
         )
     order = list(model.layers)
     begin, end = order.index(names[0]), order.index(names[-1])
-    between = next((name for name in order[begin:end] if name not in names), None)
+    inside = set(names)
+    between = next((name for name in order[begin:end] if name not in inside), None)
     if between is not None:
         before, behind = model.layers[order[order.index(between) - 1]], model.layers[names[-1]]
         raise PlanError(
             f"{stage.name} on {', '.join(stage.machines)} cannot be shared: layer {model.layers[between]!r} is "
             f"executed between {before!r} and {behind!r}; put it into the shard, or end the shard before it"
         )
-    region = Region(tuple(names), stage.machines, stage.shares)
-    try:
-        return REWRITES[stage.sharding.axis](model.module, region, exchange=stage.sharding.exchange)
-    except ShardError as error:
-        raise PlanError(f"{stage.name} on {', '.join(stage.machines)} cannot be shared: {error}") from error
+    return Region(tuple(names), stage.machines, stage.shares)
 
 
 def _placed_cuts_and_joins(model: Model, plan: Plan, homes: Mapping[str, _Home]) -> dict[str, _Home]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from tvm_split.compiler.sharding import PlacedModel, placed_model
+from tvm_split.compiler.sharding import PlacedModel, computed_shares, placed_model
 from tvm_split.model import Model
 from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND, calls
 from tvm_split.planner.parts import Delivery, Part, PlanParts
@@ -57,13 +57,20 @@ class PartEstimates:
         self._model = model
         self._hosts = {each.machine: each.hostname for each in profile.machines}
         piece_of = {layer: piece for piece in profile.pieces for layer in piece.layers}
+        dependent = dependent_names(main_function(model.module))
         work: dict[str, float] = {}
         held: dict[str, float] = {}
         constants = _constant_bytes(model)
-        for name, operations, moved in calls(model.module):
+        # What is made of constants alone is made once, when a stage is compiled.
+        self._roofline = {
+            name: _roofline_seconds(operations, moved)
+            for name, operations, moved in calls(model.module)
+            if name in dependent
+        }
+        for name, seconds in self._roofline.items():
             piece = piece_of.get(model.layers.get(name, ""))
             if piece is not None:
-                work[piece.name] = work.get(piece.name, 0.0) + _roofline_seconds(operations, moved)
+                work[piece.name] = work.get(piece.name, 0.0) + seconds
                 held[piece.name] = held.get(piece.name, 0.0) + constants.get(name, 0)
         self._rates: dict[tuple[str, str], _Rate] = {}
         self._prepacked: dict[str, float] = {}
@@ -142,6 +149,22 @@ class PartEstimates:
             if layer not in self._model.graph.independent
         )
         return "measured" if known and plan.stages[stage].sharding is None else "estimated"
+
+    def looked_ahead(self, plan: Plan, stage: int) -> Mapping[tuple[str, str], float]:
+        """Seconds that machines would compute of a shared stage, by layer and machine, without rewriting anything.
+
+        What is sliced, exchanged and put together is not in it. Errors are those of `parts_of`.
+        """
+        shared = plan.stages[stage]
+        company = {machine: self.in_company(plan, stage, machine) for machine in shared.machines}
+        found: dict[tuple[str, str], float] = {}
+        for (name, machine), share in computed_shares(self._model, shared).items():
+            layer = self._model.layers[name]
+            rate = self._rates.get((machine, layer))
+            if rate is not None and name in self._roofline:
+                seconds = (rate.contended_seconds if company[machine] else rate.seconds) * self._roofline[name] * share
+                found[layer, machine] = found.get((layer, machine), 0.0) + seconds
+        return found
 
     def in_company(self, plan: Plan, stage: int, machine: str) -> bool:
         """Whether others of a machine's host compute a stage of a plan together with it."""

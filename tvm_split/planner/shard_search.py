@@ -69,8 +69,14 @@ def cheapest(
     links: Mapping[tuple[str, str], ProblemLink],
     input_bytes: float,
     output_bytes: float,
+    *,
+    all_shared: bool = False,
 ) -> tuple[Segment, ...]:
-    """The segments of least seconds of which one at least is shared; none where that cannot be."""
+    """The segments of least seconds of which one at least is shared; none where that cannot be.
+
+    With ``all_shared`` no machine has a block to itself that there is a way to share.
+    """
+    shareable = {block for way in ways for end in way.seconds for block in range(way.begin, end) if all_shared}
     machines = list(dict.fromkeys(name for block in blocks for name in block.seconds))
     start = _State(0, CLIENT, False)
     best: dict[_State, float] = {start: 0.0}
@@ -90,7 +96,8 @@ def cheapest(
             known = best.get(before, math.inf)
             if math.isinf(known):
                 continue
-            for machine, seconds in blocks[place].seconds.items():
+            alone = {} if place in shareable else blocks[place].seconds
+            for machine, seconds in alone.items():
                 arrives = known + _seconds(links, before.holder, machine, alive)
                 reach(before, Segment(place, place + 1, machine), arrives + seconds)
             for way in ways:
