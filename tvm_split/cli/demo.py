@@ -21,12 +21,16 @@ def demo(
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the bundle, the IR and the timeline go.")
     ] = Path("demo-output"),
     workers: Annotated[int, typer.Option(min=1, max=4, help="Worker processes that the network is split over.")] = 3,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Let all workers compute each layer together, by rows and by channels.")
+    ] = False,
     json: options.JsonOption = False,
 ) -> None:
     """Train a small network on real handwritten digits, split it over worker processes, and show what happens.
 
     It shows each machine's program with what it receives and sends, what was compiled, the accuracy before and after
-    the split, and a timeline in which the machines compute different micro-batches at the same time.
+    the split, and a timeline in which the machines compute different micro-batches at the same time, or, with --shard,
+    parts of the same one.
     """
     missing = [name for name in NEEDED_PACKAGES if find_spec(name) is None]
     if missing:
@@ -36,7 +40,7 @@ def demo(
     from tvm_split.demo.demonstration import demonstrate
 
     with step_progress("starting") as report:
-        found = demonstrate(workers, output, report)
+        found = demonstrate(workers, output, report, shard=shard)
     write_files(found, output)
     if json:
         print_json(as_json(found, output))

@@ -13,7 +13,7 @@ import numpy as np
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiling import compile, cut_model
-from tvm_split.demo.network import split_over
+from tvm_split.demo.network import shards_over, split_over
 from tvm_split.demo.short_form import short_form
 from tvm_split.demo.training import Digits, accuracy, load_digits, scores_of, train
 from tvm_split.deployment.deployment import Deployment, deploy
@@ -68,28 +68,31 @@ class Demonstration:
         return self.test_images // MICRO_BATCH
 
 
-def demonstrate(workers: int, folder: Path, on_step: StepProgress) -> Demonstration:
+def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: bool = False) -> Demonstration:
     """Run it all; the bundle, with the full IR, is left in ``folder / "bundle"``.
+
+    With ``shard`` all workers compute each layer together, and what is shown are micro-batches one after the other.
 
     Raises:
         VerificationError: the split network does not give the scores of the whole one.
-        PlanError: too many workers.
+        PlanError: too many workers, or too few to share layers.
     """
     steps = 5
     on_step("reading the digits", 0, steps)
     cluster = Cluster.local(workers=workers)
-    split = split_over(cluster.machine_names)
+    names = cluster.machine_names
+    split, shards = (None, shards_over(names)) if shard else (split_over(names), ())
     digits = load_digits(SEED)
     network = train(digits, SEED, lambda done, epochs: on_step(f"training, epoch {done} of {epochs}", 1, steps))
     on_step("planning", 2, steps)
     model = load_model(network, (digits.test_images[:MICRO_BATCH],))
-    planned = plan(model, cluster, split=split)
+    planned = plan(model, cluster, split=split, shards=shards)
     short_forms = {machine: short_form(module) for machine, module in cut_model(model, planned).machine_modules.items()}
     bundle = compile(model, planned, on_progress=lambda what, done, parts: on_step(what, 3, steps))
     bundle.save(folder / "bundle")
     on_step(f"running the test set on {workers} workers", 4, steps)
     with deploy(bundle, cluster) as deployment:
-        ran = _run(deployment, digits)
+        ran = _run(deployment, digits, shows_stream=not shard)
     expected = scores_of(network, digits.test_images)
     largest_difference = float(np.abs(ran.scores - expected).max())
     if not largest_difference <= ALLOWED_DIFFERENCE:
@@ -109,13 +112,13 @@ def demonstrate(workers: int, folder: Path, on_step: StepProgress) -> Demonstrat
     )
 
 
-def _run(deployment: Deployment, digits: Digits) -> Run:
+def _run(deployment: Deployment, digits: Digits, *, shows_stream: bool) -> Run:
     batches = digits.test_images.reshape(-1, MICRO_BATCH, *digits.test_images.shape[1:])
     # The first ones through a pipeline open connections and touch all memory for the first time.
     for _ in deployment.stream(itertools.islice(itertools.cycle(batches), WARM_UP_MICRO_BATCHES)):
         pass
     start = time.perf_counter()
-    results = list(deployment.stream(batches))
+    results = list(deployment.stream(batches)) if shows_stream else [deployment.run(batch) for batch in batches]
     passes = max(1, int(ROUND_SECONDS / (time.perf_counter() - start)))
     first_events = first_micro_batches(deployment.trace(), WARM_UP_MICRO_BATCHES, SHOWN_MICRO_BATCHES)
     repeated = [*batches] * passes

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tvm_split.errors import PlanError
+from tvm_split.planner.shard import Shard
 
 IMAGE_SIZE = 8
 CHANNELS = 3
@@ -52,3 +53,18 @@ def split_over(machine_names: tuple[str, ...]) -> dict[str, list[str]]:
         )
     parts = LAYERS_BY_MACHINE[len(machine_names)]
     return {machine: list(layers) for machine, layers in zip(machine_names, parts, strict=True)}
+
+
+def shards_over(machine_names: tuple[str, ...]) -> tuple[Shard, ...]:
+    """All layers on all machines: convolutions by rows, with halos exchanged, and the others by channels.
+
+    Raises:
+        PlanError: one machine, or more than can share an image of `IMAGE_SIZE` rows.
+    """
+    if not 1 < len(machine_names) <= max(LAYERS_BY_MACHINE):
+        raise PlanError(
+            f"layers of the demonstration can be shared by 2 to {max(LAYERS_BY_MACHINE)} workers, "
+            f"{len(machine_names)} were asked for"
+        )
+    shares = dict.fromkeys(machine_names, 1 / len(machine_names))
+    return Shard("conv1", "relu2", "rows", shares, "each"), Shard("flatten", "fc2", "channels", shares)

@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from tvm_split.demo.network import shards_over
+from tvm_split.errors import PlanError
+
 COMMAND = [sys.executable, "-c", "from tvm_split_command import main; main()", "demo"]
 PNG = b"\x89PNG"
 
@@ -61,3 +64,33 @@ def test_it_is_measured_long_enough_to_say_something(found):
     assert report["gain"] == pytest.approx(report["one_by_one_seconds"] / report["pipelined_seconds"])
     passes = (report["stages"][0]["micro_batches"] - 60) / report["micro_batches"]
     assert passes * (report["one_by_one_seconds"] + report["pipelined_seconds"]) / 2 > 0.5
+
+
+@pytest.mark.slow
+def test_all_machines_compute_each_layer_together(tmp_path):
+    ended = subprocess.run(
+        [*COMMAND, "--shard", "--workers", "2", "--json", "--output", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout)
+    assert report["accuracy_unsplit"] == report["accuracy_split"] > 0.95
+    layers = {
+        machine: {layer for stage in report["compiled"] if stage["machine"] == machine for layer in stage["layers"]}
+        for machine in ("machine-a", "machine-b")
+    }
+    assert (
+        layers["machine-a"]
+        == layers["machine-b"]
+        == {"conv1", "relu1", "conv2", "relu2", "flatten", "fc1", "relu3", "fc2"}
+    )
+    assert "_halo_for_machine_b" in (tmp_path / "bundle" / "ir" / "machine-a.py").read_text()
+
+
+@pytest.mark.parametrize("workers", [1, 5])
+def test_layers_are_shared_by_as_many_as_there_are_rows_for(workers):
+    with pytest.raises(PlanError, match=f"shared by 2 to 4 workers, {workers} were asked for"):
+        shards_over(tuple(f"machine-{number}" for number in range(workers)))
