@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -31,7 +32,7 @@ from tvm_split.rpc_runtime.program.codec import Codec, encoded_bytes, fitting
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.transports import link_answer
+from tvm_split.rpc_runtime.transports import link_answer, link_end, mpi, shared_memory
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.links import OUTBOX
 from tvm_split.rpc_runtime.transports.shared_memory import SharedMemoryCarrier, host_proof
@@ -169,16 +170,20 @@ def test_no_more_is_under_way_than_there_are_credits(transport: Transport, calle
 
 
 @every_transport
-@caller_sends
-def test_ends_that_say_nothing_stay_open(transport: Transport, caller_sends: bool) -> None:
+def test_ends_that_say_nothing_stay_open(transport: Transport) -> None:
     """For longer than silence is allowed: both say that they are there."""
-    routes = routes_of(((8,), "uint8"))
-    sender, receiver = Sender(routes), Receiver(routes)
-    with joined(transport, *ends(sender, receiver, caller_sends)) as (answering, calling):
-        assert not answering.ended.wait(5.5)
-        assert not calling.ended.is_set()
-        send_all(sender, routes, 1)
-        assert receiver.wait(1)
+    routes, silent = routes_of(((8,), "uint8")), []
+    with contextlib.ExitStack() as stack:
+        for caller_sends in (True, False):
+            sender, receiver = Sender(routes), Receiver(routes)
+            link = stack.enter_context(joined(transport, *ends(sender, receiver, caller_sends)))
+            silent.append((sender, receiver, *link))
+        time.sleep(link_end.SILENCE_SECONDS + 1.5)
+        for sender, receiver, answering, calling in silent:
+            assert not answering.ended.is_set()
+            assert not calling.ended.is_set()
+            send_all(sender, routes, 1)
+            assert receiver.wait(1)
 
 
 @every_transport
@@ -287,7 +292,9 @@ def test_a_peer_that_is_killed_is_noticed_at_once_and_leaves_nothing(transport: 
 
 
 @every_transport
-def test_a_peer_that_stands_still_is_given_up(transport: Transport, role: str) -> None:
+def test_a_peer_that_stands_still_is_given_up(transport: Transport, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (link_end, shared_memory, mpi):
+        monkeypatch.setattr(module, "SILENCE_SECONDS", 2.0)
     route = one_route(1000)
     sender, receiver = Sender([route]), Receiver([route])
     answers = receiver.link if role == "send" else sender.link
@@ -303,6 +310,7 @@ def test_a_peer_that_stands_still_is_given_up(transport: Transport, role: str) -
         peer.signal(signal.SIGSTOP)
         assert answering.ended.wait(10)
         assert "nothing" in str(answering.ends[0])
+        assert "for 2 seconds" in str(answering.ends[0])
 
 
 NONSENSE = {
