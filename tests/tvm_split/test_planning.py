@@ -19,6 +19,7 @@ from tvm_split.planner.replanning import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import plan_again, plan_as_requested, pose, predict_stages
 
+pytestmark = pytest.mark.usefixtures("busy_machine")
 A, B = "machine-a", "machine-b"
 LAYERS = ("conv_1", "relu_1", "conv_2", "flatten", "dense")
 
@@ -44,7 +45,6 @@ def layer_counts(plan):
     return {machine: len(layers) for machine, layers in layers_on(plan).items()}
 
 
-@pytest.mark.usefixtures("busy_machine")
 def test_measured_on_workers_and_kept(model):
     steps = []
     found = tvm_split.plan(model, tvm_split.Cluster.local(workers=2), on_progress=lambda *step: steps.append(step[0]))

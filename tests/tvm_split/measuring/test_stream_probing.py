@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import signal
 from collections.abc import Callable, Iterator
 
@@ -12,7 +13,6 @@ import pytest
 from tvm_split.measuring import link_samples, stream_probing
 from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.stream_probing import PRODUCTS, probe_streams
-from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import WorkerError
@@ -21,22 +21,25 @@ A, B = "left", "right"
 Opened = Callable[[str, int], Pipeline]
 
 
-@pytest.fixture
-def workers() -> Iterator[LocalWorkers]:
-    with LocalWorkers([A, B]) as started:
-        yield started
+@pytest.fixture(scope="module")
+def programs() -> ProbePrograms:
+    return ProbePrograms(dict.fromkeys((A, B), platform.machine()))
 
 
-@pytest.fixture
-def opened(workers: LocalWorkers) -> Opened:
-    architecture = describe(workers.endpoints[A], 30.0).architecture
-    programs = ProbePrograms({A: architecture, B: architecture})
+@pytest.fixture(scope="module")
+def opened(programs: ProbePrograms) -> Iterator[Opened]:
+    with LocalWorkers([A, B]) as workers:
+        yield opened_on(workers, programs)
+
+
+def opened_on(workers: LocalWorkers, programs: ProbePrograms) -> Opened:
     return lambda name, products: Pipeline.open(
         programs.busy(name, products), workers.endpoints, programs.blob_path, timeout_seconds=60.0
     )
 
 
-def test_each_machine_has_a_sample_of_every_duration(opened: Opened) -> None:
+def test_each_machine_has_a_sample_of_every_duration(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_probing, "ROUNDS", 2)
     found = probe_streams([A, B], opened, 60.0)
     assert set(found.samples) == {A, B}
     for samples in found.samples.values():
@@ -62,16 +65,16 @@ def test_medians_that_contradict_themselves_are_measured_again(opened: Opened, m
         assert bool(found.doubts) == (slowest == 0.0)
 
 
-def test_a_worker_that_dies_is_named(workers: LocalWorkers, opened: Opened) -> None:
+def test_a_worker_that_dies_is_named(programs: ProbePrograms) -> None:
     opened_so_far = 0
 
     def then_killed(name: str, products: int) -> Pipeline:
         nonlocal opened_so_far
-        pipeline = opened(name, products)
+        pipeline = opened_on(workers, programs)(name, products)
         opened_so_far += 1
         if opened_so_far == 2 * len(PRODUCTS):
             os.kill(workers.process_ids[B], signal.SIGKILL)
         return pipeline
 
-    with pytest.raises(WorkerError, match=B):
+    with LocalWorkers([A, B]) as workers, pytest.raises(WorkerError, match=B):
         probe_streams([A, B], then_killed, 60.0)
