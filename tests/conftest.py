@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+import tvm_split
 from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE
 from tvm_split.rpc_runtime.files import CACHE_VARIABLE
 
@@ -44,3 +45,11 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for variable in (CACHE_VARIABLE, STATE_VARIABLE):
             patch.setenv(variable, str(tmp_path_factory.mktemp("own")))
         yield
+
+
+@pytest.fixture(scope="session")
+def three_workers() -> Iterator[tvm_split.Cluster]:
+    """Three real worker processes, started once for the tests that only need some."""
+    with tvm_split.Cluster.local(workers=3, threads=1) as cluster:
+        cluster.endpoints()  # now, and not when a test counts its processes already
+        yield cluster

@@ -112,8 +112,10 @@ def test_wrong_inputs(bundle: tvm_split.Bundle, inputs: tuple, message: str) -> 
         deployment.run(*inputs)
 
 
-def test_a_wrong_input_in_a_stream_does_not_break_the_deployment(bundle: tvm_split.Bundle) -> None:
-    with tvm_split.deploy(bundle, tvm_split.Cluster.local(2)) as deployment:
+def test_a_wrong_input_in_a_stream_does_not_break_the_deployment(
+    bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster
+) -> None:
+    with tvm_split.deploy(bundle, three_workers) as deployment:
         (expected,) = deployment.run(X)
         with pytest.raises(tvm_split.InputError, match="its shape is"):
             list(deployment.stream([X, X, X[:, :1], X]))
@@ -134,12 +136,12 @@ def test_a_cluster_without_the_machine(bundle: tvm_split.Bundle) -> None:
         tvm_split.deploy(bundle, tvm_split.Cluster.local(1))
 
 
-def test_a_stage_for_a_gpu_that_is_not_there(model: tvm_split.Model) -> None:
+def test_a_stage_for_a_gpu_that_is_not_there(model: tvm_split.Model, three_workers: tvm_split.Cluster) -> None:
     cuda = Machine("machine-b", target={"kind": "cuda", "arch": "sm_90"})
     planned = tvm_split.plan(model, tvm_split.Cluster("local", (Machine("machine-a"), cuda)), split=SPLIT)
     bundle = tvm_split.compile(model, planned)
     with pytest.raises(tvm_split.ClusterError, match=r"stage_1 on 'machine-b' is compiled for CUDA.*no CUDA device"):
-        tvm_split.deploy(bundle, tvm_split.Cluster.local(2))
+        tvm_split.deploy(bundle, three_workers)
 
 
 def test_too_little_memory(bundle: tvm_split.Bundle) -> None:
@@ -217,12 +219,11 @@ class Words(nn.Module):
         return self.last(self.embedding(words))
 
 
-def test_a_word_that_does_not_exist_is_no_number_and_hurts_no_worker() -> None:
+def test_a_word_that_does_not_exist_is_no_number_and_hurts_no_worker(three_workers: tvm_split.Cluster) -> None:
     words = torch.zeros(2, 5, dtype=torch.int64)
-    cluster = tvm_split.Cluster.local(2)
     model = tvm_split.load_model(Words().eval(), (words,))
-    bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, stages=2, measure=False))
-    with tvm_split.deploy(bundle, cluster) as deployment:
+    bundle = tvm_split.compile(model, tvm_split.plan(model, three_workers, stages=2, measure=False))
+    with tvm_split.deploy(bundle, three_workers) as deployment:
         (expected,) = deployment.run(words)
         wrong = words.clone()
         wrong[0, 1], wrong[1, 2] = 10**12, -(10**12)
@@ -233,10 +234,12 @@ def test_a_word_that_does_not_exist_is_no_number_and_hurts_no_worker() -> None:
 
 
 INTERRUPTED = """
-import itertools, sys, torch, tvm_split
+import itertools, sys
+sys.modules["torch"] = None  # TVM imports it, and nobody here needs it
+import numpy, tvm_split
 bundle = tvm_split.Bundle.load(sys.argv[1])
 with tvm_split.deploy(bundle, tvm_split.Cluster.local(2)) as deployment:
-    for count, _ in enumerate(deployment.stream(torch.ones(1, 3, 6, 6) for _ in itertools.count())):
+    for count, _ in enumerate(deployment.stream(numpy.ones((1, 3, 6, 6), "float32") for _ in itertools.count())):
         if count == 20:
             print("streaming", flush=True)
 """

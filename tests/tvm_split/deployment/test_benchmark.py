@@ -27,9 +27,9 @@ def inputs():
     return [np.random.default_rng(seed).standard_normal(INPUT_SHAPE).astype(np.float32) for seed in range(2)]
 
 
-def test_on_workers(bundle, inputs):
+def test_on_workers(bundle, inputs, three_workers):
     steps = []
-    with tvm_split.deploy(bundle, tvm_split.Cluster.local(workers=2)) as deployment:
+    with tvm_split.deploy(bundle, three_workers) as deployment:
         deployment.run(inputs[0])
         assert [each.micro_batches for each in deployment.report().machines] == [1, 1]
         report = tvm_split.bench(

@@ -27,7 +27,7 @@ def bundle() -> tvm_split.Bundle:
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])
-def test_no_more_than_asked_for(bundle: tvm_split.Bundle, in_flight: int) -> None:
+def test_no_more_than_asked_for(bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster, in_flight: int) -> None:
     fed = 0
 
     def endless() -> Iterator[torch.Tensor]:
@@ -35,7 +35,7 @@ def test_no_more_than_asked_for(bundle: tvm_split.Bundle, in_flight: int) -> Non
         for fed in itertools.count(1):  # noqa: B007
             yield X
 
-    with tvm_split.deploy(bundle, tvm_split.Cluster.local(2), in_flight=in_flight) as deployment:
+    with tvm_split.deploy(bundle, three_workers, in_flight=in_flight) as deployment:
         stream = deployment.stream(endless())
         for taken in range(1, 100):
             next(stream)
@@ -54,9 +54,11 @@ def test_a_plan_for_latency_says_how_many(bundle: tvm_split.Bundle) -> None:
 
 
 @pytest.fixture(params=["local", "in process"])
-def deployment(bundle: tvm_split.Bundle, request: pytest.FixtureRequest) -> Iterator[tvm_split.Deployment]:
-    make = tvm_split.Cluster.local if request.param == "local" else tvm_split.Cluster.in_process
-    with tvm_split.deploy(bundle, make(2)) as opened:
+def deployment(
+    bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster, request: pytest.FixtureRequest
+) -> Iterator[tvm_split.Deployment]:
+    cluster = three_workers if request.param == "local" else tvm_split.Cluster.in_process(2)
+    with tvm_split.deploy(bundle, cluster) as opened:
         yield opened
 
 
