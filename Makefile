@@ -25,8 +25,9 @@ demo: setup
 TESTS ?= tests
 
 # Each file's tests stay together, in one of two processes: more would only take each other's cores on a small machine.
+# Files begin in their own order, and not with those of most tests, or few long tests would be waited for in the end.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not long"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not long"
 
 # What is slow by nature: tuning, profiles that are made again and again, callers that stay silent, long streams.
 test-slow: setup
@@ -41,7 +42,7 @@ TIMES ?= 20
 test-properties: setup
 	$(BIN)/python -m pytest -m hypothesis --examples-times $(TIMES) $(if $(SEED),--hypothesis-seed $(SEED)) --timeout 0 $(TESTS)
 
-# SECONDS for each of the fuzzers, which `make test` runs for some seconds each.
+# SECONDS for each of the fuzzers, which `make test` runs for a second each.
 fuzz: setup
 	FUZZ_SECONDS=$(or $(SECONDS),60) FUZZ_SEED=$(or $(SEED),0) $(BIN)/python -m pytest tests/fuzz -p no:xdist -o timeout=0
 
