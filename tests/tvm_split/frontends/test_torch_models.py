@@ -12,7 +12,10 @@ from tests.models.torch_models import small_models
 from tvm_split.frontends import load_model
 
 
-@pytest.mark.parametrize("name", ["resnet", "vgg", "mobilenet", "vit", "bert", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    ["resnet", "bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vgg", "mobilenet", "vit", "gpt2"))],
+)
 def test_network_has_torch_s_answer(name: str) -> None:
     module, inputs = small_models()[name]
     model = load_model(module, inputs, name=name)
