@@ -203,9 +203,13 @@ def _roofline_seconds(operations: float, moved: float) -> float:
 
 
 def _constant_bytes(model: Model) -> Mapping[str, int]:
-    """Bytes of the constants that each operation reads."""
-    return {
-        binding.var.name: sum(size_bytes(each.ty) for each in binding.value.args if is_tensor_constant(each))
-        for binding in operations_of(main_function(model.module))
-        if isinstance(binding.value, relax.Call)
-    }
+    """Bytes of the constants that each operation reads, as they are or as operations on constants alone make them."""
+    function = main_function(model.module)
+    dependent = dependent_names(function)
+    found: dict[str, int] = {}
+    for binding in operations_of(function):
+        read = binding.value.args if isinstance(binding.value, relax.Call) else ()
+        own = sum(size_bytes(each.ty) for each in read if is_tensor_constant(each))
+        made = {used.name for used in used_variables(binding.value)} - dependent
+        found[binding.var.name] = own + sum(found[name] for name in made)
+    return found
