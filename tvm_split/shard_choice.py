@@ -113,7 +113,7 @@ class ShardChoice:
             )
             lost += [each for each in whole.prediction.alternatives if each.stages != counted]
         lost.sort(key=self._value)
-        how = "timed in its own shape" if best.is_timed else "estimated"
+        how = "timed in their own shapes" if best.is_timed else "estimated"
         return Certificate(
             bound, f"splits inside layers considered, the best few {how}; the bound is of {DIVIDED}", "", tuple(lost)
         )

@@ -175,3 +175,20 @@ def test_parts_are_timed_in_their_own_shapes_on_workers(three_workers: tvm_split
     assert all(each.predicted for each in sizes.values())
     crossing = [each.tensor.size_bytes for each in bundle.program.routes if (each.source, each.destination) == (A, B)]
     assert sizes[A, B].predicted == sum(crossing)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::tvm_split.errors.OneMachineWarning")
+def test_what_workers_share_for_latency_is_measured(
+    convolutions: tvm_split.Model, three_workers: tvm_split.Cluster
+) -> None:
+    """Whether it pays is the machine's business; the plan says what was compared, and the answers are right."""
+    found = tvm_split.plan(convolutions, three_workers, objective="latency")
+    assert found.prediction is not None
+    said = f"{found.prediction.method} {found.prediction.why_no_more_machines}"
+    assert "splits inside layers considered, the best few timed in their own shapes" in said or "split inside" in said
+    assert {each.estimated_share for each in found.prediction.machines} == {0.0}
+    bundle = tvm_split.compile(convolutions, found)
+    with tvm_split.deploy(bundle, three_workers) as deployment, torch.no_grad():
+        (y,) = deployment.run(IMAGE)
+        np.testing.assert_allclose(y, wide_convolutions()(IMAGE).numpy(), rtol=1e-4, atol=1e-5)
