@@ -127,13 +127,13 @@ class SharedPlans:
         found: dict[tuple[Stage, ...], SharedPlan] = {}
         for ways in [[way for each in groups for way in each], *groups]:
             segments = cheapest(self._blocks, ways, self._links, *self._client_bytes(), all_shared=all_shared)
-            if not segments:
+            stages = self._stages(segments)
+            if not stages or stages in found:
                 continue
             try:
-                plan = self.estimated(self._stages(segments))
+                found[stages] = self.estimated(stages)
             except PlanError:
                 continue  # together, runs of blocks may be impossible that are possible apart
-            found[plan.stages] = plan
         best = sorted(found.values(), key=self._rank)
         balanced = [*map(self._balanced, best[:MOST_TIMED]), *best[MOST_TIMED:]]
         return tuple(sorted(self.kept(balanced), key=self._value))
@@ -290,6 +290,8 @@ class SharedPlans:
         return float("inf") if link is None else link.latency_seconds + size / link.bytes_per_second
 
     def _stages(self, segments: Sequence[Segment]) -> tuple[Stage, ...]:
+        if not segments:
+            return ()
         groups = [
             [layer for block in self._blocks[segment.first : segment.end] for layer in block.layers]
             for segment in segments
@@ -375,7 +377,7 @@ def _forbidden(problem: Problem) -> dict[str, frozenset[str]]:
 
 
 def _shardings(model: Model) -> tuple[Sharding, ...]:
-    """The ways that a model's operators suggest: the longer axis of its images, weights, heads, a batch."""
+    """The ways that a model's operators suggest, the likeliest first: there may be no time for all."""
     operations = operations_of(main_function(model.module))
     operators = {operator_name(each.value) for each in operations}
     images = [
@@ -389,10 +391,10 @@ def _shardings(model: Model) -> tuple[Sharding, ...]:
     if images:
         axis: Axis = "rows" if images[0][2] >= images[0][3] else "columns"
         found += [Sharding(axis, "fused"), Sharding(axis, "each")]
-    if any(str(name).startswith(("relax.nn.conv", "relax.matmul")) for name in operators):
-        found += [Sharding("channels", "fused"), Sharding("channels", "each")]
     if any(str(name).startswith(("relax.nn.softmax", "relax.nn.attention")) for name in operators):
         found.append(Sharding("heads", "fused"))
+    if any(str(name).startswith(("relax.nn.conv", "relax.matmul")) for name in operators):
+        found += [Sharding("channels", "fused"), Sharding("channels", "each")]
     if model.inputs and model.inputs[0].shape[:1] > (1,):
         found.append(Sharding("batch", "fused"))
     return tuple(found)
