@@ -31,8 +31,8 @@ from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
 from tvm_split.planner.shard import Shard
 from tvm_split.planner.shards_by_hand import stages_with_shards
 from tvm_split.progress import says_progress
-from tvm_split.shard_choice import Choice, ShardChoice
-from tvm_split.shard_planning import SharedPlans
+from tvm_split.shard_planning.choice import Choice, ShardChoice
+from tvm_split.shard_planning.shared_plans import SharedPlans
 from tvm_split.steps import StepProgress
 
 Names = Mapping[str, str | Sequence[str]]

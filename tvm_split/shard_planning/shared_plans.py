@@ -29,6 +29,7 @@ from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.search.instance import TOLERANCE, names_of
 from tvm_split.planner.shard_blocks import blocks_of
 from tvm_split.planner.shard_search import Segment, Way, cheapest
+from tvm_split.planner.share_balance import in_proportion, lightened, rebalanced, rounded
 from tvm_split.planner.tensor_types import shape_of, tensors_in
 from tvm_split.relay_passes.contract import main_function, operations_of
 from tvm_split.relay_passes.rewrite import operator_name
@@ -43,8 +44,6 @@ MOST_TRIES = 40
 SIZES = (2, 3, 4)
 """Of the sets of machines that share, besides all of them: each size the fastest."""
 BALANCING = 3
-ROOM = 0.97
-"""Of a memory that is too small: what a part takes is not exactly in proportion to its share."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ class SharedPlans:
         deadline = time.monotonic() + self._request.time_limit_seconds
         found: list[list[Way]] = []
         for machines in self._teams():
-            shares = _rounded(_in_proportion([self._seconds_on(machine) for machine in machines]))
+            shares = rounded(in_proportion([self._seconds_on(machine) for machine in machines]))
             for sharding in _shardings(self._model):
                 if time.monotonic() > deadline:
                     return found
@@ -315,10 +314,11 @@ class SharedPlans:
         Machines whose memory is too small get as much less as they are over it.
         """
         best = plan
+        limits = {machine.name: machine.memory_bytes for machine in self._problem.machines}
         for _ in range(BALANCING):
             crowded = lack_of_memory(self._problem, plan.evaluation) > 0
             stages = tuple(
-                self._lightened(stage, plan.evaluation) if crowded else _rebalanced(stage, plan.parts)
+                lightened(stage, plan.evaluation, limits) if crowded else rebalanced(stage, plan.parts)
                 for stage in plan.stages
             )
             if stages == plan.stages:
@@ -333,21 +333,6 @@ class SharedPlans:
 
     def _rank(self, plan: SharedPlan) -> tuple[float, float]:
         return lack_of_memory(self._problem, plan.evaluation), self._value(plan)
-
-    def _lightened(self, stage: Stage, evaluation: Evaluation) -> Stage:
-        """A shared stage with less for the machines that have too much to hold, and more for the others."""
-        limits = {machine.name: machine.memory_bytes for machine in self._problem.machines}
-        fills = {load.machine: load.memory_bytes / limits[load.machine] for load in evaluation.loads}
-        if stage.sharding is None or min(fills[machine] for machine in stage.machines) >= 1:
-            return stage
-        less = [
-            part / fills[machine] * ROOM if fills[machine] > 1 else part
-            for machine, part in zip(stage.machines, stage.shares, strict=True)
-        ]
-        light = sum(part for machine, part in zip(stage.machines, less, strict=True) if fills[machine] <= 1)
-        more = (light + 1.0 - sum(less)) / light
-        shares = [part * (1 if fills[name] > 1 else more) for name, part in zip(stage.machines, less, strict=True)]
-        return replace(stage, shares=_rounded(shares))
 
 
 def worth_timing(plans: Sequence[SharedPlan], problem: Problem, beat_seconds: float) -> tuple[SharedPlan, ...]:
@@ -398,30 +383,3 @@ def _shardings(model: Model) -> tuple[Sharding, ...]:
     if model.inputs and model.inputs[0].shape[:1] > (1,):
         found.append(Sharding("batch", "fused"))
     return tuple(found)
-
-
-def _in_proportion(seconds: Iterable[float]) -> list[float]:
-    """Shares by which all would be done at the same time."""
-    rates = [1.0 / each if each > 0 else 1.0 for each in seconds]
-    return [rate / sum(rates) for rate in rates]
-
-
-def _rounded(shares: Sequence[float]) -> tuple[float, ...]:
-    """To hundredths, as people write them; the largest takes what is left."""
-    found = [max(0.01, round(share, 2)) for share in shares]
-    largest = found.index(max(found))
-    found[largest] = round(1.0 - sum(each for place, each in enumerate(found) if place != largest), 2)
-    return tuple(found)
-
-
-def _rebalanced(stage: Stage, plan: PlanParts) -> Stage:
-    if stage.sharding is None:
-        return stage
-    took: defaultdict[str, float] = defaultdict(float)
-    for part in plan.parts:
-        if part.stage == stage.name:
-            took[part.machine] += part.together_seconds
-    if not all(took[machine] > 0 for machine in stage.machines):
-        return stage
-    wanted = [share / took[machine] for share, machine in zip(stage.shares, stage.machines, strict=True)]
-    return replace(stage, shares=_rounded([each / sum(wanted) for each in wanted]))

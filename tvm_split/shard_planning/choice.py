@@ -15,7 +15,7 @@ from tvm_split.planner.problem import Problem, Stage, Timed, gap_of, objective_s
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.division_bound import division_bound
 from tvm_split.planner.search.instance import names_of
-from tvm_split.shard_planning import SharedPlan, SharedPlans, worth_timing
+from tvm_split.shard_planning.shared_plans import SharedPlan, SharedPlans, worth_timing
 from tvm_split.steps import StepProgress
 from tvm_split.units import seconds_text
 

@@ -1,0 +1,59 @@
+"""Shares of a stage that machines compute together, changed by what the machines took, or had to hold."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from tvm_split.planner.parts import PlanParts
+from tvm_split.planner.problem import Evaluation, Stage
+
+ROOM = 0.97
+"""Of a memory that is too small: what a part takes is not exactly in proportion to its share."""
+
+
+def in_proportion(seconds: Iterable[float]) -> list[float]:
+    """Shares by which all would be done at the same time."""
+    rates = [1.0 / each if each > 0 else 1.0 for each in seconds]
+    return [rate / sum(rates) for rate in rates]
+
+
+def rounded(shares: Sequence[float]) -> tuple[float, ...]:
+    """To hundredths, as people write them; the largest takes what is left."""
+    found = [max(0.01, round(share, 2)) for share in shares]
+    largest = found.index(max(found))
+    found[largest] = round(1.0 - sum(each for place, each in enumerate(found) if place != largest), 2)
+    return tuple(found)
+
+
+def rebalanced(stage: Stage, plan: PlanParts) -> Stage:
+    """A shared stage whose machines would be done at the same time, by what its parts take."""
+    if stage.sharding is None:
+        return stage
+    took: defaultdict[str, float] = defaultdict(float)
+    for part in plan.parts:
+        if part.stage == stage.name:
+            took[part.machine] += part.together_seconds
+    if not all(took[machine] > 0 for machine in stage.machines):
+        return stage
+    wanted = [share / took[machine] for share, machine in zip(stage.shares, stage.machines, strict=True)]
+    return replace(stage, shares=rounded([each / sum(wanted) for each in wanted]))
+
+
+def lightened(stage: Stage, evaluation: Evaluation, limits: Mapping[str, float]) -> Stage:
+    """A shared stage with less for the machines that have too much to hold, and more for the others.
+
+    ``limits`` are the bytes of memory of each machine.
+    """
+    fills = {load.machine: load.memory_bytes / limits[load.machine] for load in evaluation.loads}
+    if stage.sharding is None or min(fills[machine] for machine in stage.machines) >= 1:
+        return stage
+    less = [
+        part / fills[machine] * ROOM if fills[machine] > 1 else part
+        for machine, part in zip(stage.machines, stage.shares, strict=True)
+    ]
+    light = sum(part for machine, part in zip(stage.machines, less, strict=True) if fills[machine] <= 1)
+    more = (light + 1.0 - sum(less)) / light
+    shares = [part * (1 if fills[name] > 1 else more) for name, part in zip(stage.machines, less, strict=True)]
+    return replace(stage, shares=rounded(shares))
