@@ -6,12 +6,16 @@ minimum, which answer the bound for NaN.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
-from tvm_split.schedules.expressions import default_legalization, static_shape
+from tvm_split.schedules.expressions import array_of, default_legalization, static_shape
+
+BOUNDS = ("relax.clip", "relax.nn.relu", "relax.nn.relu6", "relax.maximum", "relax.minimum")
 
 
 def legalize_extreme(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -43,14 +47,16 @@ def legalize_extreme(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def legalize_bounds(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-    """``relax.clip``, ``relax.nn.relu`` or ``relax.nn.relu6`` of a float; NaN stays NaN, which costs nothing.
+    """``relax.clip``, ``nn.relu``, ``nn.relu6``, ``maximum`` or ``minimum`` of a float and constants; NaN stays,
+    which costs nothing. What bounds a tensor by another is left to TVM.
 
     A comparison with NaN is false. x86's maximum gives its second operand where one is NaN, and LLVM takes it for this.
     """
     dtype, name = str(call.ty.dtype), call.op.name.rsplit(".", 1)[-1]
-    if not dtype.startswith("float"):
+    bounded = _bounded(call, name) if dtype.startswith("float") else None
+    if bounded is None:
         return default_legalization(builder, call)
-    limits = [each.value for each in call.args[1:]] if name == "clip" else [0.0, 6.0 if name == "relu6" else None]
+    tensor, limits = bounded
     low, high = (None if limit is None else tirx.const(float(limit), dtype) for limit in limits)
 
     def compute(x: te.Tensor) -> te.Tensor:
@@ -61,4 +67,18 @@ def legalize_bounds(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
 
         return te.compute(x.shape, element, name=name)
 
-    return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
+    return builder.call_te(compute, tensor, primfunc_name_hint=name)
+
+
+def _bounded(call: relax.Call, name: str) -> tuple[relax.Expr, Sequence[Any]] | None:
+    """The tensor, and its lower and upper bound; None for two tensors, or a bound that is NaN."""
+    if name == "clip":
+        return call.args[0], [each.value for each in call.args[1:]]
+    if name in ("relu", "relu6"):
+        return call.args[0], [0.0, 6.0 if name == "relu6" else None]
+    shape = static_shape(call)
+    for tensor, bound in (call.args, list(call.args)[::-1]):
+        array = array_of(bound)
+        if array is not None and array.size == 1 and not np.isnan(array).any() and static_shape(tensor) == shape:
+            return tensor, [array.item(), None] if name == "maximum" else [None, array.item()]
+    return None

@@ -23,7 +23,7 @@ from tvm_split.schedules.cpu.softmax import legalize_softmax, schedule_columns
 from tvm_split.schedules.cpu.winograd.layout import UseWinograd
 from tvm_split.schedules.cpu.winograd.schedule import schedule_winograd
 from tvm_split.schedules.expressions import Legalization
-from tvm_split.schedules.extremes import legalize_bounds, legalize_extreme
+from tvm_split.schedules.extremes import BOUNDS, legalize_bounds, legalize_extreme
 from tvm_split.schedules.template import Template, default_rule
 from tvm_split.schedules.traits import threads_of, traits_of
 
@@ -69,7 +69,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
         "relax.nn.instance_norm": legalize_groups,
     }
     return {
-        **dict.fromkeys(("relax.clip", "relax.nn.relu", "relax.nn.relu6"), legalize_bounds),
+        **dict.fromkeys(BOUNDS, legalize_bounds),
         **dict.fromkeys(("relax.max", "relax.min"), legalize_extreme),
         **dict.fromkeys(ELEMENTARY, legalize_elementary),
         **{name: partial(legalize, traits=traits_of(target)) for name, legalize in of_traits.items()},

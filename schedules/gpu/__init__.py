@@ -14,7 +14,7 @@ from tvm.s_tir import dlight
 from tvm.target import Target
 
 from tvm_split.schedules.expressions import Legalization
-from tvm_split.schedules.extremes import legalize_bounds
+from tvm_split.schedules.extremes import BOUNDS, legalize_bounds
 from tvm_split.schedules.gpu.contraction import schedule_few_rows, schedule_tiled
 from tvm_split.schedules.gpu.default_rules import apply_default
 from tvm_split.schedules.gpu.elementwise import schedule_elementwise
@@ -48,7 +48,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
     if str(target.kind.name) != "cuda":
         return {}
     return {
-        **dict.fromkeys(("relax.clip", "relax.nn.relu", "relax.nn.relu6"), legalize_bounds),
+        **dict.fromkeys(BOUNDS, legalize_bounds),
         "relax.nn.conv2d": partial(legalize_conv2d, processors=multiprocessors(target)),
         "relax.matmul": partial(legalize_matmul, processors=multiprocessors(target)),
     }

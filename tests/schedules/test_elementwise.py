@@ -109,11 +109,22 @@ def test_gates_grow_with_their_number_not_with_its_power():
     assert_close(run(many, inputs), right.numpy())
 
 
-@pytest.mark.parametrize("bounds", ["relu", "relu6", "clip"])
+@pytest.mark.parametrize("bounds", ["relu", "relu6", "clip", "maximum", "minimum"])
 def test_bounds_keep_nan(bounds):
     """Behind a convolution too, in whose tile they are computed."""
-    operator = (lambda x: relax.op.clip(x, -1, 2)) if bounds == "clip" else getattr(relax.op.nn, bounds)
-    low, high = {"relu": (0, np.inf), "relu6": (0, 6), "clip": (-1, 2)}[bounds]
+    operators = {
+        "clip": lambda x: relax.op.clip(x, -1, 2),
+        "maximum": lambda x: relax.op.maximum(x, relax.const(-1.0, "float32")),
+        "minimum": lambda x: relax.op.minimum(relax.const(2.0, "float32"), x),
+    }
+    operator = operators.get(bounds) or getattr(relax.op.nn, bounds)
+    low, high = {
+        "relu": (0, np.inf),
+        "relu6": (0, 6),
+        "clip": (-1, 2),
+        "maximum": (-1, np.inf),
+        "minimum": (-np.inf, 2),
+    }[bounds]
     x = np.array([np.nan, np.inf, -np.inf, -3, 0.5, 9], "float32").reshape(1, 1, 2, 3)
     right = np.clip(x, low, high)
     actual, _ = evaluate(lambda builder, data: builder.emit(operator(data)), [x])

@@ -14,7 +14,7 @@ LEAST_WIRE_SECONDS = 1e-3
 SMALLEST_SHARE_OF_PERIOD = 0.25
 """Below either, the ends of a transfer say more about threads that wake up than about the link."""
 PLAN_ANEW = "plan with new measurements: `tvm-split plan MODEL --cluster FILE --refresh`"
-IMPROVE = "or by what was measured here: `tvm-split plan MODEL --cluster FILE --replan PLAN --measured REPORT`"
+IMPROVE = "or by what was measured here: `tvm-split replan MODEL --cluster FILE --plan PLAN --measured REPORT`"
 
 
 def advice_for(

@@ -158,13 +158,13 @@ class SharedPlans:
         return float(inputs), float(sum(each.size_bytes for each in self._model.outputs))
 
     def _ways(self) -> list[list[Way]]:
-        """By how and by whom blocks are shared, the ways to do so."""
+        """By how and by whom blocks are shared, the ways to do so: no more begun when time is up, but for the first."""
         deadline = time.monotonic() + self._request.time_limit_seconds
         found: list[list[Way]] = []
         for machines in self._teams():
             shares = rounded(in_proportion([self._seconds_on(machine) for machine in machines]))
             for sharding in _shardings(self._model):
-                if time.monotonic() > deadline:
+                if found and time.monotonic() > deadline:
                     return found
                 ways = list(self._ways_of(sharding, machines, shares))
                 if ways:
