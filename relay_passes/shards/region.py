@@ -121,14 +121,14 @@ def split_region(
     ``split`` emits what stands in the region's place, and gives the value of each of the ``wanted`` variables.
     """
     function = main_function(module)
-    before, after = _around(function, region)
+    before, within, after = _cut_at(function, region)
     builder = relax.BlockBuilder()
     values: dict[str, relax.Expr] = {parameter.name: parameter for parameter in function.params}
     refused: ShardError | None = None
     with builder.function("main", list(function.params)):
         with builder.dataflow():
             emit_operations(builder, before, values)
-            writer = _writer(builder, function, region, values)
+            writer = _writer(builder, function, region, within, after, values)
             try:
                 values.update(split(writer))
                 emit_operations(builder, after, values)
@@ -146,28 +146,33 @@ def split_region(
 def region_reader(module: tvm.IRModule, region: Region) -> RegionWriter:
     """What a rewrite knows of a region before it emits anything: to look ahead at what it would do."""
     function = main_function(module)
-    before, _ = _around(function, region)
+    before, within, after = _cut_at(function, region)
     known: dict[str, relax.Expr] = {variable.name: variable for variable in function.params}
     known.update({binding.var.name: binding.var for binding in before})
-    return _writer(relax.BlockBuilder(), function, region, known)
+    return _writer(relax.BlockBuilder(), function, region, within, after, known)
 
 
-def _around(function: relax.Function, region: Region) -> tuple[Sequence[relax.VarBinding], Sequence[relax.VarBinding]]:
-    """The operations before a region, and those behind it."""
+_Bindings = Sequence[relax.VarBinding]
+
+
+def _cut_at(function: relax.Function, region: Region) -> tuple[_Bindings, _Bindings, _Bindings]:
+    """The operations before a region, in it, and behind it."""
     bindings, inside = operations_of(function), set(region.names)
     places = [place for place, each in enumerate(bindings) if each.var.name in inside]
     if len(places) != len(inside) or places != list(range(places[0], places[0] + len(places))):
         raise ValueError("a region's variables stand together in the graph")
-    return bindings[: places[0]], bindings[places[-1] + 1 :]
+    return bindings[: places[0]], bindings[places[0] : places[-1] + 1], bindings[places[-1] + 1 :]
 
 
 def _writer(
-    builder: relax.BlockBuilder, function: relax.Function, region: Region, values: Mapping[str, relax.Expr]
+    builder: relax.BlockBuilder,
+    function: relax.Function,
+    region: Region,
+    within: _Bindings,
+    after: _Bindings,
+    values: Mapping[str, relax.Expr],
 ) -> RegionWriter:
     """``values`` are those from before the region, by their names."""
-    before, after = _around(function, region)
-    bindings = operations_of(function)
-    within = bindings[len(before) : len(bindings) - len(after)]
     used_behind = {each.name for binding in after for each in used_variables(binding.value)}
     used_behind |= {each.name for returned in returned_fields(function) for each in used_variables(returned)}
     used_within = {each.name for binding in within for each in used_variables(binding.value)}

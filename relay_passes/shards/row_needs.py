@@ -142,9 +142,10 @@ def owned_ranges(values: Mapping[str, Value], writer: RegionWriter, axis_name: s
     reference, length = (results[-1], lengths[results[-1]]) if results else _before_slices(reduced[-1], values)
     parts = by_shares(reference, length)
 
-    longer = {length: parts}
+    longer, shorter = {length: parts}, length
     for total in sorted({each for each in lengths.values() if each > length}):
-        longer[total] = _fitted(total, *list(longer.items())[-1], shares)
+        longer[total] = _fitted(total, shorter, longer[shorter], shares)
+        shorter = total
 
     def scaled(total: int) -> tuple[Range, ...]:
         return longer.get(total) or _scaled(total, length, parts)

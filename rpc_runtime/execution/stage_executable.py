@@ -120,9 +120,8 @@ class StageExecutable:
                 + (f" of {len(result)}" if isinstance(result, tvm_ffi.Array) else "")
             )
         outputs = list(result)
-        known = self._are_views is not None
         for tensor, spec in zip(outputs, stage.outputs, strict=True):
-            if tuple(tensor.shape) != spec.shape or not (known or str(tensor.dtype) == spec.dtype):
+            if tuple(tensor.shape) != spec.shape or (self._are_views is None and str(tensor.dtype) != spec.dtype):
                 raise StageError(
                     f"stage {stage.name!r} on machine {stage.machine!r} should return {spec}, "
                     f"and returned {tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
@@ -132,12 +131,16 @@ class StageExecutable:
                 self._on_cpu and _shares_memory(tensor, spec, inputs, stage.inputs)
                 for tensor, spec in zip(outputs, stage.outputs, strict=True)
             ]
-        for place, is_view in enumerate(self._are_views):
-            if is_view:
-                copy = tensor_slot(stage.outputs[place])
-                copy.data[:] = tensor_bytes(outputs[place])
-                outputs[place] = copy.value
-        return outputs
+        return [
+            _copied(tensor, spec) if is_view else tensor
+            for tensor, spec, is_view in zip(outputs, stage.outputs, self._are_views, strict=True)
+        ]
+
+
+def _copied(tensor: Tensor, spec: TensorSpec) -> Tensor:
+    copy = tensor_slot(spec)
+    copy.data[:] = tensor_bytes(tensor)
+    return copy.value
 
 
 def _shares_memory(

@@ -13,7 +13,7 @@ from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.mpi import MpiStream, World
 from tvm_split.rpc_runtime.transports.shared_memory import Offer, SharedMemoryCarrier, host_proof
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.framing import FrameKind, control_frame, decode, error_frame, parsed
+from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_frame, parsed
 
 CHOICE_SECONDS = 10.0
 
@@ -106,11 +106,12 @@ class LinkAnswer:
     def _read(self, requests: Iterator[bytes]) -> None:
         error: Exception | None = None
         try:
-            self._choose(next(requests, b""))
-            if self._refused:
-                return
-            for message in requests:
-                frame = decode(message)
+            for frame in map(decode, requests):
+                if not self._chosen.is_set():
+                    self._choose(frame)
+                    if self._refused:
+                        return
+                    continue
                 if self._carrier is not None:
                     raise ProtocolError(f"a frame of kind {frame.kind.name} came beside what carries the link")
                 self._link.receive(frame)
@@ -120,8 +121,7 @@ class LinkAnswer:
             error = wrong
         self._ended(error)
 
-    def _choose(self, message: bytes) -> None:
-        frame = decode(message)
+    def _choose(self, frame: Frame) -> None:
         if frame.kind is not FrameKind.CHOICE:
             raise ProtocolError(f"a caller begins with CHOICE, not with {frame.kind.name}")
         choice = parsed(pb.Choice, frame)

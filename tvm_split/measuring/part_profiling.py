@@ -17,7 +17,6 @@ from tvm_split.measuring.cluster_timing import DEFAULT_TIMEOUT_SECONDS, CallSeco
 from tvm_split.measuring.kernel_calls import KernelCall, shared_weight_bytes
 from tvm_split.measuring.machine_facts import MachineFacts
 from tvm_split.measuring.part_estimates import PartEstimates, deliveries_of
-from tvm_split.measuring.store import default_folder
 from tvm_split.measuring.target_code import TargetCode, scheduled_calls
 from tvm_split.model import Model
 from tvm_split.planner.parts import Part, PlanParts
@@ -49,7 +48,7 @@ def profile_parts(
     times = ClusterTiming(f"parts of {model.name}", lambda machine: _code(scheduled, machine)).measure(
         cluster,
         refresh=refresh,
-        cache_folder=default_folder() if cache_folder is None else cache_folder,
+        cache_folder=cache_folder,
         timeout_seconds=timeout_seconds,
         on_progress=on_progress,
     )
@@ -57,7 +56,10 @@ def profile_parts(
     seconds = {each.machine.name: CallSeconds(each) for each in times if each.machine.name in used}
     return tuple(
         PlanParts(
-            tuple(_timed(each, part, seconds, estimates) for part in estimates.parts(each.placed, each.plan)),
+            tuple(
+                _timed(each, part, seconds[part.machine], estimates.in_company(each.plan, origin, part.machine))
+                for part, origin in zip(estimates.parts(each.placed, each.plan), each.placed.origins, strict=True)
+            ),
             deliveries_of(each.placed),
         )
         for each in scheduled
@@ -120,11 +122,9 @@ def _code(plans: Sequence[_ScheduledPlan], wanted: MachineFacts) -> TargetCode:
     return TargetCode(wanted.target, tuple(calls), functions, weight_bytes)
 
 
-def _timed(scheduled: _ScheduledPlan, part: Part, seconds: Mapping[str, CallSeconds], estimates: PartEstimates) -> Part:
+def _timed(scheduled: _ScheduledPlan, part: Part, seconds: CallSeconds, in_company: bool) -> Part:
     calls = scheduled.calls_of(part.name).calls
-    found = seconds[part.machine].of(calls)
-    place = [stage.name for stage in scheduled.placed.plan.stages].index(part.name)
-    in_company = estimates.in_company(scheduled.plan, scheduled.placed.origins[place], part.machine)
+    found = seconds.of(calls)
     return replace(
         part,
         seconds=found.seconds,

@@ -8,7 +8,7 @@ from collections import defaultdict
 from tvm_split.errors import PlanError
 from tvm_split.planner.parts import Delivery, Part, PlanParts
 from tvm_split.planner.problem import Evaluation, MachineLoad, Problem, ProblemMachine
-from tvm_split.planner.search.instance import TOLERANCE, names_of
+from tvm_split.planner.search.instance import TOLERANCE, over_links
 from tvm_split.planner.timetable import ends_of, timetable
 from tvm_split.rpc_runtime.program.program import CLIENT
 
@@ -43,7 +43,7 @@ def evaluate_parts(problem: Problem, plan: PlanParts) -> Evaluation:
         into = {ends: _stream_seconds(links[ends].bytes_per_second, crossings[ends]) for ends in crossings}
         receive = math.fsum(seconds for (_, end), seconds in into.items() if end == name)
         send = math.fsum(seconds for (source, _), seconds in into.items() if source == name)
-        compute = _compute_seconds(machines[name], parts, [*received, *sent], contended=len(own) > 1)
+        compute = _compute_seconds(machines[name], parts, [*received, *sent], len(own))
         limits += [
             (compute, f"compute of {name}"),
             (receive, f"receiving on {name}{_over([source for source, end in crossings if end == name], 'from')}"),
@@ -90,18 +90,14 @@ def _stream_seconds(bytes_per_second: float, crossing: list[Delivery]) -> float:
     return math.fsum(each.bytes for each in crossing) / bytes_per_second
 
 
-def _compute_seconds(machine: ProblemMachine, parts: list[Part], moved: list[Delivery], *, contended: bool) -> float:
-    longer = machine.contention if contended else machine.alone_contention
-    transfer = machine.transfer_seconds if contended else machine.transfer_seconds_alone
+def _compute_seconds(machine: ProblemMachine, parts: list[Part], moved: list[Delivery], machines: int) -> float:
+    transfer = machine.transfer_seconds if machines > 1 else machine.transfer_seconds_alone
     return (
-        math.fsum(part.seconds for part in parts) * longer
+        math.fsum(part.seconds for part in parts) * machine.contention_among(machines)
         + len(moved) * transfer
         + math.fsum(each.bytes for each in moved) * machine.transfer_seconds_per_byte
     )
 
 
 def _over(ends: list[str], word: str) -> str:
-    if not ends:
-        return ""
-    names = ["the client" if each == CLIENT else each for each in ends]
-    return f" over the link{'s' if len(names) > 1 else ''} {word} {names_of(names)}"
+    return over_links(["the client" if each == CLIENT else each for each in ends], word)

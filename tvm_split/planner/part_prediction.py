@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm_split.planner.part_evaluation import crossings_of, evaluate_parts
 from tvm_split.planner.parts import PlanParts
 from tvm_split.planner.prediction import (
+    CODECS_AFTERWARDS,
     CodedLink,
     ComparedPlan,
     LinkPrediction,
@@ -18,6 +19,7 @@ from tvm_split.planner.prediction import (
     coded_problem,
     compared_baselines,
     in_flight_of,
+    machine_prediction,
     with_coded_bytes,
 )
 from tvm_split.planner.problem import Evaluation, Problem, gap_of, objective_seconds
@@ -60,7 +62,7 @@ def predict_parts(
         lower_bound_seconds=bound,
         gap=gap_of(value, bound),
         limiting=evaluation.limiting,
-        method=certificate.method + ("; codecs for its links were chosen afterwards" if coded else ""),
+        method=certificate.method + (CODECS_AFTERWARDS if coded else ""),
         why_no_more_machines=certificate.why_no_more_machines,
         profiled_at=profile.measured_at,
         machines=_machines(problem, plan, evaluation),
@@ -76,26 +78,18 @@ def _machines(problem: Problem, plan: PlanParts, evaluation: Evaluation) -> tupl
     found = []
     for load in evaluation.loads:
         parts = [part for part in plan.parts if part.machine == load.machine]
-        machine = machines[load.machine]
-        longer = machine.contention if len(evaluation.loads) > 1 else machine.alone_contention
         alone = math.fsum(part.seconds for part in parts)
         estimated = math.fsum(part.seconds for part in parts if part.origin == "estimated")
-        one_alone = math.fsum(part.together_seconds for part in parts)
-        found.append(
-            MachinePrediction(
-                machine=load.machine,
-                compute_seconds=load.compute_seconds,
-                alone_seconds=one_alone,
-                receive_seconds=load.receive_seconds,
-                send_seconds=load.send_seconds,
-                weight_bytes=load.weight_bytes,
-                activation_bytes=load.activation_bytes,
-                buffer_bytes=load.buffer_bytes,
-                memory_limit_bytes=machine.memory_bytes if math.isfinite(machine.memory_bytes) else None,
-                estimated_share=estimated / alone if alone > 0 else 0.0,
-                transfer_seconds=max(0.0, load.compute_seconds - alone * longer),
-            )
+        predicted = machine_prediction(
+            machines[load.machine],
+            load,
+            len(evaluation.loads),
+            computing_seconds=alone,
+            estimated_share=estimated / alone if alone > 0 else 0.0,
+            receive_seconds=load.receive_seconds,
+            send_seconds=load.send_seconds,
         )
+        found.append(replace(predicted, alone_seconds=math.fsum(part.together_seconds for part in parts)))
     return tuple(found)
 
 

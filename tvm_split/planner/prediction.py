@@ -9,7 +9,17 @@ from dataclasses import dataclass, replace
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
-from tvm_split.planner.problem import Evaluation, Problem, Solution, Stage, Timed, gap_of, objective_seconds
+from tvm_split.planner.problem import (
+    Evaluation,
+    MachineLoad,
+    Problem,
+    ProblemMachine,
+    Solution,
+    Stage,
+    Timed,
+    gap_of,
+    objective_seconds,
+)
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search import evaluate, is_possible
 from tvm_split.planner.search.evaluate import crossings_of, placed
@@ -20,6 +30,7 @@ from tvm_split.units import seconds_text
 
 SLOWEST_STREAM = 1.25
 """What sharing cores with the client and other machines may add to a stream, beside results one by one."""
+CODECS_AFTERWARDS = "; codecs for its links were chosen afterwards"
 
 
 @dataclass(frozen=True)
@@ -206,7 +217,7 @@ def with_coded_links(
         lower_bound_seconds=bound,
         gap=gap_of(value, bound),
         limiting=evaluation.limiting,
-        method=f"{prediction.method}; codecs for its links were chosen afterwards",
+        method=prediction.method + CODECS_AFTERWARDS,
         machines=_machines(faster, profile, stages, evaluation, predicted),
         links=with_coded_bytes(predicted, coded),
         baselines=compared_baselines(problem, {piece.name: len(piece.layers) for piece in profile.pieces}, evaluation),
@@ -298,11 +309,7 @@ def _machines(
 ) -> tuple[MachinePrediction, ...]:
     """What every machine does on average. (The search charges each replica with all that its stage receives.)"""
     profiles = {each.machine: each for each in profile.machines}
-    limits = {machine.name: machine.memory_bytes for machine in problem.machines}
-    contention = {
-        machine.name: machine.contention if len(evaluation.loads) > 1 else machine.alone_contention
-        for machine in problem.machines
-    }
+    machines = {machine.name: machine for machine in problem.machines}
     share = {name: part for stage in stages for name, part in zip(stage.machines, stage.shares, strict=True)}
     pieces = {name: stage.layers for stage in stages for name in stage.machines}
     found = []
@@ -310,25 +317,44 @@ def _machines(
         times = [profiles[load.machine].pieces[piece] for piece in pieces[load.machine]]
         alone = sum(each.seconds for each in times)
         estimated = sum(each.seconds for each in times if each.origin == "estimated")
-        limit = limits[load.machine]
         found.append(
-            MachinePrediction(
-                machine=load.machine,
-                compute_seconds=load.compute_seconds,
-                alone_seconds=alone * share[load.machine],
+            machine_prediction(
+                machines[load.machine],
+                load,
+                len(evaluation.loads),
+                computing_seconds=alone * share[load.machine],
+                estimated_share=estimated / alone if alone > 0 else 0.0,
                 receive_seconds=math.fsum(each.stream_seconds for each in links if each.destination == load.machine),
                 send_seconds=math.fsum(each.stream_seconds for each in links if each.source == load.machine),
-                weight_bytes=load.weight_bytes,
-                activation_bytes=load.activation_bytes,
-                buffer_bytes=load.buffer_bytes,
-                memory_limit_bytes=limit if math.isfinite(limit) else None,
-                estimated_share=estimated / alone if alone > 0 else 0.0,
-                transfer_seconds=max(
-                    0.0, load.compute_seconds - alone * share[load.machine] * contention[load.machine]
-                ),
             )
         )
     return tuple(found)
+
+
+def machine_prediction(
+    machine: ProblemMachine,
+    load: MachineLoad,
+    machines: int,
+    *,
+    computing_seconds: float,
+    estimated_share: float,
+    receive_seconds: float,
+    send_seconds: float,
+) -> MachinePrediction:
+    """Of a machine whose load is that, in a plan of so many; ``computing_seconds`` are without what company costs."""
+    return MachinePrediction(
+        machine=load.machine,
+        compute_seconds=load.compute_seconds,
+        alone_seconds=computing_seconds,
+        receive_seconds=receive_seconds,
+        send_seconds=send_seconds,
+        weight_bytes=load.weight_bytes,
+        activation_bytes=load.activation_bytes,
+        buffer_bytes=load.buffer_bytes,
+        memory_limit_bytes=machine.memory_bytes if math.isfinite(machine.memory_bytes) else None,
+        estimated_share=estimated_share,
+        transfer_seconds=max(0.0, load.compute_seconds - computing_seconds * machine.contention_among(machines)),
+    )
 
 
 def _links(problem: Problem, stages: Sequence[Stage]) -> tuple[LinkPrediction, ...]:

@@ -62,6 +62,10 @@ class ProblemMachine:
     alone_contention: float = 1.0
     alone_transfer_seconds: float | None = None
 
+    def contention_among(self, machines: int) -> float:
+        """In a plan of so many machines, this one counted."""
+        return self.contention if machines > 1 else self.alone_contention
+
     @property
     def transfer_seconds_alone(self) -> float:
         """``alone_transfer_seconds``, or what stands for it."""

@@ -7,6 +7,7 @@ in their own shapes where the cluster is measured at all.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,14 +27,14 @@ from tvm_split.planner.prediction import ComparedPlan
 from tvm_split.planner.problem import Axis, Evaluation, Problem, Sharding, Stage, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planner.search.instance import TOLERANCE, names_of
+from tvm_split.planner.search.candidate import within_limits
+from tvm_split.planner.search.instance import instance_of, names_of
 from tvm_split.planner.shard_blocks import blocks_of
 from tvm_split.planner.shard_search import Segment, Way, cheapest
 from tvm_split.planner.share_balance import in_proportion, lightened, rebalanced, rounded
 from tvm_split.planner.tensor_types import shape_of, tensors_in
 from tvm_split.relay_passes.contract import main_function, operations_of
 from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.steps import StepProgress
 
 MOST_TIMED = 3
@@ -149,8 +150,7 @@ class SharedPlans:
         return (
             lack_of_memory(problem, evaluation) == 0
             and problem.stages in (None, len(plan.stages))
-            and evaluation.period_seconds <= problem.maximum_period_seconds * (1 + TOLERANCE)
-            and evaluation.latency_seconds <= problem.maximum_latency_seconds * (1 + TOLERANCE)
+            and within_limits(problem, evaluation)
         )
 
     def _client_bytes(self) -> tuple[float, float]:
@@ -344,21 +344,12 @@ def worth_timing(plans: Sequence[SharedPlan], problem: Problem, beat_seconds: fl
 
 
 def _forbidden(problem: Problem) -> dict[str, frozenset[str]]:
-    """By piece, the machines that pins keep it off, and those without a link to the client where it needs one."""
-    names = frozenset(machine.name for machine in problem.machines)
-    linked = {(link.source, link.destination) for link in problem.links}
-    found: dict[str, frozenset[str]] = {}
-    for pin in problem.pins:
-        off = frozenset({pin.machine}) if pin.forbidden else names - {pin.machine}
-        found[pin.piece] = found.get(pin.piece, frozenset()) | off
-    for edge in problem.edges:
-        if edge.source == CLIENT != edge.destination:
-            off = frozenset(name for name in names if (CLIENT, name) not in linked)
-            found[edge.destination] = found.get(edge.destination, frozenset()) | off
-        elif edge.destination == CLIENT != edge.source:
-            off = frozenset(name for name in names if (name, CLIENT) not in linked)
-            found[edge.source] = found.get(edge.source, frozenset()) | off
-    return found
+    """By piece, the machines that may not have it."""
+    instance = instance_of(problem)
+    return {
+        piece: frozenset(name for name, each in zip(instance.machines, seconds, strict=True) if math.isinf(each))
+        for piece, seconds in zip(instance.pieces, instance.seconds, strict=True)
+    }
 
 
 def _shardings(model: Model) -> tuple[Sharding, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_split.planner.problem import Evaluation, Problem, Stage, objective_seconds
+from tvm_split.planner.problem import Evaluation, Problem, Stage, Timed, objective_seconds
 from tvm_split.planner.search.evaluate import Placed, measure, placed
 from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of
 
@@ -64,7 +64,7 @@ def keeps_demands(problem: Problem, stages: Sequence[Stage]) -> bool:
     """Whether a plan keeps to pins, numbers of stages and machines, and limits. Its memory does not count."""
     instance = instance_of(problem)
     found = candidate(instance, placed(instance, stages))
-    return _keeps_pins(instance, found) and _keeps_numbers(instance, found) and within_limits(problem, found)
+    return _keeps_pins(instance, found) and _keeps_numbers(instance, found) and within_limits(problem, found.evaluation)
 
 
 def fits(instance: Instance, found: Candidate) -> bool:
@@ -88,12 +88,10 @@ def lack_of(instance: Instance, found: Candidate) -> float:
     )
 
 
-def within_limits(problem: Problem, found: Candidate) -> bool:
+def within_limits(problem: Problem, plan: Timed) -> bool:
     """Whether the period and the latency keep to the problem's limits."""
-    evaluation = found.evaluation
-    return evaluation.period_seconds <= problem.maximum_period_seconds * (
-        1 + TOLERANCE
-    ) and evaluation.latency_seconds <= problem.maximum_latency_seconds * (1 + TOLERANCE)
+    within_period = plan.period_seconds <= problem.maximum_period_seconds * (1 + TOLERANCE)
+    return within_period and plan.latency_seconds <= problem.maximum_latency_seconds * (1 + TOLERANCE)
 
 
 def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:

@@ -53,7 +53,7 @@ def why_no_more_machines(instance: Instance, chosen: Candidate, others: Sequence
         using = [each for each in others if machine in each.machines]
         # Beside machines of this plan, so that an equal machine is not compared with its twin.
         using = [each for each in using if set(each.machines) & set(chosen.machines)] or using
-        kept = [each for each in using if within_limits(problem, each)] or using
+        kept = [each for each in using if within_limits(problem, each.evaluation)] or using
         best = min(kept, key=lambda each: each.rank(problem), default=None)
         if best is None:
             sentences.append(f"{name} is idle: {_why_unusable(instance, machine, chosen)}")
@@ -74,7 +74,7 @@ def _compared(problem: Problem, chosen: Candidate, other: Candidate) -> str:
             same = f"has the same {kind} of {seconds_text(own)}, and"
         text = f"{same} a {other_kind} of {seconds_text(other.other_value(problem))} against "
         text += seconds_text(chosen.other_value(problem))
-        if not within_limits(problem, other):
+        if not within_limits(problem, other.evaluation):
             limit = problem.maximum_latency_seconds if kind == "period" else problem.maximum_period_seconds
             return f"{text}, over the limit of {seconds_text(limit)}"
         return f"{text}, on {len(other.machines)} machines instead of {len(chosen.machines)}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Evaluation, MachineLoad, Problem, Stage
-from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of, names_of
+from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of, names_of, over_links
 
 
 @dataclass(frozen=True)
@@ -237,6 +237,4 @@ def _name(instance: Instance, machine: int) -> str:
 
 def _over(instance: Instance, stages: Sequence[Placed], ends: dict[int, Crossing], word: str) -> str:
     names = [names_of([_name(instance, each) for each in _machines(stages, number)]) for number in ends]
-    if not names:
-        return ""
-    return f" over the link{'s' if len(names) > 1 else ''} {word} {names_of(names)}"
+    return over_links(names, word)

@@ -137,12 +137,12 @@ class GraphSearch:
 
     def _allowed(self) -> list[Candidate]:
         problem = self._instance.problem
-        return [each for each in self._found if fits(self._instance, each) and within_limits(problem, each)]
+        return [each for each in self._found if fits(self._instance, each) and within_limits(problem, each.evaluation)]
 
     def _bound(self) -> float:
         """In seconds, of plans of one machine, which are all known, and of several."""
         problem = self._instance.problem
-        alone = [each.value(problem) for each in self._alone if within_limits(problem, each)]
+        alone = [each.value(problem) for each in self._alone if within_limits(problem, each.evaluation)]
         return min([self._spread_bound, *alone])
 
     def _raise_bound(self, value: float, source: str) -> None:

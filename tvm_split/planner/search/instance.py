@@ -171,6 +171,11 @@ def topological_order(problem: Problem) -> list[int]:
     return order
 
 
+def over_links(ends: Sequence[str], word: str) -> str:
+    """ " over the link from a and b", for ``word`` "from" and these ends; nothing for none."""
+    return f" over the link{'s' if len(ends) > 1 else ''} {word} {names_of(ends)}" if ends else ""
+
+
 def names_of(names: Sequence[str]) -> str:
     """``a, b and c``."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -93,7 +93,7 @@ def _allowed(instance: Instance, stages: Stages) -> Candidate | None:
         found = candidate(instance, stages)
     except PlanError:
         return None
-    return found if fits(instance, found) and within_limits(instance.problem, found) else None
+    return found if fits(instance, found) and within_limits(instance.problem, found.evaluation) else None
 
 
 def _is_better(instance: Instance, one: Candidate, other: Candidate) -> bool:

@@ -80,7 +80,7 @@ class PlacementProgram:
             plan = candidate(instance, stages_of(places))
         except PlanError:  # a value that HiGHS took for whole was not
             return bound, None
-        return bound, plan if fits(instance, plan) and within_limits(instance.problem, plan) else None
+        return bound, plan if fits(instance, plan) and within_limits(instance.problem, plan.evaluation) else None
 
     def _scaled(self, seconds: float) -> float:
         return seconds * (1 + 1e-9) / self._unit
