@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp import get_decompositions
+from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch.export import ExportedProgram
+from torch.export.exported_program import _decompose_exported_program, _split_decomp_table_to_cia_and_python_decomp
 from torch.export.graph_signature import InputKind, OutputKind
 
 from tvm_split.errors import ModelImportError
@@ -49,16 +51,38 @@ TAKEN_APART = (
 )
 
 
-def decomposed(program: ExportedProgram) -> ExportedProgram:
-    """``program`` over core ATen operators and those that Relax has, functional (no in-place operators)."""
+Decompositions = dict[Any, Callable[..., Any]]
+
+
+@cache
+def _decompositions() -> tuple[Decompositions, Decompositions]:
+    """What composite operators (torch has them only as several others) and all others become, where torch's own
+    way of taking apart the composite ones is not what is wanted."""
     table = torch.export.default_decompositions()
     table.update(get_decompositions(TAKEN_APART))
     for kept in KEPT_OPERATORS:
         table.pop(kept, None)
+    core = _core_aten_decompositions_post_autograd()
+    taken_apart_anyway = {composite for composite in table if composite not in core}
+    composites, others = _split_decomp_table_to_cia_and_python_decomp(dict(table))
+    return {op: change for op, change in composites.items() if op not in taken_apart_anyway}, others
+
+
+def decomposed(program: ExportedProgram) -> ExportedProgram:
+    """``program`` over core ATen operators and those that Relax has, functional (no in-place operators)."""
+    composites, decompositions = _decompositions()
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            lowered = program.run_decompositions(table)
+            # What `run_decompositions` does, once it has listed torch's hundreds of composite operators, and said of
+            # each that it is taken apart as it would be anyway: that is most of an import's time.
+            lowered = _decompose_exported_program(
+                program,
+                cia_to_decomp=composites,
+                python_decomp_table=decompositions,
+                joint_loss_index=None,
+                decompose_custom_triton_ops=False,
+            )
     except Exception as error:
         raise ModelImportError(
             f"torch cannot decompose the exported program: {type(error).__name__}: {error}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from tests.helpers.frontends.comparison import assert_equal_to_source
-from tests.helpers.frontends.contract import assert_keeps_contract
-from tests.models.torch_models import small_models
-from tvm_split.frontends import load_model
+from torch._decomp import get_decompositions  # noqa: E402
+
+from tests.helpers.frontends.comparison import assert_equal_to_source  # noqa: E402
+from tests.helpers.frontends.contract import assert_keeps_contract  # noqa: E402
+from tests.models.torch_models import small_models  # noqa: E402
+from tvm_split.frontends import load_model  # noqa: E402
+from tvm_split.frontends.torch_graph import KEPT_OPERATORS, TAKEN_APART, decomposed  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,18 @@ def test_network_has_torch_s_answer(name: str) -> None:
     assert model.name == name
     assert model.example_inputs is not None
     assert_equal_to_source(model, model.example_inputs)
+
+
+@pytest.mark.parametrize("name", ["bert", "efficientnet"])
+def test_operators_are_taken_apart_as_by_torch_s_own_slower_way(name: str) -> None:
+    module, inputs = small_models()[name]
+    program = torch.export.export(module, tuple(inputs))
+    table = torch.export.default_decompositions()
+    table.update(get_decompositions(TAKEN_APART))
+    for kept in KEPT_OPERATORS:
+        table.pop(kept, None)
+    with torch.no_grad():
+        expected = program.run_decompositions(table)
+    found = decomposed(program)
+    assert found.graph_module.code == expected.graph_module.code
+    assert found.graph_signature == expected.graph_signature
