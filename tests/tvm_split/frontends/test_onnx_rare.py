@@ -87,11 +87,12 @@ def test_blocks_of_space_in_both_orders() -> None:
             check(operator, random(2, 8, 4, 6), blocksize=2, mode=mode, opset=28)
 
 
-@pytest.mark.parametrize("opset", [10, 16])
-def test_regions_of_an_image(opset: int) -> None:
+@pytest.mark.parametrize(("opset", "cases"), [(10, {"avg": 1, "max": 2}), (16, {"avg": 2, "max": 1})])
+def test_regions_of_an_image(opset: int, cases: dict[str, int]) -> None:
+    """Every two of opset, mode and number of samples meet: the maximum of more samples takes long to compile."""
     regions = np.float32([[0, 0, 9, 9], [1, 2, 5.5, 8], [-3, -2, 4, 4], [2, 2, 20, 20], [3, 3, 3.2, 3.2]])
     with together() as check:
-        for mode, samples in itertools.product(("avg", "max"), (1, 2)):
+        for mode, samples in cases.items():
             check(
                 "RoiAlign", random(2, 3, 10, 12), regions, i64(0, 1, 0, 1, 1),
                 opset=opset, mode=mode, output_height=3, output_width=4, sampling_ratio=samples, spatial_scale=0.9,
