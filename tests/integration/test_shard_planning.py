@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tvm_split
-from tests.models.torch_models import bert, vgg
+from tests.models.torch_models import bert
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.planner.advice import one_machine_advice
@@ -154,24 +154,6 @@ def test_shards_by_hand_are_predicted_where_that_is_asked_for(convolutions: tvm_
     wrong = [dataclasses.replace(shards[0], axis="heads")]
     with pytest.raises(tvm_split.PlanError, match="stage_0 on machine-a, machine-b cannot be shared"):
         tvm_split.plan(convolutions, cluster, shards=wrong, predict=True)
-
-
-def test_parts_are_timed_in_their_own_shapes_on_workers(three_workers: tvm_split.Cluster) -> None:
-    model = tvm_split.load_model(vgg().eval(), (torch.zeros(1, 3, 16, 16),))
-    shards = [tvm_split.Shard("features.0", "features.7", "rows", {A: 0.6, B: 0.4}, "each")]
-    found = tvm_split.plan(model, three_workers, shards=shards, predict=True)
-    assert found.prediction is not None
-    assert found.prediction.profiled_at > 0
-    assert {each.machine: each.estimated_share for each in found.prediction.machines} == {A: 0.0, B: 0.0}
-    bundle = tvm_split.compile(model, found, verify=False)
-    with tvm_split.deploy(bundle, three_workers) as deployment:
-        report = tvm_split.bench(deployment, (torch.zeros(1, 3, 16, 16),), rounds=1, micro_batches=10)
-    assert report.latency.predicted == found.prediction.latency_seconds
-    assert {each.machine for each in report.machines if each.compute.predicted and each.compute.measured} == {A, B}
-    sizes = {(each.source, each.destination): each.bytes for each in report.links}
-    assert all(each.predicted for each in sizes.values())
-    crossing = [each.tensor.size_bytes for each in bundle.program.routes if (each.source, each.destination) == (A, B)]
-    assert sizes[A, B].predicted == sum(crossing)
 
 
 @pytest.mark.slow

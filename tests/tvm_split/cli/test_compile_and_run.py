@@ -5,6 +5,8 @@ import pytest
 
 from tests.models.small_onnx_model import INPUT_SHAPE, OUTPUT_SHAPE
 
+pytestmark = pytest.mark.usefixtures("busy_machine")
+
 
 @pytest.fixture
 def images(tmp_path):
