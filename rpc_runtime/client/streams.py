@@ -79,7 +79,9 @@ class Streams:
         self._closed = False
         plan = machine_plan(program, CLIENT)
         self.outgoing = {
-            machine: OutgoingLink(self, [route for route in plan.outgoing if route.destination == machine], flat_bytes)
+            machine: OutgoingLink(
+                self, [route for route in plan.outgoing if route.destination == machine], flat_bytes, array_slot
+            )
             for machine in plan.destinations
         }
         self.incoming = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from tvm_split.rpc_runtime.execution.stage_order import StageState, Wait, next_action
@@ -137,7 +138,9 @@ class StageExecutor:
         on_failure: Callable[[StageSpec, Exception], None],
     ) -> None:
         self.lock = lock
-        self._changed = threading.Condition(lock)
+        # The computing thread waits here: a queue, which is in C, wakes it sooner than a condition, which is in Python.
+        self._roused: SimpleQueue[None] = SimpleQueue()
+        self._rests = False
         self._recorder = recorder
         self._on_failure = on_failure
         self._stopped = False
@@ -148,6 +151,8 @@ class StageExecutor:
             for position, stage in enumerate(plan.stages)
         ]
         self._states = [StageState.LACKS_INPUTS for _ in stages]
+        self._blocked: set[int] = set()
+        """Positions of stages that lack room, or are ahead."""
         # Where a micro-batch goes follows from its place in the period, which is 1 where nothing has replicas.
         self._period = plan.period
         names = {route.tensor.name for route in plan.routes}
@@ -204,8 +209,8 @@ class StageExecutor:
                 self._give_locked(self._takers[route.tensor.name][sequence % self._period], sequence, value, release)
 
     def room_locked(self) -> None:
-        waiting = (StageState.LACKS_ROOM, StageState.AHEAD)
-        self._look_again_locked([position for position, state in enumerate(self._states) if state in waiting])
+        if self._blocked:
+            self._look_again_locked(tuple(self._blocked))
 
     def progress(self) -> dict[str, int]:
         """Stage name to finished micro-batches of those that are this machine's."""
@@ -215,7 +220,7 @@ class StageExecutor:
         self._stopped = True
         for queue in (queue for station in self._stations for queue in station.queues):
             queue.held.clear()
-        self._changed.notify_all()
+        self._rouse_locked()
 
     def join(self, timeout_seconds: float) -> bool:
         """Whether the computing thread has ended; a kernel that runs cannot be interrupted."""
@@ -235,48 +240,57 @@ class StageExecutor:
         """Brings the states of these stages up to date; wakes the computing thread where there is more to do."""
         for position in positions:
             state = self._stations[position].state_locked()
-            if state is StageState.READY and self._states[position] is not state:
-                self._changed.notify()
+            if state is self._states[position]:
+                continue
             self._states[position] = state
+            if state is StageState.READY:
+                self._rouse_locked()
+            if state in (StageState.LACKS_ROOM, StageState.AHEAD):
+                self._blocked.add(position)
+            else:
+                self._blocked.discard(position)
+
+    def _rouse_locked(self) -> None:
+        if self._rests:
+            self._rests = False
+            self._roused.put(None)
 
     def _run(self) -> None:
         with self.lock:
             self._look_again_locked(range(len(self._stations)))
-        while (station := self._next_station()) is not None and self._compute(station):
+        while (next_one := self._next_station()) is not None and self._compute(*next_one):
             pass
         with self.lock:
             self._stages = ()  # libraries and weights belong to the thread that used them
 
-    def _next_station(self) -> _Station | None:
-        """Waits for a stage that can run; None at the end."""
+    def _next_station(self) -> tuple[_Station, list[Any]] | None:
+        """Waits for a stage that can run, and gives its inputs, too; None at the end."""
         idle_since: int | None = None
-        with self.lock:
-            while not self._stopped:
+        while True:
+            with self.lock:
+                if self._stopped:
+                    return None
                 action = next_action(self._states)
                 if not isinstance(action, Wait):
                     station = self._stations[action.stage]
                     if idle_since is not None:
                         self._recorder.record(WAIT, station.stage.name, station.sequence, idle_since, now())
-                    return station
+                    # Inputs keep their places until the stage is done: credits bound the memory, not the queues.
+                    return station, [queue.held[station.sequence].value for queue in station.queues]
                 if action.for_inputs and idle_since is None:
                     idle_since = now()
-                self._changed.wait()
-        return None
+                self._rests = True
+            self._roused.get()
 
-    def _compute(self, station: _Station) -> bool:
+    def _compute(self, station: _Station, values: list[Any]) -> bool:
         """Runs a stage on its next micro-batch, and hands its outputs on; whether it did not raise."""
-        # Inputs keep their places until the stage is done: credits bound the memory, not the queues.
-        with self.lock:
-            if self._stopped:
-                return False
-            values = [queue.held[station.sequence].value for queue in station.queues]
         start = now()
         try:
             outputs = self._stages[station.position].run(values)
         except Exception as error:
             self._on_failure(station.stage, error)
             return False
-        del values
+        values.clear()
         self._recorder.record(COMPUTE, station.stage.name, station.sequence, start, now())
         self._hand_on(station, outputs)
         return True

@@ -14,6 +14,7 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     StageExecutable,
     WeightCache,
     array_from_tensor,
+    on_host,
     tensor_from_array,
 )
 from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
@@ -114,6 +115,8 @@ class InProcessPipeline(Closing):
             if sequence not in stage.own_turns:
                 continue
             inputs = [self._value_at(stage.machine, tensor, sequence, values) for tensor in stage.inputs]
+            if stage.device == "cpu":
+                inputs = [on_host(tensor) for tensor in inputs]
             start = now()
             outputs = loaded.run(inputs)
             self._recorders[stage.machine].record(COMPUTE, stage.name, sequence, start, now())

@@ -26,6 +26,13 @@ Tensor = Any
 """A ``tvm.runtime.Tensor``; TVM carries no types."""
 
 
+class TensorSlot(Slot):
+    """Memory for one tensor of TVM."""
+
+    def fill(self, value: Tensor) -> None:
+        value._copyto(self.value)
+
+
 def tensor_slot(tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
     """Host memory for one tensor, seen as a tensor of TVM, which takes it without a copy only if it is aligned."""
     if memory is None or not tensor.size_bytes:  # numpy may move the address of an empty array
@@ -33,13 +40,12 @@ def tensor_slot(tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
         start = -block.ctypes.data % ALIGNMENT_BYTES
         memory = block[start : start + max(tensor.size_bytes, 1)]
     value = tvm.runtime.from_dlpack(memory)._create_view(tensor.shape, tensor.dtype)
-    return Slot(memory[: tensor.size_bytes], value)
+    return TensorSlot(memory[: tensor.size_bytes], value)
 
 
 def tensor_bytes(tensor: Tensor) -> Bytes:
     """A tensor's content as a flat array of bytes; without a copy when it lies in host memory."""
-    if not _on_host(tensor):
-        tensor = tensor.copyto(tvm.cpu())
+    tensor = on_host(tensor)
     dtype = np.dtype(str(tensor.dtype))
     if dtype.isbuiltin != 1:  # bfloat16 and others that numpy takes as bytes alone
         tensor = tensor._create_view((math.prod(tensor.shape) * dtype.itemsize,), "uint8")
@@ -79,8 +85,8 @@ class StageExecutable:
         where = f"stage {stage.name!r} on machine {stage.machine!r}"
         self._device = find_device(stage.device, where)
         self._on_cpu = stage.device == "cpu"
-        # Of each output, from the first run on: a library that hands on its inputs' memory does so each time, and to
-        # look is a sixth of what a small tensor takes from one machine's kernel to another's.
+        # Of each output, from the first run on: what a library returns, and whether it hands on its inputs' memory, is
+        # the same each time, and to look takes as long as a small tensor's way from one machine to another.
         self._are_views: list[bool] | None = None
         try:
             self._machine = VirtualMachine(load_library(library, scratch, where), self._device)
@@ -102,9 +108,7 @@ class StageExecutable:
         """
         stage = self.stage
         if not self._on_cpu:
-            inputs = [tensor.copyto(self._device) if _on_host(tensor) else tensor for tensor in inputs]
-        else:
-            inputs = [tensor if _on_host(tensor) else tensor.copyto(self._device) for tensor in inputs]
+            inputs = [tensor.copyto(self._device) if _is_on_host(tensor) else tensor for tensor in inputs]
         try:
             result = self._main(*inputs, *self._weights)
             if not self._on_cpu:
@@ -113,33 +117,33 @@ class StageExecutable:
             raise StageError(
                 f"stage {stage.name!r} on machine {stage.machine!r} failed: {first_line(error)}"
             ) from error
-        if not isinstance(result, tvm_ffi.Array) or len(result) != len(stage.outputs):
-            raise StageError(
-                f"stage {stage.name!r} on machine {stage.machine!r} should return a tuple of {len(stage.outputs)} "
-                f"tensors, and returned {type(result).__name__}"
-                + (f" of {len(result)}" if isinstance(result, tvm_ffi.Array) else "")
-            )
-        outputs = list(result)
-        for tensor, spec in zip(outputs, stage.outputs, strict=True):
-            if tuple(tensor.shape) != spec.shape or (self._are_views is None and str(tensor.dtype) != spec.dtype):
-                raise StageError(
-                    f"stage {stage.name!r} on machine {stage.machine!r} should return {spec}, "
-                    f"and returned {tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
-                )
         if self._are_views is None:
+            _require_announced(result, stage)
             self._are_views = [
                 self._on_cpu and _shares_memory(tensor, spec, inputs, stage.inputs)
-                for tensor, spec in zip(outputs, stage.outputs, strict=True)
+                for tensor, spec in zip(result, stage.outputs, strict=True)
             ]
         return [
             _copied(tensor, spec) if is_view else tensor
-            for tensor, spec, is_view in zip(outputs, stage.outputs, self._are_views, strict=True)
+            for tensor, spec, is_view in zip(result, stage.outputs, self._are_views, strict=True)
         ]
+
+
+def _require_announced(result: Any, stage: StageSpec) -> None:
+    where = f"stage {stage.name!r} on machine {stage.machine!r} should return"
+    if not isinstance(result, tvm_ffi.Array) or len(result) != len(stage.outputs):
+        raise StageError(
+            f"{where} a tuple of {len(stage.outputs)} tensors, and returned {type(result).__name__}"
+            + (f" of {len(result)}" if isinstance(result, tvm_ffi.Array) else "")
+        )
+    for tensor, spec in zip(result, stage.outputs, strict=True):
+        if tuple(tensor.shape) != spec.shape or str(tensor.dtype) != spec.dtype:
+            raise StageError(f"{where} {spec}, and returned {tensor.dtype}[{', '.join(map(str, tensor.shape))}]")
 
 
 def _copied(tensor: Tensor, spec: TensorSpec) -> Tensor:
     copy = tensor_slot(spec)
-    copy.data[:] = tensor_bytes(tensor)
+    copy.fill(tensor)
     return copy.value
 
 
@@ -155,8 +159,13 @@ def _shares_memory(
     return False
 
 
-def _on_host(tensor: Tensor) -> bool:
+def _is_on_host(tensor: Tensor) -> bool:
     return bool(tensor.device.dlpack_device_type() == 1)
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The tensor in host memory: itself, or a copy."""
+    return tensor if _is_on_host(tensor) else tensor.copyto(tvm.cpu())
 
 
 def find_device(kind: str, where: str) -> Any:

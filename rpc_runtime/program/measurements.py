@@ -12,6 +12,8 @@ from typing import Any
 
 TRACE_EVENTS = 50_000
 """Events kept per machine; older ones are forgotten."""
+UNCOUNTED_EVENTS = 1000
+"""Events that wait to be added up."""
 COMPUTE_SAMPLES = 1001
 """Computing times kept per stage for the median."""
 
@@ -77,6 +79,7 @@ class Recorder:
         self._machine = machine
         self._lock = threading.Lock()
         self._totals = {name: _Totals() for name in stages}
+        self._new: deque[tuple[Any, ...]] = deque()
         self._events: deque[tuple[Any, ...]] = deque(maxlen=trace_events)
         self.activity = 0
         """Grows with every tensor, part of a tensor and micro-batch. Written without a lock: only change matters."""
@@ -84,27 +87,29 @@ class Recorder:
     def record(self, kind: str, stage: str, sequence: int, start: int, end: int, size_bytes: int = 0) -> None:
         """One event of a stage; ``start`` and ``end`` as ``now()`` gave them."""
         self.activity += 1
-        seconds = (end - start) * 1e-9
-        with self._lock:
-            totals = self._totals[stage]
-            totals.seconds[kind] += seconds
-            if kind == COMPUTE:
-                totals.micro_batches += 1
-                totals.samples.append(seconds)
-            elif kind == RECEIVE:
-                totals.bytes_received += size_bytes
-            elif kind == SEND:
-                totals.bytes_sent += size_bytes
-            self._events.append((self._machine, stage, sequence, kind, start, end, size_bytes))
+        # Between two kernels there is time for no more: what it adds up to is found out when somebody asks.
+        self._new.append((self._machine, stage, sequence, kind, start, end, size_bytes))
+        if len(self._new) > UNCOUNTED_EVENTS:
+            with self._lock:
+                self._count_locked()
 
     def statistics(self) -> tuple[StageStatistics, ...]:
         with self._lock:
+            self._count_locked()
             return tuple(totals.statistics(name, self._machine) for name, totals in self._totals.items())
 
     def trace(self) -> tuple[TraceEvent, ...]:
         with self._lock:
+            self._count_locked()
             events = tuple(self._events)
         return tuple(TraceEvent(*event) for event in events)
+
+    def _count_locked(self) -> None:
+        while self._new:
+            event = self._new.popleft()
+            _, stage, _, kind, start, end, size_bytes = event
+            self._totals[stage].add(kind, (end - start) * 1e-9, size_bytes)
+            self._events.append(event)
 
 
 class _Totals:
@@ -114,6 +119,16 @@ class _Totals:
         self.bytes_sent = 0
         self.seconds = dict.fromkeys((RECEIVE, COMPUTE, WAIT, SEND), 0.0)
         self.samples: deque[float] = deque(maxlen=COMPUTE_SAMPLES)
+
+    def add(self, kind: str, seconds: float, size_bytes: int) -> None:
+        self.seconds[kind] += seconds
+        if kind == COMPUTE:
+            self.micro_batches += 1
+            self.samples.append(seconds)
+        elif kind == RECEIVE:
+            self.bytes_received += size_bytes
+        elif kind == SEND:
+            self.bytes_sent += size_bytes
 
     def statistics(self, name: str, machine: str) -> StageStatistics:
         return StageStatistics(

@@ -66,7 +66,7 @@ class Message(Protocol):
 
 
 class LinkEnd:
-    """One end of a link. ``_wake`` is notified, with the lock held, when there may be something to say.
+    """One end of a link. ``_wake_locked`` is called when there may be something to say.
 
     If it is ``patient``, the other end may be silent as long as its connection lives.
     """
@@ -176,6 +176,10 @@ class LinkEnd:
         if frame.kind is not kind:
             raise ProtocolError(f"expected a {kind.name}, got a frame of kind {frame.kind.name}")
         return True
+
+    def _wake_locked(self) -> None:
+        if self._carrier is None:  # else nobody waits: `flush` says it
+            self._wake.notify()
 
     def wait_closed(self) -> None:
         self._end.wait()

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tvm_split.rpc_runtime.errors import ProtocolError
+from tvm_split.rpc_runtime.program.inputs import flat_bytes
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, now
@@ -45,24 +46,44 @@ OUTBOX = 2
 """Micro-batches of a tensor that wait at the sender: one on its way to the wire, one behind it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Memory for one tensor: ``data`` to write it to, ``value`` to hand on."""
+
+    data: Bytes
+    value: Any
+
+    def fill(self, value: Any) -> None:
+        """Copies such a value as this one."""
+        self.data[:] = flat_bytes(value)
+
+
+class MakeSlot(Protocol):
+    """Makes memory for one tensor, fit for its station, or sees ``memory`` as one: 64-byte-aligned, of its size."""
+
+    def __call__(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot: ...
+
+
 @dataclass
 class _Sending:
-    """``places`` are those in memory that both ends see which are free, if a carrier has such."""
+    """``slots`` lie in memory that both ends see, if a carrier has such, and ``places`` numbers those that are free."""
 
     route: PlannedRoute
     window: SendWindow
     coder: TensorCoder | None
     queue: deque[tuple[int, Any]] = field(default_factory=deque)
+    slots: list[Slot] = field(default_factory=list)
     places: deque[int] = field(default_factory=deque)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Parcel:
-    """One micro-batch of a tensor that leaves."""
+    """One micro-batch of a tensor that leaves, over a carrier through ``slot``, which is number ``place``."""
 
     link: OutgoingLink
     sending: _Sending
     place: int
+    slot: Slot | None
     sequence: int
     value: Any
     flags: FrameFlag
@@ -80,7 +101,8 @@ class _Parcel:
 
     def hand_to(self, carrier: Carrier) -> None:
         route = self.sending.route
-        carrier.place(route, self.place)[:] = self.link.as_bytes(self.value)
+        if self.slot is not None:
+            self.slot.fill(self.value)
         carrier.send(shared_tensor_frame(route.tensor_index, self.sequence, self.place, route.tensor.size_bytes))
         self._has_left(route.tensor.size_bytes)
 
@@ -88,7 +110,7 @@ class _Parcel:
         self.link.station.transferred(SEND, self.sending.route, self.sequence, self.start, now(), size_bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Credits:
     """How far tensors were consumed."""
 
@@ -114,7 +136,13 @@ class OutgoingLink(LinkEnd):
         WorkerError: what the codec of a route needs is missing here.
     """
 
-    def __init__(self, station: Station, routes: Sequence[PlannedRoute], as_bytes: Callable[[Any], Bytes]) -> None:
+    def __init__(
+        self,
+        station: Station,
+        routes: Sequence[PlannedRoute],
+        as_bytes: Callable[[Any], Bytes],
+        make_slot: MakeSlot,
+    ) -> None:
         require_available(routes)
         super().__init__(station, routes, patient=any(route.destination == CLIENT for route in routes))
         self._by_name = {
@@ -123,6 +151,7 @@ class OutgoingLink(LinkEnd):
         self._by_index = {sending.route.tensor_index: sending for sending in self._by_name.values()}
         self._queued: dict[int, _Sending] = {}
         self.as_bytes = as_bytes
+        self._make_slot = make_slot
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -137,12 +166,14 @@ class OutgoingLink(LinkEnd):
         sending = self._by_name[tensor]
         sending.queue.append((sequence, value))
         self._queued[sending.route.tensor_index] = sending
-        self._wake.notify()
+        self._wake_locked()
 
     def carry(self, carrier: Carrier) -> None:
         for sending in self._by_name.values():
-            sending.window.largest = sending.window.depth
-            sending.places.extend(range(sending.window.depth))
+            route, depth = sending.route, sending.window.depth
+            sending.window.largest = depth
+            sending.slots = [self._make_slot(route.tensor, carrier.place(route, number)) for number in range(depth)]
+            sending.places.extend(range(depth))
         super().carry(carrier)
 
     def _begin_locked(self) -> _Parcel | None:
@@ -158,7 +189,8 @@ class OutgoingLink(LinkEnd):
         (sequence, value), start = chosen.queue[0], now()
         flags = FrameFlag.WAITED if chosen.window.start(start) else FrameFlag.NONE
         place = chosen.places.popleft() if chosen.places else 0
-        return _Parcel(self, chosen, place, sequence, value, flags, start)
+        slot = chosen.slots[place] if chosen.slots else None
+        return _Parcel(self, chosen, place, slot, sequence, value, flags, start)
 
     def _said_locked(self, message: Message) -> None:
         if isinstance(message, _Parcel):
@@ -193,28 +225,15 @@ class OutgoingLink(LinkEnd):
                 )
             sending.places.extend(places)
             window.credit(frame.sequence, depth, now())
-            self._wake.notify()
+            self._wake_locked()
         self.flush()
 
     def close_locked(self) -> None:
         for sending in self._by_name.values():
             sending.queue.clear()
+            sending.slots.clear()
         self._queued.clear()
         super().close_locked()
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Memory for one tensor: ``data`` to write it to, ``value`` to hand on."""
-
-    data: Bytes
-    value: Any
-
-
-class MakeSlot(Protocol):
-    """Makes memory for one tensor, fit for its station, or sees ``memory`` as one: 64-byte-aligned, of its size."""
-
-    def __call__(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot: ...
 
 
 @dataclass
@@ -349,7 +368,7 @@ class IncomingLink(LinkEnd):
             )
         if window.begin(waited=frame.flags == FrameFlag.WAITED):
             self._granting[frame.tensor] = receiving
-            self._wake.notify()
+            self._wake_locked()
         return receiving
 
     def _sequence_of(self, receiving: _Receiving, frame: Frame, offset: int, total: int) -> int:
@@ -381,7 +400,7 @@ class IncomingLink(LinkEnd):
             receiving.freed.append(place)
         elif self._reuse and not self._closed:
             receiving.free.append(slot)
-        self._wake.notify()
+        self._wake_locked()
 
     def _begin_locked(self) -> _Credits | None:
         changed = [each for each in self._granting.values() if each.window.is_due]

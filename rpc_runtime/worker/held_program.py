@@ -109,7 +109,7 @@ class HeldProgram:
             self._executor = StageExecutor(self._lock, plan, stages, recorder, self._stage_failed)
             for machine in plan.destinations:
                 routes = [route for route in plan.outgoing if route.destination == machine]
-                self._outgoing[machine] = OutgoingLink(self._executor, routes, tensor_bytes)
+                self._outgoing[machine] = OutgoingLink(self._executor, routes, tensor_bytes, tensor_slot)
             for machine in plan.sources:
                 routes = [route for route in plan.incoming if route.source == machine]
                 self._incoming[machine] = IncomingLink(self._executor, routes, tensor_slot, reuse=True)

@@ -37,7 +37,7 @@ class Sender(Idle):
     def __init__(self, routes: Sequence[PlannedRoute]) -> None:
         super().__init__()
         self._room = threading.Condition(self.lock)
-        self.link = OutgoingLink(self, routes, flat_bytes)
+        self.link = OutgoingLink(self, routes, flat_bytes, array_slot)
         self.sent = 0
         self.sizes: dict[str, set[int]] = defaultdict(set)
 

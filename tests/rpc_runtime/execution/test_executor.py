@@ -87,7 +87,7 @@ class Joined:
             station = self.client if name == CLIENT else self.executors[name]
             for other in plan.destinations:
                 routes = [r for r in plan.outgoing if r.destination == other]
-                self.outgoing[name, other] = OutgoingLink(station, routes, flat_bytes)
+                self.outgoing[name, other] = OutgoingLink(station, routes, flat_bytes, array_slot)
             for other in plan.sources:
                 routes = [r for r in plan.incoming if r.source == other]
                 self.incoming[other, name] = IncomingLink(station, routes, array_slot, reuse=True)

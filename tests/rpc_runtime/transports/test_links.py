@@ -57,7 +57,7 @@ def bytes_of(value: int, elements: int = 4) -> np.ndarray:
 
 def test_the_sender_stops_without_credit_and_the_other_tensor_goes_on() -> None:
     station = Idle()
-    link = OutgoingLink(station, [route(0, "slow", depth=1), route(1, "fast", depth=3)], flat_bytes)
+    link = OutgoingLink(station, [route(0, "slow", depth=1), route(1, "fast", depth=3)], flat_bytes, array_slot)
     frames = link.frames()
     with station.lock:
         link.put_locked("slow", 0, bytes_of(0))
@@ -79,13 +79,13 @@ def test_the_sender_stops_without_credit_and_the_other_tensor_goes_on() -> None:
     ids=["unknown tensor", "never sent", "huge", "narrower", "too wide"],
 )
 def test_credits_that_nobody_could_grant_are_refused(tensor: int, consumed: int, depth: int) -> None:
-    link = OutgoingLink(Idle(), [route(0, "t")], flat_bytes)
+    link = OutgoingLink(Idle(), [route(0, "t")], flat_bytes, array_slot)
     with pytest.raises(ProtocolError):
         link.receive(decode(credit_frame(tensor, consumed, depth)))
 
 
 def test_a_credit_without_a_depth_is_refused() -> None:
-    link = OutgoingLink(Idle(), [route(0, "t")], flat_bytes)
+    link = OutgoingLink(Idle(), [route(0, "t")], flat_bytes, array_slot)
     with pytest.raises(ProtocolError, match="4 bytes"):
         link.receive(decode(control_frame(FrameKind.CREDIT)))
 

@@ -17,6 +17,7 @@ import typer
 from tests.helpers.rpc_runtime.stations import Idle
 from tvm_split.cli.status import status as status_command
 from tvm_split.rpc_runtime.client.client import WorkerConnection, describe
+from tvm_split.rpc_runtime.client.result_queue import array_slot
 from tvm_split.rpc_runtime.client.watch import WorkerWatch
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.program.inputs import flat_bytes
@@ -159,7 +160,7 @@ def test_what_is_measured_is_cleaned(hostile: Start) -> None:
 
 def test_the_end_of_a_stream_is_cleaned(hostile: Start) -> None:
     endpoint = hostile({LINK_METHOD: lambda requests, context: iter([error_frame(EVIL)])})
-    link = OutgoingLink(Idle(), [], flat_bytes)
+    link = OutgoingLink(Idle(), [], flat_bytes, array_slot)
     call = LinkCall(endpoint, None, hello_of("0" * 32, CLIENT, "box"), link, lambda machine, error: None)
     with pytest.raises(ProtocolError) as caught:
         call.wait_accepted(10)
