@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: setup demo test test-slow test-long test-properties fuzz lint format protocol clean
-.PHONY: check-models check-cuda check-unequal check-unloading
+.PHONY: check-models check-cuda check-shaped check-unequal check-unloading
 .PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-plans bench-shards
 
 setup: $(STAMP)
@@ -74,6 +74,10 @@ bench-plans: setup
 
 bench-shards: setup
 	$(BIN)/python -m scripts.bench_shards
+
+# As root: links are shaped between network namespaces.
+check-shaped: setup
+	$(BIN)/python -m scripts.check_shaped
 
 check-unequal: setup
 	$(BIN)/python -m scripts.check_unequal

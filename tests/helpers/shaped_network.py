@@ -1,0 +1,110 @@
+"""Workers in network namespaces, behind links that the kernel holds to a bandwidth. As root, with iproute2.
+
+Each namespace is joined to a bridge, as machines are to a switch, and everything that leaves or enters it passes a
+token bucket. The client is outside, on the bridge. Unlike a `Relay` this takes little of the processor, so that it
+serves for gigabits, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from tests.helpers.rpc_runtime.worker_process import ROOT, ready
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+
+END_SECONDS = 20.0
+SUBNET = "10.213.77"
+QUEUED = "50ms"
+"""So long may what waits for the link take to leave; TCP fills it."""
+
+
+def can_shape() -> bool:
+    """Whether this process may make namespaces and has what it takes."""
+    return os.geteuid() == 0 and all(shutil.which(tool) for tool in ("ip", "tc"))
+
+
+@contextmanager
+def shaped_workers(
+    names: Sequence[str], bits_per_second: float, cache: Path
+) -> Iterator[tuple[Mapping[str, WorkerEndpoint], Mapping[str, int]]]:
+    """Where workers of one core each listen, and their processes; in the end all are gone, and so is the network.
+
+    Raises:
+        CalledProcessError: the network cannot be made; says by which command.
+    """
+    bridge = f"ts{os.getpid()}"
+    with ExitStack() as until_end:
+        _made(until_end, f"link add {bridge} type bridge", f"link del {bridge}")
+        _ip(f"addr add {SUBNET}.1/24 dev {bridge}")
+        _ip(f"link set {bridge} up")
+        workers = [
+            until_end.enter_context(_worker(name, number, bridge, bits_per_second, cache / name))
+            for number, name in enumerate(names)
+        ]
+        yield (
+            {name: WorkerEndpoint(name, address) for name, (address, _) in zip(names, workers, strict=True)},
+            {name: process for name, (_, process) in zip(names, workers, strict=True)},
+        )
+
+
+@contextmanager
+def _worker(name: str, number: int, bridge: str, bits_per_second: float, cache: Path) -> Iterator[tuple[str, int]]:
+    space, outer, inner = f"{bridge}-{number}", f"{bridge}o{number}", f"{bridge}i{number}"
+    with ExitStack() as until_end:
+        _made(until_end, f"netns add {space}", f"netns del {space}")
+        _made(until_end, f"link add {outer} type veth peer name {inner} netns {space}", f"link del {outer}")
+        _ip(f"link set {outer} master {bridge} up")
+        _ip(f"-n {space} addr add {SUBNET}.{number + 2}/24 dev {inner}")
+        _ip(f"-n {space} link set {inner} up")
+        _ip(f"-n {space} link set lo up")
+        burst = max(64 * 1024, int(bits_per_second / 8 / 1000))  # what passes in a tick of the kernel, at least
+        shape = f"root tbf rate {bits_per_second:.0f}bit burst {burst} latency {QUEUED}"
+        _run(f"tc qdisc add dev {outer} {shape}")
+        _run(f"ip netns exec {space} tc qdisc add dev {inner} {shape}")
+        core = sorted(os.sched_getaffinity(0))[number % os.cpu_count()]  # type: ignore[operator]
+        process = until_end.enter_context(
+            subprocess.Popen(
+                [
+                    *f"ip netns exec {space}".split(),
+                    *(sys.executable, "-m", "tvm_split.rpc_runtime.worker", "--name", name, "--cache", str(cache)),
+                    *f"--listen {SUBNET}.{number + 2}:0 --insecure --threads 1 --cores {core}".split(),
+                    *("--ready-json", "--exit-with-parent"),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+        )
+        try:
+            yield ready(process), process.pid
+        finally:
+            try:
+                process.communicate(timeout=END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _made(until_end: ExitStack, make: str, undo: str) -> None:
+    _ip(make)
+    until_end.callback(_undone, undo)
+
+
+def _undone(command: str) -> None:
+    with suppress(subprocess.CalledProcessError):  # an interface goes with its namespace
+        _ip(command)
+
+
+def _ip(command: str) -> None:
+    _run(f"ip {command}")
+
+
+def _run(command: str) -> None:
+    subprocess.run(command.split(), check=True, capture_output=True)
