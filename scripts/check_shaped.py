@@ -30,6 +30,8 @@ from scripts.streamed import median_run
 from tests.helpers.shaped_network import can_shape, shaped_workers
 from tests.models import torch_models
 from tvm_split import Shard
+from tvm_split.planner.problem import Stage
+from tvm_split.planner.shard import sharding_words
 from tvm_split.progress import step_progress
 from tvm_split.rpc_runtime.program.codec import Codec, fits
 from tvm_split.rpc_runtime.program.program import CLIENT, RouteCodec
@@ -130,7 +132,16 @@ def check_shards(console: Console, bits_per_second: float, rounds: int) -> dict[
         with step_progress("measuring"):
             found = medians(in_turns(sides, rounds))
     title = f"VGG-16, one input, over {bits_per_second / MEGABIT:.0f} Mbit/s"
-    return printed(console, title, {name: each["seconds"] for name, each in found.items()}, PLANNED)
+    result = printed(console, title, {name: each["seconds"] for name, each in found.items()}, PLANNED)
+    words = [f"{stage.layers[0]} … {stage.layers[-1]} {told_stage(stage)}" for stage in plans[PLANNED].stages]
+    prediction = plans[PLANNED].prediction
+    predicted = prediction.latency_seconds if prediction else None
+    console.print(f"{PLANNED}: {'; '.join(words)}; predicted {(predicted or 0) * 1e3:.1f} ms")
+    return {**result, "plan": words, "predicted_seconds": predicted}
+
+
+def told_stage(stage: Stage) -> str:
+    return sharding_words(stage) if stage.sharding else f"on {stage.machine}"
 
 
 def check_bytes(console: Console) -> dict[str, Any]:
