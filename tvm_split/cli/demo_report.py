@@ -78,12 +78,11 @@ def print_report(found: Demonstration, folder: Path, console: Console = STDOUT) 
     machines = found.bundle.program.machines
     console.print(Rule("What each machine does"))
     for text in found.short_forms.values():
-        console.print(Syntax(text, "python", background_color="default", padding=(0, 0, 1, 0)))
+        console.print(Syntax(text, "python", background_color="default", padding=(0, 0, 1, 0), word_wrap=True))
     console.print(
-        f"Shortened: every line is one binding of the IR, without attributes and devices. In full: {folder}/bundle/ir",
-        style="dim",
-        soft_wrap=True,
+        "Shortened: every line is one binding of the IR, without attributes and devices. In full:", style="dim"
     )
+    console.print(f"{folder}/bundle/ir", style="dim", soft_wrap=True)
     console.print(Rule("What was compiled"))
     print_bundle(found.bundle)
     console.print(Rule("What came out"))

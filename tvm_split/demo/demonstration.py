@@ -25,7 +25,7 @@ from tvm_split.rpc_runtime.program.measurements import StageStatistics, TraceEve
 from tvm_split.steps import StepProgress
 
 SEED = 0
-MICRO_BATCH = 60
+MICRO_BATCH = 120
 """Images that travel together: enough that computing is not lost in the cost of a message; divides the test set."""
 WARM_UP_MICRO_BATCHES = 60
 SHOWN_MICRO_BATCHES = 6

@@ -26,14 +26,14 @@ class DigitNetwork(nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(CHANNELS, 16, kernel_size=3, padding=1)
+        self.conv1 = nn.Conv2d(CHANNELS, 32, kernel_size=3, padding=1)
         self.relu1 = nn.ReLU()
-        self.conv2 = nn.Conv2d(16, 32, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv2d(32, 32, kernel_size=3, padding=1)
         self.relu2 = nn.ReLU()
         self.flatten = nn.Flatten()
-        self.fc1 = nn.Linear(32 * IMAGE_SIZE * IMAGE_SIZE, 128)
+        self.fc1 = nn.Linear(32 * IMAGE_SIZE * IMAGE_SIZE, 256)
         self.relu3 = nn.ReLU()
-        self.fc2 = nn.Linear(128, CLASSES)
+        self.fc2 = nn.Linear(256, CLASSES)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         features = self.relu2(self.conv2(self.relu1(self.conv1(images))))

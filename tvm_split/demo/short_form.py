@@ -12,7 +12,7 @@ the values of constants.
 from __future__ import annotations
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_split.relay_passes.communication import RECEIVE, SEND
 from tvm_split.relay_passes.contract import bindings_of
@@ -53,6 +53,8 @@ def _text(value: relax.Expr) -> str:
         return f"{_text(value.tuple_value)}[{value.index}]"
     if isinstance(value, relax.Var):
         return str(value.name)
+    if isinstance(value, tirx.IntImm):
+        return str(int(value))  # TVM's own integers print as T.int64(8)
     if not isinstance(value, relax.Call):
         return str(value)
     if isinstance(value.op, relax.ExternFunc):
@@ -81,5 +83,4 @@ def _shape_text(kind: relax.Type) -> str:
 
 
 def _sizes_text(shape: relax.ShapeExpr) -> str:
-    # An int, because TVM's own integers print as T.int64(8).
-    return f"[{', '.join(str(int(size)) for size in shape.values)}]"
+    return f"[{', '.join(_text(size) for size in shape.values)}]"

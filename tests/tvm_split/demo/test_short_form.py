@@ -3,7 +3,7 @@ import torch
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.compiling import cut_model
-from tvm_split.demo.network import DigitNetwork, split_over
+from tvm_split.demo.network import DigitNetwork, shards_over, split_over
 from tvm_split.demo.short_form import short_form
 from tvm_split.frontends import load_model
 from tvm_split.planning import plan
@@ -12,8 +12,8 @@ from tvm_split.schedules.traits import traits_of
 SECOND_MACHINE = """\
 def stage_1():  # on machine-b
     relu1 = receive("relu1", "machine-a")               # float32[4, {blocks}, 8, 8, {lanes}]
-    relu1_plain = layout_transform(relu1)               # float32[4, 16, 8, 8]
-    conv2 = nn.conv2d(relu1_plain, constant[32, 16, 3, 3]) # float32[4, 32, 8, 8]
+    relu1_plain = layout_transform(relu1)               # float32[4, 32, 8, 8]
+    conv2 = nn.conv2d(relu1_plain, constant[32, 32, 3, 3]) # float32[4, 32, 8, 8]
     conv2_1 = reshape(constant[32], [1, 32, 1, 1])      # float32[1, 32, 1, 1]
     conv2_2 = add(conv2, conv2_1)                       # float32[4, 32, 8, 8]
     relu2 = nn.relu(conv2_2)                            # float32[4, 32, 8, 8]
@@ -25,5 +25,14 @@ def test_what_the_second_machine_does():
     model = load_model(DigitNetwork().eval(), (torch.zeros(4, 3, 8, 8),))
     planned = plan(model, cluster, split=split_over(cluster.machine_names))
     lanes = traits_of(tvm_target(planned.machine("machine-b").target)).lanes
-    expected = SECOND_MACHINE.format(blocks=16 // lanes, lanes=lanes)
+    expected = SECOND_MACHINE.format(blocks=32 // lanes, lanes=lanes)
     assert short_form(cut_model(model, planned).machine_modules["machine-b"]) == expected
+
+
+def test_numbers_are_not_those_of_tvm():
+    cluster = Cluster.local(workers=2)
+    model = load_model(DigitNetwork().eval(), (torch.zeros(4, 3, 8, 8),))
+    planned = plan(model, cluster, shards=shards_over(cluster.machine_names))
+    text = short_form(cut_model(model, planned).machine_modules["machine-b"])
+    assert "images_machine_b = strided_slice(images, (2), (3), (8))" in text
+    assert "T.int64" not in text
