@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.targets import require_known_targets, resolve_targets
+from tvm_split.compiler.targets import require_fitting_workers, require_known_targets, resolve_targets
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded, with_codecs
 from tvm_split.measuring.model_profiling import profile_model
@@ -114,6 +114,7 @@ def plan_as_requested(
 ) -> Plan:
     """`plan`, for whoever has a request; ``on_problem`` is called with what is searched, if a search there is."""
     require_known_targets(cluster)
+    require_fitting_workers(cluster)
     found = _without_codecs(model, cluster, request, on_progress, on_problem)
     return with_codecs(model, cluster, found.plan, request, found.profile, found.predict_coded, on_progress)
 

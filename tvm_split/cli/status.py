@@ -77,7 +77,6 @@ def _endpoints(
 
 def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: float) -> dict[str, Any]:
     """What a worker says, or why it says nothing; also where it does not fit the machine that a cluster file names."""
-    from tvm_split.cluster.machine import misfit
     from tvm_split.rpc_runtime.client.client import describe
     from tvm_split.rpc_runtime.errors import TvmSplitError
 
@@ -86,7 +85,11 @@ def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: flo
         worker = describe(endpoint, timeout_seconds=timeout_seconds)
     except TvmSplitError as error:
         return {**asked, "reachable": False, "error": str(error)}
-    problem = "" if machine is None else misfit(machine, worker)
+    problem = ""
+    if machine is not None:
+        from tvm_split.compiler.targets import misfit
+
+        problem = misfit(machine, worker)
     found = {**asked, "reachable": True, **dataclasses.asdict(worker), "worker": worker.machine, **asked}
     return {**found, "error": problem} if problem else found
 

@@ -143,7 +143,10 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
     except ValidationError as error:
         problems = {f"{path}:{line_of(tree, each['loc'])}: {_problem(each)}" for each in error.errors()}
         raise ClusterError("\n".join(sorted(problems))) from error
-    machines = [_machine(entry, path.parent) for entry in parsed.machines]
+    machines = [
+        _machine(entry, path.parent, f"{path}:{line_of(tree, ('machines', index, 'target'))}")
+        for index, entry in enumerate(parsed.machines)
+    ]
     links = []
     for index, entry in enumerate(parsed.links or ()):
         try:
@@ -192,7 +195,7 @@ def _expected(location: tuple[int | str, ...]) -> str:
     return f"a mapping with the keys {', '.join(field.alias or name for name, field in model.model_fields.items())}"
 
 
-def _machine(entry: _Machine, folder: Path) -> Machine:
+def _machine(entry: _Machine, folder: Path, place: str) -> Machine:
     token = None
     if entry.token_file is not None:
         try:
@@ -213,6 +216,7 @@ def _machine(entry: _Machine, folder: Path) -> Machine:
         target=entry.target,
         memory_bytes=None if entry.memory_bytes is None else int(entry.memory_bytes),
         endpoint=WorkerEndpoint(entry.name, entry.address, token, tls),
+        described_at=place,
     )
 
 

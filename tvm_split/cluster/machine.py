@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, NamedTuple
 
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.client.client import WorkerDescription
 from tvm_split.rpc_runtime.program.codec import Codec
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
@@ -22,7 +21,8 @@ class Machine:
 
     ``target`` is a TVM target as a dictionary (``{"kind": "llvm", "mcpu": "znver4"}``), or None for the machine's own:
     what the worker on it says it is. ``memory_bytes`` limits what weights may take; None is no limit.
-    ``endpoint`` is where its worker listens, None as long as no worker runs.
+    ``endpoint`` is where its worker listens, None as long as no worker runs. ``described_at`` is the place of a file
+    that describes it (``PATH:LINE``), for errors; empty where code does.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Machine:
     target: Mapping[str, Any] | None = None
     memory_bytes: int | None = None
     endpoint: WorkerEndpoint | None = None
+    described_at: str = field(default="", compare=False)
 
     @property
     def address(self) -> str | None:
@@ -45,31 +46,6 @@ class Machine:
             raise ClusterError(
                 f"machine {self.name!r} has memory_bytes={self.memory_bytes}; give more than 0, or None for no limit"
             )
-
-
-def misfit(machine: Machine, worker: WorkerDescription) -> str:
-    """Why the worker that answers for a machine is not the one that is meant, and what to do; empty if it is.
-
-    A worker that was given no name has its host's, and may stand for any machine.
-    """
-    if worker.machine not in (machine.name, worker.hostname):
-        return (
-            f"the worker that answers for machine {machine.name!r} is {worker.machine!r}; give each machine the "
-            f"address of its own worker, or start that one with --name {machine.name}"
-        )
-    if machine.threads > worker.threads:
-        return (
-            f"machine {machine.name!r} is said to have {machine.threads} threads, and its worker computes with "
-            f"{worker.threads}; start it with --threads {machine.threads}, or say threads: {worker.threads}"
-        )
-    return ""
-
-
-def require_fit(machine: Machine, worker: WorkerDescription) -> None:
-    """Raise a `ClusterError` for a `misfit`."""
-    problem = misfit(machine, worker)
-    if problem:
-        raise ClusterError(problem)
 
 
 AUTO_CODEC = "auto"

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tvm
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Machine, require_fit
+from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.instruction_sets import cannot_execute, own_features
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.errors import ClusterError, PlanError
-from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
+from tvm_split.rpc_runtime.errors import WorkerUnavailableError
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
+ASKED_AT_ONCE = 32
 DESCRIBE_TIMEOUT_SECONDS = 10.0
+REACHED_SECONDS = 3.0
+"""So long is waited for a worker whose machine can be planned for without it."""
 
 
 def host_target(threads: int) -> dict[str, Any]:
@@ -35,6 +42,49 @@ def require_known_targets(cluster: Cluster) -> None:
             _complete_target(machine, machine.target)
 
 
+def misfit(machine: Machine, worker: WorkerDescription) -> str:
+    """Why the worker that answers for a machine is not the one that is meant, and what to do; empty if it is.
+
+    A worker that was given no name has its host's, and may stand for any machine.
+    """
+    if worker.machine not in (machine.name, worker.hostname):
+        return (
+            f"the worker that answers for machine {machine.name!r} is {worker.machine!r}; give each machine the "
+            f"address of its own worker, or start that one with --name {machine.name}"
+        )
+    if machine.threads > worker.threads:
+        return (
+            f"machine {machine.name!r} is said to have {machine.threads} threads, and its worker computes with "
+            f"{worker.threads}; start it with --threads {machine.threads}, or say threads: {worker.threads}"
+        )
+    problem = machine.target and cannot_execute(machine.target, worker.architecture, worker.cpu_features)
+    if problem:
+        return (
+            f"machine {machine.name!r} is said to have the target {dict(machine.target or {})}, and its worker's "
+            f"processor {problem}: code for it would crash there. Give the machine its right target, or leave it out"
+        )
+    return ""
+
+
+def require_fit(machine: Machine, worker: WorkerDescription) -> None:
+    """Raise a `ClusterError` for a `misfit`."""
+    problem = misfit(machine, worker)
+    if problem:
+        raise ClusterError(problem)
+
+
+def require_fitting_workers(cluster: Cluster) -> None:
+    """Raise a `ClusterError` for a `misfit` of a worker that somebody else started; those out of reach are left out."""
+    if cluster.kind == "remote":
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            list(pool.map(_require_fit_if_reachable, cluster.machines, cluster.endpoints().values()))
+
+
+def _require_fit_if_reachable(machine: Machine, endpoint: WorkerEndpoint) -> None:
+    with contextlib.suppress(WorkerUnavailableError):
+        require_fit(machine, describe(endpoint, timeout_seconds=REACHED_SECONDS))
+
+
 def _target_of(cluster: Cluster, machine: Machine) -> dict[str, Any]:
     if machine.target is not None:
         return _complete_target(machine, machine.target)
@@ -50,6 +100,7 @@ def _target_of(cluster: Cluster, machine: Machine) -> dict[str, Any]:
 
 def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, Any]:
     """A target as the user gave it, with what can be added, or a `ClusterError` for what must be said."""
+    here = f"{machine.described_at}: " * bool(machine.described_at) + f"machine {machine.name!r}"
     completed = dict(target)
     kind = completed.get("kind")
     if kind == "llvm":
@@ -57,17 +108,15 @@ def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, A
     elif kind == "cuda":
         if "arch" not in completed:
             raise ClusterError(
-                f"machine {machine.name!r} has a CUDA target without 'arch'; give the GPU's, for example "
+                f"{here} has a CUDA target without 'arch'; give the GPU's, for example "
                 '{"kind": "cuda", "arch": "sm_90"}'
             )
     else:
-        raise ClusterError(
-            f"machine {machine.name!r} has a target of kind {kind!r}; 'llvm' and 'cuda' can be compiled for"
-        )
+        raise ClusterError(f"{here} has a target of kind {kind!r}; 'llvm' and 'cuda' can be compiled for")
     try:
         tvm_target(completed)
     except PlanError as error:
-        raise ClusterError(f"machine {machine.name!r}: {error}") from error
+        raise ClusterError(f"{here}: {error}") from error
     return completed
 
 

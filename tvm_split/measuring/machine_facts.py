@@ -11,8 +11,9 @@ from typing import Any
 
 import tvm_split
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Machine, require_fit
+from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.instruction_sets import require_executable
+from tvm_split.compiler.targets import require_fit
 from tvm_split.rpc_runtime import hardware
 from tvm_split.rpc_runtime.client.client import describe
 

@@ -1,10 +1,13 @@
 import json
+import platform
 import signal
 from pathlib import Path
 
 import pytest
 
 TOKEN = "open-sesame"
+FOREIGN = {"kind": "llvm", "mtriple": "aarch64-linux-gnu" if platform.machine() == "x86_64" else "x86_64-linux-gnu"}
+"""What this host does not execute."""
 
 
 @pytest.fixture
@@ -92,6 +95,7 @@ def cluster_file(folder, *machines):
     [
         ({"name": "desk"}, "the worker that answers for machine 'desk' is 'box'"),
         ({"name": "box", "threads": 8}, "machine 'box' is said to have 8 threads, and its worker computes with 1"),
+        ({"name": "box", "target": FOREIGN}, f"machine 'box' is said to have the target {FOREIGN}, and its worker's"),
     ],
 )
 def test_a_worker_that_is_not_what_the_file_says(invoke, worker, onnx_path, tmp_path, said, message):
@@ -101,6 +105,7 @@ def test_a_worker_that_is_not_what_the_file_says(invoke, worker, onnx_path, tmp_
     assert "process" in result.stdout
     for command in (["plan", onnx_path], ["compile", onnx_path, "--output", tmp_path / "bundle"]):
         assert message in invoke(*command, "--cluster", path, "--maximum-machines", "1", code=2).stderr
+        assert message in invoke(*command, "--cluster", path, "--split", f"{said['name']}=conv_1", code=2).stderr
     assert not (tmp_path / "bundle").exists()
 
 
@@ -108,7 +113,10 @@ def test_a_worker_that_is_not_what_the_file_says(invoke, worker, onnx_path, tmp_
     ("other", "message"),
     [
         ({"address": "127.0.0.1:7001"}, "'box' and 'desk' have the same address 127.0.0.1:7001"),
-        ({"address": "127.0.0.1:9", "target": {"kind": "llvm", "mcpu": "znver99"}}, "LLVM knows no CPU 'znver99'"),
+        (
+            {"address": "127.0.0.1:9", "target": {"kind": "llvm", "mcpu": "znver99"}},
+            "cluster.yaml:1: machine 'desk': LLVM knows no CPU 'znver99'",
+        ),
     ],
 )
 def test_what_a_cluster_file_cannot_mean(invoke, onnx_path, tmp_path, other, message):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import platform
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ import tvm_split
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.instruction_sets import cannot_execute, own_features
-from tvm_split.compiler.targets import host_target, runs_here
+from tvm_split.compiler.placement import tvm_target
+from tvm_split.compiler.targets import host_target, require_known_targets, runs_here
 from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.rpc_runtime.hardware import cpu_features
 
@@ -108,6 +111,31 @@ def test_a_cpu_that_llvm_does_not_know(
         tvm_split.plan(model, cluster, split=SPLIT)
     assert f"machine 'machine-b': LLVM knows no CPU '{target['mcpu']}' for {target['mtriple']}" in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "unknown"),
+    [
+        ({**X86, "mattr": ["+avx2", "+nonsense"]}, "feature '+nonsense' of x86_64-linux-gnu"),
+        ({**X86, "mattr": ["+avx2,-nonsense"]}, "feature '-nonsense' of x86_64-linux-gnu"),
+        ({**X86, "mattr": ["avx2"]}, "feature 'avx2' of x86_64-linux-gnu"),
+        ({**ARM, "mattr": ["+avx2"]}, "feature '+avx2' of aarch64-linux-gnu"),
+        ({"kind": "cuda", "arch": "sm_90", "host": {**X86, "mattr": ["+neon"]}}, "feature '+neon' of x86_64-linux-gnu"),
+        ({"kind": "llvm", "mtriple": "abacus-linux-gnu"}, "CPU 'generic' for abacus-linux-gnu"),
+    ],
+)
+def test_a_feature_that_llvm_does_not_know(tmp_path: Path, target: dict[str, Any], unknown: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"machines:\n- name: box\n  address: box:1\n  target: {json.dumps(target)}\n")
+    with pytest.raises(tvm_split.ClusterError) as caught:
+        require_known_targets(Cluster.from_yaml(path))
+    assert str(caught.value).startswith(f"{path}:4: machine 'box': LLVM knows no {unknown}; ")
+
+
+@pytest.mark.parametrize("mattr", [[], ["+avx2", "-fma"], ["+avx2,+fma"], ["+retpoline"]])
+def test_features_that_llvm_knows(mattr: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert tvm_target({**X86, "mattr": mattr}).attrs["mattr"] == mattr
     assert capfd.readouterr().err == ""
 
 
