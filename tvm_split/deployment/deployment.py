@@ -16,6 +16,7 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiler.instruction_sets import own_features, require_executable
+from tvm_split.compiler.targets import require_fit
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes
 from tvm_split.errors import BundleError, ClusterError
@@ -185,7 +186,8 @@ def deploy(
             is never more than one.
 
     Raises:
-        ClusterError: the bundle needs a machine that the cluster does not have, or one that cannot run its stages.
+        ClusterError: the bundle needs a machine that the cluster does not have, or one that cannot run its stages; or a
+            worker is not the one that is meant, or computes with fewer threads than were planned for.
         WorkerUnavailableError: a worker cannot be reached; names machine, address and stages.
     """
     for machine in bundle.program.machines:
@@ -255,6 +257,15 @@ def _check_workers(
         worker = describe(endpoint, timeout_seconds=timeout_seconds)
         stages = bundle.program.stages_on(name)
         named = ", ".join(stage.name for stage in stages)
+        planned = bundle.plan.machine(name)
+        if cluster.kind == "remote":
+            require_fit(cluster.machine(name), worker)
+            if planned.threads > worker.threads:
+                raise ClusterError(
+                    f"the bundle was planned for {planned.threads} threads of {name!r}, and its worker at "
+                    f"{endpoint.address} computes with {worker.threads}; start it with --threads {planned.threads}, or "
+                    f"plan and compile for threads: {worker.threads}"
+                )
         versions = {"apache-tvm": worker.tvm_version, "apache-tvm-ffi": worker.tvm_ffi_version}
         for package, wanted in bundle.versions.items():
             found = versions.get(package, "unknown")
@@ -263,8 +274,7 @@ def _check_workers(
                     f"the bundle was compiled with {package} {wanted}, the worker of {name!r} at {endpoint.address} "
                     f"has {found}; install the same version on both, or compile again"
                 )
-        target = bundle.plan.machine(name).target
-        require_executable(named, name, target, worker.architecture, worker.cpu_features)
+        require_executable(named, name, planned.target, worker.architecture, worker.cpu_features)
         if any(stage.device == "cuda" for stage in stages) and not worker.cuda_devices:
             raise ClusterError(
                 f"{named} on {name!r} is compiled for CUDA, but the worker at {endpoint.address} has no CUDA device; "

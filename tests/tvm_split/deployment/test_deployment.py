@@ -13,6 +13,8 @@ import torch
 
 import tvm_split
 from tests.helpers.planner.predictions import machine_prediction, prediction
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Machine
 from tvm_split.deployment.deployment import CALLS_AT_A_TIME, _planned_in_flight
 
 X = torch.ones(1, 8)
@@ -41,6 +43,32 @@ def test_no_more_than_asked_for(bundle: tvm_split.Bundle, three_workers: tvm_spl
             next(stream)
             assert fed <= taken + in_flight + 1  # one waits until there is room
         stream.close()
+
+
+def by_address(workers: tvm_split.Cluster, addresses: dict[str, str]) -> Cluster:
+    """The workers as a cluster file names them: machines, and whose address each is given."""
+    found = workers.endpoints()
+    return Cluster("remote", tuple(Machine(name, endpoint=found[addressed]) for name, addressed in addresses.items()))
+
+
+@pytest.mark.parametrize(
+    ("addresses", "threads", "message"),
+    [
+        ({"machine-a": "machine-b", "machine-b": "machine-a"}, 1, "answers for machine 'machine-a' is 'machine-b'; "),
+        ({"machine-a": "machine-a", "machine-b": "machine-b"}, 8, "planned for 8 threads of 'machine-b', and its "),
+    ],
+)
+def test_a_worker_that_is_not_what_was_planned_for(
+    bundle: tvm_split.Bundle,
+    three_workers: tvm_split.Cluster,
+    addresses: dict[str, str],
+    threads: int,
+    message: str,
+) -> None:
+    first, second = bundle.plan.machines
+    planned = dataclasses.replace(bundle.plan, machines=(first, dataclasses.replace(second, threads=threads)))
+    with pytest.raises(tvm_split.ClusterError, match=message):
+        tvm_split.deploy(dataclasses.replace(bundle, plan=planned), by_address(three_workers, addresses))
 
 
 def test_a_plan_for_latency_says_how_many(bundle: tvm_split.Bundle) -> None:
