@@ -121,7 +121,7 @@ def last_line(error: object) -> str:
 
 def new_schedule(function: tirx.PrimFunc) -> s_tir.Schedule:
     # A fixed seed, so that nothing depends on the clock; checks of the state would cost half the scheduling time.
-    return s_tir.Schedule(tvm.IRModule({"main": function}), seed=1, debug_mask="none", error_render_level="none")
+    return s_tir.Schedule(tvm.IRModule({"main": function}), seed=1, debug_mask="none", error_render_level="fast")
 
 
 def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:

@@ -254,7 +254,9 @@ class HeldProgram:
                 return
             self._failure = failure
             self._halt_locked()
-        logger.warning("deployment %s has failed: %s", self.identifier[:8], text)
+        # A link that ends is no fault of this machine's, and most often how a client goes; one that stays says why.
+        level = logging.INFO if kind == pb.Failure.LINK else logging.WARNING
+        logger.log(level, "deployment %s has failed: %s", self.identifier[:8], text)
         self._notify()
 
     def _halt_locked(self) -> None:

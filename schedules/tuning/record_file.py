@@ -26,6 +26,8 @@ WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
 FAILED_SECONDS = 1e9
 """MetaSchedule writes 1e10 seconds for what could not be measured."""
+NO_REASON = "(not rendered)"
+"""All that TVM says where steps of a record cannot be repeated."""
 MATCHED_IN_A_TARGET = ("kind", "mtriple", "mcpu", "mattr", "num-cores")
 
 
@@ -151,4 +153,6 @@ def _choices_in(trace: Any) -> str | None:
 
 def _damaged(place: str, error: Exception) -> str:
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if first == NO_REASON:
+        first = "its steps cannot be repeated on its kernel"
     return f"{place} is damaged: {first}; remove the line, or restore the folder from a copy"

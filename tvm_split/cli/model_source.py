@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,17 +75,35 @@ def _from_python(reference: str) -> tuple[Any, Any]:
     try:
         found = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise WrongUseError(f"cannot import {module_name!r}: {error}", "MODEL") from error
+        meant = f"; give the module, without its ending: {module_name[:-3]}:{name}" * module_name.endswith(".py")
+        raise WrongUseError(f"cannot import {module_name!r}: {error}{meant}", "MODEL") from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise WrongUseError(f"{module_name!r} has no {name!r}", "MODEL")
         found = getattr(found, part)
     if not _is_module(found) and callable(found):
+        _require_callable_alone(found, reference)
         found = found()
     model, examples = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if _is_module(model):
         model.eval()  # nothing is trained here, and a network in training mode has no single answer
     return model, examples
+
+
+def _require_callable_alone(function: Any, reference: str) -> None:
+    """Raise a `WrongUseError` for a function or class that cannot be called without arguments, with what can."""
+    try:
+        inspect.signature(function).bind()
+    except ValueError:
+        pass  # of C, which does not say
+    except TypeError as error:
+        name = reference.rpartition(":")[2]
+        made = f"{name}(…)" if isinstance(function, type) else f"{name}(…), (example inputs,)"
+        raise WrongUseError(
+            f"{reference!r} cannot be called without arguments ({error}): name an nn.Module, or a function without "
+            f"parameters that returns one and its example inputs, such as `def network(): return {made}`",
+            "MODEL",
+        ) from error
 
 
 def _is_module(value: Any) -> bool:

@@ -142,17 +142,26 @@ class Deployment(Closing):
         return self._last
 
     def trace(self) -> tuple[TraceEvent, ...]:
-        """When each stage received, computed and sent its latest micro-batches, on this process's monotonic clock."""
+        """When each stage received, computed and sent its latest micro-batches, on this process's monotonic clock.
+
+        Once the deployment is closed, a `WorkerError`: its workers have let go of it.
+        """
+        if self._closed:
+            raise WorkerError(
+                "this deployment is closed, and its workers keep no trace of what they did: call trace() or report() "
+                "before close(), inside of the `with`"
+            )
         return self._pipeline.trace()
 
     def report(self, since: int = 0) -> DeploymentReport:
         """What the plan predicts beside what was measured, for every machine, link and the whole, and what to do.
 
         Throughput is measured by `stream` and latency by `run`, as far as they were used. ``since`` leaves out what
-        began before it, a moment in nanoseconds of `time.monotonic_ns`.
+        began before it, a moment in nanoseconds of `time.monotonic_ns`. Raises as `trace`.
         """
+        trace = self.trace()
         carried = {(link.source, link.destination): link.transport for link in self._pipeline.links()}
-        return report_of(self.bundle.plan, self.program, self.trace(), self._times.measured(since), carried)
+        return report_of(self.bundle.plan, self.program, trace, self._times.measured(since), carried)
 
     def close(self) -> None:
         """Unload the stages; end the worker processes that were started for this deployment."""

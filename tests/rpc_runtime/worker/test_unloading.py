@@ -1,4 +1,4 @@
-"""What is closed is unloaded: no mapping of a library, and so none of its disk space, stays behind."""
+"""What is closed is unloaded: no mapping of a library, and so none of its disk space, nor a word, stays behind."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ def test_stages_of_closed_deployments(two_workers: LocalWorkers, maker: ProgramM
             assert all(removed_libraries(process_id) for process_id in two_workers.process_ids.values())
     for process_id in two_workers.process_ids.values():
         assert wait_for(lambda pid=process_id: not removed_libraries(pid)), removed_libraries(process_id)
+
+
+def test_nobody_complains_of_a_client_that_goes(two_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """As one that is interrupted does: its streams end, in any order, before anything was said of an end."""
+    x = maker.input("x")
+    first = maker.stage("one", A, [x], double)
+    pipe = open_on(two_workers, maker.program([maker.stage("two", B, [first], double)]), maker)
+    for call in pipe._calls:
+        call.close()
+    for endpoint in two_workers.endpoints.values():
+        assert wait_for(lambda endpoint=endpoint: not removed_libraries(two_workers.process_ids[endpoint.machine]))
+    pipe.close()
+    assert [two_workers.messages(name) for name in (A, B)] == ["", ""]
 
 
 def test_stages_in_this_process(maker: ProgramMaker) -> None:

@@ -132,6 +132,7 @@ def test_a_record_that_no_longer_replays_is_logged_and_left_out(tmp_path, caplog
     with caplog.at_level(logging.WARNING):
         assert TuningDatabase(tmp_path).kernel(function, HOST) is None
     assert "keeps the default" in caplog.text
+    assert f"{RECORDS}:2 is damaged: its steps cannot be repeated on its kernel; remove the line" in caplog.text
 
 
 def test_one_writer_at_a_time(tmp_path):

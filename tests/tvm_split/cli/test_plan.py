@@ -108,6 +108,9 @@ def test_wrong_use(invoke, onnx_path, options, message):
         ("model.pth", "MODULE:NAME"),
         ("no_such_module:network", "no_such_module"),
         ("json:no_such_name", "no_such_name"),
+        ("nets.py:cnn", "give the module, without its ending: nets:cnn"),
+        ("json:loads", "'json:loads' cannot be called without arguments (missing a required argument: 's'): name an"),
+        ("torch.nn:Linear", "such as `def network(): return Linear(…)`"),
     ],
 )
 def test_a_model_that_is_not_there(invoke, model, message):

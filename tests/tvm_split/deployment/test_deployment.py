@@ -146,3 +146,6 @@ def test_closing_ends_what_is_submitted_and_keeps_the_figures(deployment: tvm_sp
     figures = deployment.stats()
     assert figures.stages[0].micro_batches >= 1
     assert deployment.stats() == figures
+    for asked in (deployment.report, deployment.trace):
+        with pytest.raises(tvm_split.WorkerError, match=r"is closed, .* or report\(\) before close\(\)"):
+            asked()
