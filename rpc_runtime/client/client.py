@@ -172,10 +172,11 @@ class WorkerConnection:
         plan: MachinePlan,
         link_secrets: Mapping[tuple[str, str], bytes],
         timeout_seconds: float,
-    ) -> None:
+    ) -> int:
+        """Loads the stages that are the worker's; the bytes of the weights that it holds for them."""
         blobs = {blob.sha256: blob.size_bytes for stage in plan.stages for blob in stage.blobs}
         timeout = timeout_seconds + TRIAL_START_SECONDS + sum(blobs.values()) / SLOWEST_LOAD_BYTES_PER_SECOND
-        self._call(load_request(deployment, plan, link_secrets), timeout)
+        return int(self._call(load_request(deployment, plan, link_secrets), timeout).weight_bytes)
 
     def connect(
         self, deployment: str, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float

@@ -44,6 +44,8 @@ class DeployedWorkers:
         self.endpoints = {machine: endpoints[machine] for machine in program.machines}
         self.connections = {machine: WorkerConnection(endpoint) for machine, endpoint in self.endpoints.items()}
         self.blob_bytes_sent = 0
+        self.weight_bytes: dict[str, int] = {}
+        """What each worker says that it holds of weights, once all have loaded their stages."""
         self._program = program
         self._plans = {machine: machine_plan(program, machine) for machine in program.machines}
         # Each end of a link gets its secret, and no worker gets another's token.
@@ -68,7 +70,7 @@ class DeployedWorkers:
         """Sends what the workers lack, and loads the stages; ``on_progress`` is called from one thread at a time."""
         progress_lock = threading.Lock()
 
-        def load(machine: str) -> None:
+        def load(machine: str) -> int:
             def progress(sent: int, total: int) -> None:
                 if on_progress is not None:
                     with progress_lock:
@@ -80,9 +82,9 @@ class DeployedWorkers:
             with progress_lock:
                 self.blob_bytes_sent += sent
             own = {link: self._link_secrets[link] for link in plan.links}
-            connection.load(self.deployment, plan, own, timeout_seconds)
+            return connection.load(self.deployment, plan, own, timeout_seconds)
 
-        self._on_every_machine(load)
+        self.weight_bytes = self._on_every_machine(load)
 
     def connect(self, timeout_seconds: float) -> tuple[LinkStatistics, ...]:
         """Lets the workers connect to each other; what carries the links between them."""

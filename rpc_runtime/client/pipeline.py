@@ -140,6 +140,11 @@ class Pipeline(Closing):
         """Bytes of libraries and weights that the workers did not have yet."""
         return self._workers.blob_bytes_sent
 
+    @property
+    def weight_bytes(self) -> Mapping[str, int]:
+        """By machine, the bytes of the weights that its worker says it holds."""
+        return self._workers.weight_bytes
+
     def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
         """The outputs for one micro-batch, in the program's order."""
         return self._streams.run(inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from tvm_split.rpc_runtime.program.measurements import (
     TraceEvent,
     now,
 )
-from tvm_split.rpc_runtime.program.program import CLIENT, Program, Route, TensorSpec
+from tvm_split.rpc_runtime.program.program import CLIENT, Program, Route, TensorSpec, weight_bytes
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 
 Crossing = Callable[[Route, Array], Array]
@@ -91,6 +91,11 @@ class InProcessPipeline(Closing):
     @property
     def blob_bytes_sent(self) -> int:
         return 0
+
+    @property
+    def weight_bytes(self) -> Mapping[str, int]:
+        """What each machine would hold, were it a process of its own."""
+        return {machine: weight_bytes(self._program.stages_on(machine)) for machine in self._program.machines}
 
     def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
         """The outputs for one micro-batch. Raises InputError, StageError."""

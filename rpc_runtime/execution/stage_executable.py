@@ -64,10 +64,14 @@ def array_from_tensor(tensor: Tensor, spec: TensorSpec) -> np.ndarray[Any, Any]:
 
 
 class WeightCache:
-    """Weights that several stages of one deployment share are loaded once."""
+    """Weights that several stages of one deployment share are loaded once, whatever each stage calls them."""
 
     def __init__(self) -> None:
-        self.loaded: dict[tuple[WeightSpec, str], Tensor] = {}
+        self.loaded: dict[tuple[Any, ...], Tensor] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.numel() * np.dtype(str(each.dtype)).itemsize for each in self.loaded.values())
 
 
 class StageExecutable:
@@ -201,7 +205,8 @@ def load_library(content: Bytes, scratch: Path, where: str) -> Any:
 
 
 def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: WeightCache, where: str) -> Tensor:
-    found = cache.loaded.get((spec, kind))
+    key = (*spec.content, kind)
+    found = cache.loaded.get(key)
     if found is not None:
         return found
     try:
@@ -209,7 +214,7 @@ def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: Wei
     except BlobError as error:
         raise BlobError(f"{where}: weight {spec.tensor.name!r} (blob {spec.blob.sha256[:12]}): {error}") from error
     tensor = tvm.runtime.tensor(data, device)._create_view(spec.tensor.shape, spec.tensor.dtype)
-    cache.loaded[spec, kind] = tensor
+    cache.loaded[key] = tensor
     return tensor
 
 

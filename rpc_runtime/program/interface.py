@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -26,6 +26,11 @@ class StagePipeline(Protocol):
     @property
     def blob_bytes_sent(self) -> int:
         """Bytes of libraries and weights that had to be sent to open it."""
+        ...
+
+    @property
+    def weight_bytes(self) -> Mapping[str, int]:
+        """By machine, the bytes of the weights that it holds."""
         ...
 
     def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:

@@ -54,6 +54,11 @@ class WeightSpec:
     tensor: TensorSpec
     blob: BlobSpec
 
+    @property
+    def content(self) -> tuple[str, tuple[int, ...], str]:
+        """What is the same for all weights of equal values, shape and dtype."""
+        return self.blob.sha256, self.tensor.shape, self.tensor.dtype
+
 
 @dataclass(frozen=True)
 class StageSpec:
@@ -87,6 +92,11 @@ class StageSpec:
     def blobs(self) -> tuple[BlobSpec, ...]:
         """The library and every weight, each digest once."""
         return tuple({blob.sha256: blob for blob in (self.library, *(w.blob for w in self.weights))}.values())
+
+
+def weight_bytes(stages: Iterable[StageSpec]) -> int:
+    """What a machine that has these stages holds of weights: each once, whatever its name in a stage."""
+    return sum({each.content: each.tensor.size_bytes for stage in stages for each in stage.weights}.values())
 
 
 @dataclass(frozen=True)

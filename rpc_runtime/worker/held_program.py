@@ -22,7 +22,7 @@ from tvm_split.rpc_runtime.hardware import available_memory_bytes
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
 from tvm_split.rpc_runtime.program.measurements import LinkStatistics, Recorder
-from tvm_split.rpc_runtime.program.program import CLIENT, StageSpec
+from tvm_split.rpc_runtime.program.program import CLIENT, StageSpec, weight_bytes
 from tvm_split.rpc_runtime.transports.link_call import LinkCall
 from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from tvm_split.rpc_runtime.transports.mpi import World
@@ -73,7 +73,7 @@ class HeldProgram:
         seconds: float,
         is_wanted: Callable[[], bool],
     ) -> int:
-        """Loads libraries and weights, makes the queues and starts to compute. Returns the weights' bytes.
+        """Loads libraries and weights, makes the queues and starts to compute. Returns the bytes of the weights.
 
         ``link_secrets`` by (source, destination) are those of the links to and from other machines. ``seconds`` is how
         long the caller waits; up to half of that, new libraries are tried out in another process.
@@ -90,7 +90,7 @@ class HeldProgram:
             self._plan = plan
         deadline = time.monotonic() + seconds
         self.blobs.keep(blob for stage in plan.stages for blob in stage.blobs)
-        needed = _check_memory(plan)
+        _check_memory(plan)
         cache = WeightCache()
         stages: list[StageExecutable] = []
         for stage in plan.stages:
@@ -100,6 +100,7 @@ class HeldProgram:
                     "time was over"
                 )
             stages.append(self._load_stage(stage, cache, deadline, is_wanted))
+        held_bytes = cache.size_bytes
         cache.loaded.clear()
         recorder = Recorder(plan.machine, [stage.name for stage in plan.stages])
         with self._lock:
@@ -116,7 +117,7 @@ class HeldProgram:
             self._executor.start(self._outgoing, self._incoming)
         names = ", ".join(stage.name for stage in plan.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], plan.machine, names)
-        return needed
+        return held_bytes
 
     def _load_stage(
         self, stage: StageSpec, cache: WeightCache, deadline: float, is_wanted: Callable[[], bool]
@@ -343,19 +344,12 @@ class HeldProgram:
             raise WorkerError(f"deployment {self.identifier[:8]} has failed: {self._failure.message}")
 
 
-def _check_memory(plan: MachinePlan) -> int:
-    """The bytes of all weights, each once.
-
-    Raises:
-        WorkerError: they do not fit into what this machine has free.
-    """
-    weights = {weight.blob.sha256: weight.tensor for stage in plan.stages for weight in stage.weights}
-    needed = sum(tensor.size_bytes for tensor in weights.values())
-    free = available_memory_bytes()
+def _check_memory(plan: MachinePlan) -> None:
+    """Raises a `WorkerError` where the weights do not fit into what this machine has free."""
+    needed, free = weight_bytes(plan.stages), available_memory_bytes()
     if free and needed > free:
         raise WorkerError(
             f"machine {plan.machine!r} needs {needed / 1e9:.1f} GB for the weights of {len(plan.stages)} stages "
             f"({', '.join(stage.name for stage in plan.stages)}), and has {free / 1e9:.1f} GB free. Move layers to "
             "another machine"
         )
-    return needed

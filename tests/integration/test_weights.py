@@ -37,6 +37,23 @@ def test_each_blob_is_sent_once(bundle: tvm_split.Bundle, three_workers: tvm_spl
         assert second.stats().blob_bytes_sent == 0
 
 
+def test_each_worker_says_what_it_holds(bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster) -> None:
+    with tvm_split.deploy(bundle, three_workers) as deployment:
+        held = deployment.stats().weight_bytes
+    assert held == {"machine-a": 4 * (256 * 64 + 64), "machine-b": 4 * (64 * 4096 + 4096 + 4096 * 4096 + 4096)}
+
+
+def test_equal_weights_of_a_machine_s_stages_are_held_once(three_workers: tvm_split.Cluster) -> None:
+    """Each stage has a name of its own for them: here they are the first stage's second, and the last one's first."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 64, False), nn.Linear(64, 64, False), nn.ReLU(), nn.Linear(64, 64, False))
+    network[3].load_state_dict(network[1].state_dict())
+    model = tvm_split.load_model(network.eval(), (torch.randn(1, 8),))
+    plan = tvm_split.plan(model, three_workers, split={"machine-a": ["0", "3"], "machine-b": ["2"]})
+    with tvm_split.deploy(tvm_split.compile(model, plan), three_workers) as deployment:
+        assert deployment.stats().weight_bytes == {"machine-a": 4 * (8 * 64 + 64 * 64), "machine-b": 0}
+
+
 def test_a_cluster_remembers_between_its_worker_processes(bundle: tvm_split.Bundle) -> None:
     cluster = tvm_split.Cluster.local(2)
     try:

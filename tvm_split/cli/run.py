@@ -78,6 +78,7 @@ def run(
                 "seconds": seconds,
                 "micro_batches_per_second": count / seconds,
                 "blob_bytes_sent": statistics.blob_bytes_sent,
+                "weight_bytes": dict(statistics.weight_bytes),
                 "stages": [dataclasses.asdict(each) for each in statistics.stages],
                 "output": None if output is None else {"path": str(output), "shapes": saved},
             }

@@ -7,7 +7,7 @@ import contextlib
 import platform
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -31,7 +31,7 @@ from tvm_split.rpc_runtime.program.codec import Codec, fitting
 from tvm_split.rpc_runtime.program.inputs import checked_inputs
 from tvm_split.rpc_runtime.program.interface import StagePipeline
 from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
-from tvm_split.rpc_runtime.program.program import Program, StageSpec
+from tvm_split.rpc_runtime.program.program import Program, StageSpec, weight_bytes
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
@@ -43,12 +43,14 @@ CALLS_AT_A_TIME = 32
 class DeploymentStatistics:
     """What a deployment has done since it was opened, per stage; ``blob_bytes_sent`` is what opening it sent.
 
-    ``links`` says what carries each link: gRPC, or memory that both ends share.
+    ``links`` says what carries each link: gRPC, or memory that both ends share. ``weight_bytes`` is by machine what its
+    worker holds of weights, as it counted them when it had loaded its stages.
     """
 
     stages: tuple[StageStatistics, ...]
     blob_bytes_sent: int
     links: tuple[LinkStatistics, ...] = ()
+    weight_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 class Deployment(Closing):
@@ -135,7 +137,10 @@ class Deployment(Closing):
         """
         if not self._closed:
             self._last = DeploymentStatistics(
-                self._pipeline.statistics(), self._pipeline.blob_bytes_sent, self._pipeline.links()
+                self._pipeline.statistics(),
+                self._pipeline.blob_bytes_sent,
+                self._pipeline.links(),
+                self._pipeline.weight_bytes,
             )
         elif self._last is None:
             raise WorkerError("this deployment failed before it was closed, and nobody had asked for its figures")
@@ -290,7 +295,7 @@ def _check_workers(
                 "plan the stage for another machine, or give this one an llvm target"
             )
         limit = cluster.machine(name).memory_bytes
-        needed = sum({w.blob.sha256: w.blob.size_bytes for stage in stages for w in stage.weights}.values())
+        needed = weight_bytes(stages)
         if limit is not None and needed > limit:
             raise ClusterError(
                 f"{name!r} needs {needed / 1e9:.3f} GB for the weights of {named}, but has {limit / 1e9:.3f} GB; "

@@ -62,6 +62,7 @@ def test_run_on_workers(invoke_json, bundle, images, expected_outputs, tmp_path)
     found = invoke_json("run", bundle, "--inputs", path, "--repeat", "2", "--output", tmp_path / "out.npz")
     assert found["micro_batches"] == 6
     assert found["blob_bytes_sent"] > 0
+    assert all(found["weight_bytes"].values())
     assert [stage["micro_batches"] for stage in found["stages"]] == [6, 6]
     assert [stage["machine"] for stage in found["stages"]] == ["machine-a", "machine-b"]
     outputs = only_array(tmp_path / "out.npz")
