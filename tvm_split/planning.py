@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.sharding import computed_shares
 from tvm_split.compiler.targets import require_fitting_workers, require_known_targets, resolve_targets
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded, with_codecs
@@ -139,6 +140,9 @@ def _without_codecs(
     if request.shards:
         stages = named(stages_with_shards(model.graph, request.shards, request.split, cluster.machine_names))
         _require_count(stages, request.stages)
+        for stage in stages:
+            if stage.sharding:
+                computed_shares(model, stage)  # what cannot be shared so is refused here, and not when it is compiled
         return _by_hand(model, cluster, request, stages, on_progress)
     if request.split is not None:
         stages = stages_by_hand(model.graph, request.split, cluster.machine_names, request.stages)

@@ -91,15 +91,15 @@ def test_machines_may_have_any_names() -> None:
             "rows",
             "features.5",
             {A: 0.95, B: 0.05},
-            "has 8 rows for 2 machines: .*take fewer machines or more even shares",
+            "'features.5' has 8 rows for 2 machines: .*take fewer machines or more even shares",
         ),
         (
             "channels",
             "features.5",
             {A: 0.95, B: 0.05},
-            "has 8 output channels, too few for 2 machines .*take fewer, or",
+            "'features.0' .*has 8 output channels, too few for 2 machines .*take fewer, or",
         ),
-        ("rows", "classifier.0", {A: 0.5, B: 0.5}, "cannot be split along rows: .*; "),
+        ("rows", "classifier.0", {A: 0.5, B: 0.5}, "'flatten' .*cannot be split along rows: .*; "),
         ("heads", "features.5", {A: 0.5, B: 0.5}, "no attention's heads to deal out: use axis 'channels'"),
     ],
 )
@@ -111,14 +111,13 @@ def test_more_parts_than_there_are_is_said_with_what_to_do(
     shares: dict[str, float],
     words: str,
 ) -> None:
-    planned = tvm_split.plan(small_vgg, three_workers, shards=[tvm_split.Shard("features.0", last, axis, shares)])
+    """When the plan is made: nobody should learn of it only when it is compiled."""
     with pytest.raises(tvm_split.PlanError, match=rf"stage_0 on machine-a, machine-b cannot be shared: .*{words}"):
-        tvm_split.compile(small_vgg, planned)
+        tvm_split.plan(small_vgg, three_workers, shards=[tvm_split.Shard("features.0", last, axis, shares)])
 
 
 def test_more_heads_than_there_are_is_said_with_what_to_do(three_workers: tvm_split.Cluster) -> None:
     model = tvm_split.load_model(bert(depth=1, heads=2).eval(), (TOKENS, torch.ones(1, 12, dtype=torch.int64)))
     shard = tvm_split.Shard("layers", "layers", "heads", {A: 0.4, B: 0.3, C: 0.3})
-    planned = tvm_split.plan(model, three_workers, shards=[shard])
     with pytest.raises(tvm_split.PlanError, match=r"has 2 heads, .*too few for 3 machines .*: take fewer, or split by"):
-        tvm_split.compile(model, planned)
+        tvm_split.plan(model, three_workers, shards=[shard])

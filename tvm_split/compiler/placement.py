@@ -10,6 +10,7 @@ import tvm
 from tvm_split.compiler.instruction_sets import cpu_part
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
+from tvm_split.planner.by_hand import near_names
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
@@ -28,15 +29,19 @@ def placement_of(model: Model, plan: Plan) -> Placement:
         for layer in stage.layers:
             if layer in stage_of_layer:
                 raise PlanError(
-                    f"layer {layer!r} is in both {plan.stages[stage_of_layer[layer]].name} and {stage.name}"
+                    f"layer {layer!r} is in both {plan.stages[stage_of_layer[layer]].name} and {stage.name}; take it "
+                    "out of one"
                 )
             stage_of_layer[layer] = index
     unknown = [layer for layer in stage_of_layer if layer not in set(model.layer_names)]
     if unknown:
-        raise PlanError(f"the plan places layer {unknown[0]!r}, which model {model.name!r} does not have")
+        raise PlanError(
+            f"the plan places layer {unknown[0]!r}, which model {model.name!r} does not have; "
+            f"{near_names(model.graph, unknown[0])}"
+        )
     missing = [layer for layer in model.layer_names if layer not in stage_of_layer]
     if missing:
-        raise PlanError(f"the plan places no layer {missing[0]!r}, which model {model.name!r} has")
+        raise PlanError(f"the plan places no layer {missing[0]!r}, which model {model.name!r} has; add it to a stage")
     _require_no_waiting(model.graph, stage_of_layer, plan)
     return Placement(
         stages=tuple(placed(stage) for stage in plan.stages),

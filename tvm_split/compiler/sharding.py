@@ -7,6 +7,7 @@ is there before it begins, and what others need of it leaves when it ends. Level
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -110,7 +111,7 @@ def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
     """The model's module with one stage's operations parted."""
     assert stage.sharding is not None  # noqa: S101  (the caller has looked)
     region = _region(model, stage, names)
-    with _said_of(stage):
+    with _said_of(model, stage):
         return REWRITES[stage.sharding.axis](model.module, region, exchange=stage.sharding.exchange)
 
 
@@ -123,16 +124,18 @@ def computed_shares(model: Model, stage: Stage) -> Mapping[tuple[str, str], floa
     assert stage.sharding is not None  # noqa: S101  (the caller has looked)
     layers = set(stage.layers)
     region = _region(model, stage, [name for name, layer in model.layers.items() if layer in layers])
-    with _said_of(stage):
+    with _said_of(model, stage):
         return LOOKS[stage.sharding.axis](model.module, region, exchange=stage.sharding.exchange) or {}
 
 
 @contextmanager
-def _said_of(stage: Stage) -> Iterator[None]:
+def _said_of(model: Model, stage: Stage) -> Iterator[None]:
+    """A rewrite names variables; a user knows the layers that these are of."""
     try:
         yield
     except ShardError as error:
-        raise PlanError(f"{stage.name} on {', '.join(stage.machines)} cannot be shared: {error}") from error
+        said = re.sub("'([^']+)'", lambda name: repr(model.layers.get(name[1], name[1])), str(error))
+        raise PlanError(f"{stage.name} on {', '.join(stage.machines)} cannot be shared: {said}") from error
 
 
 def _region(model: Model, stage: Stage, names: Sequence[str]) -> Region:

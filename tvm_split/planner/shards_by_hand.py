@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import get_args
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import assign_layers, covers, near_names
 from tvm_split.planner.layer_graph import LayerGraph
-from tvm_split.planner.problem import SHARES_TOLERANCE, Sharding, Stage
+from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Sharding, Stage
 from tvm_split.planner.request import Split
 from tvm_split.planner.shard import Shard
 
@@ -23,7 +24,8 @@ def stages_with_shards(
     Without it, layers before the first shard and behind each go to the machine with the largest share of that.
 
     Raises:
-        PlanError: an unknown machine or layer, shares that are not above 0 or not 1 together, or shards that overlap.
+        PlanError: an unknown machine, layer, axis or exchange, shares that are not above 0 or not 1 together, shards
+            that overlap, or a split that gives one of their layers to a machine.
     """
     owner: list[Shard | str | None] = [None] * len(graph.layers)
     for shard in shards:
@@ -34,6 +36,13 @@ def stages_with_shards(
                 raise PlanError(f"layer {graph.layers[place]!r} is in {taken} and in {shard}; end one before the other")
             owner[place] = shard
     machine_of = assign_layers(graph, split, machine_names) if split else {}
+    for machine, name in ((machine, name) for machine, names in (split or {}).items() for name in names):
+        takers = [owner[place] for place, layer in enumerate(graph.layers) if covers(name, layer)]
+        if None not in takers:
+            raise PlanError(
+                f"split gives machine {machine!r} the layer {name!r}, which is in {takers[0]}; take it out of the "
+                "split, which is for the other layers, or end the shard before it"
+            )
     nearest = next(each for each in owner if isinstance(each, Shard))
     for place, layer in enumerate(graph.layers):
         found = owner[place]
@@ -49,6 +58,9 @@ def stages_with_shards(
 
 
 def _check(shard: Shard, machine_names: Sequence[str]) -> None:
+    for name, known in (("axis", Axis), ("exchange", Exchange)):
+        if getattr(shard, name) not in get_args(known):
+            raise PlanError(f"{shard} has the {name} {getattr(shard, name)!r}; it can be {', '.join(get_args(known))}")
     unknown = [machine for machine in shard.shares if machine not in machine_names]
     if unknown:
         raise PlanError(f"{shard} names machine {unknown[0]!r}; the cluster has {', '.join(machine_names)}")
@@ -71,7 +83,9 @@ def _places(graph: LayerGraph, shard: Shard) -> range:
         found.append(places)
     begin, end = found[0][0], found[1][-1]
     if end < begin:
-        raise PlanError(f"{shard.last!r}, the last layer of a shard, is executed before {shard.first!r}, its first")
+        raise PlanError(
+            f"{shard} ends before it begins: {shard.last!r} is executed before {shard.first!r}; exchange them"
+        )
     return range(begin, end + 1)
 
 

@@ -247,6 +247,26 @@ def test_what_cannot_be_shared_says_what_to_do(stage: Stage, message: str) -> No
         placed_model(model_of(chain), planned(stage))
 
 
+def test_what_cannot_be_shared_is_a_layer_as_users_call_it() -> None:
+    model = model_of(chain, {"conv1": "features.0", "relu": "features.1", "conv2": "features.2", "last": "features.3"})
+    stage = shared("rows", *dict.fromkeys(model.layers.values()), shares={A: 0.99, B: 0.01})
+    with pytest.raises(PlanError, match=r"'features\.3' has 8 rows for 2 machines"):
+        placed_model(model, planned(stage))
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (("conv1", "relu", "conv2", "lost"), "layer 'lost', which model 'tiny' does not have; near it are 'last'"),
+        (("conv1", "relu", "last"), "places no layer 'conv2', which model 'tiny' has; add it to a stage"),
+        (("conv1", "relu", "conv2", "last", "conv2"), "'conv2' is in both stage_0 and stage_0; take it out of one"),
+    ],
+)
+def test_layers_that_a_plan_does_not_place_as_they_are(layers: tuple[str, ...], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        placed_model(model_of(chain), planned(shared("rows", *layers)))
+
+
 def test_layers_that_are_executed_in_turns_are_refused_by_name() -> None:
     def turns(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
         first = emit(op.nn.relu(x), "first")

@@ -109,7 +109,15 @@ def test_tables_make_no_stage_of_their_own() -> None:
         ([shard("conv1", "fc", {A: 0.5, B: math.inf})], "gives 'machine-b' a share of inf"),
         ([shard("conv1", "fc", {A: 0.5, B: 0.4})], "the shares of .* add up to 0.9; .* make them 1"),
         ([shard("conv1", "fc", {A: 60, B: 40})], "add up to 100"),
-        ([shard("fc", "relu")], "'relu', the last layer of a shard, is executed before 'fc', its first"),
+        (
+            [shard("fc", "relu")],
+            "rows from 'fc' to 'relu' ends before it begins: 'relu' is executed before 'fc'; exchange them",
+        ),
+        ([shard("conv1", "fc", axis="row")], "has the axis 'row'; it can be rows, columns, channels, heads, batch"),  # type: ignore[arg-type]
+        (
+            [Shard("conv1", "fc", "rows", MORE_OF_B, "all")],  # type: ignore[arg-type]
+            "has the exchange 'all'; it can be fused, each",
+        ),
         (
             [shard("conv1", "block.0"), shard("block", "fc", axis="channels")],
             "layer 'block.0.conv' is in the shard of rows from 'conv1' to 'block.0' and in the shard of channels from",
@@ -119,6 +127,20 @@ def test_tables_make_no_stage_of_their_own() -> None:
 def test_what_cannot_be_is_refused(shards: list[Shard], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         stages_with_shards(CHAIN, shards, None, MACHINES)
+
+
+@pytest.mark.parametrize("name", ["block.0", "block.0.norm"])
+def test_a_split_cannot_have_what_a_shard_has(name: str) -> None:
+    """A name that has layers around a shard, too, is for these."""
+    only = [shard("block.0", "block.0")]
+    message = f"split gives machine 'machine-c' the layer '{name}', which is in the shard of rows from 'block.0' to"
+    with pytest.raises(PlanError, match=f"{message} 'block.0'; take it out of the split"):
+        stages_with_shards(CHAIN, only, {A: ["conv1"], C: [name]}, MACHINES)
+    assert held(stages_with_shards(CHAIN, only, {A: ["conv1"], C: ["block"]}, MACHINES)) == [
+        ((A,), ("conv1", "relu")),
+        ((A, B), ("block.0.conv", "block.0.norm")),
+        ((C,), ("block.1.conv", "pool", "fc")),
+    ]
 
 
 @pytest.mark.parametrize(
