@@ -67,6 +67,13 @@ def bundle(model: tvm_split.Model) -> tvm_split.Bundle:
     return tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.local(2), split=SPLIT))
 
 
+@pytest.fixture(scope="module")
+def shared_bundle(model: tvm_split.Model) -> tvm_split.Bundle:
+    """Two machines that compute each layer together, and wait for each other in between."""
+    shard = tvm_split.Shard("conv1", "conv2", "rows", {"machine-a": 0.5, "machine-b": 0.5}, "each")
+    return tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.local(2), shards=[shard]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -182,8 +189,18 @@ def test_a_folder_without_a_bundle(tmp_path: Path) -> None:
         tvm_split.Bundle.load(tmp_path)
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_that_dies_in_mid_stream(bundle: tvm_split.Bundle, blow: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("deployed", "blow", "stage"),
+    [
+        ("bundle", signal.SIGKILL, "stage_1"),
+        ("bundle", signal.SIGSTOP, "stage_1"),
+        ("shared_bundle", signal.SIGKILL, "stage_0_machine_b_0"),
+    ],
+)
+def test_a_worker_that_dies_in_mid_stream(
+    deployed: str, blow: signal.Signals, stage: str, request: pytest.FixtureRequest
+) -> None:
+    bundle: tvm_split.Bundle = request.getfixturevalue(deployed)
     before = children()
     with tvm_split.deploy(bundle, tvm_split.Cluster.local(2)) as deployment:
         workers = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children() - before}
@@ -195,7 +212,7 @@ def test_a_worker_that_dies_in_mid_stream(bundle: tvm_split.Bundle, blow: signal
                     os.kill(victim, blow)
                 yield X
 
-        with pytest.raises(tvm_split.WorkerUnavailableError, match=r"machine-b.*stage_1"):
+        with pytest.raises(tvm_split.WorkerUnavailableError, match=rf"machine-b.*{stage}"):
             for _ in deployment.stream(batches()):
                 pass
 
