@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: setup demo test test-slow test-long test-properties fuzz lint format protocol clean
-.PHONY: check-models check-cuda check-shaped check-unequal check-unloading
+.PHONY: check-models check-shards check-cuda check-shaped check-unequal check-unloading
 .PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-plans bench-shards
 
 setup: $(STAMP)
@@ -61,6 +61,10 @@ protocol: setup
 
 check-models: setup
 	$(BIN)/python -m scripts.check_models
+
+# All takes hours; one network at a time: MODELS="vgg16 --axis rows --pixels 128".
+check-shards: setup
+	$(BIN)/python -m scripts.check_shards $(MODELS)
 
 check-cuda: setup
 	$(BIN)/python -m scripts.check_cuda --arch sm_90

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-def _conditioned(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+def conditioned(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Build with a seed of its own: Kaiming weights, batch-norm statistics as after training; in evaluation mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -106,7 +106,7 @@ class ResNet(nn.Module):
 
 
 def resnet(blocks: Sequence[int] = (1, 1), width: int = 8, classes: int = 10, seed: int = 0) -> nn.Module:
-    return _conditioned(lambda: ResNet(blocks, width, classes), seed)
+    return conditioned(lambda: ResNet(blocks, width, classes), seed)
 
 
 def resnet50(seed: int = 0) -> nn.Module:
@@ -145,7 +145,7 @@ def vgg(
     classes: int = 10,
     seed: int = 0,
 ) -> nn.Module:
-    return _conditioned(lambda: VGG(plan, hidden, pooled, classes), seed)
+    return conditioned(lambda: VGG(plan, hidden, pooled, classes), seed)
 
 
 def vgg16(seed: int = 0) -> nn.Module:
@@ -226,7 +226,7 @@ def mobilenet(
     stem: int = 8, settings: Sequence[tuple[int, int, int, int]] = ((1, 8, 1, 1), (4, 12, 2, 2)), last: int = 32,
     classes: int = 10, seed: int = 0,
 ) -> nn.Module:  # fmt: skip
-    return _conditioned(lambda: MobileNetV2(stem, settings, last, classes), seed)
+    return conditioned(lambda: MobileNetV2(stem, settings, last, classes), seed)
 
 
 def mobilenet_v2(seed: int = 0) -> nn.Module:
@@ -265,7 +265,7 @@ def efficientnet(
     stem: int = 8, settings: Sequence[tuple[int, ...]] = ((1, 3, 1, 8, 1), (4, 5, 2, 12, 2)), last: int = 32,
     classes: int = 10, seed: int = 0,
 ) -> nn.Module:  # fmt: skip
-    return _conditioned(lambda: EfficientNet(stem, settings, last, classes), seed)
+    return conditioned(lambda: EfficientNet(stem, settings, last, classes), seed)
 
 
 def efficientnet_b0(seed: int = 0) -> nn.Module:
@@ -339,7 +339,7 @@ class VisionTransformer(nn.Module):
 def vit(
     size: int = 16, patch: int = 4, width: int = 32, depth: int = 2, heads: int = 4, classes: int = 10, seed: int = 0
 ) -> nn.Module:
-    return _conditioned(lambda: VisionTransformer(size, patch, width, depth, heads, classes), seed)
+    return conditioned(lambda: VisionTransformer(size, patch, width, depth, heads, classes), seed)
 
 
 def vit_b16(seed: int = 0) -> nn.Module:
@@ -384,7 +384,7 @@ class Bert(nn.Module):
 def bert(
     vocabulary: int = 50, positions: int = 16, width: int = 32, depth: int = 2, heads: int = 4, seed: int = 0
 ) -> nn.Module:
-    return _conditioned(lambda: Bert(vocabulary, positions, width, depth, heads), seed)
+    return conditioned(lambda: Bert(vocabulary, positions, width, depth, heads), seed)
 
 
 def bert_base(seed: int = 0) -> nn.Module:
@@ -415,7 +415,7 @@ class GPT2(nn.Module):
 def gpt2(
     vocabulary: int = 50, positions: int = 16, width: int = 32, depth: int = 2, heads: int = 4, seed: int = 0
 ) -> nn.Module:
-    return _conditioned(lambda: GPT2(vocabulary, positions, width, depth, heads), seed)
+    return conditioned(lambda: GPT2(vocabulary, positions, width, depth, heads), seed)
 
 
 def gpt2_small(seed: int = 0) -> nn.Module:
@@ -444,10 +444,10 @@ def small_models() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
 PublishedModel = tuple[Callable[[], nn.Module], tuple[Tensor, ...]]
 
 
-def published_models(tokens: int = 128) -> dict[str, PublishedModel]:
-    """Constructors of the networks in their published sizes, with one image or ``tokens`` words as example inputs."""
+def published_models(tokens: int = 128, pixels: int = 224) -> dict[str, PublishedModel]:
+    """Constructors of the networks in their published sizes, with one square image or some words as example inputs."""
     generator = torch.Generator().manual_seed(0)
-    image = (torch.randn(1, 3, 224, 224, generator=generator),)
+    image = (torch.randn(1, 3, pixels, pixels, generator=generator),)
     words = torch.randint(0, 1000, (1, tokens), generator=generator)
     return {
         "resnet50": (resnet50, image),

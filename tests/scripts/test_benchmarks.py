@@ -41,6 +41,14 @@ def test_links_are_measured_beside_what_carries_them(tmp_path: Path) -> None:
     assert all(0 <= share < 2 for shares in (found["idle"]["shm"], found["idle"]["grpc"]) for share in shares.values())
 
 
+def test_networks_are_shared_in_all_ways_beside_their_source(tmp_path: Path) -> None:
+    found = results(tmp_path, "check_shards", "vgg", "--axis", "channels", "--shares", "0.6", "0.4")["results"]
+    assert [(each["axis"], each["exchange"], each["good"]) for each in found] == [
+        ("channels", "fused", True),
+        ("channels", "each", True),
+    ]
+
+
 @pytest.mark.long
 def test_overlap_is_shown_beside_other_ways_to_use_two_cores(tmp_path: Path) -> None:
     found = results(tmp_path, "bench_overlap", "mobilenet_v2", "--rounds", "1", "--seconds", "0.2")["mobilenet_v2"]
