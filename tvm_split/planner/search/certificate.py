@@ -11,6 +11,8 @@ from tvm_split.planner.search.instance import TOLERANCE, Instance, names_of
 from tvm_split.units import seconds_text
 
 MOST_ALTERNATIVES = 4
+MOST_IDLE = 12
+"""Machines of which it is said one by one why they are idle."""
 
 
 def alternatives(instance: Instance, chosen: Candidate, others: Iterable[Candidate]) -> tuple[Alternative, ...]:
@@ -47,12 +49,14 @@ def why_no_more_machines(instance: Instance, chosen: Candidate, others: Sequence
     """One sentence for every idle machine; ``exact`` if ``others`` has the best plan that uses it."""
     problem = instance.problem
     sentences = []
-    for machine, name in enumerate(instance.machines):
-        if machine in chosen.machines:
-            continue
-        using = [each for each in others if machine in each.machines]
+    used = set(chosen.machines)
+    idle = [machine for machine in range(len(instance.machines)) if machine not in used]
+    machines_of = [(each, set(each.machines)) for each in others]
+    for machine in idle[:MOST_IDLE]:
+        name = instance.machines[machine]
         # Beside machines of this plan, so that an equal machine is not compared with its twin.
-        using = [each for each in using if set(each.machines) & set(chosen.machines)] or using
+        using = [each for each, machines in machines_of if machine in machines and machines & used]
+        using = using or [each for each, machines in machines_of if machine in machines]
         kept = [each for each in using if within_limits(problem, each.evaluation)] or using
         best = min(kept, key=lambda each: each.rank(problem), default=None)
         if best is None:
@@ -60,7 +64,8 @@ def why_no_more_machines(instance: Instance, chosen: Candidate, others: Sequence
         else:
             which = "the best plan that uses it" if exact else "the best plan found that uses it"
             sentences.append(f"{name} is idle: {which} {_compared(problem, chosen, best)}")
-    return "; ".join(sentences)
+    more = len(idle) - MOST_IDLE
+    return "; ".join([*sentences, f"{more} more machines are idle"] if more > 0 else sentences)
 
 
 def _compared(problem: Problem, chosen: Candidate, other: Candidate) -> str:

@@ -36,6 +36,9 @@ def why_impossible(problem: Problem, find: Find, nearest: Callable[[Instance], C
         find: tries a problem with a demand left out.
         nearest: a plan that comes near to the memory there is.
     """
+    able = len({name for piece in problem.pieces for name in piece.seconds})
+    if problem.stages and able < problem.stages:
+        return f"no plan has {problem.stages} stages: only {able} machines have seconds for any piece"
     free = dataclasses.replace(problem, maximum_period_seconds=math.inf, maximum_latency_seconds=math.inf)
     if free != problem and find(free) is not None:
         return _why_over_limits(problem, find)
@@ -55,11 +58,20 @@ def why_impossible(problem: Problem, find: Find, nearest: Callable[[Instance], C
             f"machines were needed than may be used; pinned are {_pin_list(problem)}"
         )
     counts = dataclasses.replace(linked, machines=unlimited.machines, pins=(), stages=None, maximum_machines=None)
-    if (problem.stages, problem.maximum_machines) != (None, None) and find(counts) is not None:
-        wanted = f"{problem.stages} stages" if problem.stages else f"at most {problem.maximum_machines} machines"
-        return f"no plan has {wanted}: too few machines have seconds for enough of the pieces"
+    if (problem.stages, problem.maximum_machines) != (None, None):
+        found = find(counts)
+        if found is not None:
+            return _why_not_so_many(problem, found)
     return (
         "no plan runs every piece: the machines that have seconds for a piece cannot be put in an order without circles"
+    )
+
+
+def _why_not_so_many(problem: Problem, found: Candidate) -> str:
+    wanted = f"{problem.stages} stages" if problem.stages else f"at most {problem.maximum_machines} machines"
+    return (
+        f"no plan of {wanted} was found; of those on {len(found.machines)} machines there are some, so ask for another "
+        "number, or leave more time"
     )
 
 

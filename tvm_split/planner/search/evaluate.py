@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import graphlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Evaluation, MachineLoad, Problem, Stage
@@ -55,9 +57,9 @@ def measure(instance: Instance, stages: Sequence[Placed]) -> tuple[tuple[Placed,
     contended = sum(len(stage.machines) for stage in stages) > 1
     loads: list[MachineLoad] = []
     limits: list[tuple[float, str]] = []
+    arriving, leaving = _by_end(crossings)
     for number, stage in enumerate(stages):
-        into = {source: crossing for (source, end), crossing in crossings.items() if end == number}
-        outof = {end: crossing for (source, end), crossing in crossings.items() if source == number}
+        into, outof = arriving.get(number, {}), leaving.get(number, {})
         receive = math.fsum(each.stream_seconds for each in into.values())
         send = math.fsum(each.stream_seconds for each in outof.values())
         received, sent = (math.fsum(each.bytes for each in side.values()) for side in (into, outof))
@@ -102,6 +104,9 @@ class Crossing:
     stream_seconds: float
 
 
+Ends = dict[int, Crossing]
+
+
 def crossings_of(instance: Instance, stages: Sequence[Placed]) -> dict[tuple[int, int], Crossing]:
     """What passes between stages, by their positions; the client's is `Instance.client`.
 
@@ -127,15 +132,26 @@ def crossings_of(instance: Instance, stages: Sequence[Placed]) -> dict[tuple[int
 def _crossing(
     instance: Instance, sources: Sequence[int], destinations: Sequence[int], count: int, size: float
 ) -> Crossing:
-    pairs = [(source, end) for source in sources for end in destinations]
-    for source, end in pairs:
-        if not instance.linked[source, end]:
-            raise PlanError(
-                f"there is no link from {_name(instance, source)} to {_name(instance, end)}, over which this plan "
-                f"sends {size:g} bytes; add the link, or place the stages otherwise"
-            )
-    stream = size * max(float(instance.seconds_per_byte[pair]) for pair in pairs)
-    return Crossing(count, size, max(float(instance.latency[pair]) for pair in pairs) + stream, stream)
+    pairs = np.ix_(sources, destinations)
+    missing = np.argwhere(~instance.linked[pairs])
+    if len(missing):
+        source, end = sources[missing[0, 0]], destinations[missing[0, 1]]
+        raise PlanError(
+            f"there is no link from {_name(instance, source)} to {_name(instance, end)}, over which this plan "
+            f"sends {size:g} bytes; add the link, or place the stages otherwise"
+        )
+    stream = size * float(instance.seconds_per_byte[pairs].max())
+    return Crossing(count, size, float(instance.latency[pairs].max()) + stream, stream)
+
+
+def _by_end(crossings: Mapping[tuple[int, int], Crossing]) -> tuple[dict[int, Ends], dict[int, Ends]]:
+    """What arrives at each stage, by where it comes from, and what leaves it, by where it goes."""
+    into: dict[int, Ends] = {}
+    outof: dict[int, Ends] = {}
+    for (source, end), crossing in crossings.items():
+        into.setdefault(end, {})[source] = crossing
+        outof.setdefault(source, {})[end] = crossing
+    return into, outof
 
 
 def _stage_order(
@@ -180,13 +196,14 @@ def _latency(
     stages: Sequence[Placed],
     crossings: dict[tuple[int, int], Crossing],
 ) -> float:
+    into, _ = _by_end(crossings)
     finish = {instance.client: 0.0}
     for number, stage in enumerate(stages):
-        arrivals = [finish[source] + each.seconds for (source, end), each in crossings.items() if end == number]
+        arrivals = [finish[source] + each.seconds for source, each in into.get(number, {}).items()]
         pieces = list(stage.pieces)
         compute = max(math.fsum(instance.times[pieces, machine]) for machine in stage.machines)
         finish[number] = max(arrivals, default=0.0) + compute
-    delivered = [finish[source] + each.seconds for (source, end), each in crossings.items() if end == instance.client]
+    delivered = [finish[source] + each.seconds for source, each in into.get(instance.client, {}).items()]
     return max([*finish.values(), *delivered])
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,11 +24,12 @@ from tvm_split.planner.search.candidate import (
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.exhaustive import ExhaustiveSearch, is_small
 from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of
-from tvm_split.planner.search.instance import Instance, instance_of
+from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.local_search import improved
 from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
 from tvm_split.planner.search.machine_sets import count_of_sets
+from tvm_split.planner.search.many_machines import ManyMachines
 from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram, period_bound
 from tvm_split.planner.search.stage_costs import StageCosts
 from tvm_split.planner.search.stage_dp import MOST_MATRIX_BYTES, StageTable, Value, lack_table, table_cost
@@ -43,6 +45,8 @@ LARGE_GAP = 1e-3
 """Above so many pieces the mixed-integer program stops at this gap; below, only where nothing is left to prove."""
 
 MOST_PROGRAM_COLUMNS = 40_000
+COLUMNS_A_SECOND = 4_000
+"""Of the time limit: more would be put together longer than they are solved."""
 MOST_TABLE_STEPS = 1.2e8
 """Matrix elements that a table may touch for each second of the time limit."""
 
@@ -51,6 +55,12 @@ COSTS_AT_ONCE = 2
 
 MOST_SETS = 1023
 """Sets of machines, of ten unlike ones all; where there would be more, plans with replicas are not tried one by one."""
+
+MOST_TRIED_MACHINES = 16
+"""With more, each partial plan takes much memory, and there are too many."""
+
+MOST_RELAXED = 20_000
+"""Pieces times machines, of which the linear relaxation takes about a second."""
 
 MOST_SEQUENCES = 24
 MOST_STARTS = 8
@@ -81,29 +91,29 @@ def nearest_to_memory(instance: Instance, time_limit_seconds: float) -> Candidat
 
 
 class GraphSearch:
-    """One instance, until a deadline."""
+    """One instance, for so long from ``start`` (monotonic, by default now)."""
 
-    def __init__(self, instance: Instance, time_limit_seconds: float) -> None:
+    def __init__(self, instance: Instance, time_limit_seconds: float, start: float | None = None) -> None:
         problem = instance.problem
-        self._single = instance_of(dataclasses.replace(problem, replicas=False)) if problem.replicas else instance
+        self._single = dataclasses.replace(instance, problem=dataclasses.replace(problem, replicas=False))
         # A micro-batch takes one replica, the slowest at worst: a stage is at least as fast without the others.
         only_latency = problem.objective == "latency" and math.isinf(problem.maximum_period_seconds)
         self._single_suffice = not problem.replicas or only_latency
         if self._single_suffice and not is_small(instance):  # only there is the best period of equal latencies found
             instance = self._single
         self._instance = instance
-        self._start = time.monotonic()
+        self._start = time.monotonic() if start is None else start
         self._limit = time_limit_seconds
         self._alone = one_machine_candidates(instance)
-        self._found = list(self._alone)
+        self._found: list[Candidate] = []  # that keep to all demands
+        self._keep(self._alone)
         self._spread_bound = 0.0
         self._latency_bound: LatencyBound | None = None
         self._sources: list[str] = []
 
     def solve(self) -> GraphResult:
         self._bound_simply()
-        ideals = ideals_of(self._instance)
-        self._search_ideals(ideals)
+        self._search_orders()
         # Trying every plan of a few pieces also finds the best of equal ones.
         enough = not is_small(self._instance)
         if enough and self._is_proven():
@@ -126,18 +136,19 @@ class GraphSearch:
         costs = ideal_costs(self._instance, groups, ideals, optimistic=False)
         table = lack_table(limited, costs)
         self._measure_sequences(table, groups, ideals)
-        found = [each for each in self._found if fits(self._instance, each)]
-        return min(found, key=lambda each: (lack_of(limited, each), len(each.machines)), default=None)
+        return min(self._found, key=lambda each: (lack_of(limited, each), len(each.machines)), default=None)
 
     def _deadline(self, share: float) -> float:
         return self._start + share * self._limit
 
     def _best(self) -> Candidate | None:
-        return best_of(self._instance.problem, self._allowed())
+        return best_of(self._instance.problem, self._found)
 
-    def _allowed(self) -> list[Candidate]:
-        problem = self._instance.problem
-        return [each for each in self._found if fits(self._instance, each) and within_limits(problem, each.evaluation)]
+    def _keep(self, plans: Iterable[Candidate]) -> None:
+        instance = self._instance
+        self._found += (
+            each for each in plans if fits(instance, each) and within_limits(instance.problem, each.evaluation)
+        )
 
     def _bound(self) -> float:
         """In seconds, of plans of one machine, which are all known, and of several."""
@@ -161,13 +172,25 @@ class GraphSearch:
         if problem.objective == "latency" and self._latency_bound is not None:
             self._raise_bound(self._latency_bound.whole, "the blocks of the graph")
         else:
-            bound = period_bound(self._instance, self._deadline(0.2) - time.monotonic())
-            self._raise_bound(bound, "linear relaxation")
+            if self._instance.seconds.size <= MOST_RELAXED:
+                bound = period_bound(self._instance, self._deadline(0.2) - time.monotonic())
+                self._raise_bound(bound, "linear relaxation")
 
-    def _search_ideals(self, ideals: Ideals) -> None:
+    def _search_orders(self) -> None:
+        """Plans whose stages follow each other: by tables where these have all machines, else one stage at a time."""
+        ideals = ideals_of(self._instance)
+        groups, all_groups = self._groups(len(ideals.members))
+        if all_groups or self._instance.problem.objective == "latency":
+            self._search_ideals(ideals, groups, all_groups)
+        else:
+            search = ManyMachines(self._instance, self._deadline(0.5 if self._has_program else 0.85))
+            search.search()
+            self._raise_bound(search.bound, "what the machines' time is worth")
+            self._keep(search.found)
+
+    def _search_ideals(self, ideals: Ideals, groups: Groups, all_groups: bool) -> None:
         """Plans that are sequences of ideals, by three views of what crossing costs; the first gives the bound."""
         problem = self._instance.problem
-        groups, all_groups = self._groups(len(ideals.members))
         bounding = ideal_costs(self._instance, groups, ideals, optimistic=True)
         nothing = np.zeros(len(ideals.members))
         loose = dataclasses.replace(bounding, crossing_bytes=nothing)
@@ -227,20 +250,20 @@ class GraphSearch:
                 Placed(group, tuple(int(piece) for piece in each)) for group, each in zip(machines, pieces, strict=True)
             ]
             try:
-                self._found.append(candidate(self._instance, stages))
+                self._keep([candidate(self._instance, stages)])
             except PlanError:  # a link is missing between stages that are no neighbours
                 continue
 
     def _improve(self, share: float) -> None:
         """Move pieces in the best few plans, each of other machines."""
         problem = self._instance.problem
-        ranked = sorted(self._allowed(), key=lambda each: each.rank(problem))
+        ranked = sorted(self._found, key=lambda each: each.rank(problem))
         different = {frozenset(each.machines): each for each in reversed(ranked)}
         starts = sorted(different.values(), key=lambda each: each.value(problem))[:MOST_STARTS]
         for number, plan in enumerate(starts):
             now = time.monotonic()
             deadline = now + (self._deadline(share) - now) / (len(starts) - number)
-            self._found.append(improved(self._instance, plan, deadline))
+            self._keep([improved(self._instance, plan, deadline)])
             if self._is_proven():
                 return
 
@@ -248,30 +271,34 @@ class GraphSearch:
         """Whether that came to its end; where there is too much to try, plans without replicas at least are."""
         problem = self._instance.problem
         for instance in [self._instance, self._single] if problem.replicas else [self._instance]:
-            if count_of_sets(instance) > MOST_SETS:
+            if count_of_sets(instance) > MOST_SETS or len(instance.machines) > MOST_TRIED_MACHINES:
                 continue
             deadline = max(self._deadline(0.4), time.monotonic() + 0.15 * self._limit)
             search = ExhaustiveSearch(instance, self._best(), self._latency_bound)
             done, found = search.best(math.inf if is_small(instance) else deadline)
             if found is not None:
-                self._found.append(found)
+                self._keep([found])
             if done and (instance is self._instance or self._single_suffice):
                 self._raise_bound(math.inf if found is None else found.value(problem), "trying every plan")
                 return True
         return False
 
+    @property
+    def _has_program(self) -> bool:
+        machines = len(self._instance.machines)
+        columns = len(self._instance.pieces) * machines + len(self._instance.tensors) * machines**2
+        return machines <= MOST_TRIED_MACHINES and columns <= min(MOST_PROGRAM_COLUMNS, COLUMNS_A_SECOND * self._limit)
+
     def _solve_program(self) -> bool:
         instance = self._instance
-        left = self._deadline(1.0) - time.monotonic()
-        machines = len(instance.machines)
-        columns = len(instance.pieces) * machines + len(instance.tensors) * machines**2
-        if columns > MOST_PROGRAM_COLUMNS or left <= 0:
-            return False
+        if not self._has_program or time.monotonic() > self._deadline(1.0):
+            self._improve(1.0)
+            return self._is_proven()
         large = len(instance.pieces) > LARGE_PIECES
         program = PlacementProgram(instance, self._best(), self._spread_bound)
         bound, plan = program.solve(self._deadline(0.9) - time.monotonic(), LARGE_GAP if large else 1e-7)
         if plan is not None:
-            self._found.append(plan)
+            self._keep([plan])
         if self._single_suffice:
             self._raise_bound(bound, "mixed-integer program (HiGHS)")
         self._improve(1.0)
@@ -289,4 +316,4 @@ class GraphSearch:
             bound = min(bound, value)
         if method != TRIED and self._sources:
             method += f"; bound: {self._sources[-1]}"
-        return GraphResult(chosen, tuple(self._allowed()), bound, method, exact)
+        return GraphResult(chosen, tuple(self._found), bound, method, exact)

@@ -6,13 +6,13 @@ with the product of (size of the class + 1), so that eight equal machines cost n
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tvm_split.planner.problem import ProblemMachine
 from tvm_split.planner.search.instance import Flags, Floats, Instance
 
 Counts = tuple[int, ...]
@@ -45,15 +45,16 @@ class Groups:
 
 def machine_classes(instance: Instance) -> tuple[tuple[int, ...], ...]:
     """Machines that can be exchanged without changing any plan's value, in the order of their first."""
-    classes: list[list[int]] = []
-    for machine in range(len(instance.machines)):
+    likely: dict[tuple[ProblemMachine, bytes], list[list[int]]] = {}
+    for machine, each in enumerate(instance.problem.machines):
+        classes = likely.setdefault((replace(each, name=""), instance.seconds[:, machine].tobytes()), [])
         for members in classes:
-            if _exchangeable(instance, members[0], machine):
+            if _have_same_links(instance, members[0], machine):
                 members.append(machine)
                 break
         else:
             classes.append([machine])
-    return tuple(tuple(members) for members in classes)
+    return tuple(sorted(tuple(members) for classes in likely.values() for members in classes))
 
 
 def groups_of(instance: Instance, classes: tuple[tuple[int, ...], ...], *, replicas: bool) -> Groups:
@@ -86,18 +87,14 @@ def _class_links(instance: Instance, classes: tuple[tuple[int, ...], ...]) -> tu
     return slow, lag
 
 
-def _exchangeable(instance: Instance, one: int, other: int) -> bool:
-    machines = [dataclasses.replace(instance.problem.machines[each], name="") for each in (one, other)]
+def _have_same_links(instance: Instance, one: int, other: int) -> bool:
     links = (instance.linked, instance.seconds_per_byte, instance.latency)
-    return (
-        machines[0] == machines[1]
-        and np.array_equal(instance.seconds[:, one], instance.seconds[:, other])
-        and all(_same_links(values, one, other) for values in links)
-    )
+    return all(_same_links(values, one, other) for values in links)
 
 
 def _same_links(values: Floats | Flags, one: int, other: int) -> bool:
-    rest = [machine for machine in range(len(values)) if machine not in (one, other)]
+    rest = np.ones(len(values), dtype=bool)
+    rest[[one, other]] = False
     return bool(
         values[one, other] == values[other, one]
         and np.array_equal(values[one, rest], values[other, rest])

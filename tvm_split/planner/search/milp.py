@@ -36,7 +36,7 @@ class PlacementProgram:
         problem = instance.problem
         self._instance = instance
         self._known = known
-        self._longest = _longest_latency(instance)
+        self._longest = longest_latency(instance)
         self._unit = (known.value(problem) if known else self._longest) or 1.0
         self._program = LinearProgram()
         self._machines = range(len(instance.machines))
@@ -283,7 +283,7 @@ class PlacementProgram:
         return tensor.bytes * float(self._instance.seconds_per_byte[source, end]) / self._unit
 
 
-def _longest_latency(instance: Instance) -> float:
+def longest_latency(instance: Instance) -> float:
     """No plan's latency is above this: every piece on its slowest machine, every tensor over every link, in turn."""
     seconds = math.fsum(max(value for value in row if math.isfinite(value)) for row in instance.seconds)
     slowest = float(instance.seconds_per_byte.max())

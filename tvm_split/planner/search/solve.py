@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from tvm_split.errors import PlanError
@@ -28,10 +29,11 @@ def solve(problem: Problem, *, time_limit_seconds: float = DEFAULT_TIME_LIMIT_SE
     Raises:
         PlanError: names or numbers are wrong, or no plan fits; the message says which demand, and by how much.
     """
+    start = time.monotonic()
     instance = instance_of(problem)
     require_places(instance)
     if not _is_chain(instance):
-        return _solve_graph(instance, time_limit_seconds)
+        return _solve_graph(instance, time_limit_seconds, start)
     search = ChainSearch(instance)
     chosen = solve_chain(search)
     if chosen is None:
@@ -40,8 +42,8 @@ def solve(problem: Problem, *, time_limit_seconds: float = DEFAULT_TIME_LIMIT_SE
     return _solution(instance, chosen, search.others(chosen), chosen.value(problem), method, exact=True)
 
 
-def _solve_graph(instance: Instance, time_limit_seconds: float) -> Solution:
-    result = GraphSearch(instance, time_limit_seconds).solve()
+def _solve_graph(instance: Instance, time_limit_seconds: float, start: float) -> Solution:
+    result = GraphSearch(instance, time_limit_seconds, start).solve()
     if result.chosen is None:
         reason = why_impossible(instance.problem, _best, _nearest)
         raise PlanError(reason if result.exact else f"no plan was found in {time_limit_seconds:g} s; {reason}")

@@ -1,0 +1,175 @@
+"""Problems of many machines, as laboratories have them, and the simple ways to split a network over them.
+
+Machines of a larger problem begin with those of a smaller one: the same seed gives the same first machines.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine, Stage
+from tvm_split.planner.search.instance import Instance, instance_of
+
+MachineKinds = Literal["equal", "three kinds", "unlike"]
+LinkKinds = Literal["alike", "two racks", "four sites", "a third slow"]
+Networks = Literal["chain", "residual", "unet", "branches"]
+
+GIGABIT = 1.25e8
+SPEEDS_OF_KINDS = (1.0, 0.45, 0.15)
+OPERATORS = 3
+"""Kinds of pieces, of which each kind of machine is better at some."""
+
+
+def many_machines_problem(
+    machines: int,
+    pieces: int,
+    *,
+    kinds: MachineKinds = "unlike",
+    links: LinkKinds = "alike",
+    network: Networks = "chain",
+    replicas: bool = False,
+    seed: int = 0,
+) -> Problem:
+    """A throughput to be made great: speeds within a factor of ten, pieces of 2 to 20 ms on the fastest machine."""
+    generator = random.Random(f"{seed} machines")
+    names = [f"machine-{index}" for index in range(machines)]
+    slowness = [_slowness(generator, kinds) for _ in names]
+    return Problem(
+        objective="throughput",
+        machines=tuple(ProblemMachine(name, 16e9) for name in names),
+        links=_links(names, links, seed),
+        pieces=_pieces(names, slowness, pieces, seed),
+        edges=_edges(network, pieces, seed),
+        replicas=replicas,
+        buffers=3,
+    )
+
+
+def _slowness(generator: random.Random, kinds: MachineKinds) -> list[float]:
+    """Of a machine, for each operator."""
+    kind, exponent, own = generator.randrange(3), generator.uniform(0, 1), [generator.uniform(0.9, 1.1) for _ in "abc"]
+    if kinds == "equal":
+        return [1.0] * OPERATORS
+    if kinds == "three kinds":
+        better = random.Random(f"kind {kind}")
+        return [better.uniform(0.8, 1.2) / SPEEDS_OF_KINDS[kind] for _ in range(OPERATORS)]
+    return [each * 10**exponent for each in own]
+
+
+def _pieces(names: Sequence[str], slowness: Sequence[Sequence[float]], count: int, seed: int) -> tuple[Piece, ...]:
+    generator = random.Random(f"{seed} pieces")
+    found = []
+    for index in range(count):
+        base, operator = 0.002 * 10 ** generator.uniform(0, 1), generator.randrange(OPERATORS)
+        seconds = {name: base * each[operator] for name, each in zip(names, slowness, strict=True)}
+        found.append(Piece(f"p{index}", seconds, generator.uniform(0, 8e6), generator.uniform(0, 4e6)))
+    return tuple(found)
+
+
+def _links(names: Sequence[str], links: LinkKinds, seed: int) -> tuple[ProblemLink, ...]:
+    def of(one: int, other: int) -> tuple[float, float]:
+        if links == "two racks":
+            return (10 * GIGABIT, 5e-5) if one % 2 == other % 2 else (GIGABIT, 2e-4)
+        if links == "four sites":
+            return (10 * GIGABIT, 5e-5) if one % 4 == other % 4 else (GIGABIT / 10, 0.01)
+        if links == "a third slow" and hash((seed, min(one, other), max(one, other))) % 3 == 0:
+            return GIGABIT / 10, 1e-3
+        return GIGABIT, 2e-4
+
+    between = itertools.permutations(range(len(names)), 2)
+    return (
+        *(ProblemLink(names[one], names[other], *of(one, other)) for one, other in between),
+        *(ProblemLink("client", name, GIGABIT, 2e-4) for name in names),
+        *(ProblemLink(name, "client", GIGABIT, 2e-4) for name in names),
+    )
+
+
+def _edges(network: Networks, pieces: int, seed: int) -> tuple[Edge, ...]:
+    generator = random.Random(f"{seed} edges")
+    sizes = [10 ** generator.uniform(4, 5.6) for _ in range(pieces)]
+    pairs: Iterable[tuple[int, int]] = itertools.pairwise(range(pieces))
+    if network == "residual":  # around every second and third piece
+        pairs = [*pairs, *((index, index + 3) for index in range(0, pieces - 3, 3))]
+    elif network == "unet":  # from each way down to the same height of the way up
+        pairs = [*pairs, *((index, pieces - 1 - index) for index in range(0, pieces // 2 - 1, 8))]
+    elif network == "branches":  # four branches of five pieces between a fork and a join
+        pairs = [pair for start in range(0, pieces, 22) for pair in _branches(start, pieces)]
+    edges = [Edge(f"p{one}", f"p{other}", sizes[one], "out") for one, other in pairs]
+    return (Edge("client", "p0", 3e5), *edges, Edge(f"p{pieces - 1}", "client", 4e3))
+
+
+def _branches(start: int, pieces: int) -> Iterable[tuple[int, int]]:
+    join = start + 21
+    if join >= pieces:
+        return itertools.pairwise(range(start, pieces))
+    runs = [range(start + 1 + 5 * branch, start + 6 + 5 * branch) for branch in range(4)]
+    inside = [pair for run in runs for pair in [(start, run[0]), *itertools.pairwise(run), (run[-1], join)]]
+    return [*inside, (join, join + 1)] if join + 1 < pieces else inside
+
+
+def first_fit(problem: Problem) -> tuple[Stage, ...] | None:
+    """From the fastest machine to the slowest, each takes as many pieces as fit under a period that is halved upon.
+
+    Twenty lines, as anyone writes them: pieces in their order, tensors over the link from the machine before.
+    """
+    instance = instance_of(problem)
+    order = np.argsort(instance.seconds.sum(axis=0), kind="stable")
+    low, high = 0.0, float(instance.seconds[:, order[0]].sum()) * 2
+    best: list[tuple[int, list[int]]] | None = None
+    for _ in range(40):
+        middle = (low + high) / 2
+        found = _filled(instance, order.tolist(), middle)
+        low, high = (low, middle) if found else (middle, high)
+        best = found or best
+    if best is None:
+        return None
+    return tuple(
+        Stage((instance.machines[machine],), tuple(instance.pieces[piece] for piece in held)) for machine, held in best
+    )
+
+
+def _filled(instance: Instance, order: Sequence[int], period: float) -> list[tuple[int, list[int]]] | None:
+    length, client = len(instance.pieces), instance.client
+    sizes = [0.0] * (length + 1)  # of all tensors that pass each cut
+    for tensor in instance.tensors:
+        last = length if client in tensor.destinations else max(tensor.destinations)
+        for cut in range(tensor.source + 1, last + 1):
+            sizes[cut] += tensor.bytes
+    stages: list[tuple[int, list[int]]] = []
+    start, before = 0, client
+    for machine in order:
+        if not instance.linked[before, machine]:
+            continue
+        if sizes[start] * instance.seconds_per_byte[before, machine] > period:
+            continue
+        seconds, end, last_fit = 0.0, start, start
+        while end < length and seconds + instance.seconds[end, machine] <= period:
+            seconds += float(instance.seconds[end, machine])
+            end += 1
+            if sizes[end] * instance.seconds_per_byte[machine, client] <= period:
+                last_fit = end
+        if last_fit > start:
+            stages.append((machine, list(range(start, last_fit))))
+            start, before = last_fit, machine
+        if start == length:
+            return stages
+    return None
+
+
+def dealt_to_all(problem: Problem) -> tuple[Stage, ...]:
+    """The whole network on every machine, as replicas that take turns by how fast they are."""
+    rates = [1.0 / math.fsum(piece.seconds[machine.name] for piece in problem.pieces) for machine in problem.machines]
+    shares = tuple(rate / math.fsum(rates) for rate in rates)
+    return (Stage(tuple(each.name for each in problem.machines), tuple(each.name for each in problem.pieces), shares),)
+
+
+def best_single(problem: Problem) -> tuple[Stage, ...]:
+    """The whole network on the machine that is fastest with it."""
+    fastest = min(problem.machines, key=lambda each: math.fsum(piece.seconds[each.name] for piece in problem.pieces))
+    return (Stage((fastest.name,), tuple(each.name for each in problem.pieces)),)

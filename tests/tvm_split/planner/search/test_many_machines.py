@@ -1,0 +1,150 @@
+"""More machines than tables can list: never worse than what anyone would do, and bounds that hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from tests.helpers.planner.many_machines import (
+    LinkKinds,
+    MachineKinds,
+    Networks,
+    best_single,
+    dealt_to_all,
+    first_fit,
+    many_machines_problem,
+)
+from tests.helpers.planner.oracle import best, graph_plans, judge
+from tests.helpers.planner.problems import random_problem
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import Problem, Solution
+from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search.candidate import one_machine_candidates
+from tvm_split.planner.search.instance import instance_of
+from tvm_split.planner.search.many_machines import ManyMachines
+
+SEEDS = st.integers(0, 2**32)
+CASES: list[tuple[MachineKinds, LinkKinds, Networks, bool]] = [
+    ("equal", "alike", "residual", False),
+    ("three kinds", "alike", "chain", False),
+    ("three kinds", "four sites", "unet", True),
+    ("unlike", "alike", "branches", False),
+    ("unlike", "a third slow", "chain", True),
+    ("unlike", "two racks", "unet", False),
+]
+
+
+def searched(problem: Problem) -> tuple[float, float]:
+    """The least period found with all the time there is, and the bound."""
+    search = ManyMachines(instance_of(problem), math.inf)
+    search.search()
+    return min(each.evaluation.period_seconds for each in search.found), search.bound
+
+
+@pytest.mark.parametrize(("kinds", "links", "network", "replicas"), CASES)
+def test_no_simple_way_is_better_and_fewer_machines_are_not(
+    kinds: MachineKinds, links: LinkKinds, network: Networks, replicas: bool
+) -> None:
+    found = []
+    for machines in (6, 12):
+        problem = many_machines_problem(
+            machines, 30, kinds=kinds, links=links, network=network, replicas=replicas, seed=3
+        )
+        simple = [first_fit(problem), best_single(problem), *([dealt_to_all(problem)] if replicas else [])]
+        period, bound = searched(problem)
+        assert bound <= period
+        assert period <= min(evaluate(problem, each).period_seconds for each in simple if each) * (1 + 1e-9)
+        found.append(period)
+    assert found[1] <= found[0]
+
+
+def test_ten_pieces_a_machine_end_near_the_bound() -> None:
+    for kinds in ("equal", "three kinds", "unlike"):
+        period, bound = searched(many_machines_problem(12, 120, kinds=kinds, seed=1))
+        assert period <= bound * 1.05
+
+
+@settings(max_examples=60)
+@given(SEEDS, st.integers(2, 6), st.integers(2, 3), st.booleans(), st.booleans())
+def test_plans_hold_and_bounds_are_below_every_plan(
+    seed: int, pieces: int, machines: int, chain: bool, replicas: bool
+) -> None:
+    problem = random_problem(
+        seed, pieces=pieces, machines=machines, chain=chain, replicas=replicas, objective="throughput"
+    )
+    problem = dataclasses.replace(problem, maximum_latency_seconds=math.inf, maximum_period_seconds=math.inf)
+    instance = instance_of(problem)
+    if np.isinf(instance.seconds).all(axis=1).any():
+        return  # which `solve` says before it searches
+    search = ManyMachines(instance, math.inf)
+    search.search()
+    expected = best(problem, graph_plans(problem))
+    if expected is None:
+        assert not search.found
+        return
+    alone = [each.evaluation.period_seconds for each in one_machine_candidates(instance)]
+    assert min([search.bound, *alone]) <= expected[0] * (1 + 1e-9)
+    for plan in search.found:
+        judged = judge(problem, [(stage.machines, list(stage.layers)) for stage in plan.named(instance)])
+        assert judged is not None
+        assert judged[0] >= expected[0] * (1 - 1e-9)
+        assert judged == pytest.approx((plan.evaluation.period_seconds, plan.evaluation.latency_seconds), rel=1e-9)
+
+
+def solved(problem: Problem) -> Solution:
+    found = solve(problem, time_limit_seconds=1.0)
+    assert evaluate(problem, found.stages) == found.evaluation
+    return found
+
+
+def test_sixteen_workers_whose_times_scatter_get_sixteen_stages() -> None:
+    problem = many_machines_problem(16, 40, seed=2)
+    assert len(solved(dataclasses.replace(problem, stages=16)).stages) == 16
+    found = solved(dataclasses.replace(problem, stages=3, replicas=True))
+    assert len(found.stages) == 3
+
+
+def test_limits_are_kept_by_many_machines() -> None:
+    problem = many_machines_problem(20, 60, seed=5)
+    found = solved(dataclasses.replace(problem, maximum_machines=7))
+    assert sum(len(stage.machines) for stage in found.stages) <= 7
+    latency = 1.2 * evaluate(problem, best_single(problem)).latency_seconds
+    quick = solved(dataclasses.replace(problem, maximum_latency_seconds=latency))
+    assert quick.evaluation.latency_seconds <= latency
+    assert len(quick.stages) > 1
+
+
+def test_what_many_machines_hold_fits_their_memory() -> None:
+    """All weights are too much for any of them, so that no plan deals the whole network out."""
+    problem = many_machines_problem(16, 40, kinds="three kinds", replicas=True)
+    weights = sum(piece.weight_bytes for piece in problem.pieces)
+    small = tuple(dataclasses.replace(machine, memory_bytes=weights / 2) for machine in problem.machines)
+    found = solved(dataclasses.replace(problem, machines=small))
+    assert len(found.stages) > 2
+    assert all(load.memory_bytes <= weights / 2 for load in found.evaluation.loads)
+
+
+def test_too_few_machines_for_the_stages_are_counted() -> None:
+    problem = many_machines_problem(16, 40)
+    able = {machine.name for machine in problem.machines[:10]}
+    pieces = tuple(
+        dataclasses.replace(piece, seconds={name: piece.seconds[name] for name in able}) for piece in problem.pieces
+    )
+    with pytest.raises(PlanError, match="no plan has 16 stages: only 10 machines have seconds for any piece"):
+        solve(dataclasses.replace(problem, pieces=pieces, stages=16), time_limit_seconds=0.5)
+
+
+def test_idle_machines_are_named_up_to_a_dozen() -> None:
+    problem = dataclasses.replace(many_machines_problem(30, 40), maximum_machines=4)
+    why = solved(problem).why_no_more_machines
+    assert why.count("is idle") == 12
+    assert why.endswith("; 14 more machines are idle")
+
+
+def test_a_search_without_time_still_has_a_plan_and_a_bound() -> None:
+    found = solve(many_machines_problem(16, 40), time_limit_seconds=0.0)
+    assert 0.0 < found.lower_bound_seconds < found.evaluation.period_seconds

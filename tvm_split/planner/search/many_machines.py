@@ -1,0 +1,265 @@
+"""The least period on more machines than tables can list: stages along orders of the pieces, under halved periods.
+
+What anyone would do by hand is among what is tried: all of the network dealt out to all machines, the fastest machines
+only, and machines of one place as one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_split.errors import PlanError
+from tvm_split.planner.search.candidate import Candidate, candidate, fits
+from tvm_split.planner.search.evaluate import Placed
+from tvm_split.planner.search.ideals import predecessors, topological_orders
+from tvm_split.planner.search.instance import Instance
+from tvm_split.planner.search.machine_classes import machine_classes
+from tvm_split.planner.search.milp import longest_latency
+from tvm_split.planner.search.order_costs import OrderCosts, Unit, Units, units_of
+from tvm_split.planner.search.prices import Prices, fair_prices
+from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, StageBeam, neighbourhoods
+from tvm_split.planner.search.stretch_bound import stretch_bound
+
+FIRST_WIDTH, LAST_WIDTH = 4, 32
+"""Partial plans that are kept side by side: at first, and where time is left."""
+COARSE, FINE = 0.02, 0.001
+"""Share of a period to which it is halved upon: for plans of fewer machines, and for the plan."""
+NEAR_ENOUGH = 0.005
+"""A plan so near to the bound is not searched any longer for."""
+VALUES_TRIED = 3
+"""Periods between the bound and the best plan, for which the values of pieces are looked for."""
+SHORTEST = 1e-9
+"""Share of the time that everything takes in turn, below which no period is tried."""
+CLIENT_LIMITS = 9
+"""Speeds of links to the client, below which machines are left out of a plan that deals all of the network out."""
+
+Counts = npt.NDArray[np.intp]
+
+
+class ManyMachines:
+    """One instance, until a deadline (monotonic); `search` finds plans and raises ``bound``, in seconds."""
+
+    def __init__(self, instance: Instance, deadline: float) -> None:
+        self._instance = instance
+        self._start, self._deadline = time.monotonic(), deadline
+        self._classes = machine_classes(instance)
+        self._singles = units_of(instance, self._classes, [(each,) for each in range(len(instance.machines))])
+        self._counts = self._singles.counts.astype(np.float64)
+        self._prices = fair_prices(self._singles.seconds, self._counts, self._until(0.1))
+        self.bound = self._prices.bound * (1 - 1e-9)
+        self.found: list[Candidate] = []
+        self._longest = longest_latency(instance)
+
+    def search(self) -> None:
+        """Fills ``found`` with plans that hold, of all kinds, and raises ``bound``."""
+        instance = self._instance
+        order, *others = _orders(instance)
+        first = OrderCosts(instance, order)
+        if instance.problem.replicas:
+            self._deal_out(first)
+        else:
+            slowest = self._singles.seconds.min(axis=1).max()
+            self.bound = max(self.bound, float(slowest) * (1 - 1e-9))
+        self._place(first, self._singles, self._prices, FIRST_WIDTH)
+        for each in others:
+            if time.monotonic() > self._until(0.4):
+                break
+            self._place(OrderCosts(instance, each), self._singles, self._prices, FIRST_WIDTH)
+        self._place_on_fewer(first)
+        values = self._values(order)
+        width = FIRST_WIDTH
+        while not self._is_near() and width <= LAST_WIDTH and time.monotonic() < self._deadline:
+            for prices in filter(None, (values, self._prices if width > FIRST_WIDTH else None)):
+                self._place(first, self._singles, prices, width)
+            width *= 2
+
+    def _until(self, share: float) -> float:
+        return self._start + share * (self._deadline - self._start)
+
+    def _least(self) -> float:
+        return min((each.evaluation.period_seconds for each in self.found), default=math.inf)
+
+    def _is_near(self) -> bool:
+        return self._least() <= self.bound * (1 + NEAR_ENOUGH)
+
+    def _values(self, order: Sequence[int]) -> Prices | None:
+        """Prices by the stretches that machines can take; they prove a bound where all stages are such stretches."""
+        instance, low, high = self._instance, self.bound, self._least()
+        proves = not instance.problem.replicas and _is_only_order(instance, order)
+        best: Prices | None = None
+        for _ in range(VALUES_TRIED):
+            if math.isinf(high) or high <= low * (1 + NEAR_ENOUGH):
+                break
+            tried = math.sqrt(low * high)
+            left = (self._deadline - time.monotonic()) / 4
+            values = stretch_bound(self._singles.seconds[list(order)], self._counts, tried, left)
+            if values is None:
+                break
+            if values.bound < tried * (1 - FINE):
+                high = tried
+            if best is None or values.bound > best.bound:
+                pieces = np.empty_like(values.pieces)
+                pieces[list(order)] = values.pieces
+                best = Prices(values.kinds / tried, pieces, values.bound)
+            low = max(low, values.bound)
+        if best is not None and proves:
+            self.bound = max(self.bound, best.bound * (1 - 1e-9))
+        return best
+
+    def _place(self, costs: OrderCosts, units: Units, prices: Prices, width: int) -> None:
+        """Halve upon the period of plans on all units, or on the fastest of them if not all may be used."""
+        beam = StageBeam(costs, units, prices, width)
+        size = len(units.members[0][0])
+        self._halve(beam, _fastest(units, prices, self._most_machines // size), FINE, self.bound, self._least())
+        if not self.found and self._most_machines < len(self._instance.machines):  # some must be on slow machines
+            self._halve(beam, units.counts, FINE, self.bound, math.inf)
+
+    def _place_on_fewer(self, costs: OrderCosts) -> None:
+        """Plans of the fastest half, quarter, … of machines: they answer sooner, and use fewer that hardly help."""
+        beam = StageBeam(costs, self._singles, self._prices, FIRST_WIDTH)
+        rates, count = self._prices.kinds, self._most_machines // 2
+        while count > 1 and time.monotonic() < self._until(0.6):
+            left = _fastest(self._singles, self._prices, count)
+            share = float(left @ rates) / float(self._counts @ rates)
+            self._halve(beam, left, COARSE, self.bound / share, math.inf)
+            count //= 2
+
+    @property
+    def _most_stages(self) -> int:
+        most = self._instance.machine_limit
+        return most if self._instance.problem.stages is None else min(most, self._instance.problem.stages)
+
+    @property
+    def _most_machines(self) -> int:
+        return self._instance.machine_limit if self._instance.problem.replicas else self._most_stages
+
+    def _halve(self, beam: StageBeam, left: Counts, share: float, low: float, high: float) -> None:
+        """Between two periods, until they are as near as that share; upwards first, if nothing is known above."""
+        low, step = max(low, self._longest * SHORTEST), COARSE
+        while high > low * (1 + share) and low < self._longest and time.monotonic() < self._deadline:
+            period = min(low * (1 + step), math.sqrt(low * high))
+            stages = beam.stages(period, self._most_stages, left, self._deadline)
+            reached = None if stages is None else self._keep(stages)
+            if reached is None:
+                low, step = period, 2 * step
+            else:
+                high, step = min(period, max(reached, low)), math.inf
+
+    def _keep(self, stages: Sequence[Placed]) -> float | None:
+        """The period of a plan, which is kept if it holds; None if it does not."""
+        instance = self._instance
+        wanted = instance.problem.stages
+        try:
+            plan = candidate(instance, stages if wanted is None else _with_count(instance, stages, wanted))
+        except PlanError:  # a link is missing between stages that are no neighbours
+            return None
+        if not fits(instance, plan):
+            return None
+        self.found.append(plan)
+        return plan.evaluation.period_seconds
+
+    def _deal_out(self, costs: OrderCosts) -> None:
+        """Plans whose stages have replicas: all on all that can hold it, and pipelines of ever smaller units."""
+        for each in _whole_sets(self._instance):
+            self._keep([Placed(each, tuple(range(len(self._instance.pieces))))])
+        for sets in _groupings(self._instance, self._singles, self._prices):
+            if self._is_near() or time.monotonic() > self._until(0.5):
+                return
+            units = units_of(self._instance, self._classes, sets)
+            if np.isinf(units.seconds).all(axis=1).any():  # a piece that only single machines can run
+                continue
+            counts = units.counts.astype(np.float64)
+            self._place(costs, units, fair_prices(units.seconds, counts, self._until(0.5)), FIRST_WIDTH)
+
+
+def _orders(instance: Instance) -> list[list[int]]:
+    """Different topological orders, the one of the problem first."""
+    return list({tuple(each): each for each in topological_orders(instance)}.values())
+
+
+def _is_only_order(instance: Instance, order: Sequence[int]) -> bool:
+    """Whether each piece needs the one before, so that stages without circles are stretches of this order."""
+    before = predecessors(instance)
+    return all(one in before[other] for one, other in itertools.pairwise(order))
+
+
+def _fastest(units: Units, prices: Prices, most: int) -> Counts:
+    """So many units of each kind that they are ``most`` together, those whose time is worth most first."""
+    left = np.zeros_like(units.counts)
+    for kind in np.argsort(-prices.kinds, kind="stable"):
+        left[kind] = min(units.counts[kind], most)
+        most -= int(left[kind])
+    return left
+
+
+def _whole_sets(instance: Instance) -> Iterator[Unit]:
+    """The machines that can hold everything, as far as their links to the client are as good as a limit."""
+    able = np.flatnonzero(np.isfinite(instance.seconds).all(axis=0))
+    seconds = instance.seconds[:, able].sum(axis=0)
+    able = able[np.argsort(seconds, kind="stable")][: instance.machine_limit]
+    slow = np.maximum(instance.seconds_per_byte[-1, able], instance.seconds_per_byte[able, -1])
+    sizes = math.fsum(
+        tensor.bytes for tensor in instance.tensors if instance.client in (tensor.source, *tensor.destinations)
+    )
+    needed = math.fsum(instance.weights) + float(instance.activations.max()) + instance.problem.buffers * sizes
+    for limit in np.unique(np.quantile(slow, np.linspace(0, 1, CLIENT_LIMITS))) if len(able) else ():
+        chosen = able[(slow <= limit * (1 + 1e-9)) & (instance.memory[able] >= needed)]
+        if len(chosen):
+            yield tuple(sorted(chosen.tolist()))
+
+
+def _groupings(instance: Instance, singles: Units, prices: Prices) -> Iterator[list[Unit]]:
+    """Machines as units of several: all of one neighbourhood, then runs of 2, 4, … of about one speed in each."""
+    group_of, links = neighbourhoods(singles.seconds_per_byte[:-1, :-1], singles.counts)
+    together = len(links) <= MOST_NEIGHBOURHOODS
+    places: dict[int, list[int]] = {}
+    left = _fastest(singles, prices, instance.machine_limit)
+    for kind in np.argsort(-prices.kinds, kind="stable").tolist():
+        members = [unit[0] for unit in singles.members[kind][: left[kind]]]
+        places.setdefault(int(group_of[kind]) if together else 0, []).extend(members)
+    largest = max(map(len, places.values()))
+    for size in (largest, *(2**power for power in range(1, largest.bit_length()) if 2**power < largest)):
+        yield [tuple(each[start : start + size]) for each in places.values() for start in range(0, len(each), size)]
+
+
+def _with_count(instance: Instance, stages: Sequence[Placed], wanted: int) -> list[Placed]:
+    """As many stages as wanted, if there are fewer: the longest ones are cut in two, with an idle machine or a replica.
+
+    The rest is left to whoever measures the plan.
+    """
+    found = list(stages)
+    idle = set(range(len(instance.machines))) - {machine for stage in stages for machine in stage.machines}
+    used = len(instance.machines) - len(idle)
+    while len(found) < wanted:
+        seconds = [_mean_seconds(instance, stage) for stage in found]
+        for number in sorted(range(len(found)), key=lambda each: -seconds[each]):
+            stage = found[number]
+            if len(stage.pieces) == 1:
+                continue
+            kept, others = stage.machines, stage.machines
+            pieces, held = stage.pieces[: len(stage.pieces) // 2], stage.pieces[len(stage.pieces) // 2 :]
+            free = [machine for machine in idle if np.isfinite(instance.seconds[list(held), machine]).all()]
+            if free and used < instance.machine_limit:
+                others = (min(free, key=lambda machine: float(instance.seconds[list(held), machine].sum())),)
+                idle -= {*others}
+                used += 1
+            elif len(stage.machines) > 1:
+                half = len(stage.machines) // 2
+                kept, others = stage.machines[:half], stage.machines[half:]
+            else:
+                continue
+            found[number : number + 1] = [Placed(kept, pieces), Placed(others, held)]
+            break
+        else:
+            return found
+    return found
+
+
+def _mean_seconds(instance: Instance, stage: Placed) -> float:
+    return float(instance.times[np.ix_(stage.pieces, stage.machines)].sum(axis=0).mean()) / len(stage.machines)

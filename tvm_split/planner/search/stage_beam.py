@@ -1,0 +1,168 @@
+"""Stages for many machines: under a period, each next one goes to the unit of machines that it fills best.
+
+Along a topological order, a partial plan is where its last stage ends and which units are left. With fair prices of
+machines' time and of pieces (`prices.fair_prices`), a stage wastes what its unit's time is worth beyond its pieces; the
+partial plans with the least waste are kept, side by side, one stage after the other (beam search). Where every machine
+is like every other, the only choice left is to go as far as a machine can; where all are unlike, some unit is nearly
+filled by nearly any stretch. The period is halved upon.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_split.planner.search.evaluate import Placed
+from tvm_split.planner.search.instance import Flags, Floats
+from tvm_split.planner.search.order_costs import OrderCosts, Units, costs_possible
+from tvm_split.planner.search.prices import Prices
+from tvm_split.planner.search.stretches import Stretches
+
+Counts = npt.NDArray[np.intp]
+MOST_NEIGHBOURHOODS = 64
+"""Where there are more, each machine's links are its own, and which others are left is not looked at."""
+
+
+@dataclass(frozen=True)
+class _Partial:
+    """Pieces up to ``end`` have a place; ``kind`` is that of the last stage's unit, K for the client's before all."""
+
+    end: int
+    kind: int
+    left: Counts
+    waste: float
+    before: _Partial | None
+
+
+class StageBeam:
+    """One order and one set of units; see the module.
+
+    Args:
+        prices: of the units' time and of the pieces, these in topological order (not in that of ``costs``).
+        width: partial plans that are kept.
+    """
+
+    def __init__(self, costs: OrderCosts, units: Units, prices: Prices, width: int) -> None:
+        self._costs = costs
+        self._units = units
+        self._width = width
+        self._length = len(costs.order)
+        self._stretches = Stretches(units.seconds[costs.order])
+        self._value = np.concatenate([[0.0], np.cumsum(prices.pieces[costs.order])])
+        self._price = prices.kinds
+        links = units.seconds_per_byte
+        self._into, self._outof = links[:-1, :-1].min(axis=0), links[:-1, :-1].min(axis=1)
+        self._neighbourhoods = neighbourhoods(links[:-1, :-1], units.counts)
+        self._tables: dict[int, Flags] = {}
+        self._reach: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)
+
+    def stages(self, period: float, most: int, left: Counts, deadline: float) -> list[Placed] | None:
+        """Stages of at most ``most`` units out of ``left`` (of each kind) under a period; None if none are found."""
+        self._tables, self._reach = {}, self._stretches.reach(period)
+        kinds = len(self._units.members)
+        partials = [_Partial(0, kinds, left, 0.0, None)]
+        for _ in range(most):
+            if time.monotonic() > deadline:
+                return None
+            following: dict[tuple[int, int, bytes], _Partial] = {}
+            for partial in partials:
+                for grown in self._grown(partial, period):
+                    if grown.end == self._length:
+                        return self._placed(grown)
+                    key = grown.end, self._neighbourhoods[0][grown.kind], grown.left.tobytes()
+                    if key not in following or grown.waste < following[key].waste:
+                        following[key] = grown
+            partials = sorted(following.values(), key=lambda each: each.waste)[: self._width]
+            if not partials:
+                return None
+        return None
+
+    def _table(self, start: int, period: float) -> Flags:
+        """(K, W): whether a unit of each kind can hold the pieces from ``start`` to each of the next W cuts."""
+        found = self._tables.get(start)
+        if found is None:
+            costs, units, reach = self._costs, self._units, int(self._reach[:, start].max())
+            columns = slice(start + 1, reach + 1)
+            found = costs_possible(costs, units, self._stretches.prefix, start, reach, period)
+            found &= np.arange(start + 1, reach + 1) <= self._reach[:, start, None]
+            for sizes, client, best in (
+                (costs.received, costs.from_client[start, columns], (units.seconds_per_byte[-1, :-1], self._into)),
+                (costs.sent, costs.to_client[start, columns], (units.seconds_per_byte[:-1, -1], self._outof)),
+            ):
+                found &= _wire(client, best[0]) + _wire(sizes[start, columns], best[1]) <= period
+            self._tables[start] = found
+        return found
+
+    def _grown(self, partial: _Partial, period: float) -> list[_Partial]:
+        """The partial plan with one stage more: for each kind of unit that is left the longest one possible."""
+        start, costs = partial.end, self._costs
+        kinds = np.flatnonzero((partial.left > 0) & (self._reach[:, start] > start))
+        if not len(kinds):
+            return []
+        table = self._table(start, period)
+        columns = slice(start + 1, start + 1 + table.shape[1])
+        possible = table[kinds]
+        if partial.kind < len(self._price):
+            arriving = self._units.seconds_per_byte[partial.kind, kinds]
+            possible &= _wire(costs.received[start, columns], arriving) <= period
+        leaving = self._way_on(partial.left, kinds)
+        possible &= _wire(costs.sent[start, columns], leaving) <= period
+        longest = table.shape[1] - possible[:, ::-1].argmax(axis=1)
+        able = possible.any(axis=1)
+        kinds, ends = kinds[able], start + longest[able]
+        waste = partial.waste + self._price[kinds] * period - (self._value[ends] - self._value[start])
+        chosen = np.argsort(waste, kind="stable")[: 2 * self._width]
+        done = np.flatnonzero(ends == self._length)
+        if len(done):
+            chosen = done[:1]
+        found = []
+        for at in chosen.tolist():
+            left = partial.left.copy()
+            left[kinds[at]] -= 1
+            found.append(_Partial(int(ends[at]), int(kinds[at]), left, float(waste[at]), partial))
+        return found
+
+    def _way_on(self, left: Counts, kinds: Counts) -> Floats:
+        """Seconds per byte from each kind to the best unit that is left besides."""
+        group_of, links = self._neighbourhoods
+        if len(links) > MOST_NEIGHBOURHOODS:
+            return np.asarray(self._outof[kinds], dtype=np.float64)
+        there = np.bincount(group_of, left, minlength=len(links))
+        open_links = np.where(there > 0, links, np.inf)
+        alone = np.flatnonzero(there == 1)
+        open_links[alone, alone] = np.inf
+        return np.asarray(open_links.min(axis=1)[group_of[kinds]], dtype=np.float64)
+
+    def _placed(self, last: _Partial) -> list[Placed]:
+        steps = [last]
+        while steps[-1].before is not None:
+            steps.append(steps[-1].before)
+        waiting = [list(each) for each in self._units.members]
+        found = []
+        for before, step in itertools.pairwise(reversed(steps)):
+            held = sorted(self._costs.order[before.end : step.end].tolist())
+            found.append(Placed(tuple(sorted(waiting[step.kind].pop(0))), tuple(held)))
+        return found
+
+
+def _wire(sizes: Floats, seconds_per_byte: Floats) -> Floats:
+    """(K, W) seconds that bytes take over each link; none for no bytes, whether or not there is a link."""
+    with np.errstate(invalid="ignore"):
+        return np.where(sizes > 0, sizes * seconds_per_byte[:, None], 0.0)
+
+
+def neighbourhoods(links: Floats, counts: Counts) -> tuple[Counts, Floats]:
+    """Kinds with the same links to all others are neighbours, as in one rack: the group of each, and (G, G) links."""
+    filled = links.copy()
+    np.fill_diagonal(filled, np.inf)
+    nearest = np.minimum(filled.min(axis=0), filled.min(axis=1)) if len(links) > 1 else np.diag(links)
+    np.fill_diagonal(filled, np.where(counts > 1, np.diag(links), nearest))
+    groups: dict[bytes, int] = {}
+    both_ways = [row.tobytes() for row in np.concatenate([filled, filled.T], axis=1)]
+    group_of = np.array([groups.setdefault(each, len(groups)) for each in both_ways], dtype=np.intp)
+    first = [int(np.flatnonzero(group_of == group)[0]) for group in range(len(groups))]
+    return group_of, filled[np.ix_(first, first)]

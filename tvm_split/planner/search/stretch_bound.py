@@ -1,0 +1,109 @@
+"""A lower bound on the period where every stage is a stretch of the one order that the pieces can run in.
+
+With a value u for each piece, a machine that may take ``period`` covers at most the stretch of the greatest value that
+it can compute in that time. If all machines together cover less than all pieces are worth, no plan of several machines
+has this period, whatever the values. The best values come from the linear program that covers pieces with stretches, a
+machine having one (configurations, as in cutting stock: Gilmore and Gomory 1961); like machines may be put together for
+it, since the bound is computed anew with the values that it gives, for all machines as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import highspy
+import numpy as np
+
+from tvm_split.planner.search.instance import Floats
+from tvm_split.planner.search.stretches import Stretches
+
+MOST_KINDS = 32
+"""Of machines in the linear program; of more unlike ones those of about the same speed are put together."""
+MOST_ENTRIES = 3_000_000
+"""Of the linear program's matrix: some seconds, and 100 MB."""
+NEAR = 1e-4
+
+
+@dataclass(frozen=True)
+class PieceValues:
+    """``bound`` in seconds, the values (n,) of pieces that prove it, and (K,) the most a machine of a kind can take."""
+
+    bound: float
+    pieces: Floats
+    kinds: Floats
+
+
+def stretch_bound(seconds: Floats, counts: Floats, period: float, time_limit_seconds: float) -> PieceValues | None:
+    """The bound by values that are best for plans of about ``period``; None if there is no time to find any.
+
+    Args:
+        seconds: (n, K) of each piece, in their order, on a machine of each kind; infinite where it cannot run.
+        counts: (K,) machines of each kind.
+    """
+    program = _merged(seconds, counts)
+    values = _values(*program, period, time_limit_seconds)
+    if values is None or not values.sum() > 0:
+        return None
+    stretches = Stretches(seconds)
+    worth = np.concatenate([[0.0], np.cumsum(values)])
+
+    def most(tried: float) -> Floats:
+        return np.asarray((worth[stretches.reach(tried)] - worth[None, :]).max(axis=1), dtype=np.float64)
+
+    low, high = 0.0, 2 * period
+    while high - low > NEAR * period:
+        middle = (low + high) / 2
+        proven = counts @ most(middle) < worth[-1] * (1 - 1e-9)
+        low, high = (middle, high) if proven else (low, middle)
+    return PieceValues(low, values, most(low))
+
+
+def _merged(seconds: Floats, counts: Floats) -> tuple[Floats, Floats]:
+    if len(counts) <= MOST_KINDS:
+        return seconds, counts
+    whole = np.where(np.isfinite(seconds), seconds, 0.0).sum(axis=0)
+    groups = np.array_split(np.argsort(whole, kind="stable"), MOST_KINDS)
+    means = np.stack([seconds[:, group].mean(axis=1) for group in groups], axis=1)
+    return means, np.array([counts[group].sum() for group in groups])
+
+
+def _values(seconds: Floats, counts: Floats, period: float, time_limit_seconds: float) -> Floats | None:
+    """The duals of the pieces where as few machines as possible, as a share of all, cover every piece."""
+    longest = Stretches(seconds).reach(period)
+    length, kinds = seconds.shape
+    kind, start = np.nonzero(longest[:, :-1] > np.arange(length))
+    end = longest[kind, start]
+    inside = np.concatenate([[False], (kind[1:] == kind[:-1]) & (end[1:] == end[:-1])])
+    kind, start, end = kind[~inside], start[~inside], end[~inside]
+    sizes = end - start + 1  # its pieces, and the row of its kind
+    first = np.concatenate([[0], np.cumsum(sizes)])
+    if first[-1] > MOST_ENTRIES or len(kind) == 0 or time_limit_seconds <= 0:
+        return None
+    rows = np.repeat(start - first[:-1], sizes) + np.arange(first[-1])
+    rows[first[1:] - 1] = length + kind
+    columns = len(kind) + 1  # the last is the share of machines
+    model = highspy.HighsLp()
+    model.num_col_, model.num_row_ = columns, length + kinds
+    model.col_cost_ = np.concatenate([np.zeros(len(kind)), [1.0]])
+    model.col_lower_, model.col_upper_ = np.zeros(columns), np.full(columns, math.inf)
+    model.row_lower_ = np.concatenate([np.ones(length), np.full(kinds, -math.inf)])
+    model.row_upper_ = np.concatenate([np.full(length, math.inf), np.zeros(kinds)])
+    model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    model.a_matrix_.start_ = np.concatenate([first, [first[-1] + kinds]]).astype(np.int32)
+    model.a_matrix_.index_ = np.concatenate([rows, np.arange(length, length + kinds)]).astype(np.int32)
+    model.a_matrix_.value_ = np.concatenate([np.ones(first[-1]), -counts])
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    # Values near the best are as good: the interior point method finds them sooner than vertices are found.
+    for option, value in (
+        ("output_flag", False),
+        ("threads", 1),
+        ("solver", "ipm"),
+        ("run_crossover", "off"),
+        ("time_limit", time_limit_seconds),
+    ):
+        solver.setOptionValue(option, value)
+    solver.passModel(model)
+    solver.run()
+    duals = np.array(solver.getSolution().row_dual)
+    return np.maximum(duals[:length], 0.0) if len(duals) == length + kinds else None
