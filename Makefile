@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: setup demo test test-slow test-long test-properties fuzz lint format protocol clean
 .PHONY: check-models check-shards check-cuda check-shaped check-unequal check-unloading
-.PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-plans bench-shards
+.PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-planner bench-plans bench-shards
 
 setup: $(STAMP)
 
@@ -72,6 +72,10 @@ check-cuda: setup
 
 bench-kernels: setup
 	$(BIN)/python -m scripts.bench_kernels
+
+# Machines, links and networks are made up: figures of the planner alone. With PICTURE=FILE.png, drawn.
+bench-planner: setup
+	$(BIN)/python -m scripts.bench_planner $(if $(PICTURE),--picture $(PICTURE))
 
 bench-plans: setup
 	$(BIN)/python -m scripts.bench_plans

@@ -62,3 +62,17 @@ def test_pipelines_of_two_systems_are_measured_in_one_run(tmp_path: Path) -> Non
     found = results(tmp_path, "bench_pipelining", "--rounds", "1", "--seconds", "0.2", "--micro-batches", "2", "4")
     assert len(found["medians"]) == 5
     assert all(value > 0 for value in found["ratios"].values())
+
+
+def test_plans_for_many_machines_are_never_worse_than_simple_ways(tmp_path: Path) -> None:
+    """The benchmark fails where a simple way is better."""
+    picture = tmp_path / "plans.png"
+    found = results(
+        tmp_path, "bench_planner", "--machines", "8", "24", "--pieces", "60", "--variants", "0", "1", "10",
+        "--time-limit", "2", "--picture", str(picture),
+    )["results"]  # fmt: skip
+    assert len(found) == 6
+    for each in found:
+        assert 0 < each["lower_bound_seconds"] <= each["period_seconds"]
+        assert each["largest_bytes"] < 2e9
+    assert picture.stat().st_size > 10_000

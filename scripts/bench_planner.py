@@ -1,0 +1,179 @@
+"""Plans for 8 to 1,024 machines against the simple ways to make them, and against the bound.
+
+Machines, links and networks are made up (`tests.helpers.planner.many_machines`), so the figures are of the planner
+alone: how many times longer the period of the best simple way is, the gap that is proven, the time and the memory it
+took. Each problem is planned in a process of its own. Writes JSON and, with --picture, quality, gap and time against
+machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from scripts.rounds import written
+from tests.helpers.planner.many_machines import best_single, dealt_to_all, first_fit, many_machines_problem
+from tvm_split.planner.search import evaluate, solve
+
+COMMON: dict[str, Any] = {"kinds": "unlike", "links": "alike", "network": "chain"}
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"replicas": True},
+    {"kinds": "equal"},
+    {"kinds": "three kinds"},
+    {"links": "two racks"},
+    {"links": "four sites", "kinds": "three kinds"},
+    {"links": "four sites", "replicas": True},
+    {"links": "a third slow"},
+    {"network": "residual"},
+    {"network": "unet", "replicas": True},
+    {"network": "branches"},
+)
+"""What differs from `COMMON`."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A problem, and what came of it: periods in seconds, the gap as a share, and what planning took."""
+
+    machines: int
+    pieces: int
+    kinds: str
+    links: str
+    network: str
+    replicas: bool
+    period_seconds: float
+    lower_bound_seconds: float
+    gap: float
+    simple_ways_seconds: dict[str, float]
+    machines_used: int
+    stages: int
+    method: str
+    seconds: float
+    processor_seconds: float
+    largest_bytes: int
+
+    @property
+    def best_simple_seconds(self) -> float:
+        return min(self.simple_ways_seconds.values())
+
+    @property
+    def variant(self) -> str:
+        parts = [self.kinds, self.links, self.network, *(["replicas"] if self.replicas else [])]
+        return ", ".join(part for part in parts if part not in COMMON.values()) or "common"
+
+
+def planned(machines: int, pieces: int, settings: dict[str, Any], time_limit_seconds: float) -> Planned:
+    chosen = {"replicas": False, **COMMON, **settings}
+    problem = many_machines_problem(machines, pieces, **chosen)
+    simple = {"one machine": best_single(problem), "first fit": first_fit(problem)}
+    if problem.replicas:
+        simple["dealt to all"] = dealt_to_all(problem)
+    ways = {name: evaluate(problem, stages).period_seconds for name, stages in simple.items() if stages}
+    start, used = time.monotonic(), time.process_time()
+    found = solve(problem, time_limit_seconds=time_limit_seconds)
+    return Planned(
+        machines=machines,
+        pieces=pieces,
+        **chosen,
+        period_seconds=found.evaluation.period_seconds,
+        lower_bound_seconds=found.lower_bound_seconds,
+        gap=found.gap,
+        simple_ways_seconds=ways,
+        machines_used=sum(len(stage.machines) for stage in found.stages),
+        stages=len(found.stages),
+        method=found.method,
+        seconds=time.monotonic() - start,
+        processor_seconds=time.process_time() - used,
+        largest_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def print_table(console: Console, results: Sequence[Planned]) -> None:
+    table = Table(title="plans for many machines")
+    table.add_column("problem", overflow="fold")
+    for heading in ("machines", "pieces", "used", "ms", "simple way / plan", "gap", "s", "processor s", "MB"):
+        table.add_column(heading, justify="right")
+    for each in results:
+        table.add_row(
+            each.variant,
+            str(each.machines),
+            str(each.pieces),
+            str(each.machines_used),
+            f"{each.period_seconds * 1e3:.2f}",
+            f"{each.best_simple_seconds / each.period_seconds:.3f}",
+            f"{each.gap:.2%}",
+            f"{each.seconds:.1f}",
+            f"{each.processor_seconds:.1f}",
+            f"{each.largest_bytes / 1e6:.0f}",
+        )
+    console.print(table)
+
+
+def draw(path: Path, results: Sequence[Planned]) -> None:
+    """The best simple way by the plan, the gap, and the time, against machines."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 5), layout="constrained")
+    values = (
+        ("period of the best simple way / the plan's", lambda each: each.best_simple_seconds / each.period_seconds),
+        ("gap to the bound, %", lambda each: 100 * each.gap),
+        ("seconds", lambda each: each.seconds),
+    )
+    for axes, (title, value) in zip(figure.subplots(1, 3), values, strict=True):
+        for variant, group in groupby(sorted(results, key=lambda each: each.variant), lambda each: each.variant):
+            line = sorted(group, key=lambda each: each.machines)
+            axes.plot([each.machines for each in line], [value(each) for each in line], marker="o", label=variant)
+        axes.set(title=title, xlabel="machines", xscale="log")
+    axes.legend(fontsize="small")
+    figure.savefig(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--machines", type=int, nargs="*", default=[8, 16, 32, 64, 128, 256, 1024])
+    parser.add_argument("--pieces", type=int, help="by default ten a machine, from 60 to 1,000")
+    parser.add_argument("--variants", type=int, nargs="*", default=range(len(VARIANTS)), help="numbers, from 0")
+    parser.add_argument("--time-limit", type=float, help="by default 10 s, and 60 s for more than 64 machines")
+    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    parser.add_argument("--picture", type=Path, help="draw the results")
+    arguments = parser.parse_args()
+    console = Console(width=max(120, Console().width))
+    results: list[Planned] = []
+    # A process that forks may inherit threads of the solver; and each has its own largest memory.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
+        for number in arguments.variants:
+            for machines in arguments.machines:
+                pieces = arguments.pieces or min(max(60, 10 * machines), 1000)
+                limit = arguments.time_limit or (10.0 if machines <= 64 else 60.0)
+                results.append(pool.submit(planned, machines, pieces, VARIANTS[number], limit).result())
+                each = results[-1]
+                console.print(
+                    f"{each.variant}, {machines} machines, {pieces} pieces: {each.period_seconds * 1e3:.2f} ms, "
+                    f"gap {each.gap:.2%}, {each.seconds:.1f} s"
+                )
+    print_table(console, results)
+    written(arguments.output, {"results": [asdict(each) for each in results]})
+    if arguments.picture:
+        draw(arguments.picture, results)
+    worse = [each for each in results if each.period_seconds > each.best_simple_seconds * (1 + 1e-9)]
+    for each in worse:
+        console.print(f"[red]a simple way is better: {each.variant}, {each.machines} machines, {each.pieces} pieces")
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
