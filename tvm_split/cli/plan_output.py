@@ -37,7 +37,8 @@ class PlanOutput:
         Path | None, typer.Option(metavar="FILE.svg", help="Draw the graph of layers, coloured by machine.")
     ] = None
     details: Annotated[
-        bool, typer.Option("--details", help="Also show how sure the plan is, and all that it was compared with.")
+        bool,
+        typer.Option("--details", help="Also show every stage, how sure the plan is, and what it beats."),
     ] = False
     json: options.JsonOption = False
 

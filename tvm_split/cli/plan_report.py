@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -24,6 +24,8 @@ PREDICTED_CAPTION = "milliseconds per micro-batch; est.: the share of computing 
 NAMES_SHOWN, MOST_NAMES = 2, 6
 LONGEST_NAME = 24
 MACHINES_SHOWN = 4
+MOST_ROWS = 12
+"""Of stages, and of sentences about them; what has more is told by machine, and in full with the details."""
 
 
 def print_plan(
@@ -32,12 +34,16 @@ def print_plan(
     """Explain a plan; of one without a prediction, show its stages.
 
     ``shares`` are the stages' estimated shares of the model's work, ``seconds_now`` the time since 1970. ``details``
-    are how sure the plan is, and all that it was compared with.
+    are how sure the plan is, and all that it was compared with; of many stages they are each one's row, too.
     """
     prediction = plan.prediction
-    console.print(_stages_table(plan, shares))
-    for line in (*shard_lines(plan), *codec_lines(plan)):
+    is_short = not details and sum(len(stage.machines) for stage in plan.stages) > MOST_ROWS
+    console.print(_stages_table(plan, shares, by_machine=is_short))
+    lines = [*shard_lines(plan), *codec_lines(plan)]
+    for line in lines if details else lines[:MOST_ROWS]:
         console.print(Text(line))
+    if is_short or (not details and len(lines) > MOST_ROWS):
+        console.print(Text("Every stage, and how each is shared and sends: --details", "dim"))
     if prediction is None:
         return
     for line in predicted_lines(prediction, plan.objective, seconds_now):
@@ -162,22 +168,17 @@ def memory_text(used: float, limit: float | None) -> str:
     return bytes_text(used) if limit is None else f"{bytes_text(used)} {used / limit:.0%}"
 
 
-def _stages_table(plan: Plan, shares: Sequence[float]) -> Table:
-    """A row per stage and machine; what a machine with several stages does in all stands in the row of its first.
+def _stages_table(plan: Plan, shares: Sequence[float], *, by_machine: bool) -> Table:
+    """A row per stage and machine, or one per machine; each machine's times and memory stand once, in its first row.
 
     Without a prediction, the stages' estimated shares; of one that machines compute together, each one's part.
     """
     predicted = {each.machine: each for each in plan.prediction.machines} if plan.prediction else None
     rows = []
-    for stage, share in zip(plan.stages, shares, strict=True):
-        beside = f"shares the {stage.sharding.axis}" if stage.sharding else "takes turns"
-        for name, part in zip(stage.machines, stage.shares, strict=True):
-            most = MOST_NAMES if predicted is None else NAMES_SHOWN
-            layers = _layers_text(stage.layers, most) if name == stage.machine else beside
-            machine = predicted.pop(name, None) if predicted is not None else None
-            own = share * part if stage.sharding else share
-            cells = [f"{own:.1%}"] if predicted is None else [""] * 5 if machine is None else _cells(machine)
-            rows.append((stage.name, name, layers, *cells))
+    for stage, name, layers, share in (_machine_rows if by_machine else _stage_rows)(plan, shares):
+        machine = predicted.pop(name, None) if predicted is not None else None
+        cells = [f"{share:.1%}"] if predicted is None else [""] * 5 if machine is None else _cells(machine)
+        rows.append((stage, name, layers, *cells))
     headings = ("estimated share",) if predicted is None else PREDICTED_HEADINGS
     stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
     title = f"{plan.model}: {stages} for {plan.objective}, {plan.origin}"
@@ -188,6 +189,25 @@ def _stages_table(plan: Plan, shares: Sequence[float]) -> Table:
     for column in table.columns:
         column.justify = "left" if column.header == "memory" else column.justify
     return table
+
+
+def _stage_rows(plan: Plan, shares: Sequence[float]) -> Iterator[tuple[str, str, str, float]]:
+    """Stage, machine, the stage's layers, and the machine's share of the model's work in it."""
+    most = MOST_NAMES if plan.prediction is None else NAMES_SHOWN
+    for stage, share in zip(plan.stages, shares, strict=True):
+        beside = f"shares the {stage.sharding.axis}" if stage.sharding else "takes turns"
+        for name, part in zip(stage.machines, stage.shares, strict=True):
+            layers = _layers_text(stage.layers, most) if name == stage.machine else beside
+            yield stage.name, name, layers, share * part if stage.sharding else share
+
+
+def _machine_rows(plan: Plan, shares: Sequence[float]) -> Iterator[tuple[str, str, str, float]]:
+    """How many stages, machine, how many layers these have, and the machine's share of the model's work."""
+    rows = list(_stage_rows(plan, shares))
+    for name in dict.fromkeys(machine for _, machine, _, _ in rows):
+        own = [stage for stage in plan.stages if name in stage.machines]
+        layers = f"{sum(len(stage.layers) for stage in own)} layers"
+        yield f"{len(own)} stages", name, layers, sum(share for _, machine, _, share in rows if machine == name)
 
 
 def _cells(machine: MachinePrediction) -> list[str]:

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+from collections.abc import Sequence
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,7 @@ from tests.helpers.planner.predictions import machine_prediction, prediction
 from tvm_split.cli.plan_report import memory_text, predicted_lines, prediction_as_json, print_plan
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.problem import Stage
+from tvm_split.planner.problem import Sharding, Stage
 from tvm_split.rpc_runtime.program.codec import Codec
 
 A, B = "machine-a", "machine-b"
@@ -32,9 +33,9 @@ def plan(first: str = A, objective: str = "throughput") -> Plan:
     return Plan("net", objective, "dynamic programming", machines, stages, expected)
 
 
-def shown(given: Plan, *, details: bool = False) -> str:
+def shown(given: Plan, *, shares: Sequence[float] = (0.5, 0.4, 0.1), details: bool = False) -> str:
     file = io.StringIO()
-    print_plan(given, [0.5, 0.4, 0.1], 1_007_200.0, Console(file=file, width=80), details=details)
+    print_plan(given, shares, 1_007_200.0, Console(file=file, width=80), details=details)
     return file.getvalue()
 
 
@@ -113,6 +114,25 @@ def test_it_fits_80_columns(machine):
 
 def test_numbers_of_a_machine_stand_once():
     assert shown(plan()).count("12.000") == 2  # in its first stage, and as the period
+
+
+@pytest.mark.parametrize("is_predicted", [True, False])
+def test_many_stages_are_told_by_machine(is_predicted):
+    given = plan()
+    stages = tuple(
+        Stage((A, B), (f"conv_{i}", f"relu_{i}"), (0.75, 0.25), f"stage_{i}", Sharding("rows")) for i in range(20)
+    )
+    given = dataclasses.replace(given, stages=stages, prediction=given.prediction if is_predicted else None)
+    text, details = shown(given, shares=[0.05] * 20), shown(given, shares=[0.05] * 20, details=True)
+    assert len(text.splitlines()) <= 40
+    assert "Every stage, and how each is shared and sends: --details" in text
+    for name, share, compute in ((A, "75.0%", "12.000"), (B, "25.0%", "10.000")):
+        (row,) = (line for line in text.splitlines() if "20 stages" in line and name in line)
+        assert "40 layers" in row
+        assert (compute if is_predicted else share) in row
+    assert all(f"stage_{i} " in details for i in range(20))
+    assert details.count("stage_19 together") == 1
+    assert "Every stage" not in details
 
 
 def test_without_a_prediction_the_stages_are_shown():
