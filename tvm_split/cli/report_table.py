@@ -11,11 +11,12 @@ from rich.text import Text
 from tvm_split.cli.console import new_table
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_advice import parted, tells_of_a_link
-from tvm_split.deployment.report_values import Comparison
+from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison
 from tvm_split.rpc_runtime.program.measurements import StageStatistics
 from tvm_split.units import bytes_text, seconds_text, short_list
 
 NOTHING = "–"
+UNSURE = "unsure"
 
 
 def print_report(report: DeploymentReport, console: Console) -> None:
@@ -47,6 +48,9 @@ def summary(report: DeploymentReport) -> list[str]:
     lines = []
     if any(each.compute.predicted is not None for each in report.machines):
         lines.append("From … to: without and with what serialising, or a latency, takes; ratios are to the nearer end.")
+        times = [each for part in report.machines for each in (part.compute, part.receive, part.send)]
+        if any(each.unsure for each in (*times, *(link.seconds for link in report.links))):
+            lines.append(f"{UNSURE.capitalize()}: in its range, which is not known better than {WIDEST_RANGE:g} to 1.")
     if report.period.measured is not None:
         predicted = report.period.predicted
         beside = "" if predicted is None else f" (predicted: {1 / predicted:.1f})"
@@ -72,10 +76,12 @@ def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
 
 
 def _add(table: Table, name: str, what: str, compared: Comparison, scale_seconds: float, *, wire: bool = False) -> None:
-    ratio = compared.ratio
-    if wire and not tells_of_a_link(compared, scale_seconds):
-        ratio = None
-    style = "red" if ratio is not None and parted(compared, scale_seconds) else ""
+    ratio, style = NOTHING, ""
+    if not wire or tells_of_a_link(compared, scale_seconds):
+        if compared.ratio is not None:
+            ratio, style = f"{compared.ratio:.2f}", "red" if parted(compared, scale_seconds) else ""
+        elif compared.unsure:
+            ratio = UNSURE
     predicted = _milliseconds(compared.predicted)
     if compared.predicted_least is not None:
         predicted = f"{_milliseconds(compared.predicted_least)} to {predicted}"
@@ -84,7 +90,7 @@ def _add(table: Table, name: str, what: str, compared: Comparison, scale_seconds
         Text(what),
         predicted,
         _milliseconds(compared.measured),
-        Text(NOTHING if ratio is None else f"{ratio:.2f}", style),
+        Text(ratio, style),
     )
 
 

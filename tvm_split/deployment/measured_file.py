@@ -28,7 +28,8 @@ def read_measured(path: Path, model: str) -> Measured:
         raise PlanError(f"{path} is no report of `tvm-split bench --json`: {where}: {first['msg']}") from error
     if report.model != model:
         raise PlanError(f"{path} is of model {report.model!r}, the model is {model!r}")
-    ratios = {each.machine: each.compute.ratio for each in report.machines if each.compute.ratio}
+    compared = {each.machine: 1.0 if each.compute.unsure else each.compute.ratio for each in report.machines}
+    ratios = {machine: ratio for machine, ratio in compared.items() if ratio}
     if not ratios:
         raise PlanError(
             f"{path} has nothing to compare: the plan that was measured had no prediction; make one with "

@@ -123,7 +123,7 @@ def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:
 
 def _both(comparison: Comparison) -> str:
     measured, least = comparison.measured or 0.0, comparison.predicted_least
-    predicted = f"{(comparison.predicted or 0.0) * 1e3:.3g} ms"
+    predicted, times = f"{(comparison.predicted or 0.0) * 1e3:.3g} ms", "times as long"
     if least is not None:
-        predicted = f"{least * 1e3:.3g} to {predicted}"
-    return f"{measured * 1e3:.3g} ms and not {predicted} ({comparison.ratio:.2f} times as long)"
+        predicted, times = f"{least * 1e3:.3g} to {predicted}", "times the nearer end"
+    return f"{measured * 1e3:.3g} ms and not {predicted} ({comparison.ratio:.2f} {times})"

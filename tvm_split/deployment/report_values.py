@@ -7,6 +7,9 @@ from typing import Annotated
 
 from pydantic import Field, FiniteFloat, computed_field
 
+WIDEST_RANGE = 3.0
+"""From end to end; that a time lies in a wider range is no news, and no ratio of 1."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -23,8 +26,8 @@ class Comparison:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def ratio(self) -> float | None:
-        """Measured by predicted; None where one of them is missing, or nothing was expected."""
-        if self.measured is None or not self._nearest:
+        """Measured by predicted; None where one of them is missing, nothing was expected, or it is `unsure`."""
+        if self.measured is None or not self._nearest or self.unsure:
             return None
         return self.measured / self._nearest
 
@@ -34,6 +37,13 @@ class Comparison:
         if self.measured is None or self._nearest is None:
             return 0.0
         return self.measured - self._nearest
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the prediction is a range wider than `WIDEST_RANGE` and what was measured lies in it."""
+        if self.predicted is None or self.predicted_least is None or self.difference != 0:
+            return False
+        return self.predicted > WIDEST_RANGE * self.predicted_least
 
     @property
     def spread(self) -> float:

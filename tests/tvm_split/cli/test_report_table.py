@@ -55,6 +55,24 @@ def test_a_range_and_times_that_say_nothing_of_a_link():
     assert max(map(len, lines)) <= 80
 
 
+def test_a_prediction_that_is_not_known_well_is_called_so():
+    first = machine_prediction(A, 0.011, transfer_seconds=0.010)
+    expected = prediction((first, machine_prediction(B, 0.006)))
+    file = io.StringIO()
+    found = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (9, 6), 0.5), streamed())
+    print_report(found, Console(file=file, width=80))
+    lines = file.getvalue().splitlines()
+    assert next(line for line in lines if "compute" in line).split()[-5:] == [
+        "1.000",
+        "to",
+        "11.000",
+        "9.000",
+        "unsure",
+    ]
+    assert "Unsure: in its range, which is not known better than 3 to 1." in lines
+    assert max(map(len, lines)) <= 80
+
+
 def test_nothing_measured_yet():
     file = io.StringIO()
     nothing = report_of(plan_for(CHAIN), CHAIN, [], MeasuredRuns((), (), 0))

@@ -49,6 +49,12 @@ def test_an_older_report_has_no_corrections(path, content):
     assert found.profiled_at is None
 
 
+def test_what_lies_in_a_wide_range_corrects_nothing(path, content):
+    content["machines"][0]["compute_seconds"].update(predicted=0.011, predicted_least=0.001)
+    path.write_text(json.dumps(content))
+    assert read_measured(path, "net").compute_ratios[A] == 1.0
+
+
 def test_what_was_not_measured_is_left_out(path, content):
     content["machines"][0]["compute_seconds"]["measured"] = None
     content["links"][1]["seconds"]["measured"] = None
