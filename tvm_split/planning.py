@@ -26,7 +26,15 @@ from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Prediction, predict, with_coded_links
 from tvm_split.planner.problem import Objective, Problem, Solution, Stage
 from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.replanning import DEFAULT_THRESHOLD, Measured, Replanned, calibrated, corrections_of, replan
+from tvm_split.planner.replanning import (
+    DEFAULT_THRESHOLD,
+    Change,
+    Measured,
+    calibrated,
+    change_to,
+    corrections_of,
+    replan,
+)
 from tvm_split.planner.request import PlanRequest, Split
 from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
 from tvm_split.planner.shard import Shard
@@ -284,44 +292,73 @@ def plan_again(
     threshold: float = DEFAULT_THRESHOLD,
     *,
     on_progress: StepProgress | None = None,
-) -> tuple[Plan, Replanned]:
+) -> tuple[Plan, Change]:
     """Improve a plan that has run: the profile is corrected by what was measured of it, and searched again.
 
     The plan stays as it is, with its prediction corrected, unless the best one saves more than ``threshold`` of it, or
-    it does not keep to what is demanded.
+    it does not keep to what is demanded. One whose machines share stages is compared with what `plan` would find now,
+    one of whole layers with others of whole layers.
 
     Raises:
-        PlanError: the current plan's stages do not fit the model's measured pieces, or are shared by machines, or the
-            machines have been profiled again since.
+        PlanError: the current plan's stages do not fit the model or its measured pieces, or the machines have been
+            profiled again since.
     """
-    shared = next((stage for stage in current.stages if stage.sharding), None)
-    if shared is not None:
-        raise PlanError(
-            f"{', '.join(shared.machines)} compute {shared.name} together, and plans are improved by measurements only "
-            "where machines compute whole layers; make a new plan, with refresh if the machines have changed"
-        )
     posed = pose(model, cluster, request, on_progress)
     if measured.profiled_at not in (None, posed.profile.measured_at):
         raise PlanError(
             "the machines have been profiled again since the measured plan was made, so what was measured says nothing "
             "about this profile; make a new plan"
         )
+    is_shared = any(stage.sharding for stage in current.stages)
     solved = stages_of_pieces(posed.profile, current.stages)
-    if solved is None:
+    if solved is None and not is_shared:
         raise PlanError(
             "the plan cuts through layers that run in one kernel, so what was measured of it says nothing about other "
             "cuts; make a new plan"
         )
-    corrections = corrections_of(measured)
-    profile = calibrated(posed.profile, corrections)
-    problem = _problem(model, cluster, profile, request)
-    found = replan(problem, solved, partial(solve, time_limit_seconds=request.time_limit_seconds), threshold)
+    profile = calibrated(posed.profile, corrections_of(measured))
+    posed = replace(posed, profile=profile, problem=_problem(model, cluster, profile, request))
+    if solved is None:
+        chosen, change = _shared_again(model, cluster, request, posed, current.stages, threshold, on_progress)
+    else:
+        chosen, change = _whole_again(model, request, posed, current.stages, solved, threshold)
+    plan = _plan(model, cluster, request.objective, "corrected by measurements", chosen.stages, chosen.prediction)
+    return with_codecs(model, cluster, plan, request, profile, chosen.predict_coded, on_progress), change
+
+
+def _whole_again(
+    model: Model,
+    request: PlanRequest,
+    posed: PosedProblem,
+    current: tuple[Stage, ...],
+    solved: Sequence[Stage],
+    threshold: float,
+) -> tuple[Choice, Change]:
+    """Of a plan of whole layers, whose stages are ``solved`` in pieces."""
+    found = replan(posed.problem, solved, partial(solve, time_limit_seconds=request.time_limit_seconds), threshold)
     chosen = with_turns(found.stages)
-    stages = stages_of_layers(model.graph, profile, chosen) if found.changed else current.stages
-    prediction = predict(problem, profile, found.best, chosen, corrections)
-    plan = _plan(model, cluster, request.objective, "corrected by measurements", stages, prediction)
-    predict_coded = partial(with_coded_links, prediction, problem, profile, chosen)
-    return with_codecs(model, cluster, plan, request, profile, predict_coded, on_progress), found
+    stages = stages_of_layers(model.graph, posed.profile, chosen) if found.change.changed else current
+    prediction = predict(posed.problem, posed.profile, found.best, chosen)
+    predict_coded = partial(with_coded_links, prediction, posed.problem, posed.profile, chosen)
+    return Choice(stages, prediction, predict_coded), found.change
+
+
+def _shared_again(
+    model: Model,
+    cluster: Cluster,
+    request: PlanRequest,
+    posed: PosedProblem,
+    current: tuple[Stage, ...],
+    threshold: float,
+    on_progress: StepProgress | None,
+) -> tuple[Choice, Change]:
+    """Of a plan of which machines share stages."""
+    looking = _considering(model, cluster, request, posed, on_progress)
+    keeps_demands = looking.keeps_demands(current)
+    best = _chosen(model, cluster, request, posed, on_progress)
+    now = looking.given(current, best.prediction.lower_bound_seconds)
+    change = change_to(best.prediction, now.prediction, posed.problem, threshold, keeps_demands=keeps_demands)
+    return (best if change.changed else now), change
 
 
 def _problem(model: Model, cluster: Cluster, profile: ClusterProfile, request: PlanRequest) -> Problem:

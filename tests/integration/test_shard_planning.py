@@ -16,8 +16,9 @@ from tests.models.torch_models import bert
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.planner.advice import one_machine_advice
+from tvm_split.planner.replanning import Measured
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import pose
+from tvm_split.planning import plan_again, pose
 
 A, B, C = "machine-a", "machine-b", "machine-c"
 IMAGE = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -107,6 +108,30 @@ def test_shares_are_by_speed_and_more_machines_share_more(convolutions: tvm_spli
     assert two.prediction is not None
     assert all_three.prediction is not None
     assert all_three.prediction.latency_seconds < two.prediction.latency_seconds
+
+
+def test_shares_follow_what_was_measured(convolutions: tvm_split.Model) -> None:
+    """A machine that is three times as slow as profiled gets less; what was learned is not learned twice."""
+    cluster = linked((Machine(A), Machine(B)), 1e12, 0.0)
+    request = PlanRequest(objective="latency", measure=False)
+    current = tvm_split.plan(convolutions, cluster, objective="latency", measure=False)
+    assert shared(current)
+    same, change = plan_again(convolutions, cluster, request, current, Measured({A: 1.0, B: 1.0}))
+    assert (change.changed, same.stages) == (False, current.stages)
+    slow = Measured({A: 1.0, B: 3.0})
+    better, change = plan_again(convolutions, cluster, request, current, slow)
+    assert change.changed
+    assert change.gain > 0.2
+    (first, *_) = [stage for stage in better.stages if stage.sharding]
+    assert dict(zip(first.machines, first.shares, strict=True))[A] == pytest.approx(0.75, abs=0.08)
+    assert better.prediction is not None
+    assert dict(better.prediction.corrections.compute_ratios) == {A: 1.0, B: 3.0}
+    again, change = plan_again(convolutions, cluster, request, better, slow)
+    assert (change.changed, again.stages) == (False, better.stages)
+    pinned = dataclasses.replace(request, pins=(("0", B),))
+    moved, change = plan_again(convolutions, cluster, pinned, better, slow)
+    assert change.changed
+    assert next(stage for stage in moved.stages if "0" in stage.layers).machines == (B,)
 
 
 def test_pins_hold_in_shared_plans(convolutions: tvm_split.Model) -> None:

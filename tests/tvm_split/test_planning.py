@@ -14,7 +14,7 @@ from tests.models.small_onnx_model import small_model
 from tests.models.torch_graphs import SeveralOutputs, Skip, TwoInputs
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import OneMachineWarning, PlanError
-from tvm_split.planner.prediction import Corrections
+from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replanning import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import plan_again, plan_as_requested, pose, predict_stages
@@ -215,7 +215,7 @@ def test_what_cannot_be_improved(wide):
         plan_again(wide, cluster, PlanRequest(profile=profile), lost, Measured({A: 2.0}))
 
 
-def test_plans_with_shards_are_predicted_and_not_improved(wide):
+def test_plans_with_shards_are_predicted_by_a_profile(wide):
     cluster = tvm_split.Cluster.local(workers=2)
     profile = pose(wide, cluster, PlanRequest(measure=False)).profile
     shards = [tvm_split.Shard("0", "1", "channels", {A: 0.5, B: 0.5})]
@@ -223,8 +223,6 @@ def test_plans_with_shards_are_predicted_and_not_improved(wide):
     assert planned.prediction.method.startswith("given")
     assert planned.prediction.lower_bound_seconds <= planned.prediction.period_seconds
     assert predict_stages(wide, cluster, profile, "throughput", planned.stages) is None
-    with pytest.raises(PlanError, match=r"machine-a, machine-b compute stage_0 together, .* make a new plan"):
-        plan_again(wide, cluster, PlanRequest(profile=profile), planned, Measured({A: 2.0}))
 
 
 def test_corrections_travel_in_the_plan_file(wide, tmp_path):

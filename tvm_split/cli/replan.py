@@ -39,11 +39,11 @@ def replan(
     loaded = shapes.load(model)
     found = read_measured(measured, loaded.name)
     asked = request.request(model, loaded, machines)
-    better, replanned = plan_again(loaded, machines, asked, current, found, threshold)
-    if not replanned.changed:
-        print_note(f"the plan stays: another gains {replanned.gain:.1%}, no more than {threshold:.1%}")
-    elif replanned.gain > threshold:
-        print_note(f"the plan changes: it gains {replanned.gain:.1%}, more than the threshold of {threshold:.1%}")
+    better, change = plan_again(loaded, machines, asked, current, found, threshold)
+    if not change.changed:
+        print_note(f"the plan stays: another gains {change.gain:.1%}, no more than {threshold:.1%}")
+    elif change.gain > threshold:
+        print_note(f"the plan changes: it gains {change.gain:.1%}, more than the threshold of {threshold:.1%}")
     else:
-        print_note(f"the plan changes: the old one does not keep to what is demanded (gain: {replanned.gain:.1%})")
+        print_note(f"the plan changes: the old one does not keep to what is demanded (gain: {change.gain:.1%})")
     shown.show(model, loaded, better, len(machines.machines))

@@ -22,7 +22,8 @@ from tvm_split.deployment.report_advice import advice_for
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.prediction import Corrections, LinkPrediction, MachinePrediction, Prediction
+from tvm_split.planner.prediction import LinkPrediction, MachinePrediction, Prediction
+from tvm_split.planner.profile import Corrections
 from tvm_split.rpc_runtime.program.codec import Codec
 from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from tvm_split.rpc_runtime.program.program import Program, Route, StageSpec

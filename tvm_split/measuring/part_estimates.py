@@ -51,9 +51,11 @@ class PartEstimates:
 
     An operation of a part takes the time of its layer's piece times its share of the piece's work, both by the roofline
     of `planner.cost`: so rows that two machines compute count twice, and slices and joins by their bytes.
+    ``corrections`` has, by machine, how many times as long as it was profiled it takes, which is in the estimates.
     """
 
     def __init__(self, model: Model, profile: ClusterProfile) -> None:
+        self.corrections = dict(profile.corrections.compute_ratios)
         self._model = model
         self._hosts = {each.machine: each.hostname for each in profile.machines}
         piece_of = {layer: piece for piece in profile.pieces for layer in piece.layers}

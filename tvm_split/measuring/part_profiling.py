@@ -57,7 +57,7 @@ def profile_parts(
     return tuple(
         PlanParts(
             tuple(
-                _timed(each, part, seconds[part.machine], estimates.in_company(each.plan, origin, part.machine))
+                _timed(each, part, seconds[part.machine], estimates, origin)
                 for part, origin in zip(estimates.parts(each.placed, each.plan), each.placed.origins, strict=True)
             ),
             deliveries_of(each.placed),
@@ -122,13 +122,14 @@ def _code(plans: Sequence[_ScheduledPlan], wanted: MachineFacts) -> TargetCode:
     return TargetCode(wanted.target, tuple(calls), functions, weight_bytes)
 
 
-def _timed(scheduled: _ScheduledPlan, part: Part, seconds: CallSeconds, in_company: bool) -> Part:
+def _timed(scheduled: _ScheduledPlan, part: Part, seconds: CallSeconds, estimates: PartEstimates, origin: int) -> Part:
     calls = scheduled.calls_of(part.name).calls
-    found = seconds.of(calls)
+    found, correction = seconds.of(calls), estimates.corrections.get(part.machine, 1.0)
+    together = estimates.in_company(scheduled.plan, origin, part.machine)
     return replace(
         part,
-        seconds=found.seconds,
-        together_seconds=found.contended_seconds if in_company else found.seconds,
+        seconds=found.seconds * correction,
+        together_seconds=(found.contended_seconds if together else found.seconds) * correction,
         origin=found.origin,
         weight_bytes=float(shared_weight_bytes(calls)),
         activation_bytes=float(max((call.activation_bytes for call in calls), default=0)),

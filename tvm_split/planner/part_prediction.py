@@ -69,6 +69,7 @@ def predict_parts(
         links=with_coded_bytes(links, coded or {}),
         baselines=compared_baselines(problem, layers_of, evaluation),
         alternatives=certificate.alternatives,
+        corrections=profile.corrections,
         doubts=profile.doubts,
     )
 

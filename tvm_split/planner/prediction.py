@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
@@ -20,7 +20,7 @@ from tvm_split.planner.problem import (
     gap_of,
     objective_seconds,
 )
-from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.profile import ClusterProfile, Corrections
 from tvm_split.planner.search import evaluate, is_possible
 from tvm_split.planner.search.evaluate import crossings_of, placed
 from tvm_split.planner.search.instance import TOLERANCE, instance_of
@@ -87,18 +87,6 @@ class ComparedPlan:
 
 
 @dataclass(frozen=True)
-class Corrections:
-    """What runs have said of a profile since it was measured.
-
-    ``compute_ratios`` as (machine, how many times as long as profiled it computes), ``link_speeds`` as (source,
-    destination, bytes a second).
-    """
-
-    compute_ratios: tuple[tuple[str, float], ...] = ()
-    link_speeds: tuple[tuple[str, str, float], ...] = ()
-
-
-@dataclass(frozen=True)
 class Prediction:
     """What is expected of a plan, and its certificate.
 
@@ -133,7 +121,7 @@ class Prediction:
     links: tuple[LinkPrediction, ...]
     baselines: tuple[ComparedPlan, ...] = ()
     alternatives: tuple[ComparedPlan, ...] = ()
-    corrections: Corrections = Corrections()
+    corrections: Corrections = field(default_factory=Corrections)
     doubts: tuple[str, ...] = ()
 
     @property
@@ -147,12 +135,10 @@ def predict(
     profile: ClusterProfile,
     best: Solution,
     stages: Sequence[Stage] | None = None,
-    corrections: Corrections = Corrections(),
 ) -> Prediction:
     """The prediction of the best plan found, with baselines and alternatives beside it.
 
-    With ``stages`` that of another plan, measured by the best one's lower bound. ``corrections`` are those that are in
-    the numbers already.
+    With ``stages`` that of another plan, measured by the best one's lower bound.
 
     Raises:
         PlanError: the stages do not fit the problem.
@@ -178,7 +164,7 @@ def predict(
         links=links,
         baselines=compared_baselines(problem, layers_of, evaluation),
         alternatives=tuple(_compared(each.name, each.stages, layers_of, each, each.why) for each in best.alternatives),
-        corrections=corrections,
+        corrections=profile.corrections,
         doubts=(*profile.doubts, *_contradictions(stages, period, latency)),
     )
 

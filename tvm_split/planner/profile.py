@@ -88,10 +88,23 @@ class LinkProfile:
 
 
 @dataclass(frozen=True)
+class Corrections:
+    """What runs have said of a profile since it was measured.
+
+    ``compute_ratios`` as (machine, how many times as long as profiled it computes), ``link_speeds`` as (source,
+    destination, bytes a second).
+    """
+
+    compute_ratios: tuple[tuple[str, float], ...] = ()
+    link_speeds: tuple[tuple[str, str, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class ClusterProfile:
     """A model on a cluster. ``model_digest`` says which model and micro-batch size this is for.
 
     ``doubts`` says in words which measurements contradict themselves or each other, although they were repeated.
+    ``corrections`` are in the pieces' times and the links' speeds already.
     """
 
     model: str
@@ -100,6 +113,7 @@ class ClusterProfile:
     machines: tuple[MachineProfile, ...]
     links: tuple[LinkProfile, ...]
     doubts: tuple[str, ...] = ()
+    corrections: Corrections = Corrections()
 
     @property
     def measured_at(self) -> float:

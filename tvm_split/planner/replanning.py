@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tvm_split.planner.prediction import Corrections
-from tvm_split.planner.problem import Evaluation, Problem, Solution, Stage, objective_seconds
-from tvm_split.planner.profile import ClusterProfile, MachineProfile, PieceTime
+from tvm_split.planner.problem import Evaluation, Problem, Solution, Stage, Timed, objective_seconds
+from tvm_split.planner.profile import ClusterProfile, Corrections, MachineProfile, PieceTime
 from tvm_split.planner.search import evaluate, keeps_demands
 
 DEFAULT_THRESHOLD = 0.05
@@ -29,14 +28,21 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Replanned:
-    """The stages to run from now on. ``gain`` is the share of the old value that the best plan would save."""
+class Change:
+    """Whether a plan is changed; ``gain`` is the share of its value that the best one would save."""
 
     changed: bool
+    gain: float
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """The stages to run from now on."""
+
+    change: Change
     stages: tuple[Stage, ...]
     evaluation: Evaluation
     best: Solution
-    gain: float
 
 
 def corrections_of(measured: Measured) -> Corrections:
@@ -70,6 +76,7 @@ def calibrated(profile: ClusterProfile, corrections: Corrections) -> ClusterProf
             )
             for each in profile.links
         ),
+        corrections=corrections,
     )
 
 
@@ -89,10 +96,17 @@ def replan(
     """
     now = evaluate(problem, current)
     best = solve(problem)
-    gain = 1.0 - objective_seconds(problem.objective, best.evaluation) / objective_seconds(problem.objective, now)
-    if gain > threshold or not keeps_demands(problem, current):
-        return Replanned(True, best.stages, best.evaluation, best, gain)
-    return Replanned(False, tuple(current), now, best, max(0.0, gain))
+    change = change_to(best.evaluation, now, problem, threshold, keeps_demands=keeps_demands(problem, current))
+    if change.changed:
+        return Replanned(change, best.stages, best.evaluation, best)
+    return Replanned(change, tuple(current), now, best)
+
+
+def change_to(best: Timed, now: Timed, problem: Problem, threshold: float, *, keeps_demands: bool) -> Change:
+    """Whether a plan that does ``now``, and may break a demand, is changed to the best one."""
+    gain = 1.0 - objective_seconds(problem.objective, best) / objective_seconds(problem.objective, now)
+    changed = gain > threshold or not keeps_demands
+    return Change(changed, gain if changed else max(0.0, gain))
 
 
 def _scaled(machine: MachineProfile, ratio: float) -> MachineProfile:

@@ -58,6 +58,10 @@ class ShardChoice:
         bound = min(best_bound_seconds, division_bound(self._problem))
         return self._chosen(found, Certificate(bound, f"given; the bound is of {DIVIDED}"))
 
+    def keeps_demands(self, stages: tuple[Stage, ...]) -> bool:
+        """Whether stages, some of them shared, keep to what is demanded, as far as estimates say it."""
+        return self._looking.keeps_demands(self._looking.estimated(stages))
+
     def beside(self, whole: Choice | None, refusal: PlanError | None = None) -> Choice:
         """The better of the best plan of whole layers and the best found with shared ones.
 

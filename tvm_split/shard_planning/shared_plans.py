@@ -91,7 +91,9 @@ class SharedPlans:
         self._make_plan = make_plan
         self._links = {(link.source, link.destination): link for link in problem.links}
         self._estimates = PartEstimates(model, profile)
-        self._blocks = blocks_of(model.graph, profile, _forbidden(problem))
+        forbidden = _forbidden(problem)
+        self._forbidden = {layer: forbidden[piece.name] for piece in profile.pieces for layer in piece.layers}
+        self._blocks = blocks_of(model.graph, profile, forbidden)
         self._block_of = {layer: number for number, block in enumerate(self._blocks) for layer in block.layers}
 
     def estimated(self, stages: tuple[Stage, ...]) -> SharedPlan:
@@ -140,16 +142,20 @@ class SharedPlans:
 
     def kept(self, plans: Iterable[SharedPlan]) -> tuple[SharedPlan, ...]:
         """Those that keep to what is demanded."""
-        return tuple(each for each in plans if self._keeps_demands(each))
+        return tuple(each for each in plans if self.keeps_demands(each))
 
     def _value(self, plan: SharedPlan) -> float:
         return objective_seconds(self._problem.objective, plan.evaluation)
 
-    def _keeps_demands(self, plan: SharedPlan) -> bool:
+    def keeps_demands(self, plan: SharedPlan) -> bool:
+        """Whether a plan fits the memory, and keeps to pins, numbers of stages and machines, and limits."""
         problem, evaluation = self._problem, plan.evaluation
+        pairs = {(layer, machine) for stage in plan.stages for layer in stage.layers for machine in stage.machines}
         return (
             lack_of_memory(problem, evaluation) == 0
             and problem.stages in (None, len(plan.stages))
+            and len({machine for _, machine in pairs}) <= (problem.maximum_machines or len(problem.machines))
+            and not any(machine in self._forbidden.get(layer, ()) for layer, machine in pairs)
             and within_limits(problem, evaluation)
         )
 

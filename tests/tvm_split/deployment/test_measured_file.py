@@ -12,7 +12,8 @@ from tvm_split.deployment.deployment_report import report_of
 from tvm_split.deployment.measured_file import read_measured
 from tvm_split.deployment.run_times import Window
 from tvm_split.errors import PlanError
-from tvm_split.planner.prediction import Corrections, LinkPrediction
+from tvm_split.planner.prediction import LinkPrediction
+from tvm_split.planner.profile import Corrections
 
 SLOW = dataclasses.replace(streamed(), streams=(Window(0, 240 * MILLISECOND, 20),))
 """A result every 12 ms, where 10 are predicted."""

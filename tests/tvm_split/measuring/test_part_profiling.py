@@ -7,6 +7,12 @@ import torch
 
 import tvm_split
 from tests.models.torch_models import vgg
+from tvm_split.measuring.part_estimates import PartEstimates
+from tvm_split.measuring.part_profiling import profile_parts
+from tvm_split.planner.profile import Corrections
+from tvm_split.planner.replanning import calibrated
+from tvm_split.planner.request import PlanRequest
+from tvm_split.planning import pose
 
 A, B = "machine-a", "machine-b"
 pytestmark = pytest.mark.usefixtures("busy_machine")
@@ -28,3 +34,13 @@ def test_parts_are_timed_in_their_own_shapes_on_workers(three_workers: tvm_split
     assert all(each.predicted for each in sizes.values())
     crossing = [each.tensor.size_bytes for each in bundle.program.routes if (each.source, each.destination) == (A, B)]
     assert sizes[A, B].predicted == sum(crossing)
+    # What runs have said of a machine since it was profiled counts for parts, too.
+    profile = pose(model, three_workers, PlanRequest()).profile
+    corrections = (Corrections(), Corrections(((A, 2.0),)))
+    estimates = [PartEstimates(model, calibrated(profile, each)) for each in corrections]
+    plain, slower = (profile_parts(model, [found], three_workers, each)[0].parts for each in estimates)
+    assert {each.machine for each in plain} == {A, B}
+    for before, after in zip(plain, slower, strict=True):
+        factor = 2.0 if before.machine == A else 1.0
+        assert after.seconds == pytest.approx(factor * before.seconds)
+        assert after.together_seconds == pytest.approx(factor * before.together_seconds)

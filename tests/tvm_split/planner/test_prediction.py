@@ -10,9 +10,9 @@ from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import ONE_MACHINE
-from tvm_split.planner.prediction import CodedLink, Corrections, compared_baselines, predict, with_coded_links
+from tvm_split.planner.prediction import CodedLink, compared_baselines, predict, with_coded_links
 from tvm_split.planner.problem import Stage
-from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
+from tvm_split.planner.profile import ClusterProfile, Corrections, MachineProfile, ModelPiece, PieceTime, StreamingCost
 from tvm_split.planner.search import evaluate, solve
 
 FAST = {"bytes_per_second": 1e9, "latency_seconds": 1e-4}

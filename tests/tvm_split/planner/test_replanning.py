@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile
-from tvm_split.planner.prediction import Corrections
 from tvm_split.planner.problem import Stage
+from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replanning import Measured, calibrated, corrections_of, replan
 from tvm_split.planner.search import evaluate, solve
 
@@ -42,9 +42,9 @@ def test_corrections_add_up_and_outlive_idleness():
 def test_a_slow_machine_gets_less():
     problem = chain_problem(calibrated(PROFILE, corrections_of(Measured({A: 2.0}))))
     found = replan(problem, HALVES, solve)
-    assert found.changed
+    assert found.change.changed
     assert [len(stage.layers) for stage in found.stages if stage.machines == (A,)] == [2]
-    assert found.gain == pytest.approx(1 - 8 / 12)
+    assert found.change.gain == pytest.approx(1 - 8 / 12)
 
 
 ratios = st.fixed_dictionaries({A: st.floats(0.2, 5.0), B: st.floats(0.2, 5.0)})
@@ -66,13 +66,13 @@ def test_never_for_a_gain_below_the_threshold_and_never_twice(factors, case, thr
     found = replan(problem, current, partial(solve, time_limit_seconds=5.0), threshold)
     after = evaluate(problem, found.stages).period_seconds
     assert after == pytest.approx(found.evaluation.period_seconds)
-    if found.changed:
+    if found.change.changed:
         assert after < before * (1 - threshold)
     else:
         assert found.stages == current
         assert found.best.evaluation.period_seconds >= before * (1 - threshold) - 1e-12
     again = replan(problem, found.stages, solve, threshold)
-    assert not again.changed
+    assert not again.change.changed
     assert again.stages == found.stages
 
 
@@ -91,7 +91,7 @@ def test_plans_do_not_take_turns(truth, case):
         )
         corrections = corrections_of(measured)
         found = replan(chain_problem(calibrated(PROFILE, corrections)), current, solve)
-        seen.append(found.changed)
+        seen.append(found.change.changed)
         current = found.stages
     assert seen[2:] == [False] * 4
 
@@ -99,15 +99,15 @@ def test_plans_do_not_take_turns(truth, case):
 def test_a_plan_that_breaks_a_demand_is_changed_whatever_that_gains():
     problem = chain_problem(PROFILE, pins=(("layer_0", B),))
     found = replan(problem, HALVES, solve)
-    assert found.changed
+    assert found.change.changed
     assert found.stages[0].machines == (B,)
-    assert not replan(problem, found.stages, solve).changed
+    assert not replan(problem, found.stages, solve).change.changed
 
 
 def test_latency_counts_where_it_is_the_objective():
     problem = chain_problem(PROFILE, "latency")
     found = replan(problem, HALVES, solve, 0.0)
-    assert found.changed
+    assert found.change.changed
     assert len(found.stages) == 1
-    assert not replan(problem, HALVES, solve, 0.05).changed  # one link of 0.1 ms less is no 5 %
+    assert not replan(problem, HALVES, solve, 0.05).change.changed  # one link of 0.1 ms less is no 5 %
     assert replan(dataclasses.replace(problem, objective="throughput"), HALVES, solve, 0.0).stages == HALVES
