@@ -156,6 +156,32 @@ def test_what_fits_on_no_machine_is_shared() -> None:
             tvm_split.plan(model, small, objective=objective, measure=False, consider_shards=False)  # type: ignore[arg-type]
 
 
+def test_what_fits_on_no_machine_runs_on_three(three_workers: tvm_split.Cluster) -> None:
+    """Of 4 MB of weights, in machines of 1.9 MB: as planning finds by itself, and by hand."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 4)).eval()
+    x = torch.randn(1, 1000)
+    model = tvm_split.load_model(network, (x,))
+    endpoints = three_workers.endpoints()
+    machines = tuple(Machine(name, memory_bytes=1_900_000, endpoint=endpoints[name]) for name in (A, B, C))
+    small = Cluster("remote", machines)
+    by_hand = [tvm_split.Shard("0", "2", "channels", {A: 0.4, B: 0.3, C: 0.3})]
+    for planned in (
+        tvm_split.plan(model, small, measure=False),
+        tvm_split.plan(model, small, shards=by_hand),
+    ):
+        assert shared(planned) == [(A, B, C)]
+        with tvm_split.deploy(tvm_split.compile(model, planned), small) as deployment, torch.no_grad():
+            (y,) = deployment.run(x)
+            np.testing.assert_allclose(y, network(x).numpy(), rtol=1e-4, atol=1e-5)
+            held = deployment.stats().weight_bytes
+        assert held.keys() == {A, B, C}
+        assert max(held.values()) < 1_900_000
+    alone = tvm_split.plan(model, small, split={A: ["0"]})
+    with pytest.raises(tvm_split.ClusterError, match=r"'machine-a' needs 0.004 GB .* but has 0.002 GB; move layers"):
+        tvm_split.deploy(tvm_split.compile(model, alone, verify=False), small)
+
+
 def test_shards_by_hand_are_predicted_where_that_is_asked_for(convolutions: tvm_split.Model, tmp_path: Path) -> None:
     cluster = Cluster.in_process(machines=2, threads=1)
     shards = [tvm_split.Shard("0", "7", "rows", {A: 0.5, B: 0.5})]
