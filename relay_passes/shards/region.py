@@ -109,7 +109,8 @@ def bounds(total: int, shares: Sequence[float], unit: int = 1) -> tuple[tuple[in
     found = tuple(zip((0, *ends), ends, strict=False))
     for (begin, end), share in zip(found, shares, strict=True):
         if begin >= end:
-            raise ValueError(f"a share of {share:g} of {total} in units of {unit} is nothing")
+            units = f" in units of {unit}" if unit > 1 else ""
+            raise ValueError(f"a share of {share:g} of {total}{units} is nothing")
     return found
 
 

@@ -79,8 +79,8 @@ def split_values(writer: RegionWriter, outside_axes: Mapping[str, int], axis_nam
         axes[name] = values[name].axis
     if not any(value.rule for value in values.values()):
         raise ShardError(
-            f"nothing from {writer.region.names[0]!r} to {writer.region.names[-1]!r} has {axis_name} that could be"
-            " split: no value before it has that axis with more than one index; choose another axis, or other layers"
+            f"nothing from {writer.region.names[0]!r} to {writer.region.names[-1]!r} can be split along {axis_name}:"
+            " no value before it has that axis with more than one index; choose another axis, or other layers"
         )
     return values
 

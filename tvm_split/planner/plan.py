@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.codec_choice import PlannedCodec
@@ -18,6 +19,8 @@ from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Sharding
 
 FORMAT = "tvm-split plan"
 VERSION = 1
+LONGEST_SHOWN = 60
+"""Characters of a value that a message says."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,15 @@ def _stage_content(stage: Stage) -> dict[str, Any]:
 
 
 def _problems(error: ValidationError, where: str) -> str:
-    return "\n".join(f"{where}{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+    return "\n".join(
+        f"{where}{'.'.join(map(str, each['loc']))}: {each['msg']}{_given(each)}" for each in error.errors()
+    )
+
+
+def _given(problem: ErrorDetails) -> str:
+    """The value that stands there, if it is a short one."""
+    value = problem["input"]
+    return f" (it is {value!r})" if isinstance(value, str | int | float) and len(repr(value)) < LONGEST_SHOWN else ""
 
 
 def _digest(stages: Sequence[Stage], codecs: Sequence[PlannedCodec]) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
+from numbers import Real
 from typing import get_args
 
 from tvm_split.errors import PlanError
@@ -67,8 +68,8 @@ def _check(shard: Shard, machine_names: Sequence[str]) -> None:
     if len(shard.shares) < 2:
         raise PlanError(f"{shard} has {len(shard.shares)} machine; give shares to at least two, or leave the shard out")
     for machine, share in shard.shares.items():
-        if not (math.isfinite(share) and share > 0):
-            raise PlanError(f"{shard} gives {machine!r} a share of {share:g}; leave it out, or give it more than 0")
+        if not (isinstance(share, Real) and math.isfinite(share) and share > 0):
+            raise PlanError(f"{shard} gives {machine!r} a share of {share!r}; leave it out, or give it more than 0")
     whole = sum(shard.shares.values())
     if abs(whole - 1) > SHARES_TOLERANCE:
         raise PlanError(f"the shares of {shard} add up to {whole:g}; they are parts of the whole, so make them 1")

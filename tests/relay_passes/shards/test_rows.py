@@ -311,8 +311,8 @@ def test_what_cannot_be_split_is_refused() -> None:
         return str(caught.value)
 
     said = refusal((0.95, 0.05))
-    assert "'conv2' has 6 rows for 2 machines: a share of 0.05 of 6 in units of 1 is nothing; take fewer mach" in said
-    assert "nothing from 'conv1' to 'conv2' has batch that could be split" in refusal((0.5, 0.5), axis=0)
+    assert "'conv2' has 6 rows for 2 machines: a share of 0.05 of 6 is nothing; take fewer mach" in said
+    assert "nothing from 'conv1' to 'conv2' can be split along batch" in refusal((0.5, 0.5), axis=0)
     assert "exchange is 'fused', 'each' or names of variables, not 'all'" in refusal((0.5, 0.5), "all")
     assert "['before'] cannot be exchanged" in refusal((0.5, 0.5), ["before", "relu"])
     with pytest.raises(ValueError, match=r"along the axes \[0, 2, 3\], not 1"):

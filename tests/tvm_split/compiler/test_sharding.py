@@ -232,14 +232,14 @@ def test_the_stages_are_cut_like_any_others() -> None:
     [
         (
             shared("rows", "conv1", "relu", "conv2", "last", shares={A: 0.99, B: 0.01}),
-            "'last' has 8 rows for 2 machines: a share of 0.01 .*; take fewer machines or more even shares",
+            "'last' has 8 rows for 2 machines: a share of 0.01 of 8 is nothing; take fewer machines or more even",
         ),
         (
             shared("channels", "conv1", "relu", "conv2", "last", shares={A: 0.9, B: 0.1}),
             "'conv1' .* has 4 output channels, too few for 2 machines with shares 0.9 / 0.1: take fewer",
         ),
         (shared("heads", "conv1", "relu", "conv2", "last"), "no attention's heads to deal out: use axis 'channels'"),
-        (shared("batch", "conv1", "relu", "conv2", "last"), "has batch that could be split: .* choose another axis"),
+        (shared("batch", "conv1", "relu", "conv2", "last"), "'last' can be split along batch: .* choose another axis"),
     ],
 )
 def test_what_cannot_be_shared_says_what_to_do(stage: Stage, message: str) -> None:

@@ -103,10 +103,11 @@ def test_tables_make_no_stage_of_their_own() -> None:
         ([shard("conv", "fc")], "'conv', which the model does not have"),
         ([shard("conv1", "fc", {A: 1.0})], "has 1 machine; give shares to at least two, or leave the shard out"),
         ([shard("conv1", "fc", {})], "has 0 machine"),
-        ([shard("conv1", "fc", {A: 1.0, B: 0.0})], "gives 'machine-b' a share of 0; leave it out"),
+        ([shard("conv1", "fc", {A: 1.0, B: 0.0})], "gives 'machine-b' a share of 0.0; leave it out"),
         ([shard("conv1", "fc", {A: 1.5, B: -0.5})], "gives 'machine-b' a share of -0.5"),
         ([shard("conv1", "fc", {A: 0.5, B: math.nan})], "gives 'machine-b' a share of nan"),
         ([shard("conv1", "fc", {A: 0.5, B: math.inf})], "gives 'machine-b' a share of inf"),
+        ([shard("conv1", "fc", {A: 0.5, B: "0.5"})], "gives 'machine-b' a share of '0.5'"),  # type: ignore[dict-item]
         ([shard("conv1", "fc", {A: 0.5, B: 0.4})], "the shares of .* add up to 0.9; .* make them 1"),
         ([shard("conv1", "fc", {A: 60, B: 40})], "add up to 100"),
         (
