@@ -15,6 +15,7 @@ from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded, with_codecs
 from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.model import Model
+from tvm_split.planner.alike import with_alike_counted
 from tvm_split.planner.by_hand import named, stages_by_hand
 from tvm_split.planner.cost import estimated_seconds
 from tvm_split.planner.equal_cost import stages_of_equal_cost
@@ -261,6 +262,7 @@ def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: Step
             model, cluster, database=request.database, refresh=request.refresh, on_progress=on_progress
         )
         profile = found.profile
+    profile = with_alike_counted(profile)
     return PosedProblem(profile, _problem(model, cluster, profile, request), origin)
 
 

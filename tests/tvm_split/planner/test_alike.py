@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from tests.helpers.planner.profiles import chain_problem, chain_profile
+from tvm_split.planner.alike import with_alike_counted
+from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.search import solve
+from tvm_split.planner.search.instance import instance_of
+from tvm_split.planner.search.machine_classes import machine_classes
+
+
+def scattered(slowness: Sequence[float], noise: float = 0.02) -> ClusterProfile:
+    """Twelve pieces on machines that are so slow, and links of two sites; each value was measured with some noise."""
+    generator = random.Random(7)
+
+    def measured(value: float) -> float:
+        return value * generator.uniform(1 - noise, 1 + noise)
+
+    profile = chain_profile(
+        {f"machine-{index}": [measured(0.01 * each) for _ in range(12)] for index, each in enumerate(slowness)}
+    )
+    sites = {each.machine: index % 2 for index, each in enumerate(profile.machines)}
+    return replace(
+        profile,
+        links=tuple(
+            replace(
+                each,
+                bytes_per_second=measured(1e9 if sites.get(each.source) == sites.get(each.destination) else 1e8),
+                latency_seconds=measured(1e-3),
+            )
+            for each in profile.links
+        ),
+    )
+
+
+def classes_of(profile: ClusterProfile) -> tuple[tuple[int, ...], ...]:
+    return machine_classes(instance_of(chain_problem(profile)))
+
+
+def test_machines_that_scatter_are_counted_by_kind_and_site() -> None:
+    """Two kinds at two sites, eight of each kind."""
+    profile = scattered([1.0] * 8 + [3.0] * 8)
+    assert len(classes_of(profile)) == 16
+    assert [len(members) for members in classes_of(with_alike_counted(profile))] == [4, 4, 4, 4]
+
+
+def test_sixteen_alike_workers_are_planned_exactly() -> None:
+    profile = with_alike_counted(scattered([1.0] * 16))
+    found = solve(chain_problem(profile, stages=12), time_limit_seconds=2.0)
+    assert found.gap == 0.0
+    assert len(found.stages) == 12
+
+
+def test_means_stand_for_what_was_measured() -> None:
+    profile = scattered([1.0] * 9)
+    counted = with_alike_counted(profile)
+    name = profile.pieces[0].name
+    mean = sum(each.pieces[name].seconds for each in profile.machines) / 9
+    assert all(each.pieces[name].seconds == pytest.approx(mean) for each in counted.machines)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"threads": 2}, {"target": {"kind": "llvm", "mcpu": "znver4"}}, {"memory_free_bytes": 8e9}]
+)
+def test_other_machines_are_no_kin(changes: dict[str, object]) -> None:
+    profile = scattered([1.0] * 10)
+    first, *others = profile.machines
+    other = replace(profile, machines=(replace(first, **changes), *others))  # type: ignore[arg-type]
+    assert with_alike_counted(other).machines[0].pieces == first.pieces
+
+
+def test_few_machines_are_searched_as_measured() -> None:
+    profile = scattered([1.0] * 8)
+    assert with_alike_counted(profile) is profile
