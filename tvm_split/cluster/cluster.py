@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from pathlib import Path
+from string import ascii_lowercase
 from types import TracebackType
 from typing import Literal
 
@@ -19,6 +21,8 @@ from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 ClusterKind = Literal["local", "remote", "in_process"]
+MOST_ON_THIS_HOST = 26 + 26 * 26
+"""Machines with one or two letters."""
 
 
 @dataclass
@@ -156,9 +160,11 @@ def usable_cores() -> int:
 
 
 def _lettered_machines(count: int, threads: int) -> tuple[Machine, ...]:
-    if not 1 <= count <= 26:
-        raise ClusterError(f"a cluster on this host can have 1 to 26 machines, not {count}")
-    return tuple(Machine(f"machine-{chr(ord('a') + index)}", threads) for index in range(count))
+    """``machine-a`` to ``machine-z``, then ``machine-aa``, ``machine-ab``, …: the columns of a spreadsheet."""
+    if not 1 <= count <= MOST_ON_THIS_HOST:
+        raise ClusterError(f"a cluster on this host can have 1 to {MOST_ON_THIS_HOST} machines, not {count}")
+    letters = (word for length in (1, 2) for word in product(ascii_lowercase, repeat=length))
+    return tuple(Machine(f"machine-{''.join(word)}", threads) for word in islice(letters, count))
 
 
 def _require_endpoint(machine: Machine) -> WorkerEndpoint:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from tvm_split.measuring.link_samples import (
 )
 from tvm_split.measuring.link_store import MachineProbe, PairProbe, StreamProbe, link_store
 from tvm_split.measuring.probe_programs import ProbePrograms
+from tvm_split.measuring.spot_checks import SpotChecked, first_of, spot_checked
 from tvm_split.measuring.stream_probing import probe_streams
 from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
@@ -47,6 +48,8 @@ FEWEST, MOST = 3, 60
 HOPELESS_SECONDS = 0.5
 """A run that takes longer is not repeated."""
 PARALLEL_PAIRS = 4
+ALIKE_SECONDS = 2e-4
+"""By which times of alike machines and links may part however short they are: what waking threads varies by."""
 HANDED_OVER_BYTES_PER_SECOND = 1e12
 """Of the links in an in-process cluster, where tensors are handed over by reference."""
 
@@ -76,7 +79,8 @@ def probe_links(
     """Measure every link between two machines, or a machine and the client, and what transfers cost each machine.
 
     Links whose speed the cluster gives are believed. Fast links take some tenths of a second, slow ones a few seconds;
-    pairs that share no machine and no host are measured at the same time.
+    pairs that share no machine and no host are measured at the same time. Of machines of one host, as many cores and
+    threads, and of links between such, two are measured, and all only where these disagree; the others are estimated.
 
     Args:
         sizes_bytes: of the tensors that may cross.
@@ -134,8 +138,46 @@ class _Probing:
         names = self._cluster.machine_names
         pairs = [(a, b) for a in names for b in names if a != b and self._is_measured(a, b)]
         hosts = self._busy_hosts()
-        rounds = list(_rounds(pairs, {name: worker.hostname for name, worker in self._workers.items()}))
-        self._steps.total = len(names) + len(rounds) + len(hosts)
+        place_of, kind_of = self._place_of, self._kind_of_pair
+        self._steps.total = len(first_of(names, place_of)) + len(self._rounds(first_of(pairs, kind_of))) + len(hosts)
+        machines = spot_checked(names, place_of, self._probe_machines, _agree_on_machines)
+        measured = spot_checked(pairs, kind_of, partial(self._probe_pairs, machines.values), _agree_on_pairs)
+        costs = dict.fromkeys(names, StreamingCost())
+        waking = dict.fromkeys(names, 0.0)
+        doubts: list[str] = []
+        for host in hosts:
+            self._steps.begin(f"streams through {', '.join(host)}")
+            probed = {name: self._probed_stream([name]) for name in first_of(host, place_of)}
+            in_company = self._probed_stream(host) if len(host) > 1 else probed[host[0]]
+            doubts += (doubt for stream in (*probed.values(), in_company) for doubt in stream.doubts)
+            like = {place_of(name): stream.samples[name] for name, stream in probed.items()}
+            alone = {name: probed[name].samples[name] if name in probed else like[place_of(name)] for name in host}
+            for name in host:
+                own, shared = stream_cost(alone[name]), stream_cost(in_company.samples[name])
+                # The stages take one tensor in and send one out. Company never helps: what says so is noise.
+                costs[name] = StreamingCost(
+                    transfer_seconds=max(shared.seconds, own.seconds) / 2,
+                    transfer_seconds_per_byte=machines.values[name].seconds_per_byte,
+                    ratio=max(shared.ratio, own.ratio),
+                    alone_transfer_seconds=own.seconds / 2,
+                    alone_ratio=own.ratio,
+                )
+                waking[name] = waking_seconds(alone[name], machines.values[name].round_trip_seconds)
+        self._steps.done()
+        return LinkProbe(tuple(self._links(machines, measured, waking)), costs, tuple(dict.fromkeys(doubts)))
+
+    def _place_of(self, name: str) -> Hashable:
+        """What machines have in common whose ways to the client are alike."""
+        worker, ends = self._workers[name], ((CLIENT, name), (name, CLIENT))
+        return worker.hostname, worker.cores, worker.threads, *(self._cluster.link_settings.get(each) for each in ends)
+
+    def _kind_of_pair(self, pair: tuple[str, str]) -> Hashable:
+        return self._place_of(pair[0]), self._place_of(pair[1]), self._cluster.link_settings.get(pair)
+
+    def _rounds(self, pairs: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+        return list(_rounds(pairs, {name: worker.hostname for name, worker in self._workers.items()}))
+
+    def _probe_machines(self, names: Sequence[str]) -> dict[str, MachineProbe]:
         machines: dict[str, MachineProbe] = {}
         for name in names:
             self._steps.begin(f"link between {name} and the client")
@@ -145,37 +187,21 @@ class _Probing:
             if machines[name].measured_at < begun and not self._is_believable(name, machines[name]):
                 self._store = dataclasses.replace(self._store, refresh=True)
                 machines[name] = self._store.known_or(MachineProbe, [name], probe_machine)
+        return machines
+
+    def _probe_pairs(
+        self, machines: Mapping[str, MachineProbe], pairs: Sequence[tuple[str, str]]
+    ) -> dict[tuple[str, str], PairProbe]:
         measured: dict[tuple[str, str], PairProbe] = {}
 
         def probe(pair: tuple[str, str]) -> PairProbe:
             return self._store.known_or(PairProbe, pair, partial(self._probe_pair, *pair, machines))
 
-        for together in rounds:
+        for together in self._rounds(pairs):
             self._steps.begin("links " + ", ".join(f"{a} to {b}" for a, b in together))
             with ThreadPoolExecutor(len(together), thread_name_prefix="probe") as threads:
                 measured.update(zip(together, threads.map(probe, together), strict=True))
-        costs = dict.fromkeys(names, StreamingCost())
-        waking = dict.fromkeys(names, 0.0)
-        doubts: list[str] = []
-        for host in hosts:
-            self._steps.begin(f"streams through {', '.join(host)}")
-            streams = [self._probed_stream([name]) for name in host]
-            in_company = self._probed_stream(host) if len(host) > 1 else streams[0]
-            doubts += (doubt for stream in (*streams, in_company) for doubt in stream.doubts)
-            alone = {name: stream.samples[name] for name, stream in zip(host, streams, strict=True)}
-            for name in host:
-                own, shared = stream_cost(alone[name]), stream_cost(in_company.samples[name])
-                # The stages take one tensor in and send one out. Company never helps: what says so is noise.
-                costs[name] = StreamingCost(
-                    transfer_seconds=max(shared.seconds, own.seconds) / 2,
-                    transfer_seconds_per_byte=machines[name].seconds_per_byte,
-                    ratio=max(shared.ratio, own.ratio),
-                    alone_transfer_seconds=own.seconds / 2,
-                    alone_ratio=own.ratio,
-                )
-                waking[name] = waking_seconds(alone[name], machines[name].round_trip_seconds)
-        self._steps.done()
-        return LinkProbe(tuple(self._links(machines, measured, waking)), costs, tuple(dict.fromkeys(doubts)))
+        return measured
 
     def _is_believable(self, name: str, known: MachineProbe) -> bool:
         """Whether a round trip to a machine now does not contradict what is known; slower counts by the best one."""
@@ -272,8 +298,8 @@ class _Probing:
 
     def _links(
         self,
-        machines: Mapping[str, MachineProbe],
-        pairs: Mapping[tuple[str, str], PairProbe],
+        machines: SpotChecked[str, MachineProbe],
+        pairs: SpotChecked[tuple[str, str], PairProbe],
         waking: Mapping[str, float],
     ) -> Iterator[LinkProfile]:
         ends = (CLIENT, *self._cluster.machine_names)
@@ -286,22 +312,46 @@ class _Probing:
                 yield LinkProfile(source, destination, *speed, "given", time.time())
                 continue
             found: MachineProbe | PairProbe
-            if source == CLIENT:
-                found = machines[destination]
-                samples, transport = found.to_machine, found.transports[destination]
-            elif destination == CLIENT:
-                found = machines[source]
-                samples, transport = found.from_machine, found.transports[CLIENT]
+            if CLIENT in (source, destination):
+                found = machines.values[source if destination == CLIENT else destination]
+                samples = found.from_machine if destination == CLIENT else found.to_machine
+                # An alike machine's probe has that one's name.
+                (transport,) = (
+                    how for end, how in found.transports.items() if (end == CLIENT) == (destination == CLIENT)
+                )
+                is_assumed = not machines.assumed.isdisjoint((source, destination))
             else:
-                found = pairs[source, destination]
+                found = pairs.values[source, destination]
                 samples, transport = found.samples, found.transport
+                is_assumed = (source, destination) in pairs.assumed
             line = fitted_line(samples)
             latency = line.latency_seconds + statistics.fmean(
                 waking[end] for end in (source, destination) if end in waking
             )
             yield LinkProfile(
-                source, destination, line.bytes_per_second, latency, "measured", found.measured_at, transport
+                source,
+                destination,
+                line.bytes_per_second,
+                latency,
+                "estimated" if is_assumed else "measured",
+                found.measured_at,
+                transport,
             )
+
+
+def _agree_on_machines(one: MachineProbe, other: MachineProbe) -> bool:
+    return _agree(one.round_trip_seconds, other.round_trip_seconds)
+
+
+def _agree_on_pairs(one: PairProbe, other: PairProbe) -> bool:
+    return len(one.samples) == len(other.samples) and all(
+        _agree(mine.single_seconds, theirs.single_seconds)
+        for mine, theirs in zip(one.samples, other.samples, strict=True)
+    )
+
+
+def _agree(one: float, other: float) -> bool:
+    return abs(one - other) <= ALIKE_SECONDS or max(one, other) <= machine_timing.DISAGREEMENT * min(one, other)
 
 
 def _measure(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: float) -> _Passage:

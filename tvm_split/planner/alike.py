@@ -78,7 +78,7 @@ def _is_alike(one: MachineProfile, other: MachineProfile) -> bool:
 
 def _is_alike_link(one: LinkProfile, other: LinkProfile) -> bool:
     return (
-        (one.transport, one.origin) == (other.transport, other.origin)
+        (one.transport, one.origin == "given") == (other.transport, other.origin == "given")
         and _near(one.bytes_per_second, other.bytes_per_second, LINK_NOISE)
         and (
             abs(one.latency_seconds - other.latency_seconds) <= LEAST_LATENCY

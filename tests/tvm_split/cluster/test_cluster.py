@@ -11,6 +11,8 @@ def test_local_machines_are_lettered() -> None:
     cluster = Cluster.local(workers=3, threads=2)
     assert cluster.machine_names == ("machine-a", "machine-b", "machine-c")
     assert {machine.threads for machine in cluster.machines} == {2}
+    assert Cluster.local(workers=702).machine_names[25:28] == ("machine-z", "machine-aa", "machine-ab")
+    assert Cluster.local(workers=702).machine_names[-1] == "machine-zz"
 
 
 THREE = (Machine("a"), Machine("b"), Machine("c"))
@@ -19,7 +21,7 @@ THREE = (Machine("a"), Machine("b"), Machine("c"))
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Cluster.local(workers=0), "1 to 26 machines, not 0"),
+        (lambda: Cluster.local(workers=0), "1 to 702 machines, not 0"),
         (lambda: Cluster.local(threads=0), "'machine-a' has 0 threads"),
         (lambda: Cluster("remote", ()), "at least one machine"),
         (lambda: Cluster("remote", (Machine("a"), Machine("a"))), "two machines are named 'a'"),

@@ -75,6 +75,22 @@ def test_every_link_of_a_local_cluster_is_measured() -> None:
 
 
 @pytest.mark.slow
+def test_of_alike_workers_two_are_measured() -> None:
+    names = [f"machine-{letter}" for letter in "abcde"]
+    seen: list[str] = []
+    found = probe(Cluster.local(workers=5), on_progress=lambda what, done, steps: seen.append(what))
+    links = by_ends(found)
+    assert set(links) == set(permutations([CLIENT, *names], 2))
+    assert {link.origin for link in links.values()} == {"measured", "estimated"}
+    assert {link.transport for link in links.values()} == {"shm"}
+    assert set(found.streaming) == set(names)
+    assert seen[0] == "link between machine-a and the client"
+    between = [what for what in seen if what.startswith("links ")]
+    assert between[:2] == ["links machine-a to machine-b", "links machine-e to machine-d"]
+    assert len(between) in (2, 20)  # where noise makes the two disagree
+
+
+@pytest.mark.slow
 def test_a_slow_link_is_measured_in_its_direction(workers: LocalWorkers, known: Path) -> None:
     right = workers.endpoints[B].address
     with Relay(right, bytes_per_second=50e6 / 8, latency_seconds=0.01) as relay:

@@ -1,0 +1,37 @@
+"""Of each kind two are measured, and all where these disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, strategies as st
+
+from tvm_split.measuring.spot_checks import first_of, spot_checked
+
+VALUES = st.dictionaries(st.integers(0, 30), st.tuples(st.integers(0, 3), st.integers(0, 1)), max_size=12)
+"""By item: its kind, and what would be measured of it."""
+
+
+@given(VALUES)
+def test_each_item_has_a_value_of_its_own_or_of_an_agreeing_kind(items: dict[int, tuple[int, int]]) -> None:
+    asked: list[int] = []
+
+    def measure(some: Sequence[int]) -> dict[int, int]:
+        asked.extend(some)
+        return {item: items[item][1] for item in some}
+
+    found = spot_checked(list(items), lambda item: items[item][0], measure, lambda one, other: one == other)
+    assert set(found.values) == set(items)
+    assert len(asked) == len(set(asked))
+    assert set(asked) == set(items) - found.assumed
+    for item in asked:
+        assert found.values[item] == items[item][1]
+    kinds = {kind: [item for item in items if items[item][0] == kind] for kind, _ in items.values()}
+    for kind in kinds.values():
+        ends = {items[kind[0]][1], items[kind[-1]][1]}
+        assert found.assumed & set(kind) == (set(kind[1:-1]) if len(ends) == 1 else set())
+
+
+def test_the_ends_of_each_kind_come_first() -> None:
+    assert first_of("aAbcBC", str.isupper) == ["a", "c", "A", "C"]
+    assert first_of("a", str.isupper) == ["a"]

@@ -1,0 +1,51 @@
+"""Measures some of what is alike by all that is known of it, and the rest only where these disagree. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class SpotChecked(Generic[Item, Value]):
+    """A value for each item; ``assumed`` are those that have another one's of their kind."""
+
+    values: Mapping[Item, Value]
+    assumed: frozenset[Item]
+
+
+def first_of(items: Iterable[Item], kind_of: Callable[[Item], Hashable]) -> list[Item]:
+    """Those that are measured first: of every kind the first and the last, which have least in common."""
+    return [item for kind in _by_kind(items, kind_of) for item in dict.fromkeys((kind[0], kind[-1]))]
+
+
+def spot_checked(
+    items: Sequence[Item],
+    kind_of: Callable[[Item], Hashable],
+    measure: Callable[[Sequence[Item]], Mapping[Item, Value]],
+    agree: Callable[[Value, Value], bool],
+) -> SpotChecked[Item, Value]:
+    """Measure two of every kind; where they agree, the others of the kind are taken to be as the first."""
+    found = dict(measure(first_of(items, kind_of)))
+    assumed: dict[Item, Value] = {}
+    left: list[Item] = []
+    for kind in _by_kind(items, kind_of):
+        unknown = kind[1:-1]
+        if agree(found[kind[0]], found[kind[-1]]):
+            assumed.update(dict.fromkeys(unknown, found[kind[0]]))
+        else:
+            left += unknown
+    if left:
+        found.update(measure(left))
+    return SpotChecked({**found, **assumed}, frozenset(assumed))
+
+
+def _by_kind(items: Iterable[Item], kind_of: Callable[[Item], Hashable]) -> list[list[Item]]:
+    kinds: dict[Hashable, list[Item]] = {}
+    for item in items:
+        kinds.setdefault(kind_of(item), []).append(item)
+    return list(kinds.values())
