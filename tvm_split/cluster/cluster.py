@@ -44,6 +44,7 @@ class Cluster:
     # The workers' blobs outlive the workers: a later deployment on the same cluster sends only what is new.
     _cache: ScratchFolder | None = field(default=None, repr=False)
     _keep_workers: bool = field(default=False, repr=False)
+    _by_ends: dict[tuple[str, str], Link] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.machines:
@@ -56,6 +57,7 @@ class Cluster:
             for link in self.links
             if (link.destination, link.source) not in given
         )
+        self._by_ends = {(link.source, link.destination): link for link in self.links}
 
     @classmethod
     def local(cls, workers: int = 2, threads: int = 1) -> Cluster:
@@ -87,7 +89,7 @@ class Cluster:
 
     def link(self, source: str, destination: str) -> Link | None:
         """What is given of a link; None for one of which nothing is."""
-        return next((link for link in self.links if (link.source, link.destination) == (source, destination)), None)
+        return self._by_ends.get((source, destination))
 
     @property
     def link_settings(self) -> dict[tuple[str, str], LinkSetting]:

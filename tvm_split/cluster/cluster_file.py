@@ -14,9 +14,14 @@
       - {from: box, to: edge, bytes_per_second: 0}       # nothing may pass between the two
       - {from: client, to: edge, bytes_per_second: 2e6}  # the machine that deploys; optional
       - {from: edge, to: client, codec: auto}            # how tensors are written; optional: none
+    groups:                                     # optional: machines that have links in common, by host, rack or site
+      lab: [desk, box]
+      campus: [lab, edge]                       # of machines and of other groups
 
-A link counts in both directions unless the reverse is listed as well; its ``address`` only in its own. With ``links``,
-every pair of machines has one, so that none is forgotten. Paths are relative to the file.
+A link from or to a group is one for each of its machines, from a group to itself between any two of them; where several
+entries fit a pair, the one of fewest pairs counts. A link counts in both directions unless the reverse is listed as
+well; its ``address`` only in its own. With ``links``, every pair of machines has one, so that none is forgotten. Paths
+are relative to the file.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from tvm_split.cluster.groups import members_of, pairs_of_entries
 from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, faults
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import ClusterError
@@ -98,8 +104,8 @@ class _Machine(_Strict):
 
 
 class _Link(_Strict):
-    source: str = Field(alias="from", description=f"the name of a machine, or {CLIENT!r}")
-    destination: str = Field(alias="to", description=f"the name of a machine, or {CLIENT!r}")
+    source: str = Field(alias="from", description=f"the name of a machine or group, or {CLIENT!r}")
+    destination: str = Field(alias="to", description=f"the name of a machine or group, or {CLIENT!r}")
     bytes_per_second: _Number | None = Field(
         default=None, ge=0, description="a number of bytes a second, like 1.25e8; 0 if nothing may pass"
     )
@@ -114,6 +120,7 @@ class _Link(_Strict):
 
 class _ClusterFile(_Strict):
     machines: list[_Machine] = Field(min_length=1, description="a list of at least one machine")
+    groups: dict[str, list[str]] = Field(default={}, description="a mapping of names to lists of machines and groups")
     links: list[_Link] | None = Field(default=None, description="a list of links")
 
 
@@ -147,15 +154,28 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
         _machine(entry, path.parent, f"{path}:{line_of(tree, ('machines', index, 'target'))}")
         for index, entry in enumerate(parsed.machines)
     ]
-    links = []
-    for index, entry in enumerate(parsed.links or ()):
+    try:
+        members = members_of([machine.name for machine in machines], parsed.groups)
+    except ClusterError as error:
+        raise ClusterError(f"{path}:{line_of(tree, ('groups',))}: {error}") from error
+    listed = parsed.links or []
+    pairs_of = pairs_of_entries([(entry.source, entry.destination) for entry in listed], members)
+    links, entry_of = [], []
+    for index, (entry, pairs) in enumerate(zip(listed, pairs_of, strict=True)):
         try:
-            links.append(Link(**dict(entry)))
+            links += [Link(**{**dict(entry), "source": source, "destination": end}) for source, end in pairs]
         except ClusterError as error:
             raise ClusterError(f"{path}:{line_of(tree, ('links', index))}: {error}") from error
+        entry_of += [index] * len(pairs)
+
+    def line(location: tuple[int | str, ...]) -> int:
+        if location[0] == "links" and len(location) > 1:
+            location = ("links", entry_of[int(location[1])], *location[2:])
+        return line_of(tree, location)
+
     for fault in faults(machines, None if parsed.links is None else links):
-        first = f"; the first is in line {line_of(tree, fault.first)}" if fault.first else ""
-        raise ClusterError(f"{path}:{line_of(tree, fault.location)}: {fault.text}{first}")
+        first = f"; the first is in line {line(fault.first)}" if fault.first else ""
+        raise ClusterError(f"{path}:{line(fault.location)}: {fault.text}{first}")
     return tuple(machines), tuple(links)
 
 
@@ -172,6 +192,8 @@ def _problem(error: Any) -> str:
         return f"{where}: unknown key {location[-1]!r}; {meant}Known here: {', '.join(known)}"
     if error["type"] == "missing":
         return f"{where} is missing; expected is {_expected(location)}"
+    if location[:1] == ("groups",):
+        location = ("groups",)
     return f"{where or 'the file'} is {error['input']!r}; expected is {_expected(location)}"
 
 

@@ -157,6 +157,52 @@ links:
     assert cluster.link_settings["desk", "edge"].address == "10.0.0.7:7001"
 
 
+GROUPED = """\
+groups:
+  lab: [desk, box]
+  campus: [lab, edge]
+"""
+
+
+def test_groups_have_links_in_common(tmp_path: Path) -> None:
+    """The entry of fewest pairs counts, also for the way back."""
+    links = """\
+links:
+  - {from: campus, to: campus, bytes_per_second: 1e6}
+  - {from: lab, to: lab, bytes_per_second: 1e9, latency_seconds: 0.001}
+  - {from: box, to: edge, bytes_per_second: 5e6}
+  - {from: client, to: campus, bytes_per_second: 3e6}
+"""
+    cluster = Cluster.from_yaml(write(tmp_path, THREE + GROUPED + links))
+    speeds = {(link.source, link.destination): link.bytes_per_second for link in cluster.links}
+    assert speeds["desk", "box"] == speeds["box", "desk"] == 1e9
+    assert speeds["desk", "edge"] == speeds["edge", "desk"] == 1e6
+    assert speeds["box", "edge"] == speeds["edge", "box"] == 5e6
+    assert [speeds["client", name] for name in cluster.machine_names] == [3e6] * 3
+    assert len(cluster.links) == len(speeds) == 12
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "message"),
+    [
+        ("lab: [desk, box]", "lab: [desk, bax]", 5, "group 'lab' has 'bax', which is no machine or group; there are"),
+        ("lab: [desk, box]", "lab: [desk, campus]", 5, "group 'lab' is in itself: lab → campus → lab"),
+        ("lab: [desk", "edge: [desk", 5, "group 'edge' has the name of a machine"),
+        ("lab: [desk, box]", "lab: desk", 6, "groups.lab is 'desk'; expected is a mapping of names to lists"),
+        ("to: campus", "to: labb", 9, "no machine is named 'labb'"),
+        ("to: campus", "to: campus}\n  - {from: campus, to: campus", 10, "second link from 'desk' to 'box'"),
+    ],
+)
+def test_what_is_wrong_with_groups_is_named(tmp_path: Path, right: str, wrong: str, line: int, message: str) -> None:
+    text = THREE + GROUPED + "links:\n  - {from: campus, to: campus}\n"
+    assert right in text
+    path = write(tmp_path, text.replace(right, wrong))
+    with pytest.raises(ClusterError) as caught:
+        Cluster.from_yaml(path)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert message in str(caught.value)
+
+
 NO_CLUSTER = (b"machines: [", b"machines: []", b"[]", b"a: &a [*a]", b"machines: [5]", b"? [a]\n: b", b"a: 2001-99-99")
 
 

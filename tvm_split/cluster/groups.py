@@ -1,0 +1,61 @@
+"""Machines that have links in common, by host, rack or site: what an entry for a group says of each of its pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+
+from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.program.program import CLIENT
+
+Pair = tuple[str, str]
+
+
+def members_of(machines: Iterable[str], groups: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """The machines that each group has, also by way of other groups.
+
+    Raises:
+        ClusterError: a group has the name of a machine, a member that there is not, or itself.
+    """
+    known = {CLIENT, *machines}
+    found: dict[str, tuple[str, ...]] = {}
+
+    def resolved(name: str, inside: tuple[str, ...]) -> tuple[str, ...]:
+        if name in known:
+            return (name,)
+        if name in inside:
+            raise ClusterError(f"group {name!r} is in itself: {' → '.join((*inside, name))}")
+        if name not in groups:
+            raise ClusterError(
+                f"group {inside[-1]!r} has {name!r}, which is no machine or group; there are "
+                f"{', '.join(sorted({*known, *groups} - {CLIENT}))}"
+            )
+        if name not in found:
+            parts = [resolved(member, (*inside, name)) for member in groups[name]]
+            found[name] = tuple(dict.fromkeys(machine for part in parts for machine in part))
+        return found[name]
+
+    for name in groups:
+        if name in known:
+            raise ClusterError(f"group {name!r} has the name of a machine, or of the client; give it another")
+        resolved(name, ())
+    return found
+
+
+def pairs_of_entries(entries: Sequence[Pair], members: Mapping[str, Sequence[str]]) -> list[list[Pair]]:
+    """The pairs of machines for which each entry counts: those that no entry of fewer pairs is for, either way round.
+
+    Entries of as many pairs all count, so that whoever reads them can say that there are two.
+    """
+    fitting = [
+        [(one, other) for one, other in product(*(members.get(end, (end,)) for end in ends)) if one != other]
+        if members.keys() & {*ends}
+        else [ends]
+        for ends in entries
+    ]
+    fewest: dict[Pair, int] = {}
+    for pairs in fitting:
+        for one, other in pairs:
+            for pair in ((one, other), (other, one)):
+                fewest[pair] = min(len(pairs), fewest.get(pair, len(pairs)))
+    return [[pair for pair in pairs if len(pairs) <= fewest[pair]] for pairs in fitting]
