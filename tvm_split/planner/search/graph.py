@@ -57,6 +57,7 @@ MOST_SETS = 1023
 """Sets of machines, of ten unlike ones all; where there would be more, plans with replicas are not tried one by one."""
 
 MOST_TRIED_MACHINES = 16
+MOST_TRIED_PIECES = 200
 """With more, each partial plan takes much memory, and there are too many."""
 
 MOST_RELAXED = 20_000
@@ -271,7 +272,8 @@ class GraphSearch:
         """Whether that came to its end; where there is too much to try, plans without replicas at least are."""
         problem = self._instance.problem
         for instance in [self._instance, self._single] if problem.replicas else [self._instance]:
-            if count_of_sets(instance) > MOST_SETS or len(instance.machines) > MOST_TRIED_MACHINES:
+            pieces, machines = instance.seconds.shape
+            if count_of_sets(instance) > MOST_SETS or machines > MOST_TRIED_MACHINES or pieces > MOST_TRIED_PIECES:
                 continue
             deadline = max(self._deadline(0.4), time.monotonic() + 0.15 * self._limit)
             search = ExhaustiveSearch(instance, self._best(), self._latency_bound)
