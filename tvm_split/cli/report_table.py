@@ -67,12 +67,22 @@ def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
     """Times per stage: what it computed, waited for inputs, and spent on the wire; and the bytes it sent."""
     times = ("median_compute_seconds", "compute_seconds", "wait_seconds", "receive_seconds", "send_seconds")
     rows = (
-        (each.name, each.machine, *(seconds_text(getattr(each, time)) for time in times), bytes_text(each.bytes_sent))
+        (
+            _beside(each),
+            each.machine,
+            *(seconds_text(getattr(each, time)) for time in times),
+            bytes_text(each.bytes_sent),
+        )
         for each in stages
     )
     caption = "median of one micro-batch, the rest in all; receiving and sending overlap computing"
     numbers = ("median", "compute", "wait", "receive", "send", "sent")
     return new_table(title, ("stage", "machine"), numbers, rows, caption)
+
+
+def _beside(stage: StageStatistics) -> str:
+    """A stage's name without its machine's, which stands beside it: parts of shared stages have it in theirs."""
+    return stage.name.replace(f"_{stage.machine.replace('-', '_')}_", "_…_")
 
 
 def _add(table: Table, name: str, what: str, compared: Comparison, scale_seconds: float, *, wire: bool = False) -> None:

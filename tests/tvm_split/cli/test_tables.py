@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from tvm_split.cli.console import new_table
@@ -15,15 +16,16 @@ def lines_of(table) -> list[str]:
     return file.getvalue().splitlines()
 
 
-def test_long_runs():
+@pytest.mark.parametrize(("name", "shown"), [("stage_{}", "stage_{}"), ("stage_1_machine_a_{}", "stage_1_…_{}")])
+def test_long_runs(name, shown):
+    """Of stages, and of what a machine does of one that it shares."""
     seconds = {f"{each}_seconds": 4321.5 for each in ("compute", "wait", "receive", "send")}
     stages = [
-        StageStatistics(f"stage_{index}", f"machine-{letter}", 100, **seconds, bytes_sent=987_600_000)
-        for index, letter in enumerate("abc")
+        StageStatistics(name.format(index), "machine-a", 100, **seconds, bytes_sent=987_600_000) for index in (0, 1, 12)
     ]
     lines = lines_of(statistics_table(stages, "net"))
     assert [line.split()[:2] for line in lines if "stage_" in line] == [
-        [f"stage_{index}", f"machine-{letter}"] for index, letter in enumerate("abc")
+        [shown.format(index), "machine-a"] for index in (0, 1, 12)
     ]
     assert all("987.6 MB" in line for line in lines if "stage_" in line)
     assert max(map(len, lines)) <= 80
