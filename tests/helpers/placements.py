@@ -7,6 +7,7 @@ import tvm
 from tvm import relax
 from tvm.script import ir as I, relax as R
 
+from tvm_split.compiler.build import code_of
 from tvm_split.relay_passes.partition import PlacedStage, Placement
 
 LLVM = tvm.target.Target({"kind": "llvm"})
@@ -55,5 +56,5 @@ def placement(stage_of: dict[str, int] = STAGE_OF, machines: tuple[str, ...] = (
 
 def run(module: tvm.IRModule, *inputs: np.ndarray, weights: tuple = ()) -> list[np.ndarray]:
     """Compile a module without any optimisation of ours, and run its function ``main``."""
-    machine = relax.VirtualMachine(relax.build(module, QUICKLY), tvm.cpu())
+    machine = relax.VirtualMachine(code_of(module, QUICKLY), tvm.cpu())
     return [value.numpy() for value in machine["main"](*[tvm.runtime.tensor(each) for each in inputs], *weights)]

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from tests.helpers.placements import QUICKLY
+from tvm_split.compiler.build import code_of
 from tvm_split.relay_passes.contract import main_function
 from tvm_split.relay_passes.rewrite import constant
 
@@ -36,8 +37,7 @@ def weights(*shape: int, seed: int = 0) -> relax.Expr:
 def run_together(modules: Mapping[str, tvm.IRModule], *inputs: Array) -> dict[str, list[Array]]:
     """What the functions ``main`` of several modules give for the same inputs, from one build without our passes."""
     functions = {name: main_function(module).with_attr("global_symbol", name) for name, module in modules.items()}
-    built = relax.build(tvm.IRModule(functions), QUICKLY)
-    machine = relax.VirtualMachine(built, tvm.cpu())
+    machine = relax.VirtualMachine(code_of(tvm.IRModule(functions), QUICKLY), tvm.cpu())
     arguments = [tvm.runtime.tensor(each) for each in inputs]
     return {name: [value.numpy() for value in machine[name](*arguments)] for name in modules}
 

@@ -11,6 +11,7 @@ from tvm import relax
 import tvm_split
 from tests.helpers.placements import QUICKLY
 from tvm_split.cluster.machine import Machine
+from tvm_split.compiler.build import code_of
 from tvm_split.compiler.targets import host_target
 from tvm_split.model import Model
 
@@ -20,8 +21,7 @@ TOLERANCES = {"float64": 1e-5, "float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-
 
 def run(model: Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs of the model as TVM computes them on the CPU."""
-    executable = tvm.compile(model.module, target=QUICKLY)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
+    machine = relax.VirtualMachine(code_of(model.module, QUICKLY), tvm.cpu())
     results = machine["main"](*[tvm.runtime.tensor(array) for array in inputs])
     return [result.numpy() for result in results]
 
