@@ -19,6 +19,7 @@ def busy_machine() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine_timing, "DISAGREEMENT", math.inf)
+        patch.setattr(machine_timing, "UNLIKENESS", math.inf)
         patch.setattr(link_samples, "SLOWEST_STREAM", math.inf)
         patch.setattr(machine_timing, "TURN_EFFORT", TimingEffort(minimum_rounds=1, minimum_seconds=0.01))
         patch.setattr(link_probing, "SERIES_SECONDS", 0.01)

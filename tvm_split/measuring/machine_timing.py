@@ -12,10 +12,11 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Protocol
 
 from pydantic import Field, TypeAdapter
@@ -43,7 +44,12 @@ TURN_EFFORT = TimingEffort(minimum_rounds=2, minimum_seconds=0.17)
 MOST_TURNS = 3 * TURNS
 CHECK_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.05)
 DISAGREEMENT = 2.0
-"""Times of the same kernels, a moment later or on an equal machine, differ by less, unless something disturbs one."""
+"""Times of the same kernels a moment later differ by less, unless something disturbs them."""
+UNLIKENESS = 1.3
+"""And times of equal machines by less than this, once the quietest turns of both are taken."""
+TURNS_TO_BE_ALIKE = TURNS + 2
+NOISE_SECONDS = 5e-6
+"""Of a kernel: what a clock and a call take here and there says nothing of the machine."""
 # So long that all machines are at work for the whole of the slowest one's rounds, which company makes longer.
 OVERLAP = 1.25
 MOST_OF_MEMORY = 0.5
@@ -195,8 +201,8 @@ class HostTiming:
     """Measures what is lacking on the machines of one host.
 
     ``on_step`` is called with what begins. Every wait is limited by ``timeout_seconds`` and by the effort. They are
-    timed in `TURNS` turns; in more if their times contradict each other; in fewer if the turns would take longer than
-    ``timeout_seconds`` for each machine alone and as much for all together.
+    timed in `TURNS` turns; in more if their times contradict themselves or an equal machine's; in fewer if the turns
+    would take longer than ``timeout_seconds`` for each machine alone and as much for all together.
     """
 
     def __init__(
@@ -263,23 +269,37 @@ class HostTiming:
                 machine.times.take(combined(quietest(machine.contended)), machine.times.companions)
 
     def _measure_in_turns(self, at_work: Sequence[_MachineAtWork]) -> None:
-        """So many turns as it takes for times that agree, up to `MOST_TURNS`."""
+        """So many turns as it takes for times that agree: up to `MOST_TURNS`, or to `TURNS_TO_BE_ALIKE` of equals."""
         start = time.monotonic()
         limit = self._timeout_seconds * (len(at_work) + 1)
         for turn in range(MOST_TURNS):
             if turn and (time.monotonic() - start) * (turn + 1) / turn > limit:
                 break  # as slow as these machines are, one more would not fit
-            if turn >= TURNS and not self._contradictions(at_work):
+            wanted = self._wanted_in(turn, at_work)
+            if not wanted:
                 break
-            for machine in at_work if turn % 2 == 0 else at_work[::-1]:
+            for machine in wanted if turn % 2 == 0 else wanted[::-1]:
                 self._measure_alone(machine)
             if len(at_work) > 1:
                 self._measure_in_company(at_work)
 
-    def _contradictions(self, at_work: Sequence[_MachineAtWork]) -> dict[str, str]:
-        pairs = itertools.combinations(at_work, 2)
-        equal = [(one.name, other.name) for one, other in pairs if one.times.is_equal_to(other.times)]
-        return contradictions({each.name: (each.alone, each.contended) for each in at_work}, equal)
+    def _wanted_in(self, turn: int, at_work: Sequence[_MachineAtWork]) -> Sequence[_MachineAtWork]:
+        """The machines that are timed alone in a turn: all at first, then those whose times are in doubt."""
+        if turn < TURNS:
+            return at_work
+        doubts = self._contradictions(at_work, with_equals=turn < TURNS_TO_BE_ALIKE)
+        return [machine for machine in at_work if machine.name in doubts]
+
+    def _contradictions(self, at_work: Sequence[_MachineAtWork], *, with_equals: bool = True) -> dict[str, str]:
+        found = contradictions({each.name: (each.alone, each.contended) for each in at_work})
+        for one, other in itertools.combinations(at_work, 2) if with_equals else ():
+            if one.times.is_equal_to(other.times) and not found.keys() & {one.name, other.name}:
+                layers = {symbol(digest): call.kernel.layers for digest, call in one.times.code.distinct.items()}
+                alone = unlikeness({each.name: each.alone for each in (one, other)}, layers)
+                in_company = unlikeness({each.name: each.contended for each in (one, other)}, layers)
+                if alone or in_company:
+                    found[one.name] = found[other.name] = alone or f"at work at the same time, {in_company}"
+        return found
 
     def _measure_alone(self, machine: _MachineAtWork) -> None:
         self._on_step(f"timing {machine.kernels} kernels on {machine.name}")
@@ -334,13 +354,10 @@ def quietest(turns: Sequence[tuple[KernelTime, ...]]) -> list[tuple[KernelTime, 
     return sorted(turns, key=_seconds)[:TURNS]
 
 
-def contradictions(
-    measured: Mapping[str, Sequence[Sequence[tuple[KernelTime, ...]]]], equal: Iterable[tuple[str, str]] = ()
-) -> dict[str, str]:
-    """By the machine's name, why its times cannot be believed: they contradict themselves, or an equal machine's.
+def contradictions(measured: Mapping[str, Sequence[Sequence[tuple[KernelTime, ...]]]]) -> dict[str, str]:
+    """By the machine's name, why its times cannot be believed: they contradict themselves.
 
-    ``measured`` are for each machine one or more series of turns of the same kernels, the first of them alone;
-    ``equal`` are pairs of machines that run the same kernels equally fast.
+    ``measured`` are for each machine one or more series of turns of the same kernels.
     """
     found: dict[str, str] = {}
     for name, series in measured.items():
@@ -348,16 +365,30 @@ def contradictions(
             kept = [_seconds(turn) for turn in quietest(turns)]
             if max(kept) > DISAGREEMENT * min(kept):
                 found[name] = f"the same kernels took {seconds_text(min(kept))} and {seconds_text(max(kept))} on {name}"
-    for pair in equal:
-        if not found.keys() & set(pair):
-            (least, fast), (most, slow) = sorted(
-                (_seconds(combined(quietest(measured[name][0]))), name) for name in pair
-            )
-            if most > DISAGREEMENT * least:
-                found[fast] = found[slow] = (
-                    f"{slow} took {seconds_text(most)} for what took {fast}, an equal machine, {seconds_text(least)}"
-                )
     return found
+
+
+def unlikeness(
+    measured: Mapping[str, Sequence[tuple[KernelTime, ...]]], layers: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> str:
+    """How the times of two machines part that run the same kernels equally fast, by their names; empty if they do not.
+
+    Kernels of which one of them has no time are left out. ``layers`` are those of each kernel, by its function: the
+    one that parts most is named.
+    """
+    times = {
+        name: {each.function: each.seconds for each in combined(quietest(turns)) if not each.error}
+        for name, turns in measured.items()
+    }
+    shared = frozenset.intersection(*map(frozenset, times.values()))
+    fast, slow = sorted(times, key=lambda name: sum(times[name][function] for function in shared))
+    faster, slower = times[fast], times[slow]
+    most, least = (sum(each[function] for function in shared) for each in (slower, faster))
+    if most <= UNLIKENESS * least or most - least <= NOISE_SECONDS * len(shared):
+        return ""
+    worst = max(shared, key=lambda function: slower[function] - faster[function])
+    where = f", most of all in {', '.join(layers[worst])}" if worst in layers else ""
+    return f"{slow} took {seconds_text(most)} for what took {fast}, an equal machine, {seconds_text(least)}{where}"
 
 
 def _seconds(turn: Sequence[KernelTime]) -> float:

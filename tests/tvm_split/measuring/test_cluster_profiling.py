@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,4 +187,23 @@ def test_what_is_doubtful_is_told_and_not_kept(
     monkeypatch.setattr(machine_timing, "DISAGREEMENT", math.inf)
     again = ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
     assert again.reports[0].cached == 0
+    assert again.profile.doubts == ()
+
+
+def test_equal_machines_that_part_are_told_and_not_kept(
+    model: tvm_split.Model, workers: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_timing, "UNLIKENESS", 0.0)  # no two measurements agree to the last digit
+    monkeypatch.setattr(machine_timing, "NOISE_SECONDS", -1.0)
+    steps: list[str] = []
+    profiler = ModelProfiler(model)
+    found = profiler.measure(workers, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append(what))
+    assert len([what for what in steps if what.endswith("kernels on machine-a")]) == machine_timing.TURNS_TO_BE_ALIKE
+    (doubt,) = found.profile.doubts
+    assert re.fullmatch(
+        r"machine-. took .* for what took machine-., an equal machine, .*, most of all in [\w., ]+", doubt
+    ), doubt
+    monkeypatch.setattr(machine_timing, "UNLIKENESS", math.inf)
+    again = profiler.measure(workers, cache_folder=tmp_path)
+    assert [report.cached for report in again.reports] == [0, 0]
     assert again.profile.doubts == ()

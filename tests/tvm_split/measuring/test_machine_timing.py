@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.measuring.machine_facts import MachineFacts
 from tvm_split.measuring.machine_timing import (
+    MOST_TURNS,
     TURNS,
     HostTiming,
     MachineTimes,
@@ -17,6 +18,7 @@ from tvm_split.measuring.machine_timing import (
     combined,
     contradictions,
     quietest,
+    unlikeness,
 )
 from tvm_split.measuring.store import Store
 from tvm_split.measuring.target_code import TargetCode
@@ -83,12 +85,36 @@ def test_times_that_contradict_themselves() -> None:
     assert found == {"machine-b": "the same kernels took 1.1 s and 9.9 s on machine-b"}
 
 
-def test_equal_machines_that_contradict_each_other() -> None:
-    measured = {"machine-a": [turns_of(31e-5)], "machine-b": [turns_of(404e-5)], "machine-c": [turns_of(1.0)]}
-    found = contradictions(measured, [("machine-a", "machine-b")])
-    assert set(found) == {"machine-a", "machine-b"}
-    assert set(found.values()) == {"machine-b took 4.44 ms for what took machine-a, an equal machine, 341 µs"}
-    assert contradictions(measured) == {}  # unequal machines may differ
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        (
+            31e-5,
+            404e-5,
+            "machine-b took 4.44 ms for what took machine-a, an equal machine, 341 µs, most of all in conv_1",
+        ),
+        (
+            100e-5,
+            140e-5,
+            "machine-b took 1.54 ms for what took machine-a, an equal machine, 1.1 ms, most of all in conv_1",
+        ),
+        (100e-5, 125e-5, ""),
+        (1e-6, 9e-6, ""),  # a clock's and a call's noise
+        (
+            140e-5,
+            100e-5,
+            "machine-a took 1.54 ms for what took machine-b, an equal machine, 1.1 ms, most of all in conv_1",
+        ),
+    ],
+)
+def test_equal_machines_that_contradict_each_other(one: float, other: float, told: str) -> None:
+    measured = {"machine-a": turns_of(one), "machine-b": turns_of(9.0, other, other, other)}
+    assert unlikeness(measured, {"convolution": ["conv_1"], "relu": ["relu_1"]}) == told
+
+
+def test_a_kernel_that_one_of_two_cannot_run_does_not_part_them() -> None:
+    turns = [(timed("convolution", 1.0, 1.0), failed("relu", "out of memory"))]
+    assert unlikeness({"machine-a": turns_of(1.0), "machine-b": turns}) == ""
 
 
 CODE = TargetCode({"kind": "llvm"}, (), {}, 0)
@@ -116,3 +142,30 @@ def test_machines_of_a_host_are_equal_by_their_processors_and_code(other: Machin
         for each, seconds in zip(machines, ([31e-5] * TURNS, [404e-5] * TURNS), strict=True)
     ]
     assert set(timing._contradictions(at_work)) == ({"machine-a", "machine-b"} if is_doubtful else set())
+    for each in at_work:
+        each.contended, each.alone = each.alone, turns_of(1.0)
+    doubts = timing._contradictions(at_work)
+    assert set(doubts) == ({"machine-a", "machine-b"} if is_doubtful else set())
+    assert all(text.startswith("at work at the same time, machine-b took 4.44 ms for") for text in doubts.values())
+
+
+@pytest.mark.parametrize(
+    ("second", "turns"),
+    [
+        ([1e-3] * TURNS, TURNS),  # as the first
+        ([1.5e-3] * (TURNS + 2), TURNS + 2),  # never alike
+        ([1.5e-3, 1.5e-3, 1.5e-3, 1e-3, 1e-3], TURNS + 2),  # disturbed for a while
+        ([9e-3, 1e-3, 1e-3, 1e-3], TURNS + 1),  # disturbed once, which is two things that part
+        ([9e-3, 1e-3, 5e-3], 2 * TURNS + 2),  # of itself, until three agree
+    ],
+)
+def test_equal_machines_that_part_are_timed_twice_more_and_a_third_is_not(second: list[float], turns: int) -> None:
+    machines = [machine("machine-a"), machine("machine-b"), machine("machine-c", threads=2)]
+    timing = HostTiming(machines, Cluster.local(3), 60.0, lambda doing: None)
+    at_work = [_MachineAtWork(each, InProcessKernels(each.machine.threads), 2) for each in machines]
+    for turn in range(MOST_TURNS):
+        wanted = timing._wanted_in(turn, at_work)
+        for each, seconds in zip(at_work, (1e-3, second[turn % len(second)], 2e-3), strict=True):
+            if each in wanted:
+                each.alone += turns_of(seconds)
+    assert [len(each.alone) for each in at_work][1:] == [turns, TURNS]
