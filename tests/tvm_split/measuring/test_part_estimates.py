@@ -12,7 +12,6 @@ from torch import nn
 import tvm_split
 from tests.models.torch_models import vgg
 from tvm_split.compiling import cut_model
-from tvm_split.errors import PlanError
 from tvm_split.measuring.part_estimates import PartEstimates
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.profile import ClusterProfile
@@ -102,9 +101,3 @@ def test_what_is_delivered_is_what_the_stages_send(cluster: tvm_split.Cluster, a
     }
     assert [each.tensor for each in found.deliveries if not each.takers] == list(cut.output_names)
     assert {part.origin for part in found.parts} == {"estimated"}
-
-
-def test_what_cannot_be_shared_is_refused(model: tvm_split.Model, cluster: tvm_split.Cluster) -> None:
-    plan = planned(model, cluster, tvm_split.Shard("0", "3", "heads", HALVES))
-    with pytest.raises(PlanError, match="no attention's heads"):
-        PartEstimates(model, profile_of(model, cluster)).parts_of(plan)
