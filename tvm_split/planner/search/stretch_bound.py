@@ -21,7 +21,7 @@ from tvm_split.planner.search.stretches import Stretches
 
 KINDS = (32, 16, 8, 4)
 """Of machines in the linear program, as many as there is time for; those of about the same speed are put together."""
-ENTRIES_A_SECOND = 40_000
+ENTRIES_A_SECOND = 150_000
 """Of the linear program's matrix."""
 NEAR = 1e-4
 
