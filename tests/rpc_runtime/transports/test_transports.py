@@ -216,8 +216,9 @@ def test_closing_at_any_moment_ends_both_and_leaves_nothing(transport: Transport
 def feed(sender: Sender, routes: Sequence[PlannedRoute]) -> None:
     for sequence in range(10_000):
         for route in routes:
-            if not sender.put(route.tensor.name, sequence, values(route.tensor, 0), 0.5):
-                return
+            while not sender.put(route.tensor.name, sequence, values(route.tensor, 0), 0.02):
+                if sender.link._closed:
+                    return
 
 
 def link_threads() -> list[str]:
