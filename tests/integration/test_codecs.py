@@ -100,7 +100,7 @@ def test_every_codec_gives_what_torch_gives(
             expected = network(x).numpy()
         (result,) = deployment.run(x)
         assert error_of(result, expected) <= TOLERANCES.get(codec, EXACT)
-        for _ in deployment.stream([(x,)] * 40):
+        for _ in deployment.stream([(x,)] * 10):
             pass
         sent = deployment.stats().stages[0].bytes_sent / deployment.stats().stages[0].micro_batches
         report = deployment.report()
