@@ -135,3 +135,12 @@ def test_bounds_keep_nan(bounds):
     )
     assert chosen >= {"conv2d"}
     assert np.array_equal(actual, np.repeat(right, 16, axis=1), equal_nan=True)
+
+
+@pytest.mark.parametrize(("operator", "right"), [(relax.op.maximum, np.maximum), (relax.op.minimum, np.minimum)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_nan_of_either_tensor_stays(operator, right, dtype):
+    special = np.array([np.nan, np.inf, -np.inf, -3, 0, 9], dtype)
+    first, second = special.reshape(6, 1), np.stack([special, special[::-1]]).reshape(2, 1, 6)
+    actual, _ = evaluate(lambda builder, x, y: builder.emit(operator(x, y)), [first, second])
+    assert np.array_equal(actual, right(first, second), equal_nan=True)

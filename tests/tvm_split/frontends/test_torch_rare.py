@@ -145,6 +145,24 @@ def test_softmax_of_rows_of_infinities_and_nan() -> None:
             check(softmaxes, x)
 
 
+def test_nan_stays_where_torch_keeps_it() -> None:
+    """What loses it is listed in docs/frontends.md."""
+
+    def kept(x: Any) -> Any:
+        return (
+            *(torch.maximum(x, x.flip(-1)), torch.minimum(x, x[0]), x.clamp(-1, 1), F.relu(x)),
+            *(torch.where(x > 0, x, -x), x.masked_fill(x > 0, 5.0), torch.where(x.isnan(), torch.zeros(()), x)),
+            *(F.avg_pool2d(x, 2), x.mean(-1), x.cumsum(-1), torch.logsumexp(x, -1), torch.sign(x), torch.tanh(x)),
+        )
+
+    x = torch.randn(2, 3, 6, 6)
+    x[0, 0, 0, 0] = x[0, 1, 2, 5] = x[1, 2, 5, 5] = math.nan
+    x[1, 0, 3, 3], x[1, 0, 4, 4] = math.inf, -math.inf
+    for dtype in (torch.float32, torch.float64):
+        model = load_model(as_module(kept).eval(), (x.to(dtype),))
+        assert_equal_to_source(model, [x.to(dtype).numpy()], computed=run_as_stage)
+
+
 def test_extremes_of_infinities() -> None:
     x = torch.tensor([[1, 2, 3], [-math.inf] * 3, [math.inf] * 3])
 
