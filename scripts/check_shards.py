@@ -39,13 +39,13 @@ SAMPLES = 5
 AXES: dict[int, Sequence[Axis]] = {4: ("rows", "columns", "channels", "batch"), 2: ("channels", "heads", "batch")}
 """By the rank of the first input: images, and words."""
 PUBLISHED = ("vgg16", "resnet50", "mobilenet_v2", "unet", "bert_base", "gpt2_small")
-SMALL = ("vgg", "resnet", "mobilenet", "unet", "bert", "gpt2")
+SMALL = ("vgg", "resnet", "mobilenet", "small_unet", "bert", "gpt2")
 
 
 def network(name: str, pixels: int, tokens: int) -> tuple[nn.Module, Sequence[Tensor]]:
     """One of `PUBLISHED` or `SMALL`, and example inputs."""
     if name in SMALL:
-        return {**torch_models.small_models(), "unet": (unet.unet(), (torch.randn(1, 3, 16, 16),))}[name]
+        return {**torch_models.small_models(), "small_unet": (unet.unet(), (torch.randn(1, 3, 16, 16),))}[name]
     builders = torch_models.published_models(tokens, pixels)
     build, examples = {**builders, "unet": (unet.published_unet, builders["vgg16"][1])}[name]
     return build(), examples
