@@ -30,6 +30,8 @@ FIRST_WIDTH, LAST_WIDTH = 4, 32
 """Partial plans that are kept side by side: at first, and where time is left."""
 COARSE, FINE = 0.02, 0.001
 """Share of a period to which it is halved upon: for plans of fewer machines, and for the plan."""
+SLIGHT = 1e-7
+"""Share of a period by which the next one is tried, once it was halved upon."""
 NEAR_ENOUGH = 0.005
 """A plan so near to the bound is not searched any longer for."""
 VALUES_TRIED = 3
@@ -140,16 +142,24 @@ class ManyMachines:
         return self._instance.machine_limit if self._instance.problem.replicas else self._most_stages
 
     def _halve(self, beam: StageBeam, left: Counts, share: float, low: float, high: float) -> None:
-        """Between two periods, until they are as near as that share; upwards first, if nothing is known above."""
+        """Between two periods, until they are as near as that share; upwards first, if nothing is known above.
+
+        In the end slightly below the best, as often as that succeeds.
+        """
         low, step = max(low, self._longest * SHORTEST), COARSE
-        while high > low * (1 + share) and low < self._longest and time.monotonic() < self._deadline:
-            period = min(low * (1 + step), math.sqrt(low * high))
+        while low < self._longest and time.monotonic() < self._deadline:
+            is_near = high <= low * (1 + share)
+            if is_near and share > FINE:
+                return
+            period = high * (1 - SLIGHT) if is_near else min(low * (1 + step), math.sqrt(low * high))
             stages = beam.stages(period, self._most_stages, left, self._deadline)
             reached = None if stages is None else self._keep(stages)
+            if is_near and (reached is None or reached > period):
+                return
             if reached is None:
                 low, step = period, 2 * step
             else:
-                high, step = min(period, max(reached, low)), math.inf
+                high, step = min(period, reached), math.inf
 
     def _keep(self, stages: Sequence[Placed]) -> float | None:
         """The period of a plan, which is kept if it holds; None if it does not."""
