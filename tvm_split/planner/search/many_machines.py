@@ -69,6 +69,9 @@ class ManyMachines:
             slowest = self._singles.seconds.min(axis=1).max()
             self.bound = max(self.bound, float(slowest) * (1 - 1e-9))
         self._place(first, self._singles, self._prices, FIRST_WIDTH)
+        if any(len(tensor.destinations) > 1 for tensor in instance.tensors):
+            together = OrderCosts(instance, order, together=True)
+            self._place(together, self._singles, self._prices, FIRST_WIDTH)
         for each in others:
             if time.monotonic() > self._until(0.4):
                 break

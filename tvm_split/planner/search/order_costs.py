@@ -88,14 +88,15 @@ def _links(instance: Instance, members: Sequence[Sequence[Unit]]) -> Floats:
 class OrderCosts:
     """Stages of an instance along one topological order; row where a stage begins, column where it ends.
 
-    What a stage sends counts once for each of its readers that are outside, as if all were in different stages.
+    What a stage sends counts once for each of its readers that are outside, as if all were in different stages, or, if
+    they are ``together``, once.
 
     Attributes:
         received, sent: (P, P) bytes to and from other stages. from_client, to_client: the client's.
         tensors: (P, P) tensors that come in and go out.
     """
 
-    def __init__(self, instance: Instance, order: Sequence[int]) -> None:
+    def __init__(self, instance: Instance, order: Sequence[int], *, together: bool = False) -> None:
         self.instance = instance
         self.order = np.array(order, dtype=np.intp)
         length = len(order)
@@ -113,7 +114,7 @@ class OrderCosts:
                     _rectangle(table, before + 1, end + 1, end + 1, length + 1, value)
             if source < 0:
                 continue
-            for end in ends:
+            for end in ends[-1:] if together else ends:
                 _rectangle(self.sent, 0, source + 1, source + 1, end + 1, tensor.bytes)
                 _rectangle(self.tensors, 0, source + 1, source + 1, end + 1, 1.0)
             if instance.client in tensor.destinations:
