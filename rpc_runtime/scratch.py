@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
+import time
 import weakref
 from pathlib import Path
 
@@ -21,6 +23,9 @@ from tvm_split.rpc_runtime.own_process import OwnProcess
 
 PREFIX = "tvm-split-scratch-"
 LOCK = ".owner"
+MADE = re.compile(rf"{PREFIX}[a-z-]+-[a-z0-9_]{{8}}")
+LONGEST_TO_MAKE_SECONDS = 60.0
+"""From a folder's name to its lock, however busy a host is."""
 
 
 class ScratchFolder(Closing):
@@ -68,8 +73,16 @@ def _remove(path: Path, lock: int) -> None:
 
 
 def _remove_orphan(path: Path) -> None:
-    """Remove a folder with a lock file that nobody holds. One without it is too young, or none of ours."""
-    lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    """Remove a folder with a lock file that nobody holds, or an old one without: a worker has made that again.
+
+    A young one without it is just being made.
+    """
+    try:
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if MADE.fullmatch(path.name) and time.time() - path.stat().st_mtime > LONGEST_TO_MAKE_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

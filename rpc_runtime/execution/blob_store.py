@@ -75,7 +75,7 @@ class BlobStore:
             return tuple(blob for blob in wanted.values() if not self._present(blob))
 
     def unpin(self, owner: str) -> None:
-        with self._exclusively():
+        with self._exclusively(makes_folder=False):
             if self._pins.pop(owner, None) is not None and not self._closed:
                 self._write_pins()
 
@@ -125,7 +125,7 @@ class BlobStore:
 
     def close(self) -> None:
         """Lets go of all pins; the blobs stay for the next time."""
-        with self._exclusively():
+        with self._exclusively(makes_folder=False):
             if not self._closed:
                 self._closed = True
                 self._pins.clear()
@@ -148,8 +148,12 @@ class BlobStore:
         return True
 
     @contextlib.contextmanager
-    def _exclusively(self) -> Iterator[None]:
+    def _exclusively(self, *, makes_folder: bool = True) -> Iterator[None]:
+        """A folder that somebody has removed is made again, but not by who only lets go: its owner may have died."""
         with self._mutex, self._explained():
+            if not (makes_folder or self.folder.exists()):
+                yield
+                return
             for name in ("blobs", "temporary", "pins"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
             with locked(self.folder / "lock"):

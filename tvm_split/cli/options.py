@@ -55,7 +55,7 @@ ClusterOption = Annotated[
 ]
 WorkersOption = Annotated[
     int | None,
-    typer.Option("--workers", min=1, max=26, help="Instead of a cluster: so many worker processes on this host."),
+    typer.Option("--workers", min=1, help="Instead of a cluster: so many worker processes on this host."),
 ]
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads of each worker process on this host (default: 1).")

@@ -74,7 +74,7 @@ class PlanOutput:
             print_sizes(sizes, STDOUT)
         advice = one_machine_advice(plan, machines)
         if advice is not None:
-            STDOUT.print(advice, markup=False, highlight=False, soft_wrap=True)
+            STDOUT.print(advice, markup=False, highlight=False)
 
 
 def stage_shares(model: Model, plan: Plan) -> list[float]:

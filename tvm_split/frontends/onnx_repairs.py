@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -313,6 +313,9 @@ REPAIRS: dict[str, Repair] = {
     "Einsum": lambda op, inputs, attributes, _: op.einsum(list(inputs), attributes["equation"].decode()),  # emit_te
     "IsInf": _is_infinite,
     "LpNormalization": _lp_normalization,
+    # Stacked and reduced, as TVM does it, they would lose NaN.
+    "Max": lambda op, inputs, *_: reduce(op.maximum, inputs),
+    "Min": lambda op, inputs, *_: reduce(op.minimum, inputs),
     "Mod": _modulo,
     "OneHot": _one_hot,
     "Pad": _pad,

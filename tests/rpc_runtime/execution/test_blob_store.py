@@ -93,6 +93,17 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     put(other, b"bbbbbbb")
 
 
+def test_who_only_lets_go_does_not_make_the_folder_again(tmp_path: Path) -> None:
+    """It may be a client's, which was killed, and which others have cleared away."""
+    folder = tmp_path / "cache"
+    store = BlobStore(folder)
+    store.pin("d", [put(store, b"aaaa")])
+    shutil.rmtree(folder)
+    store.unpin("d")
+    store.close()
+    assert not folder.exists()
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     store = BlobStore(folder)

@@ -150,6 +150,13 @@ def test_extremes_of_infinities(operator: str) -> None:
     assert_equal_to_source(model, [x], computed=run_as_stage)
 
 
+@pytest.mark.parametrize("operator", ["Max", "Min"])
+def test_nan_stays_in_a_maximum_of_tensors(operator: str) -> None:
+    x = np.float32([[NAN, 1, -1], [2, NAN, -2]])
+    inputs = x, np.float32([0, 0, NAN]), np.float32([[-1], [1]])
+    assert_equal_to_source(load_model(node_model(operator, inputs), inputs), inputs, computed=run_as_stage)
+
+
 def test_weights_without_elements() -> None:
     with together() as check:
         for shape in ((0, 3), (2, 0)):
