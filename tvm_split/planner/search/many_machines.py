@@ -150,7 +150,7 @@ class ManyMachines:
         In the end slightly below the best, as often as that succeeds.
         """
         low, step = max(low, self._longest * SHORTEST), COARSE
-        while low < self._longest and time.monotonic() < self._deadline:
+        while low < self._longest and high > self.bound and time.monotonic() < self._deadline:
             is_near = high <= low * (1 + share)
             if is_near and share > FINE:
                 return

@@ -109,6 +109,13 @@ def test_plans_hold_and_bounds_are_below_every_plan(
         assert judged == pytest.approx((plan.evaluation.period_seconds, plan.evaluation.latency_seconds), rel=1e-9)
 
 
+def test_what_takes_no_time_ends_the_search() -> None:
+    """Nothing is below a period of 0, however slightly."""
+    problem = random_problem(240, pieces=2, machines=3, chain=True, replicas=True, objective="throughput")
+    problem = dataclasses.replace(problem, maximum_latency_seconds=math.inf, maximum_period_seconds=math.inf)
+    assert searched(problem)[0] == 0.0
+
+
 def solved(problem: Problem) -> Solution:
     found = solve(problem, time_limit_seconds=1.0)
     assert evaluate(problem, found.stages) == found.evaluation
