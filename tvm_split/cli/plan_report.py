@@ -24,6 +24,7 @@ PREDICTED_CAPTION = "milliseconds per micro-batch; est.: the share of computing 
 NAMES_SHOWN, MOST_NAMES = 2, 6
 LONGEST_NAME = 24
 MACHINES_SHOWN = 4
+TRANSPORTS = {"shm": "shared memory", "grpc": "gRPC", "mpi": "MPI"}
 MOST_ROWS = 12
 """Of stages, and of sentences about them; what has more is told by machine, and in full with the details."""
 
@@ -135,8 +136,18 @@ def predicted_lines(prediction: Prediction, objective: str, seconds_now: float) 
     return [
         f"Predicted: {first}; {second}",
         f"Limited by {prediction.limiting}; {proven}; {age}",
+        *transport_lines(prediction),
         *(f"Doubtful: {doubt}" for doubt in prediction.doubts),
     ]
+
+
+def transport_lines(prediction: Prediction) -> list[str]:
+    """What carries the plan's links, as far as that was measured."""
+    ends: dict[str, list[str]] = {}
+    for link in prediction.links:
+        if link.transport:
+            ends.setdefault(link.transport, []).append(f"{link.source} → {link.destination}")
+    return [f"Links over {TRANSPORTS.get(name, name)}: {short_list(pairs)}" for name, pairs in ends.items()]
 
 
 def certificate_lines(prediction: Prediction, objective: str) -> list[str]:

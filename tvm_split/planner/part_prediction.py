@@ -21,6 +21,7 @@ from tvm_split.planner.prediction import (
     in_flight_of,
     machine_prediction,
     with_coded_bytes,
+    with_transports,
 )
 from tvm_split.planner.problem import Evaluation, Problem, gap_of, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
@@ -52,7 +53,7 @@ def predict_parts(
     evaluation = evaluate_parts(used, plan)
     value = objective_seconds(problem.objective, evaluation)
     bound = min(certificate.lower_bound_seconds, value)
-    links = _links(used, plan)
+    links = with_transports(_links(used, plan), profile)
     layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
     return Prediction(
         period_seconds=evaluation.period_seconds,

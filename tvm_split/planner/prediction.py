@@ -65,7 +65,7 @@ class LinkPrediction:
     """What crosses one link per micro-batch: ``seconds`` for a single one, ``stream_seconds`` when many follow.
 
     Where replicas take turns, ``bytes`` and ``stream_seconds`` are averages over the stream, and ``seconds`` those of a
-    micro-batch that goes this way.
+    micro-batch that goes this way. ``transport`` is what carried it when it was measured; empty where it was not.
     """
 
     source: str
@@ -73,6 +73,7 @@ class LinkPrediction:
     bytes: float
     seconds: float
     stream_seconds: float
+    transport: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def predict(
     evaluation = best.evaluation if is_best else evaluate(problem, stages)
     period, latency = evaluation.period_seconds, evaluation.latency_seconds
     layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
-    links = _links(problem, stages)
+    links = with_transports(_links(problem, stages), profile)
     return Prediction(
         period_seconds=period,
         latency_seconds=latency,
@@ -193,7 +194,7 @@ def with_coded_links(
     period, latency = evaluation.period_seconds, evaluation.latency_seconds
     value = objective_seconds(problem.objective, evaluation)
     bound = min(prediction.lower_bound_seconds, value)
-    predicted = _links(faster, stages)
+    predicted = with_transports(_links(faster, stages), profile)
     return replace(
         prediction,
         period_seconds=period,
@@ -219,6 +220,12 @@ def coded_problem(problem: Problem, coded: Mapping[tuple[str, str], CodedLink]) 
         for link in problem.links
     )
     return replace(problem, links=links)
+
+
+def with_transports(links: Sequence[LinkPrediction], profile: ClusterProfile) -> tuple[LinkPrediction, ...]:
+    """The links with what carried them when the profile was made."""
+    carried = {(link.source, link.destination): link.transport for link in profile.links}
+    return tuple(replace(each, transport=carried.get((each.source, each.destination), "")) for each in links)
 
 
 def with_coded_bytes(

@@ -12,6 +12,7 @@ from tests.helpers.planner.predictions import machine_prediction, prediction
 from tvm_split.cli.plan_report import memory_text, predicted_lines, prediction_as_json, print_plan
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.plan import Plan, PlannedMachine
+from tvm_split.planner.prediction import LinkPrediction
 from tvm_split.planner.problem import Sharding, Stage
 from tvm_split.rpc_runtime.program.codec import Codec
 
@@ -54,6 +55,20 @@ def test_codecs_are_said_with_what_they_save_and_cost():
         ):
             assert words in text, words
     assert "times smaller" not in shown(plan())
+
+
+def test_what_carries_the_links_is_told():
+    given = plan()
+    links = (
+        LinkPrediction("client", A, 4.0, 1e-4, 1e-5, "shm"),
+        LinkPrediction(A, B, 4.0, 1e-4, 1e-5, "grpc"),
+        LinkPrediction(B, "client", 4.0, 1e-4, 1e-5, "shm"),
+        LinkPrediction(B, A, 4.0, 1e-4, 1e-5),
+    )
+    text = shown(dataclasses.replace(given, prediction=dataclasses.replace(given.prediction, links=links)))
+    assert "\nLinks over shared memory: client → machine-a, machine-b → client\n" in text
+    assert "\nLinks over gRPC: machine-a → machine-b\n" in text
+    assert "Links over" not in shown(given)
 
 
 def test_what_matters_fits_a_small_window():
