@@ -73,6 +73,19 @@ def test_codecs_make_links_faster_and_their_bytes_fewer():
     assert [link.bytes for link in one.links] == [1000, 250, 1000]
 
 
+def test_what_carried_links_when_they_were_measured_is_told():
+    profile = chain_profile({A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, **FAST)
+    ways = {("client", A): "shm", (A, B): "grpc", (B, "client"): ""}
+    links = tuple(
+        dataclasses.replace(link, transport=ways.get((link.source, link.destination), "mpi")) for link in profile.links
+    )
+    profile, problem = dataclasses.replace(profile, links=links), chain_problem(profile)
+    plain = predict(problem, profile, solve(problem), HALVES)
+    coded = with_coded_links(plain, problem, profile, HALVES, {(A, B): CodedLink(0.4, 0.25)})
+    for found in (plain, coded):
+        assert {(each.source, each.destination): each.transport for each in found.links} == ways
+
+
 def test_another_plan_is_held_against_the_best_bound():
     profile = chain_profile({A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, **FAST)
     problem = chain_problem(profile)
