@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -188,6 +189,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if not can_shape():
         sys.exit("links are shaped as root, with `ip` and `tc` of iproute2; use scripts.check_unequal without them")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else namespaces would stay
     console, results = Console(), {}
     if arguments.only in (None, "codecs"):
         for allow_lossy in (0.0, ALLOWED_LOSS):
