@@ -146,8 +146,8 @@ class LinkAnswer:
         self._chosen.set()
 
     def _ended(self, error: Exception | None) -> None:
-        if isinstance(error, ProtocolError):
-            self._error = error
+        if self._error is None and isinstance(error, ProtocolError):
+            self._error = error  # what comes after it, over another way, is no cause
         self._on_end(error or WorkerUnavailableError(f"{self._peer!r} ended its data stream"))
         self._link.close()
         self._chosen.set()

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import numpy as np
 
 from tests.helpers.rpc_runtime.mpi_ranks import through_relay
 from tests.helpers.rpc_runtime.stations import Idle
@@ -18,6 +19,7 @@ from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.program.inputs import flat_bytes
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
+from tvm_split.rpc_runtime.program.program import TensorSpec
 from tvm_split.rpc_runtime.transports.link_answer import LinkAnswer
 from tvm_split.rpc_runtime.transports.link_call import LinkCall
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
@@ -162,3 +164,20 @@ def joined(transport: Transport, answers: LinkEnd, calls: LinkEnd) -> Iterator[t
     ):
         assert calling.call.statistics.transport == transport
         yield answering, calling
+
+
+def values(spec: TensorSpec, sequence: int) -> np.ndarray:
+    """Others for each micro-batch, the same each time."""
+    content = np.random.default_rng(sequence).bytes(spec.size_bytes)
+    return np.frombuffer(content, np.uint8).view(np.dtype(spec.dtype)).reshape(spec.shape)
+
+
+def send_all(sender: Sender, routes: Sequence[PlannedRoute], count: int) -> None:
+    for sequence in range(count):
+        for route in routes:
+            assert sender.put(route.tensor.name, sequence, values(route.tensor, sequence))
+
+
+def link_threads() -> list[str]:
+    """Those of this process that a link has left."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("link-", "read-"))]

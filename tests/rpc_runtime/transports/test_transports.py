@@ -9,7 +9,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,21 +22,26 @@ import numpy as np
 import pytest
 
 from tests.helpers.rpc_runtime import mpi_ranks
-from tests.helpers.rpc_runtime.joined_links import Answering, Calling, Receiver, Sender, joined
+from tests.helpers.rpc_runtime.joined_links import (
+    Answering,
+    Receiver,
+    Sender,
+    joined,
+    link_threads,
+    send_all,
+    values,
+)
 from tests.helpers.rpc_runtime.link_peer import one_route
-from tests.helpers.rpc_runtime.raw_calls import RawCaller, hello, silence
 from tests.helpers.waiting import wait_for
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from tvm_split.rpc_runtime.program.codec import Codec, encoded_bytes, fitting
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.transports import link_answer, link_end, mpi, shared_memory
+from tvm_split.rpc_runtime.transports import link_end, mpi, shared_memory
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.links import OUTBOX
-from tvm_split.rpc_runtime.transports.shared_memory import SharedMemoryCarrier, host_proof
-from tvm_split.rpc_runtime.wire import worker_pb2 as pb
-from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
+from tvm_split.rpc_runtime.transports.shared_memory import SharedMemoryCarrier
 from tvm_split.rpc_runtime.wire.framing import (
     CHUNK_BYTES,
     HEADER,
@@ -45,8 +49,6 @@ from tvm_split.rpc_runtime.wire.framing import (
     PROTOCOL_VERSION,
     FrameKind,
     control_frame,
-    decode,
-    parsed,
     tensor_frames,
 )
 
@@ -62,20 +64,9 @@ def routes_of(*specs: tuple[tuple[int, ...], str], depth: int = 3) -> list[Plann
     ]
 
 
-def values(spec: TensorSpec, sequence: int) -> np.ndarray:
-    content = np.random.default_rng(sequence).bytes(spec.size_bytes)
-    return np.frombuffer(content, np.uint8).view(np.dtype(spec.dtype)).reshape(spec.shape)
-
-
 def ends(sender: Sender, receiver: Receiver, caller_sends: bool) -> tuple[LinkEnd, LinkEnd]:
     """Who answers, who calls."""
     return (receiver.link, sender.link) if caller_sends else (sender.link, receiver.link)
-
-
-def send_all(sender: Sender, routes: Sequence[PlannedRoute], count: int) -> None:
-    for sequence in range(count):
-        for route in routes:
-            assert sender.put(route.tensor.name, sequence, values(route.tensor, sequence))
 
 
 DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -219,10 +210,6 @@ def feed(sender: Sender, routes: Sequence[PlannedRoute]) -> None:
             while not sender.put(route.tensor.name, sequence, values(route.tensor, 0), 0.02):
                 if sender.link._closed:
                     return
-
-
-def link_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("link-", "read-"))]
 
 
 def open_files() -> int:
@@ -388,52 +375,3 @@ def test_memory_that_comes_free_out_of_order_is_not_written_too_early(transport:
         feeding.join(10)
     assert [sequence for _, sequence, _ in receiver.got] == list(range(12))
     assert all((value == values(route.tensor, sequence)).all() for _, sequence, value in receiver.got)
-
-
-def test_a_caller_that_chooses_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_answer, "CHOICE_SECONDS", 0.2)
-    receiver, greeting = Receiver([one_route(8)]), ((HELLO_KEY, hello("0" * 32, "a", "b")),)
-    with closing(Answering(receiver.link)) as answering, RawCaller(answering.endpoint) as caller:
-        call = caller.begin(LINK_PATH, silence(3), 20, greeting)
-        assert answering.ended.wait(5)
-        assert "has not chosen a transport" in str(answering.ends[0])
-        call.cancel()
-
-
-def test_what_cannot_be_shared_goes_over_grpc_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two hosts, as their boot ids say; where sharing is demanded that is an error."""
-    route = one_route(8)
-    monkeypatch.setattr(link_answer, "host_proof", lambda deployment: b"another host")
-    sender, receiver = Sender([route]), Receiver([route])
-    with (
-        closing(Answering(receiver.link)) as answering,
-        closing(Calling(answering.endpoint, sender.link, Transport.AUTO)) as calling,
-    ):
-        assert calling.call.statistics.transport == Transport.GRPC
-        assert "different hosts" in calling.call.statistics.reason
-        send_all(sender, [route], 3)
-        assert receiver.wait(3)
-    sender, receiver = Sender([route]), Receiver([route])
-    with closing(Answering(receiver.link)) as answering:
-        with pytest.raises(WorkerError, match="different hosts"):
-            Calling(answering.endpoint, sender.link, Transport.SHARED_MEMORY)
-        assert not answering.ended.wait(0.5)  # nothing has failed there
-
-
-def test_a_secret_that_comes_too_late_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_answer, "CHOICE_SECONDS", 0.3)
-    receiver = Receiver([one_route(8)])
-    greeting = pb.Hello(deployment="0" * 32, source="a", destination="b", host=host_proof("0" * 32))
-    choice = control_frame(FrameKind.CHOICE, pb.Choice(shared_memory=True).SerializeToString())
-    with closing(Answering(receiver.link)) as answering, RawCaller(answering.endpoint) as caller:
-        call = caller.begin(LINK_PATH, [choice], 20, ((HELLO_KEY, greeting.SerializeToString()),))
-        accept = parsed(pb.Accept, decode(next(call)))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.connect(f"\0{accept.socket}")
-            assert answering.ended.wait(5)
-            connection.settimeout(8)
-            connection.send(accept.secret)
-            while connection.recv(100):  # the memory, and then its end
-                pass
-        call.cancel()
-    assert wait_for(lambda: not link_threads()), link_threads()
