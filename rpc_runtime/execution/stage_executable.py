@@ -20,7 +20,7 @@ from tvm_split.rpc_runtime.execution.safetensors_file import single_tensor
 from tvm_split.rpc_runtime.execution.shared_object import check_shared_object
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
-from tvm_split.rpc_runtime.transports.links import ALIGNMENT_BYTES, Slot
+from tvm_split.rpc_runtime.transports.slots import ALIGNMENT_BYTES, Slot
 
 Tensor = Any
 """A ``tvm.runtime.Tensor``; TVM carries no types."""

@@ -47,11 +47,12 @@ class Station(Protocol):
         """An outgoing link has room for one more micro-batch of a tensor."""
 
 
-class Carrier(Protocol):
-    """Carries a link in memory that both ends see, and headers beside it."""
+Place = Callable[[PlannedRoute, int], Bytes]
+"""Where a tensor of a route may lie; it has as many places, numbered from 0, as its queue is deep."""
 
-    def place(self, route: PlannedRoute, number: int) -> Bytes:
-        """Where a tensor of a route may lie; it has as many places, numbered from 0, as its queue is deep."""
+
+class Carrier(Protocol):
+    """Carries the headers of a link whose tensors lie in memory that both ends see."""
 
     def send(self, header: bytes) -> None:
         """Hands a frame without payload to the other end. Does not raise: what breaks the link ends it elsewhere."""
@@ -122,8 +123,8 @@ class LinkEnd:
                     return
                 self._said_locked(message)
 
-    def carry(self, carrier: Carrier) -> None:
-        """From now on messages go to a carrier. Before the first one."""
+    def carry(self, carrier: Carrier, place: Place) -> None:
+        """From now on messages go to a carrier, and tensors to their places. Before the first one."""
         with self._lock:
             self._carrier = carrier
         self.flush()

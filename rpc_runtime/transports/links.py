@@ -17,19 +17,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from tvm_split.rpc_runtime.errors import ProtocolError
-from tvm_split.rpc_runtime.program.inputs import flat_bytes
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, now
-from tvm_split.rpc_runtime.program.program import CLIENT, TensorSpec
+from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
 from tvm_split.rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow, most_more
-from tvm_split.rpc_runtime.transports.link_end import Carrier, LinkEnd, Message, Station
+from tvm_split.rpc_runtime.transports.link_end import Carrier, LinkEnd, Message, Place, Station
+from tvm_split.rpc_runtime.transports.slots import MakeSlot, Slot
 from tvm_split.rpc_runtime.wire.framing import (
     Frame,
     FrameFlag,
@@ -40,28 +40,8 @@ from tvm_split.rpc_runtime.wire.framing import (
     tensor_frames,
 )
 
-ALIGNMENT_BYTES = 64
-"""Where TVM takes memory as it is."""
 OUTBOX = 2
 """Micro-batches of a tensor that wait at the sender: one on its way to the wire, one behind it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Memory for one tensor: ``data`` to write it to, ``value`` to hand on."""
-
-    data: Bytes
-    value: Any
-
-    def fill(self, value: Any) -> None:
-        """Copies such a value as this one."""
-        self.data[:] = flat_bytes(value)
-
-
-class MakeSlot(Protocol):
-    """Makes memory for one tensor, fit for its station, or sees ``memory`` as one: 64-byte-aligned, of its size."""
-
-    def __call__(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot: ...
 
 
 @dataclass
@@ -168,13 +148,13 @@ class OutgoingLink(LinkEnd):
         self._queued[sending.route.tensor_index] = sending
         self._wake_locked()
 
-    def carry(self, carrier: Carrier) -> None:
+    def carry(self, carrier: Carrier, place: Place) -> None:
         for sending in self._by_name.values():
             route, depth = sending.route, sending.window.depth
             sending.window.largest = depth
-            sending.slots = [self._make_slot(route.tensor, carrier.place(route, number)) for number in range(depth)]
+            sending.slots = [self._make_slot(route.tensor, place(route, number)) for number in range(depth)]
             sending.places.extend(range(depth))
-        super().carry(carrier)
+        super().carry(carrier, place)
 
     def _begin_locked(self) -> _Parcel | None:
         """The oldest micro-batch that may go: what lags behind is what somebody waits for. Notes who lacks a credit."""
@@ -283,15 +263,15 @@ class IncomingLink(LinkEnd):
         self._reuse = reuse
         self._current: _Arriving | None = None
 
-    def carry(self, carrier: Carrier) -> None:
+    def carry(self, carrier: Carrier, place: Place) -> None:
         for receiving in self._receiving.values():
             route, window = receiving.route, receiving.window
             window.largest = window.depth
-            memory = (carrier.place(route, number) for number in range(window.depth))
+            memory = (place(route, number) for number in range(window.depth))
             receiving.places = [
-                self._make_slot(route.tensor, place) if self._reuse else Slot(place, None) for place in memory
+                self._make_slot(route.tensor, each) if self._reuse else Slot(each, None) for each in memory
             ]
-        super().carry(carrier)
+        super().carry(carrier, place)
 
     def receive(self, frame: Frame) -> None:
         """Takes a frame with a tensor, a part of one, or word of one in shared memory, or a heartbeat."""

@@ -29,7 +29,8 @@ from tvm_split.rpc_runtime.hardware import boot_id
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd
-from tvm_split.rpc_runtime.transports.links import ALIGNMENT_BYTES, IncomingLink
+from tvm_split.rpc_runtime.transports.links import IncomingLink
+from tvm_split.rpc_runtime.transports.slots import ALIGNMENT_BYTES
 from tvm_split.rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decode
 
 SECRET_BYTES = 32
@@ -199,7 +200,7 @@ class SharedMemoryCarrier:
         self._failure: TvmSplitError | None = None
         self._closing = False
         try:
-            self._memory: SharedMemory | None = self._agreed_memory()
+            memory = self._agreed_memory()
             timeout = _SECONDS.pack(int(BEAT_SECONDS), 0), _SECONDS.pack(int(SILENCE_SECONDS), 0)
             connection.settimeout(None)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout[0])
@@ -210,7 +211,7 @@ class SharedMemoryCarrier:
         except BaseException:
             connection.close()
             raise
-        link.carry(self)
+        link.carry(self, memory.place)  # which the link's slots keep, until it is closed
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
 
@@ -231,12 +232,6 @@ class SharedMemoryCarrier:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-
-    def place(self, route: PlannedRoute, number: int) -> Bytes:
-        memory = self._memory
-        if memory is None:  # the link has ended, and somebody is still at it
-            return np.empty(route.tensor.size_bytes, np.uint8)
-        return memory.place(route, number)
 
     def send(self, header: bytes) -> None:
         try:
@@ -268,7 +263,6 @@ class SharedMemoryCarrier:
             error = WorkerError(f"{unexpected!r}")
         finally:
             self._connection.close()
-            self._memory = None
         if not self._closing:
             self._on_end(self._failure or error)
 

@@ -1,0 +1,31 @@
+"""Memory for one tensor, as those who write it and those who compute with it see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tvm_split.rpc_runtime.program.inputs import flat_bytes
+from tvm_split.rpc_runtime.program.interface import Bytes
+from tvm_split.rpc_runtime.program.program import TensorSpec
+
+ALIGNMENT_BYTES = 64
+"""Where TVM takes memory as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Memory for one tensor: ``data`` to write it to, ``value`` to hand on."""
+
+    data: Bytes
+    value: Any
+
+    def fill(self, value: Any) -> None:
+        """Copies such a value as this one."""
+        self.data[:] = flat_bytes(value)
+
+
+class MakeSlot(Protocol):
+    """Makes memory for one tensor, fit for its station, or sees ``memory`` as one: 64-byte-aligned, of its size."""
+
+    def __call__(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot: ...
