@@ -20,7 +20,7 @@ import numpy as np
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.errors import CompileError, ProfileError
-from tvm_split.measuring import machine_timing
+from tvm_split.measuring import timing_turns
 from tvm_split.measuring.link_samples import (
     SMALLEST_BYTES,
     LinkSample,
@@ -31,6 +31,7 @@ from tvm_split.measuring.link_samples import (
     worthwhile_size,
 )
 from tvm_split.measuring.link_store import MachineProbe, PairProbe, StreamProbe, link_store
+from tvm_split.measuring.passages import Passage, measured_passage
 from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.spot_checks import SpotChecked, first_of, spot_checked
 from tvm_split.measuring.stream_probing import probe_streams
@@ -44,9 +45,6 @@ from tvm_split.steps import StepProgress, Steps
 
 SERIES_SECONDS = 0.04
 """How long single runs, and as long a stream, of one size on a fast link; every machine's own round trip thrice."""
-FEWEST, MOST = 3, 60
-HOPELESS_SECONDS = 0.5
-"""A run that takes longer is not repeated."""
 PARALLEL_PAIRS = 4
 ALIKE_SECONDS = 2e-4
 """By which times of alike machines and links may part however short they are: what waking threads varies by."""
@@ -102,17 +100,6 @@ def probe_links(
         cluster.release()
 
 
-@dataclass(frozen=True)
-class _Passage:
-    """A program of pass-through stages: median and best of a run without its computing, and means per micro-batch."""
-
-    single_seconds: float
-    best_seconds: float
-    stream_seconds: float | None
-    processor_seconds: Mapping[str, float]
-    transports: Mapping[tuple[str, str], str]
-
-
 class _Probing:
     """One measurement of one cluster."""
 
@@ -133,12 +120,14 @@ class _Probing:
         self._workers = {name: describe(endpoint, timeout_seconds) for name, endpoint in self._endpoints.items()}
         self._programs = ProbePrograms({name: worker.architecture for name, worker in self._workers.items()})
         self._store = link_store(cache_folder, cluster, self._workers, self._sizes, refresh)
+        self._settings = cluster.link_settings
+        self._places = {name: self._place(name, worker) for name, worker in self._workers.items()}
 
     def run(self) -> LinkProbe:
         names = self._cluster.machine_names
         pairs = [(a, b) for a in names for b in names if a != b and self._is_measured(a, b)]
         hosts = self._busy_hosts()
-        place_of, kind_of = self._place_of, self._kind_of_pair
+        place_of, kind_of = self._places.__getitem__, self._kind_of_pair
         self._steps.total = len(first_of(names, place_of)) + len(self._rounds(first_of(pairs, kind_of))) + len(hosts)
         machines = spot_checked(names, place_of, self._probe_machines, _agree_on_machines)
         measured = spot_checked(pairs, kind_of, partial(self._probe_pairs, machines.values), _agree_on_pairs)
@@ -147,13 +136,12 @@ class _Probing:
         doubts: list[str] = []
         for host in hosts:
             self._steps.begin(f"streams through {', '.join(host)}")
-            probed = {name: self._probed_stream([name]) for name in first_of(host, place_of)}
-            in_company = self._probed_stream(host) if len(host) > 1 else probed[host[0]]
-            doubts += (doubt for stream in (*probed.values(), in_company) for doubt in stream.doubts)
-            like = {place_of(name): stream.samples[name] for name, stream in probed.items()}
-            alone = {name: probed[name].samples[name] if name in probed else like[place_of(name)] for name in host}
+            alone = spot_checked(host, place_of, self._probe_streams, _agree_on_streams).values
+            in_company = self._probed_stream(host) if len(host) > 1 else alone[host[0]]
+            doubts += (doubt for stream in (*alone.values(), in_company) for doubt in stream.doubts)
             for name in host:
-                own, shared = stream_cost(alone[name]), stream_cost(in_company.samples[name])
+                (samples,) = alone[name].samples.values()  # an alike machine's have that one's name
+                own, shared = stream_cost(samples), stream_cost(in_company.samples[name])
                 # The stages take one tensor in and send one out. Company never helps: what says so is noise.
                 costs[name] = StreamingCost(
                     transfer_seconds=max(shared.seconds, own.seconds) / 2,
@@ -162,17 +150,17 @@ class _Probing:
                     alone_transfer_seconds=own.seconds / 2,
                     alone_ratio=own.ratio,
                 )
-                waking[name] = waking_seconds(alone[name], machines.values[name].round_trip_seconds)
+                waking[name] = waking_seconds(samples, machines.values[name].round_trip_seconds)
         self._steps.done()
         return LinkProbe(tuple(self._links(machines, measured, waking)), costs, tuple(dict.fromkeys(doubts)))
 
-    def _place_of(self, name: str) -> Hashable:
+    def _place(self, name: str, worker: WorkerDescription) -> Hashable:
         """What machines have in common whose ways to the client are alike."""
-        worker, ends = self._workers[name], ((CLIENT, name), (name, CLIENT))
-        return worker.hostname, worker.cores, worker.threads, *(self._cluster.link_settings.get(each) for each in ends)
+        ends = ((CLIENT, name), (name, CLIENT))
+        return worker.hostname, worker.cores, worker.threads, *(self._settings.get(each) for each in ends)
 
     def _kind_of_pair(self, pair: tuple[str, str]) -> Hashable:
-        return self._place_of(pair[0]), self._place_of(pair[1]), self._cluster.link_settings.get(pair)
+        return self._places[pair[0]], self._places[pair[1]], self._settings.get(pair)
 
     def _rounds(self, pairs: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
         return list(_rounds(pairs, {name: worker.hostname for name, worker in self._workers.items()}))
@@ -206,8 +194,8 @@ class _Probing:
     def _is_believable(self, name: str, known: MachineProbe) -> bool:
         """Whether a round trip to a machine now does not contradict what is known; slower counts by the best one."""
         now = self._pass([name], [SMALLEST_BYTES] * 2, SERIES_SECONDS)
-        slowest = machine_timing.DISAGREEMENT * now.single_seconds
-        return now.best_seconds / machine_timing.DISAGREEMENT <= known.round_trip_seconds <= slowest
+        slowest = timing_turns.DISAGREEMENT * now.single_seconds
+        return now.best_seconds / timing_turns.DISAGREEMENT <= known.round_trip_seconds <= slowest
 
     def _busy_hosts(self) -> list[tuple[str, ...]]:
         """The machines of every host on which transfers find no core that computes nothing."""
@@ -216,6 +204,9 @@ class _Probing:
             if not has_spare_cores(name, self._workers):
                 found.setdefault(worker.hostname, []).append(name)
         return [tuple(names) for names in found.values()]
+
+    def _probe_streams(self, names: Sequence[str]) -> dict[str, StreamProbe]:
+        return {name: self._probed_stream([name]) for name in names}
 
     def _probed_stream(self, names: Sequence[str]) -> StreamProbe:
         def opened(name: str, products: int) -> Pipeline:
@@ -232,7 +223,7 @@ class _Probing:
         base = self._pass([name], [SMALLEST_BYTES] * 2, 3 * SERIES_SECONDS)
         half = base.single_seconds / 2
         first = LinkSample(SMALLEST_BYTES, half, None)
-        passages: dict[str, list[_Passage]] = {"to": [], "from": []}
+        passages: dict[str, list[Passage]] = {"to": [], "from": []}
         samples: dict[str, list[LinkSample]] = {"to": [first], "from": [first]}
         for direction, found in samples.items():
             for size in self._sizes[1:]:
@@ -272,12 +263,12 @@ class _Probing:
             samples.append(LinkSample(worthwhile, single, passage.stream_seconds))
         return PairProbe(time.time(), tuple(samples), transport)
 
-    def _pass(self, machines: Sequence[str], sizes: Sequence[int], series_seconds: float) -> _Passage:
+    def _pass(self, machines: Sequence[str], sizes: Sequence[int], series_seconds: float) -> Passage:
         """Run a chain for about twice ``series_seconds``, or a few times if that takes longer."""
         program = self._programs.chain(machines, sizes)
         try:
             with self._opened(program) as pipeline:
-                return _measure(pipeline, [np.zeros(sizes[0], np.uint8)], series_seconds)
+                return measured_passage(pipeline, [np.zeros(sizes[0], np.uint8)], series_seconds)
         except CompileError:
             raise
         except TvmSplitError as error:
@@ -293,7 +284,7 @@ class _Probing:
             self._endpoints,
             self._programs.blob_path,
             timeout_seconds=self._timeout_seconds,
-            links=self._cluster.link_settings,
+            links=self._settings,
         )
 
     def _links(
@@ -350,44 +341,13 @@ def _agree_on_pairs(one: PairProbe, other: PairProbe) -> bool:
     )
 
 
+def _agree_on_streams(one: StreamProbe, other: StreamProbe) -> bool:
+    (mine,), (theirs,) = one.samples.values(), other.samples.values()
+    return all(_agree(a.period_seconds, b.period_seconds) for a, b in zip(mine, theirs, strict=True))
+
+
 def _agree(one: float, other: float) -> bool:
-    return abs(one - other) <= ALIKE_SECONDS or max(one, other) <= machine_timing.DISAGREEMENT * min(one, other)
-
-
-def _measure(pipeline: Pipeline, inputs: Sequence[np.ndarray], series_seconds: float) -> _Passage:
-    """Single runs, then a stream, after one run that makes connections and memory warm."""
-    machines = pipeline.program.machines
-    pipeline.run(inputs)
-    start = time.perf_counter()
-    pipeline.run(inputs)
-    first = time.perf_counter() - start
-    before = pipeline.processor_seconds()
-    singles = [first]
-    count = _times(series_seconds, first)
-    for _ in range(count):
-        start = time.perf_counter()
-        pipeline.run(inputs)
-        singles.append(time.perf_counter() - start)
-    arrivals: list[float] = []
-    if first < HOPELESS_SECONDS:
-        for _ in pipeline.stream([inputs] * (1 + _times(series_seconds, first / 2))):
-            arrivals.append(time.perf_counter())
-    after = pipeline.processor_seconds()
-    computing = dict.fromkeys(machines, 0.0)
-    for stage in pipeline.statistics():
-        computing[stage.machine] += stage.median_compute_seconds
-    passed = count + len(arrivals)
-    return _Passage(
-        max(statistics.median(singles) - sum(computing.values()), 0.0),
-        max(min(singles) - sum(computing.values()), 0.0),
-        (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) if len(arrivals) > 1 else None,
-        {who: max((after[who] - before[who]) / passed - computing[who], 0.0) for who in computing},
-        {(link.source, link.destination): link.transport for link in pipeline.links()},
-    )
-
-
-def _times(series_seconds: float, seconds: float) -> int:
-    return 1 if seconds > HOPELESS_SECONDS else min(max(int(series_seconds / max(seconds, 1e-6)), FEWEST), MOST)
+    return abs(one - other) <= ALIKE_SECONDS or max(one, other) <= timing_turns.DISAGREEMENT * min(one, other)
 
 
 def has_spare_cores(machine: str, workers: Mapping[str, WorkerDescription]) -> bool:

@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Protocol
 
 from pydantic import Field, TypeAdapter
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.measuring import timing_turns
 from tvm_split.measuring.ceilings import EFFORT as CEILING_EFFORT, CeilingCode
 from tvm_split.measuring.machine_facts import MachineFacts
 from tvm_split.measuring.store import Store, entry_key
 from tvm_split.measuring.target_code import TargetCode, symbol
+from tvm_split.measuring.timing_turns import TURNS, combined, contradictions, quietest, seconds_of, unlikeness
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
 from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
 from tvm_split.rpc_runtime.program.kernel_times import (
@@ -36,20 +36,11 @@ from tvm_split.rpc_runtime.program.kernel_times import (
     TimingEffort,
 )
 from tvm_split.rpc_runtime.program.program import BlobSpec
-from tvm_split.units import seconds_text
 
-# Odd, so that the median is a time that was measured.
-TURNS = 3
 TURN_EFFORT = TimingEffort(minimum_rounds=2, minimum_seconds=0.17)
 MOST_TURNS = 3 * TURNS
 CHECK_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.05)
-DISAGREEMENT = 2.0
-"""Times of the same kernels a moment later differ by less, unless something disturbs them."""
-UNLIKENESS = 1.3
-"""And times of equal machines by less than this, once the quietest turns of both are taken."""
 TURNS_TO_BE_ALIKE = TURNS + 2
-NOISE_SECONDS = 5e-6
-"""Of a kernel: what a clock and a call take here and there says nothing of the machine."""
 # So long that all machines are at work for the whole of the slowest one's rounds, which company makes longer.
 OVERLAP = 1.25
 MOST_OF_MEMORY = 0.5
@@ -119,8 +110,8 @@ class MachineTimes:
         Slower counts by its best round, so that a machine that is disturbed now does not make good times doubtful.
         """
         known = self.alone[self.checked_kernel or ""].seconds
-        slowest = DISAGREEMENT * min(now.seconds, DISAGREEMENT * now.best_seconds)
-        believed = bool(now.error) or now.best_seconds / DISAGREEMENT <= known <= slowest
+        slowest = timing_turns.DISAGREEMENT * min(now.seconds, timing_turns.DISAGREEMENT * now.best_seconds)
+        believed = bool(now.error) or now.best_seconds / timing_turns.DISAGREEMENT <= known <= slowest
         if not believed:
             self.alone.clear()
             self.contended.clear()
@@ -346,71 +337,4 @@ class _MachineAtWork:
     @property
     def round_seconds(self) -> float:
         """Of all kernels once, as they were when it was last alone."""
-        return _seconds(self.alone[-1])
-
-
-def quietest(turns: Sequence[tuple[KernelTime, ...]]) -> list[tuple[KernelTime, ...]]:
-    """The `TURNS` turns that took least: whatever disturbs a turn makes it longer."""
-    return sorted(turns, key=_seconds)[:TURNS]
-
-
-def contradictions(measured: Mapping[str, Sequence[Sequence[tuple[KernelTime, ...]]]]) -> dict[str, str]:
-    """By the machine's name, why its times cannot be believed: they contradict themselves.
-
-    ``measured`` are for each machine one or more series of turns of the same kernels.
-    """
-    found: dict[str, str] = {}
-    for name, series in measured.items():
-        for turns in filter(None, series):
-            kept = [_seconds(turn) for turn in quietest(turns)]
-            if max(kept) > DISAGREEMENT * min(kept):
-                found[name] = f"the same kernels took {seconds_text(min(kept))} and {seconds_text(max(kept))} on {name}"
-    return found
-
-
-def unlikeness(
-    measured: Mapping[str, Sequence[tuple[KernelTime, ...]]], layers: Mapping[str, Sequence[str]] = MappingProxyType({})
-) -> str:
-    """How the times of two machines part that run the same kernels equally fast, by their names; empty if they do not.
-
-    Kernels of which one of them has no time are left out. ``layers`` are those of each kernel, by its function: the
-    one that parts most is named.
-    """
-    times = {
-        name: {each.function: each.seconds for each in combined(quietest(turns)) if not each.error}
-        for name, turns in measured.items()
-    }
-    shared = frozenset.intersection(*map(frozenset, times.values()))
-    fast, slow = sorted(times, key=lambda name: sum(times[name][function] for function in shared))
-    faster, slower = times[fast], times[slow]
-    most, least = (sum(each[function] for function in shared) for each in (slower, faster))
-    if most <= UNLIKENESS * least or most - least <= NOISE_SECONDS * len(shared):
-        return ""
-    worst = max(shared, key=lambda function: slower[function] - faster[function])
-    where = f", most of all in {', '.join(layers[worst])}" if worst in layers else ""
-    return f"{slow} took {seconds_text(most)} for what took {fast}, an equal machine, {seconds_text(least)}{where}"
-
-
-def _seconds(turn: Sequence[KernelTime]) -> float:
-    return sum(each.seconds for each in turn)
-
-
-def combined(turns: Sequence[Sequence[KernelTime]]) -> tuple[KernelTime, ...]:
-    """One time for each kernel from those of one or more turns, which are of the same kernels in the same order.
-
-    A kernel's time is the median of the turns', its best time the best of all. If a turn says of a kernel why it has no
-    time, so does the result, whatever the others found.
-    """
-    return tuple(_combined(times) for times in zip(*turns, strict=True))
-
-
-def _combined(times: Sequence[KernelTime]) -> KernelTime:
-    for each in times:
-        if each.error:
-            return each
-    return KernelTime(
-        times[0].function,
-        statistics.median(each.seconds for each in times),
-        min(each.best_seconds for each in times),
-        sum(each.rounds for each in times),
-    )
+        return seconds_of(self.alone[-1])

@@ -17,7 +17,7 @@ import tvm_split
 from tests.models import torch_models
 from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
-from tvm_split.measuring import machine_timing
+from tvm_split.measuring import machine_timing, timing_turns
 from tvm_split.measuring.cluster_profiling import MeasuredCluster, ModelProfiler, model_digest
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
@@ -163,7 +163,7 @@ def test_a_cache_is_believed_if_one_measurement_does_not_contradict_it(
         entry["seconds"] *= 100
     path.write_text(json.dumps(content))
     assert profiler.measure(cluster, cache_folder=tmp_path).reports[0].measured == 0
-    monkeypatch.setattr(machine_timing, "DISAGREEMENT", 2.0)
+    monkeypatch.setattr(timing_turns, "DISAGREEMENT", 2.0)
     again = profiler.measure(cluster, cache_folder=tmp_path)
     assert again.reports[0].measured == first.reports[0].measured
     assert again.reports[0].cached == 0
@@ -176,7 +176,7 @@ def test_a_cache_is_believed_if_one_measurement_does_not_contradict_it(
 def test_what_is_doubtful_is_told_and_not_kept(
     model: tvm_split.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_timing, "DISAGREEMENT", 1.0)  # no two measurements agree to the last digit
+    monkeypatch.setattr(timing_turns, "DISAGREEMENT", 1.0)  # no two measurements agree to the last digit
     steps: list[str] = []
     cluster = Cluster.in_process(1, threads=1)
     found = ModelProfiler(model).measure(
@@ -184,7 +184,7 @@ def test_what_is_doubtful_is_told_and_not_kept(
     )
     assert len([what for what in steps if what.startswith("timing")]) == machine_timing.MOST_TURNS
     assert any("the same kernels took" in doubt for doubt in found.profile.doubts)
-    monkeypatch.setattr(machine_timing, "DISAGREEMENT", math.inf)
+    monkeypatch.setattr(timing_turns, "DISAGREEMENT", math.inf)
     again = ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
     assert again.reports[0].cached == 0
     assert again.profile.doubts == ()
@@ -193,8 +193,8 @@ def test_what_is_doubtful_is_told_and_not_kept(
 def test_equal_machines_that_part_are_told_and_not_kept(
     model: tvm_split.Model, workers: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_timing, "UNLIKENESS", 0.0)  # no two measurements agree to the last digit
-    monkeypatch.setattr(machine_timing, "NOISE_SECONDS", -1.0)
+    monkeypatch.setattr(timing_turns, "UNLIKENESS", 0.0)  # no two measurements agree to the last digit
+    monkeypatch.setattr(timing_turns, "NOISE_SECONDS", -1.0)
     steps: list[str] = []
     profiler = ModelProfiler(model)
     found = profiler.measure(workers, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append(what))
@@ -203,7 +203,7 @@ def test_equal_machines_that_part_are_told_and_not_kept(
     assert re.fullmatch(
         r"machine-. took .* for what took machine-., an equal machine, .*, most of all in [\w., ]+", doubt
     ), doubt
-    monkeypatch.setattr(machine_timing, "UNLIKENESS", math.inf)
+    monkeypatch.setattr(timing_turns, "UNLIKENESS", math.inf)
     again = profiler.measure(workers, cache_folder=tmp_path)
     assert [report.cached for report in again.reports] == [0, 0]
     assert again.profile.doubts == ()
