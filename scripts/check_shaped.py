@@ -20,15 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 import tvm_split
+from scripts.bench_shards import HALVES, SHARDS
 from scripts.rounds import Figures, in_turns, medians, written
 from scripts.streamed import median_run
 from tests.helpers.shaped_network import can_shape, shaped_workers
+from tests.helpers.smooth_network import CUT, smooth_network
 from tests.models import torch_models
 from tvm_split import Shard
 from tvm_split.planner.problem import Stage
@@ -38,8 +39,7 @@ from tvm_split.rpc_runtime.program.codec import Codec, fits
 from tvm_split.rpc_runtime.program.program import CLIENT, RouteCodec
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 
-NAMES = ("machine-a", "machine-b")
-HALVES = dict.fromkeys(NAMES, 0.5)
+NAMES = tuple(HALVES)
 MEGABIT = 1e6
 CODEC_BITS_PER_SECOND = 100 * MEGABIT
 SHARD_BITS_PER_SECOND = (1000 * MEGABIT, 100 * MEGABIT)
@@ -65,14 +65,6 @@ def cluster_of(bits_per_second: float, **link: Any) -> Iterator[tvm_split.Cluste
         yield tvm_split.Cluster("remote", machines, links)
 
 
-def smooth_network() -> tuple[nn.Module, torch.Tensor, Mapping[str, Sequence[str]]]:
-    """Convolutions of which half a megabyte crosses, an image as smooth as photographs are, and the split."""
-    torch.manual_seed(0)
-    layers = (nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 8, 3, stride=2), nn.ReLU(), nn.Flatten())
-    image = nn.functional.interpolate(torch.rand(1, 3, 8, 8), (64, 64), mode="bicubic")
-    return nn.Sequential(*layers).eval(), image, {NAMES[0]: ["0"], NAMES[1]: ["2"]}
-
-
 def seconds_apart(deployment: tvm_split.Deployment, inputs: Sequence[Any]) -> Figures:
     """Between results of a stream."""
     times = [time.perf_counter() for _ in deployment.stream([inputs] * MICRO_BATCHES)]
@@ -80,7 +72,8 @@ def seconds_apart(deployment: tvm_split.Deployment, inputs: Sequence[Any]) -> Fi
 
 
 def check_codecs(console: Console, allow_lossy: float, rounds: int) -> dict[str, Any]:
-    network, image, split = smooth_network()
+    network, image = smooth_network()
+    split = dict(zip(NAMES, CUT, strict=True))
     model = tvm_split.load_model(network, (image,))
     with contextlib.ExitStack() as until_end:
         cluster = until_end.enter_context(cluster_of(CODEC_BITS_PER_SECOND, codec="auto"))
@@ -104,10 +97,9 @@ def check_codecs(console: Console, allow_lossy: float, rounds: int) -> dict[str,
 
 
 def shard_ways() -> dict[str, Sequence[Shard]]:
-    rest = Shard("flatten", "classifier", "channels", HALVES)
     return {
         "fused tiles": [Shard(*FIRST_LAYERS, "rows", HALVES, "fused")],
-        "exchange per layer": [Shard("features.0", "features.30", "rows", HALVES, "each"), rest],
+        "exchange per layer": SHARDS["vgg16"]["rows, each; channels"],
     }
 
 

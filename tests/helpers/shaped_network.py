@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tests.helpers.rpc_runtime.worker_process import ROOT, ready
+from tests.helpers.rpc_runtime.worker_process import ready, start_worker
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 END_SECONDS = 20.0
@@ -67,22 +66,11 @@ def _worker(name: str, number: int, bridge: str, bits_per_second: float, cache: 
         shape = f"root tbf rate {bits_per_second:.0f}bit burst {burst} latency {QUEUED}"
         _run(f"tc qdisc add dev {outer} {shape}")
         _run(f"ip netns exec {space} tc qdisc add dev {inner} {shape}")
-        core = sorted(os.sched_getaffinity(0))[number % os.cpu_count()]  # type: ignore[operator]
-        process = until_end.enter_context(
-            subprocess.Popen(
-                [
-                    *f"ip netns exec {space}".split(),
-                    *(sys.executable, "-m", "tvm_split.rpc_runtime.worker", "--name", name, "--cache", str(cache)),
-                    *f"--listen {SUBNET}.{number + 2}:0 --insecure --threads 1 --cores {core}".split(),
-                    *("--ready-json", "--exit-with-parent"),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-            )
-        )
+        cores = sorted(os.sched_getaffinity(0))
+        listen = f"--listen {SUBNET}.{number + 2}:0 --insecure --threads 1 --cores {cores[number % len(cores)]}"
+        arguments = (*listen.split(), "--name", name, "--ready-json", "--exit-with-parent")
+        within = f"ip netns exec {space}".split()
+        process = until_end.enter_context(start_worker(cache, *arguments, within=within))
         try:
             yield ready(process), process.pid
         finally:

@@ -14,6 +14,7 @@ import torch
 
 import tvm_split
 from tests.helpers.relay import Relay
+from tests.helpers.smooth_network import CROSSING_BYTES, CUT, smooth_network
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ClusterError, PlanError
@@ -37,32 +38,20 @@ def workers() -> Iterator[LocalWorkers]:
 
 @pytest.fixture(scope="module")
 def network() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(3, 32, 3, padding=1),
-        torch.nn.ReLU(),
-        torch.nn.Conv2d(32, 8, 3, stride=2),
-        torch.nn.ReLU(),
-        torch.nn.Flatten(),
-        torch.nn.LazyLinear(10),
-    ).eval()
+    return smooth_network()[0]
 
 
 @pytest.fixture(scope="module")
 def x() -> torch.Tensor:
-    """Smooth, as photographs are."""
-    torch.manual_seed(1)
-    return torch.nn.functional.interpolate(torch.rand(1, 3, 8, 8), (64, 64), mode="bicubic")
+    return smooth_network()[1]
 
 
 @pytest.fixture(scope="module")
 def model(network: torch.nn.Module, x: torch.Tensor) -> tvm_split.Model:
-    network(x)
     return tvm_split.load_model(network, (x,))
 
 
-SPLIT = {A: ["0", "1"], B: ["2", "3", "4", "5"]}
-CROSSING_BYTES = 32 * 64 * 64 * 4
+SPLIT = dict(zip((A, B), CUT, strict=True))
 
 
 def joined_by(workers: LocalWorkers, *links: Link) -> Cluster:

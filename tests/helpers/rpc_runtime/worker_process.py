@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -15,9 +15,10 @@ STATE_VARIABLE = "XDG_STATE_HOME"
 """Names the folder in which a worker's own token lies."""
 
 
-def start_worker(cache: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+def start_worker(cache: Path, *arguments: str, within: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
+    """``within`` is a command that runs others, before the worker's own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tvm_split.rpc_runtime.worker", "--cache", str(cache), *arguments],
+        [*within, sys.executable, "-m", "tvm_split.rpc_runtime.worker", "--cache", str(cache), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

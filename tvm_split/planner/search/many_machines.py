@@ -10,6 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +112,7 @@ class ManyMachines:
             if best is None or values.bound > best.bound:
                 pieces = np.empty_like(values.pieces)
                 pieces[list(order)] = values.pieces
-                best = Prices(values.kinds / tried, pieces, values.bound)
+                best = replace(values, pieces=pieces)
             low = max(low, values.bound)
         if best is not None and proves:
             self.bound = max(self.bound, best.bound * (1 - 1e-9))

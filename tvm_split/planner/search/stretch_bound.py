@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_split.planner.search.instance import Floats
+from tvm_split.planner.search.prices import Prices
 from tvm_split.planner.search.stretches import Stretches
 
 KINDS = (32, 16, 8, 4)
@@ -26,17 +27,10 @@ ENTRIES_A_SECOND = 150_000
 NEAR = 1e-4
 
 
-@dataclass(frozen=True)
-class PieceValues:
-    """``bound`` in seconds, the values (n,) of pieces that prove it, and (K,) the most a machine of a kind can take."""
-
-    bound: float
-    pieces: Floats
-    kinds: Floats
-
-
-def stretch_bound(seconds: Floats, counts: Floats, period: float, time_limit_seconds: float) -> PieceValues | None:
+def stretch_bound(seconds: Floats, counts: Floats, period: float, time_limit_seconds: float) -> Prices | None:
     """The bound by values that are best for plans of about ``period``; None if there is no time to find any.
+
+    A machine's price is the most that it can take, per second of that period.
 
     Args:
         seconds: (n, K) of each piece, in their order, on a machine of each kind; infinite where it cannot run.
@@ -58,7 +52,7 @@ def stretch_bound(seconds: Floats, counts: Floats, period: float, time_limit_sec
         middle = (low + high) / 2
         proven = counts @ most(middle) < worth[-1] * (1 - 1e-9)
         low, high = (middle, high) if proven else (low, middle)
-    return PieceValues(low, values, most(low))
+    return Prices(most(low) / period, values, low)
 
 
 def _merged(seconds: Floats, counts: Floats, kinds: int) -> tuple[Floats, Floats]:
