@@ -45,9 +45,16 @@ def virtual_devices(placement: Placement) -> dict[str, VDevice]:
 
 
 def annotated_module(
-    parameters: Sequence[relax.Var], computations: Sequence[Computation], outputs: Sequence[str], placement: Placement
+    parameters: Sequence[relax.Var],
+    cuts: Sequence[relax.VarBinding],
+    computations: Sequence[Computation],
+    outputs: Sequence[str],
+    placement: Placement,
 ) -> tvm.IRModule:
-    """The stages as one graph of the model's ``parameters`` that returns the tensors named ``outputs``."""
+    """The stages as one graph of the model's ``parameters`` that returns the tensors named ``outputs``.
+
+    ``cuts`` are what the client makes of the parameters before it sends them; they are on no device.
+    """
     devices = virtual_devices(placement)
     made: dict[str, relax.Expr] = {parameter.name: parameter for parameter in parameters}
     # What lies on a machine, by the machine and the tensor's name.
@@ -55,6 +62,7 @@ def annotated_module(
     builder = relax.BlockBuilder()
     with builder.function("main", list(parameters)):
         with builder.dataflow():
+            emit_operations(builder, cuts, made)
             for stage, part in zip(placement.stages, computations, strict=True):
                 machine = stage.machine
                 for name in part.received:

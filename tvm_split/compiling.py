@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import tvm
+from tvm import relax
 
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import BuiltStage, build_stage
@@ -27,9 +28,10 @@ from tvm_split.planner.problem import Stage
 from tvm_split.progress import says_progress
 from tvm_split.relay_passes.communication import annotated_module, machine_modules
 from tvm_split.relay_passes.contract import main_function
+from tvm_split.relay_passes.input_cuts import range_of
 from tvm_split.relay_passes.partition import Computation, output_names
 from tvm_split.relay_passes.pipeline import Observer, cut
-from tvm_split.rpc_runtime.program.program import Program, RouteCodec, StageSpec, TensorSpec
+from tvm_split.rpc_runtime.program.program import InputCut, Program, RouteCodec, StageSpec, TensorSpec
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.steps import StepProgress
 
@@ -50,6 +52,7 @@ class CutModel:
     machine_modules: Mapping[str, tvm.IRModule]
     computations: tuple[Computation, ...]
     output_names: tuple[str, ...]
+    cuts: tuple[InputCut, ...]
 
 
 @says_progress("compiling")
@@ -105,7 +108,8 @@ def compile(
             stages += sorted(replicas, key=lambda each: each.replica)
     made = {tensor.name: tensor for spec in stages for tensor in spec.outputs}
     made.update({tensor.name: tensor for tensor in model.inputs})
-    program = _program(plan, model.inputs, tuple(made[name] for name in cut.output_names), tuple(stages))
+    results = tuple(made[name] for name in cut.output_names)
+    program = _program(plan, Program(model.inputs, results, tuple(stages), cuts=cut.cuts))
     readable = {"annotated": cut.annotated, **cut.machine_modules}
     ir = {name: module.script(show_meta=False) for name, module in readable.items()}
     versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
@@ -118,12 +122,10 @@ def compile(
     return bundle
 
 
-def _program(
-    plan: Plan, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], stages: tuple[StageSpec, ...]
-) -> Program:
-    """The stages with the plan's codecs, or a `PlanError` that names a tensor which cannot have its codec."""
+def _program(plan: Plan, program: Program) -> Program:
+    """The program with the plan's codecs, or a `PlanError` that names a tensor which cannot have its codec."""
     codecs = tuple(RouteCodec(each.tensor, each.source, each.destination, each.codec) for each in plan.codecs)
-    program = Program(inputs, outputs, stages, codecs)
+    program = replace(program, codecs=codecs)
     try:
         program.handovers  # noqa: B018  (refuses codecs of routes that there are not)
     except ValueError as error:
@@ -135,16 +137,17 @@ def cut_model(model: Model, plan: Plan, dump_folder: Path | None = None) -> CutM
     """Partition, verify the partition, agree on layouts, and make what shows the split; no code yet."""
     parted = placed_model(model, plan)
     placement = parted.placement
-    function = main_function(parted.model.module)
-    names = output_names(function)
+    inputs = main_function(model.module).params
+    names = output_names(main_function(parted.model.module))
     computations = in_common_layouts(cut(parted.model.module, placement), parted.plan, names)
     found = CutModel(
         model=parted.model,
         plan=parted.plan,
-        annotated=annotated_module(function.params, computations, names, placement),
+        annotated=annotated_module(inputs, parted.cuts, computations, names, placement),
         machine_modules=machine_modules(computations, names, placement),
         computations=computations,
         output_names=names,
+        cuts=tuple(_input_cut(each) for each in parted.cuts),
     )
     if dump_folder is not None:
         _dump_to(dump_folder, "whole")("annotated", found.annotated)
@@ -154,6 +157,12 @@ def cut_model(model: Model, plan: Plan, dump_folder: Path | None = None) -> CutM
 def tensor_spec(name: str, tensor_type: Any) -> TensorSpec:
     """Name, shape and dtype of a Relax tensor type with a static shape."""
     return TensorSpec(name, tuple(int(length) for length in tensor_type.shape.values), str(tensor_type.dtype))
+
+
+def _input_cut(binding: relax.VarBinding) -> InputCut:
+    found = range_of(binding)
+    assert found is not None  # noqa: S101  (it was cut for being one)
+    return InputCut(tensor_spec(binding.var.name, binding.var.ty), found.parameter, found.axis, found.begin)
 
 
 def _stage_spec(

@@ -14,7 +14,7 @@ from typing import Any
 from tvm_split.rpc_runtime.client.result_queue import ResultQueue, array_slot
 from tvm_split.rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.own_process import OwnProcess
-from tvm_split.rpc_runtime.program.inputs import checked_inputs, flat_bytes
+from tvm_split.rpc_runtime.program.inputs import checked_inputs, flat_bytes, given_arrays
 from tvm_split.rpc_runtime.program.interface import Array
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute, machine_plan
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
@@ -95,7 +95,7 @@ class Streams:
         self._sends = [
             [
                 (tensor.name, place, self.outgoing[machine])
-                for place, tensor in enumerate(program.inputs)
+                for place, tensor in enumerate(program.given)
                 for machine in plan.destinations_of(tensor.name, turn)
             ]
             for turn in range(plan.period)
@@ -193,6 +193,7 @@ class Streams:
 
     def _submit(self, stream: _Stream, inputs: Sequence[Array], timeout_seconds: float | None) -> bool:
         """Queues a micro-batch when it is the stream's turn and there is room; False if nobody wants the result."""
+        given = given_arrays(self._program, inputs)
         with self.lock:
             self._waiting.append(stream)
             try:
@@ -209,7 +210,7 @@ class Streams:
                 self._owners.append(stream)
                 stream.pending.append(sequence)
                 for tensor, place, link in self._sends[sequence % len(self._sends)]:
-                    link.put_locked(tensor, sequence, inputs[place])
+                    link.put_locked(tensor, sequence, given[place])
                 self._hand_out_locked()
             finally:
                 self._waiting.remove(stream)

@@ -19,7 +19,7 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
 )
 from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
 from tvm_split.rpc_runtime.own_process import OwnProcess
-from tvm_split.rpc_runtime.program.inputs import checked_inputs
+from tvm_split.rpc_runtime.program.inputs import checked_inputs, given_arrays
 from tvm_split.rpc_runtime.program.interface import Array
 from tvm_split.rpc_runtime.program.measurements import (
     COMPUTE,
@@ -113,7 +113,10 @@ class InProcessPipeline(Closing):
 
     def _compute(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         sequence, self._sequence = self._sequence, self._sequence + 1
-        given = {tensor.name: array for tensor, array in zip(self._program.inputs, arrays, strict=True)}
+        given = {
+            tensor.name: array
+            for tensor, array in zip(self._program.given, given_arrays(self._program, arrays), strict=True)
+        }
         values = _Values({name: tensor_from_array(array) for name, array in given.items()})
         for loaded in self._stages:
             stage = loaded.stage

@@ -127,24 +127,47 @@ class RouteCodec:
 
 
 @dataclass(frozen=True)
+class InputCut:
+    """What the client sends of a model input under another name: from ``begin`` along ``axis``, as ``tensor`` is."""
+
+    tensor: TensorSpec
+    input: str
+    axis: int
+    begin: int
+
+    @property
+    def place(self) -> tuple[slice, ...]:
+        """Where it lies in the input."""
+        return (slice(None),) * self.axis + (slice(self.begin, self.begin + self.tensor.shape[self.axis]),)
+
+
+@dataclass(frozen=True)
 class Program:
     """Stages in topological order, replicas beside each other, and the model's own inputs and outputs.
 
     ``outputs`` may name a model input (it never leaves the client) or any stage's output, also several times.
-    ``codecs`` are those of routes that have one.
+    ``codecs`` are those of routes that have one. ``cuts`` of inputs are sent instead of these where a stage takes them.
 
     Raises:
-        ValueError: the replicas of a stage do not fit together.
+        ValueError: the replicas of a stage do not fit together, or a cut is not of an input.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     stages: tuple[StageSpec, ...]
     codecs: tuple[RouteCodec, ...] = ()
+    cuts: tuple[InputCut, ...] = ()
 
     def __post_init__(self) -> None:
+        for cut in self.cuts:
+            _check_cut(cut, self.inputs)
         for replicas in self.replicas.values():
             _check_replicas(replicas)
+
+    @property
+    def given(self) -> tuple[TensorSpec, ...]:
+        """What the client has: the inputs, and its cuts of them."""
+        return (*self.inputs, *(cut.tensor for cut in self.cuts))
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -164,8 +187,8 @@ class Program:
 
     @cached_property
     def producers(self) -> dict[str, tuple[StageSpec, ...]]:
-        """Tensor name to the replicas of the stage that makes it; none for the model's inputs."""
-        made: dict[str, tuple[StageSpec, ...]] = {tensor.name: () for tensor in self.inputs}
+        """Tensor name to the replicas of the stage that makes it; none for what the client has."""
+        made: dict[str, tuple[StageSpec, ...]] = {tensor.name: () for tensor in self.given}
         for name, replicas in self.replicas.items():
             for tensor in replicas[0].outputs:
                 if tensor.name in made:
@@ -265,6 +288,24 @@ def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, 
                 f"{where}: it does not fit {route.tensor}; fp16, bf16 and int8 are for float32 and float64, where they "
                 "save bytes"
             )
+
+
+def _check_cut(cut: InputCut, inputs: Iterable[TensorSpec]) -> None:
+    """A `ValueError` that names a cut which does not lie in its input."""
+    whole = next((each for each in inputs if each.name == cut.input), None)
+    if whole is None or cut.tensor.name in {each.name for each in inputs}:
+        raise ValueError(f"{cut.tensor} is to be cut of the input {cut.input!r}, which is no other input")
+    axis, length = cut.axis, cut.tensor.shape[cut.axis : cut.axis + 1]
+    fits = (
+        0 <= axis < len(whole.shape)
+        and len(length) == 1
+        and cut.begin >= 0
+        and cut.begin + length[0] <= whole.shape[axis]
+        and whole.shape[:axis] + length + whole.shape[axis + 1 :] == cut.tensor.shape
+        and whole.dtype == cut.tensor.dtype
+    )
+    if not fits:
+        raise ValueError(f"{cut.tensor}, from {cut.begin} of axis {axis}, does not lie in the input {whole}")
 
 
 def _check_replicas(replicas: tuple[StageSpec, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,8 @@ from tvm import relax
 
 from tests.helpers.placements import QUICKLY
 from tvm_split.compiler.build import code_of
-from tvm_split.relay_passes.contract import main_function
-from tvm_split.relay_passes.rewrite import constant
+from tvm_split.relay_passes.contract import main_function, operations_of, returned_fields
+from tvm_split.relay_passes.rewrite import constant, emit_operations, substitute
 
 Array = np.ndarray[Any, Any]
 Emit = Callable[..., relax.Var]
@@ -51,6 +51,19 @@ def random_inputs(module: tvm.IRModule, seed: int = 0) -> list[Array]:
         is_float = dtype.startswith("float")
         found.append((generator.standard_normal(shape) if is_float else generator.integers(0, 9, shape)).astype(dtype))
     return found
+
+
+def with_cuts_made(module: tvm.IRModule, cuts: Iterable[relax.VarBinding], original: tvm.IRModule) -> tvm.IRModule:
+    """The module as a function of the original's parameters, of which it makes the cuts itself."""
+    function, parameters = main_function(module), list(main_function(original).params)
+    values: dict[str, relax.Expr] = {each.name: each for each in parameters}
+    builder = relax.BlockBuilder()
+    with builder.function("main", parameters):
+        with builder.dataflow():
+            emit_operations(builder, [*cuts, *operations_of(function)], values)
+            outputs = builder.emit_output(relax.Tuple([substitute(each, values) for each in returned_fields(function)]))
+        builder.emit_func_output(outputs)
+    return builder.get()
 
 
 def assert_same_values(modules: Mapping[str, tvm.IRModule], *inputs: Array, tolerance: float = 1e-5) -> None:

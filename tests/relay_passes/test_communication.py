@@ -20,7 +20,7 @@ def shown(whole: tvm.IRModule, placed: Placement) -> dict[str, tvm.IRModule]:
 
 
 def annotated(whole: tvm.IRModule, placed: Placement) -> tvm.IRModule:
-    return annotated_module(whole["main"].params, partition(whole, placed), OUTPUTS, placed)
+    return annotated_module(whole["main"].params, (), partition(whole, placed), OUTPUTS, placed)
 
 
 def calls_of(module: tvm.IRModule) -> list[str]:
@@ -66,7 +66,7 @@ def test_crossings_become_transfers() -> None:
             return result
 
     placed = placement({"conv1": 0, "conv2": 1, "conv3": 1}, ("a", "b"))
-    after = annotated_module(Before["main"].params, partition(Before, placed), ("conv3",), placed)
+    after = annotated_module(Before["main"].params, (), partition(Before, placed), ("conv3",), placed)
     tvm.ir.assert_structural_equal(after, Expected)
 
 
@@ -133,7 +133,7 @@ def test_what_crosses_is_shown_in_its_layout(on_one_machine: bool) -> None:
     assert 'R.call_packed("tvm_split.send", first_sent, R.str("first"), R.str(' in text
     assert "first: R.Tensor((1, 2, 4, 4, 8)" in text
     assert "first_plain: R.Tensor((1, 16, 4, 4)" in text
-    whole = annotated_module(Image["main"].params, stages, ("second",), placed).script()
+    whole = annotated_module(Image["main"].params, (), stages, ("second",), placed).script()
     assert ("R.to_vdevice(first_sent" in whole) != on_one_machine
     assert "second: R.Tensor((1, 16, 4, 4)" in whole
 

@@ -34,7 +34,7 @@ from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.messages import message_of, value_of
 
 FORMAT = "tvm-split bundle"
-VERSION = 4
+VERSION = 5
 _PROGRAM = TypeAdapter(Program)
 _KERNELS = TypeAdapter(dict[str, tuple[Kernel, ...]])
 
@@ -195,7 +195,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 def _check_program(program: Program, plan: Plan) -> None:
     """Raises what workers would say of a program that does not hold together, or what its own properties do."""
-    for tensor in (*program.inputs, *program.outputs):
+    for tensor in (*program.given, *program.outputs):
         value_of(type(tensor), message_of(pb.Tensor, tensor))
     for stage in program.stages:
         value_of(StageSpec, message_of(pb.Stage, stage))

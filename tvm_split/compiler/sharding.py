@@ -23,12 +23,14 @@ from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Axis, Stage
+from tvm_split.planner.tensor_types import size_bytes
 from tvm_split.relay_passes.contract import (
     main_function,
     operations_of,
     returned_fields,
     used_variables,
 )
+from tvm_split.relay_passes.input_cuts import cut_inputs, range_of
 from tvm_split.relay_passes.partition import Placement
 from tvm_split.relay_passes.shards.channels import require_channels, split_channels
 from tvm_split.relay_passes.shards.region import Region, Sharded, ShardError, part_name
@@ -55,6 +57,7 @@ LOOKS: Mapping[Axis, Callable[..., Mapping[tuple[str, str], float] | None]] = {
 class PlacedModel:
     """A model and a plan in which no stage is shared any more, and where each operation is.
 
+    The graph's parameters are the model's inputs, but for those of which machines take parts: ``cuts`` make these.
     ``origins`` are the positions, in the plan that was given, of the stages that this plan's stages are, or are of.
     """
 
@@ -62,6 +65,7 @@ class PlacedModel:
     plan: Plan
     placement: Placement
     origins: tuple[int, ...]
+    cuts: tuple[relax.VarBinding, ...] = ()
 
 
 def placed_model(model: Model, plan: Plan) -> PlacedModel:
@@ -88,7 +92,11 @@ def placed_model(model: Model, plan: Plan) -> PlacedModel:
         model = replace(model, module=sharded.module)
         model = replace(model, layers={each.var.name: layers[each.var.name] for each in _operations(model)})
     homes = _placed_cuts_and_joins(model, plan, {name: homes[name] for name in model.layers})
-    return _placed_by(model, plan, _leveled(model, plan, homes, source_of), placement)
+    module, cuts = cut_inputs(model.module, _cuts_of_inputs(model, plan, homes, source_of))
+    for each in cuts:
+        del homes[each.var.name]
+    model = replace(model, module=module, layers={name: model.layers[name] for name in homes})
+    return replace(_placed_by(model, plan, _leveled(model, plan, homes, source_of), placement), cuts=cuts)
 
 
 @dataclass(frozen=True)
@@ -188,6 +196,29 @@ def _placed_cuts_and_joins(model: Model, plan: Plan, homes: Mapping[str, _Home])
                 home = replace(home, machine=max(zip(stage.shares, stage.machines, strict=True), key=itemgetter(0))[1])
         found[name] = home
     return found
+
+
+def _cuts_of_inputs(model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: Mapping[str, str]) -> list[str]:
+    """The machines' parts of the model's inputs, where a machine takes nothing else of an input, and less than all."""
+    function = main_function(model.module)
+    sizes = {each.name: size_bytes(each.ty) for each in function.params}
+    returned = {each.name for each in returned_fields(function)}
+    parts: dict[tuple[str, str], list[relax.VarBinding]] = {}
+    whole: set[tuple[str, str]] = set()
+    for binding in operations_of(function):
+        name, home = binding.var.name, homes[binding.var.name]
+        machines = (home.machine,) if home.machine is not None else plan.stages[home.stage].machines
+        for used in used_variables(binding.value):
+            if used.name in sizes and source_of.get(name) == used.name and range_of(binding) and name not in returned:
+                parts.setdefault((used.name, machines[0]), []).append(binding)
+            elif used.name in sizes:
+                whole.update((used.name, machine) for machine in machines)
+    return [
+        binding.var.name
+        for (name, machine), cuts in parts.items()
+        if (name, machine) not in whole and sum(size_bytes(each.var.ty) for each in cuts) < sizes[name]
+        for binding in cuts
+    ]
 
 
 class _Peers(NamedTuple):

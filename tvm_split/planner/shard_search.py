@@ -19,6 +19,7 @@ from tvm_split.planner.problem import ProblemLink, Sharding
 from tvm_split.planner.shard_blocks import Block
 from tvm_split.rpc_runtime.program.program import CLIENT
 
+CUT_AXES = ("rows", "columns", "batch")
 STAGE_SECONDS = 1e-4
 """What one more stage has to gain: handing over and waking up take about this, and fewer stages are easier to read."""
 
@@ -101,8 +102,9 @@ def cheapest(
                 arrives = known + _seconds(links, before.holder, machine, alive)
                 reach(before, Segment(place, place + 1, machine), arrives + seconds)
             for way in ways:
-                # A client sends the whole: it computes nothing, and so cuts nothing.
-                parts = way.shares if place else [1.0] * len(way.shares)
+                # What comes from the client is cut along pixels and samples; channels and heads are made of all of it.
+                is_cut = place or way.sharding.axis in CUT_AXES
+                parts = way.shares if is_cut else [1.0] * len(way.shares)
                 arrives = known + _slowest(
                     _seconds(links, before.holder, machine, alive * part)
                     for machine, part in zip(way.machines, parts, strict=True)

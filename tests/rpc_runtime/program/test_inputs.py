@@ -9,8 +9,8 @@ import pytest
 
 from tests.helpers.rpc_runtime.specs import tensor
 from tvm_split.rpc_runtime.errors import InputError
-from tvm_split.rpc_runtime.program.inputs import checked_inputs
-from tvm_split.rpc_runtime.program.program import Program, TensorSpec
+from tvm_split.rpc_runtime.program.inputs import checked_inputs, given_arrays
+from tvm_split.rpc_runtime.program.program import InputCut, Program, TensorSpec
 
 X = np.zeros(2, np.float32)
 PROGRAM = Program((tensor("x"), TensorSpec("image", (2, 3), "uint8")), (), ())
@@ -38,3 +38,18 @@ def test_inputs_become_row_major() -> None:
     assert x is X
     assert found.flags.c_contiguous
     np.testing.assert_array_equal(found, image)
+
+
+def test_the_client_has_inputs_and_cuts_of_them() -> None:
+    cuts = (
+        InputCut(TensorSpec("upper", (1, 3), "uint8"), "image", 0, 0),
+        InputCut(TensorSpec("right", (2, 2), "uint8"), "image", 1, 1),
+    )
+    program = Program(PROGRAM.inputs, (), (), cuts=cuts)
+    assert [each.name for each in program.given] == ["x", "image", "upper", "right"]
+    image = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    x, whole, upper, right = given_arrays(program, [X, image])
+    assert (x is X, whole is image) == (True, True)
+    np.testing.assert_array_equal(upper, [[0, 1, 2]])
+    np.testing.assert_array_equal(right, [[1, 2], [4, 5]])
+    assert right.flags.c_contiguous

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
-from tvm_split.rpc_runtime.program.program import CLIENT, Program, StageSpec
+from tvm_split.rpc_runtime.program.program import CLIENT, InputCut, Program, StageSpec, TensorSpec
 
 
 def test_replicas_that_do_not_fit_together() -> None:
@@ -24,6 +24,24 @@ def test_replicas_that_do_not_fit_together() -> None:
     refused(both[:1], r"numbered \[0\] and have the turns \[0, 1\]")
     refused(replicas(both[0], "AB", "00"), "give each a turn")
     refused(replicas(both[0], "AB", "01" * 5 + "0"), "a period that divides 840, not 11")
+
+
+@pytest.mark.parametrize(
+    ("cut", "words"),
+    [
+        (InputCut(TensorSpec("part", (1, 3), "uint8"), "gone", 0, 0), "input 'gone', which is no other input"),
+        (InputCut(TensorSpec("image", (1, 3), "uint8"), "image", 0, 0), "input 'image', which is no other input"),
+        (InputCut(TensorSpec("part", (1, 3), "uint8"), "image", 0, 2), r"from 2 of axis 0, does not lie in .*\[2, 3\]"),
+        (InputCut(TensorSpec("part", (1, 3), "uint8"), "image", 0, -1), "from -1 of axis 0, does not lie"),
+        (InputCut(TensorSpec("part", (1, 3), "uint8"), "image", 2, 0), "from 0 of axis 2, does not lie"),
+        (InputCut(TensorSpec("part", (1, 3), "uint8"), "image", -2, 0), "from 0 of axis -2, does not lie"),
+        (InputCut(TensorSpec("part", (1, 2), "uint8"), "image", 0, 0), "does not lie"),
+        (InputCut(TensorSpec("part", (1, 3), "int8"), "image", 0, 0), "does not lie"),
+    ],
+)
+def test_cuts_lie_in_their_inputs(cut: InputCut, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Program((TensorSpec("image", (2, 3), "uint8"),), (), (), cuts=(cut,))
 
 
 def test_a_tensor_is_made_once() -> None:

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights
+from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights, with_cuts_made
 from tvm_split.compiler.sharding import PlacedModel, placed_model
 from tvm_split.compiling import cut_model
 from tvm_split.errors import PlanError
@@ -57,7 +57,8 @@ def planned(*stages: Stage) -> Plan:
 def parted(model: Model, *stages: Stage) -> dict[str, tuple[str, list[str]]]:
     """By the name of each stage, its machine and its variables; the graph computes what it did."""
     placed = placed_model(model, planned(*stages))
-    assert_same_values({"whole": model.module, "parted": placed.model.module}, *random_inputs(model.module))
+    whole = with_cuts_made(placed.model.module, placed.cuts, model.module)
+    assert_same_values({"whole": model.module, "parted": whole}, *random_inputs(model.module))
     require_consistent(placed)
     found: dict[str, tuple[str, list[str]]] = {stage.name: (stage.machine, []) for stage in placed.plan.stages}
     names = list(found)
@@ -103,14 +104,39 @@ def test_a_model_s_input_is_cut_by_who_needs_it_and_its_output_joined_by_the_lar
     assert found == {
         "stage_0_machine_a_0": (
             A,
-            ["x_machine_a", "conv1_machine_a", "relu_machine_a", "conv2_machine_a", "last_machine_a"],
+            ["conv1_machine_a", "relu_machine_a", "conv2_machine_a", "last_machine_a"],
         ),
         "stage_0_machine_b_0": (
             B,
-            ["x_machine_b", "conv1_machine_b", "relu_machine_b", "conv2_machine_b", "last_machine_b"],
+            ["conv1_machine_b", "relu_machine_b", "conv2_machine_b", "last_machine_b"],
         ),
         "stage_0_machine_b_1": (B, ["last"]),
     }
+
+
+def test_each_machine_gets_its_rows_of_the_input_and_those_beside() -> None:
+    first = shared("rows", "conv1", "relu", shares={A: 0.375, B: 0.625})
+    cut = cut_model(model_of(chain), planned(first, whole(B, "conv2", "last")))
+    assert [(each.tensor.shape, each.input, each.axis, each.begin) for each in cut.cuts] == [
+        ((1, 4, 4, 8), "x", 2, 0),
+        ((1, 4, 6, 8), "x", 2, 2),
+    ]
+    assert [each.received for each in cut.computations[:2]] == [("x_machine_a",), ("x_machine_b",)]
+    assert [each.name for each in main_function(cut.annotated).params] == ["x"]
+
+
+def test_an_input_that_a_machine_needs_whole_is_not_cut_for_it() -> None:
+    def skip(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
+        conv = emit(op.nn.conv2d(x, weights(4, 4, 3, 3), padding=1), "conv")
+        return [emit(op.add(conv, x), "last")]
+
+    found = cut_model(model_of(skip), planned(shared("rows", "conv"), whole(B, "last")))
+    assert [each.tensor.name for each in found.cuts] == ["x_machine_a"]
+    assert [each.received for each in found.computations] == [
+        ("x_machine_a",),
+        ("x",),
+        ("conv_machine_a", "conv_machine_b", "x"),
+    ]
 
 
 def test_a_level_rises_where_a_halo_comes_from_another_machine() -> None:
@@ -118,11 +144,11 @@ def test_a_level_rises_where_a_halo_comes_from_another_machine() -> None:
     assert found == {
         "stage_0_machine_a_0": (
             A,
-            ["x_machine_a", "conv1_machine_a", "relu_machine_a", "relu_machine_a_halo_for_machine_b"],
+            ["conv1_machine_a", "relu_machine_a", "relu_machine_a_halo_for_machine_b"],
         ),
         "stage_0_machine_b_0": (
             B,
-            ["x_machine_b", "conv1_machine_b", "relu_machine_b", "relu_machine_b_halo_for_machine_a"],
+            ["conv1_machine_b", "relu_machine_b", "relu_machine_b_halo_for_machine_a"],
         ),
         "stage_0_machine_a_1": (A, ["relu_machine_a_with_halo", "conv2_machine_a"]),
         "stage_0_machine_b_1": (B, ["relu_machine_b_with_halo", "conv2_machine_b"]),
@@ -141,8 +167,8 @@ def test_a_part_that_needs_no_halo_is_on_the_level_of_those_that_do() -> None:
 
     found = parted(model_of(strided), shared("rows", "relu", "conv1", "conv2", "last", exchange="each"))
     assert {name: variables for name, (_, variables) in found.items()} == {
-        "stage_0_machine_a_0": ["x_machine_a", "relu_machine_a", "relu_machine_a_halo_for_machine_b"],
-        "stage_0_machine_b_0": ["x_machine_b", "relu_machine_b"],
+        "stage_0_machine_a_0": ["relu_machine_a", "relu_machine_a_halo_for_machine_b"],
+        "stage_0_machine_b_0": ["relu_machine_b"],
         "stage_0_machine_a_1": ["conv1_machine_a", "conv1_machine_a_halo_for_machine_b"],
         "stage_0_machine_b_1": ["relu_machine_b_with_halo", "conv1_machine_b", "conv1_machine_b_halo_for_machine_a"],
         "stage_0_machine_a_2": ["conv1_machine_a_with_halo", "conv2_machine_a", "last_machine_a"],
@@ -187,8 +213,8 @@ def test_two_shards_after_each_other() -> None:
     second = shared("channels", "conv2", "last", shares={B: 0.5, C: 0.5})
     found = parted(model_of(chain), shared("rows", "conv1", "relu"), second)
     assert found == {
-        "stage_0_machine_a_0": (A, ["x_machine_a", "conv1_machine_a", "relu_machine_a"]),
-        "stage_0_machine_b_0": (B, ["x_machine_b", "conv1_machine_b", "relu_machine_b"]),
+        "stage_0_machine_a_0": (A, ["conv1_machine_a", "relu_machine_a"]),
+        "stage_0_machine_b_0": (B, ["conv1_machine_b", "relu_machine_b"]),
         "stage_0_machine_a_1": (A, ["relu"]),
         "stage_1_machine_b_0": (B, ["conv2_machine_b", "last_machine_b"]),
         "stage_1_machine_c_0": (C, ["conv2_machine_c", "last_machine_c"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -56,6 +57,13 @@ def test_the_stage_ends_where_halos_would_cost_more() -> None:
     assert [(each.first, each.end) for each in found] == [(0, 2), (2, 4)]
 
 
+def test_what_comes_from_the_client_is_cut_along_pixels_only() -> None:
+    """By rows each computes for longer, and gets half as much."""
+    by_rows, by_channels = halves(1, 7.0), replace(halves(1, 5.1), sharding=Sharding("channels", "fused"))
+    found = cheapest(blocks(10.0), [by_rows, by_channels], links(20.0), 100.0, 0.0)
+    assert [segment.way for segment in found] == [by_rows]
+
+
 def test_pipelines_stand_around_what_is_shared() -> None:
     only = [Block(("in",), {A: 1.0}, 100.0), Block(("all",), {A: 10.0, B: 10.0}, 100.0), Block(("out",), {B: 1.0}, 0.0)]
     way = halves(1, 5.0, begin=1)
@@ -89,7 +97,7 @@ def cost(
             total += math.fsum(block.seconds[segment.machine] for block in each[segment.first : segment.end])
         else:
             shares = dict(zip(segment.way.machines, segment.way.shares, strict=True))
-            total += max(wire(holder, m, alive * (1.0 if holder == CLIENT else part)) for m, part in shares.items())
+            total += max(wire(holder, m, alive * part) for m, part in shares.items())
             seconds = segment.way.seconds[segment.end]
             total += math.fsum(seconds[segment.first - segment.way.begin :])
             total += max(wire(m, segment.machine, after * part) for m, part in shares.items())

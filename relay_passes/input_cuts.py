@@ -1,0 +1,75 @@
+"""Input cuts: what a machine takes of an input becomes an input of its own.
+
+Requires: a whole graph, in which the named variables are slices of parameters.
+Ensures: they are parameters instead, and parameters that nobody uses any more are gone. Whoever calls the function
+makes the cuts, as the bindings say that are returned: a client sends each machine what it needs, and not the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import tvm
+from tvm import relax
+
+from tvm_split.relay_passes.contract import (
+    ContractError,
+    main_function,
+    operations_of,
+    require_whole_graph,
+    returned_fields,
+    used_variables,
+)
+from tvm_split.relay_passes.rewrite import emit_operations, operator_name, substitute, with_main
+from tvm_split.relay_passes.shards.passing import slice_ranges
+
+
+class InputRange(NamedTuple):
+    """From ``begin`` to before ``end`` along ``axis`` of a parameter."""
+
+    parameter: str
+    axis: int
+    begin: int
+    end: int
+
+
+def range_of(binding: relax.VarBinding) -> InputRange | None:
+    """What a slice takes of a variable, if it is a slice along one axis without gaps."""
+    if operator_name(binding.value) != "relax.strided_slice" or not isinstance(binding.value.args[0], relax.Var):
+        return None
+    ranges = slice_ranges(binding.value)
+    if ranges is None or len(ranges) != 1:
+        return None
+    ((axis, (begin, end, stride)),) = ranges.items()
+    return InputRange(binding.value.args[0].name, axis, begin, end) if stride == 1 else None
+
+
+def cut_inputs(module: tvm.IRModule, names: Collection[str]) -> tuple[tvm.IRModule, tuple[relax.VarBinding, ...]]:
+    """The module in which the named slices are parameters, and their bindings in order.
+
+    Raises:
+        ContractError: one of them is no such slice of a parameter, or is what the function returns.
+    """
+    require_whole_graph(module)
+    function = main_function(module)
+    parameters = {each.name for each in function.params}
+    cuts = [each for each in operations_of(function) if each.var.name in names]
+    others = [each for each in operations_of(function) if each.var.name not in names]
+    returned = {each.name for each in returned_fields(function)}
+    for cut in cuts:
+        found = range_of(cut)
+        if found is None or found.parameter not in parameters or cut.var.name in returned:
+            raise ContractError(f"{cut.var.name!r} is not a slice of an input that is used inside only")
+    used = returned.union(each.name for binding in others for each in used_variables(binding.value))
+    kept = [each for each in function.params if each.name in used]
+    made = [relax.Var(each.var.name, each.var.ty) for each in cuts]
+    values: dict[str, relax.Expr] = {each.name: each for each in (*kept, *made)}
+    builder = relax.BlockBuilder()
+    with builder.function("main", [*kept, *made]):
+        with builder.dataflow():
+            emit_operations(builder, others, values)
+            fields = [substitute(each, values) for each in returned_fields(function)]
+            outputs = builder.emit_output(relax.Tuple(fields), name_hint="outputs")
+        builder.emit_func_output(outputs)
+    return with_main(module, builder.get()["main"]), tuple(cuts)
