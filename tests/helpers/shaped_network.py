@@ -62,7 +62,8 @@ def _worker(name: str, number: int, bridge: str, bits_per_second: float, cache: 
         _ip(f"-n {space} addr add {SUBNET}.{number + 2}/24 dev {inner}")
         _ip(f"-n {space} link set {inner} up")
         _ip(f"-n {space} link set lo up")
-        burst = max(64 * 1024, int(bits_per_second / 8 / 1000))  # what passes in a tick of the kernel, at least
+        # A millisecond's worth: with more, a tensor of some kilobytes now and then would pass as if nothing held it.
+        burst = max(10_000, int(bits_per_second / 8 / 1000))
         shape = f"root tbf rate {bits_per_second:.0f}bit burst {burst} latency {QUEUED}"
         _run(f"tc qdisc add dev {outer} {shape}")
         _run(f"ip netns exec {space} tc qdisc add dev {inner} {shape}")
