@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tvm_split.cli.console import new_table
+from tvm_split.cli.link_lines import transport_lines
 from tvm_split.units import age_text, bytes_text, short_list
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ PREDICTED_CAPTION = "milliseconds per micro-batch; est.: the share of computing 
 NAMES_SHOWN, MOST_NAMES = 2, 6
 LONGEST_NAME = 24
 MACHINES_SHOWN = 4
-TRANSPORTS = {"shm": "shared memory", "grpc": "gRPC", "mpi": "MPI"}
 MOST_ROWS = 12
 """Of stages, and of sentences about them; what has more is told by machine, and in full with the details."""
 
@@ -136,18 +136,9 @@ def predicted_lines(prediction: Prediction, objective: str, seconds_now: float) 
     return [
         f"Predicted: {first}; {second}",
         f"Limited by {prediction.limiting}; {proven}; {age}",
-        *transport_lines(prediction),
+        *transport_lines((each.source, each.destination, each.transport) for each in prediction.links),
         *(f"Doubtful: {doubt}" for doubt in prediction.doubts),
     ]
-
-
-def transport_lines(prediction: Prediction) -> list[str]:
-    """What carries the plan's links, as far as that was measured."""
-    ends: dict[str, list[str]] = {}
-    for link in prediction.links:
-        if link.transport:
-            ends.setdefault(link.transport, []).append(f"{link.source} → {link.destination}")
-    return [f"Links over {TRANSPORTS.get(name, name)}: {short_list(pairs)}" for name, pairs in ends.items()]
 
 
 def certificate_lines(prediction: Prediction, objective: str) -> list[str]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from rich.text import Text
 
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, print_error, print_json
+from tvm_split.cli.link_lines import transport_lines
 from tvm_split.cli.options import WrongUseError
 from tvm_split.rpc_runtime.hardware import boot_id
+from tvm_split.rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
 from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:
@@ -20,6 +24,14 @@ if TYPE_CHECKING:
     from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 ASKED_AT_ONCE = 32
+
+
+class ExpectedLink(NamedTuple):
+    """What will carry a link between two ends, one of which may be the client."""
+
+    source: str
+    destination: str
+    transport: str
 
 
 def status(
@@ -34,25 +46,33 @@ def status(
     timeout: options.TimeoutOption = 5.0,
     json: options.JsonOption = False,
 ) -> None:
-    """Ask workers what they are and what they hold. Exit code 1 if one does not answer, or is another than meant."""
+    """Ask workers what they are, what they hold and what will carry links between them.
+
+    Exit code 1 if one does not answer, or is another than meant.
+    """
     if (cluster is None) == (not address):
         raise WrongUseError("give one of them", "--cluster, --address")
     asked: list[tuple[Machine | None, WorkerEndpoint]]
+    settings = NO_SETTINGS
     if cluster is not None:
         from tvm_split.cluster.cluster import Cluster
         from tvm_split.compiler.targets import require_known_targets
 
         read = Cluster.from_yaml(cluster)
         require_known_targets(read)
+        settings = read.link_settings
         asked = list(zip(read.machines, read.endpoints().values(), strict=True))
     else:
         asked = [(None, each) for each in _endpoints(address or [], token_file, tls_ca, tls_certificate, tls_key)]
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         answers = list(pool.map(lambda each: _ask(each[0], each[1], timeout), asked))
+    links = _links(answers, settings)
     if json:
-        print_json({"workers": answers})
+        print_json({"workers": answers, "links": [link._asdict() for link in links]})
     else:
         _print(answers)
+        for line in transport_lines(links):
+            STDOUT.print(Text(line))
     if any("error" in answer for answer in answers):
         raise typer.Exit(1)
 
@@ -94,10 +114,19 @@ def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: flo
     return {**found, "error": problem} if problem else found
 
 
+def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[ExpectedLink]:
+    """What will carry links, between the client and the workers that have answered, each way."""
+    from tvm_split.rpc_runtime.program.program import CLIENT
+
+    boot_ids = {CLIENT: boot_id()} | {each["machine"]: each["boot_id"] for each in answers if each["reachable"]}
+    return [
+        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(boot_ids[ends[0]], boot_ids[ends[1]]).value)
+        for ends in itertools.permutations(boot_ids, 2)
+    ]
+
+
 def _print(answers: list[dict[str, Any]]) -> None:
     """A paragraph for each worker: a table of so many columns would fit no terminal."""
-    from rich.text import Text
-
     for answer in answers:
         title = Text(answer["machine"], "bold")
         if answer["machine"] != answer["address"]:
@@ -121,7 +150,6 @@ def _worker_text(worker: dict[str, Any]) -> str:
         f"CUDA     {short_list(gpus) or 'none'}",
         f"TVM      {worker['tvm_version']}, FFI {worker['tvm_ffi_version']}, numpy {worker['numpy_version']}",
         f"TLS      {'yes' if worker['secure'] else 'no'}",
-        f"links    {'shared memory' if worker['boot_id'] == boot_id() != '' else 'gRPC'} from here",
         f"holds    {short_list(worker['deployments']) or 'no deployment'}",
     )
     return "\n".join(f"  {line}" for line in lines)

@@ -42,6 +42,26 @@ def test_status(invoke, invoke_json, worker, tmp_path):
     assert [each["reachable"] for each in found["workers"]] == [True, False]
 
 
+def test_status_says_what_carries_the_links(invoke, invoke_json, start_process, tmp_path):
+    machines = []
+    for name in ("near", "next", "own"):
+        process = start_process("worker", "--name", name, "--cache", tmp_path / name, "--json")
+        machines.append({"name": name, "address": json.loads(process.stdout.readline())["address"]})
+    links = [{"from": "near", "to": "next", "transport": "grpc"}]
+    links += [{"from": "own", "to": "near", "address": "127.0.0.1:9"}, {"from": "next", "to": "own"}]
+    path = tmp_path / "cluster.yaml"
+    path.write_text(json.dumps({"machines": machines, "links": links}))
+    found = invoke_json("status", "--cluster", path)["links"]
+    carried = {(each["source"], each["destination"]): each["transport"] for each in found}
+    assert len(carried) == len(found) == 12
+    others = {ends: how for ends, how in carried.items() if how != "shm"}
+    assert others == {("near", "next"): "grpc", ("next", "near"): "grpc", ("own", "near"): "grpc"}
+    text = " ".join(invoke("status", "--cluster", path).stdout.split())
+    assert "Links over gRPC: near ↔ next, own → near" in text
+    shared = "client ↔ near, client ↔ next, client ↔ own, near → own, next ↔ own"
+    assert f"Links over shared memory: {shared}" in text
+
+
 def test_status_without_the_token(invoke, worker):
     assert "token" in invoke("status", "--address", worker[1], code=1).stderr
 

@@ -1,0 +1,18 @@
+import pytest
+
+from tvm_split.rpc_runtime.program.link_setting import DEFAULT, LinkSetting, Transport
+
+
+@pytest.mark.parametrize(
+    ("setting", "boot_ids", "expected"),
+    [
+        (DEFAULT, ("one", "one"), Transport.SHARED_MEMORY),
+        (DEFAULT, ("one", "other"), Transport.GRPC),
+        (DEFAULT, ("", ""), Transport.GRPC),
+        (LinkSetting(address="10.0.0.2:7001"), ("one", "one"), Transport.GRPC),
+        (LinkSetting(transport=Transport.GRPC), ("one", "one"), Transport.GRPC),
+        (LinkSetting(transport=Transport.MPI), ("one", "other"), Transport.MPI),
+    ],
+)
+def test_what_will_carry_a_link(setting, boot_ids, expected):
+    assert setting.expected(*boot_ids) is expected

@@ -1,0 +1,25 @@
+"""Links in sentences: what carries which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tvm_split.units import short_list
+
+TRANSPORTS = {"shm": "shared memory", "grpc": "gRPC", "mpi": "MPI"}
+
+
+def transport_lines(links: Iterable[tuple[str, str, str]]) -> list[str]:
+    """A line for each transport, of links as (source, destination, transport); both ways as one where they are alike.
+
+    Links of which the transport is not known (empty) are left out.
+    """
+    known = {(source, destination): transport for source, destination, transport in links if transport}
+    ends: dict[str, list[str]] = {}
+    told = set()
+    for (source, destination), transport in known.items():
+        both_ways = known.get((destination, source)) == transport
+        if not (both_ways and (destination, source) in told):
+            ends.setdefault(transport, []).append(f"{source} {'↔' if both_ways else '→'} {destination}")
+            told.add((source, destination))
+    return [f"Links over {TRANSPORTS.get(name, name)}: {short_list(pairs)}" for name, pairs in ends.items()]
