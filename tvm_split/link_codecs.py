@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC, Link
-from tvm_split.compiler.targets import host_target, runs_here
+from tvm_split.compiler.targets import host_target, reached_workers, runs_here
 from tvm_split.compiler.verification import one_by_one, verification_inputs
 from tvm_split.compiling import compile
 from tvm_split.errors import PlanError
@@ -22,10 +23,13 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import CodedLink, Prediction
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
-from tvm_split.rpc_runtime.program.codec import Codec, fits, fitting
-from tvm_split.rpc_runtime.program.program import Route
+from tvm_split.rpc_runtime.hardware import boot_id
+from tvm_split.rpc_runtime.program.codec import Codec, fits, fitting, unfit
+from tvm_split.rpc_runtime.program.link_setting import DEFAULT, Transport
+from tvm_split.rpc_runtime.program.program import CLIENT, Route
 from tvm_split.rpc_runtime.transports.codecs import is_available
 from tvm_split.steps import StepProgress
+from tvm_split.units import short_list
 
 PredictCoded = Callable[[Mapping[tuple[str, str], CodedLink]], Prediction]
 """From what codecs make of links, by (source, destination), to the plan's prediction."""
@@ -64,23 +68,25 @@ def with_codecs(
     """
     if cluster.kind == "in_process" or all(link.codec == Codec.NONE for link in cluster.links):
         return plan
+    shared = _SharedMemory(cluster, profile)
     report = on_progress or (lambda what, done, steps: None)
     bundle = compile(model, _runnable_here(plan), verify=False, database=request.database, on_progress=report)
     routes = {route: link for route in bundle.program.routes if (link := _asking(cluster, route)) is not None}
     inputs = verification_inputs(model)
+    remarks = tuple(_remarks(routes, shared))
     if inputs is None:
-        return dataclasses.replace(plan, codecs=tuple(_untried(routes)))
+        return dataclasses.replace(plan, codecs=tuple(_untried(routes)), remarks=remarks)
     report("trying codecs", 0, 1)
     speeds = _Speeds(cluster, request, profile, [route.tensor.size_bytes for route in routes], on_progress)
     with CodecTrials(one_by_one(bundle.program)[0], bundle.blob_path, inputs) as trials:
-        choosing = _Choosing(trials, plan, request, speeds)
+        choosing = _Choosing(trials, plan, request, speeds, shared)
         choices = choosing.choose(routes)
         codecs = tuple(choosing.planned(choices))
     report("trying codecs", 1, 1)
     prediction = plan.prediction
     if predict_coded is not None and codecs:
-        prediction = predict_coded(_coded_links(choices, speeds))
-    return dataclasses.replace(plan, codecs=codecs, prediction=prediction)
+        prediction = predict_coded(_coded_links([each for each in choices if not shared.joins(*each.ends)], speeds))
+    return dataclasses.replace(plan, codecs=codecs, prediction=prediction, remarks=remarks)
 
 
 def _runnable_here(plan: Plan) -> Plan:
@@ -94,6 +100,48 @@ def _runnable_here(plan: Plan) -> Plan:
 def _asking(cluster: Cluster, route: Route) -> Link | None:
     link = cluster.link(route.source, route.destination)
     return None if link is None or link.codec == Codec.NONE else link
+
+
+class _SharedMemory:
+    """Which links are carried by it, over which codecs are passed: as the cluster says or as was measured, else by what
+    the workers say of their hosts, as far as they can be reached."""
+
+    def __init__(self, cluster: Cluster, profile: ClusterProfile | None) -> None:
+        self._cluster = cluster
+        self._settings = cluster.link_settings
+        links = () if profile is None else profile.links
+        self._measured = {(link.source, link.destination): link.transport for link in links if link.transport}
+
+    def joins(self, source: str, destination: str) -> bool:
+        setting = self._settings.get((source, destination), DEFAULT)
+        if setting.wanted is not Transport.AUTO:
+            return setting.wanted is Transport.SHARED_MEMORY
+        if (source, destination) in self._measured:
+            return self._measured[source, destination] == Transport.SHARED_MEMORY
+        hosts = self._boot_ids.get(source, ""), self._boot_ids.get(destination, "")
+        return setting.expected(*hosts) is Transport.SHARED_MEMORY
+
+    @cached_property
+    def _boot_ids(self) -> dict[str, str]:
+        if self._cluster.kind == "local":
+            return dict.fromkeys((CLIENT, *self._cluster.machine_names), boot_id())
+        workers = reached_workers(self._cluster)
+        return {CLIENT: boot_id()} | {name: worker.boot_id for name, worker in workers.items()}
+
+
+def _remarks(routes: Mapping[Route, Link], shared: _SharedMemory) -> Iterator[str]:
+    """Which codecs that are named do nothing, and why."""
+    passed_over: dict[str, list[str]] = {}
+    for route, link in routes.items():
+        if link.codec == AUTO_CODEC:
+            continue
+        ends, why = f"{route.source} → {route.destination}", unfit(Codec(link.codec), route.tensor)
+        if why:
+            yield f"{ends}: {route.tensor.name} travels as it is: {why}"
+        elif shared.joins(route.source, route.destination):
+            passed_over.setdefault(f"{ends}: {link.codec}", []).append(route.tensor.name)
+    for codec, tensors in passed_over.items():
+        yield f"{codec} is passed over while both ends share memory: {short_list(tensors)} stays exact"
 
 
 def _untried(routes: Mapping[Route, Link]) -> Iterator[PlannedCodec]:
@@ -155,11 +203,14 @@ class _Speeds:
 
 
 class _Choosing:
-    def __init__(self, trials: CodecTrials, plan: Plan, request: PlanRequest, speeds: _Speeds) -> None:
+    def __init__(
+        self, trials: CodecTrials, plan: Plan, request: PlanRequest, speeds: _Speeds, shared: _SharedMemory
+    ) -> None:
         self._trials = trials
         self._plan = plan
         self._largest_error = float(request.allow_lossy)
         self._speeds = speeds
+        self._shared = shared
         lossy_too = self._largest_error > 0
         self._candidates = [codec for codec in Codec if is_available(codec) and (lossy_too or not codec.is_lossy)]
         self._tried: dict[tuple[str, Codec], CodecTrial] = {}
@@ -189,17 +240,15 @@ class _Choosing:
         return _Choice(route, _plain(route), self._trial(route, fitting(Codec(link.codec), route.tensor)))
 
     def _fastest(self, route: Route, refused: set[tuple[str, Codec]]) -> _Choice:
-        plain = _plain(route)
-        if not may_limit(self._plan.prediction, self._plan.objective, route.source, route.destination):
+        plain, ends = _plain(route), (route.source, route.destination)
+        if self._shared.joins(*ends) or not may_limit(self._plan.prediction, self._plan.objective, *ends):
             return _Choice(route, plain, plain)
         trials = [
             self._trial(route, codec)
             for codec in self._candidates
             if codec is not Codec.NONE and fits(codec, route.tensor) and (route.tensor.name, codec) not in refused
         ]
-        return _Choice(
-            route, plain, fastest(plain, trials, self._speeds.of(route.source, route.destination), self._largest_error)
-        )
+        return _Choice(route, plain, fastest(plain, trials, self._speeds.of(*ends), self._largest_error))
 
     def _trial(self, route: Route, codec: Codec) -> CodecTrial:
         if codec is Codec.NONE:

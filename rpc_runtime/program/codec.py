@@ -26,7 +26,8 @@ class Tensor(Protocol):
 
 class Codec(enum.StrEnum):
     """``FP16``, ``BF16``: floating-point numbers of half the width. ``INT8``: whole numbers from -127 to 127, times a
-    scale for each channel (axis 1 of four, else the last one). ``LZ4``, ``ZSTD``: compressed, with nothing lost.
+    scale for each channel (axis 1 of four, else the last one), or one scale for all where channels have one value.
+    ``LZ4``, ``ZSTD``: compressed, with nothing lost.
     """
 
     NONE = "none"
@@ -42,10 +43,14 @@ class Codec(enum.StrEnum):
 
 
 def by_channel(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """A shape seen as what is before the channels, the channels, and what is behind them."""
+    """A shape seen as what is before the channels, the channels, and what is behind them.
+
+    Channels of one value each count as one: a scale for each would take more than the values.
+    """
+    before, channels, behind = math.prod(shape[:-1]), math.prod(shape[-1:]), 1
     if len(shape) == 4:
-        return shape[0], shape[1], shape[2] * shape[3]
-    return math.prod(shape[:-1]), math.prod(shape[-1:]), 1
+        before, channels, behind = shape[0], shape[1], shape[2] * shape[3]
+    return (1, 1, channels) if before * behind == 1 else (before, channels, behind)
 
 
 def encoded_bytes(codec: Codec, tensor: Tensor) -> int:
@@ -55,13 +60,20 @@ def encoded_bytes(codec: Codec, tensor: Tensor) -> int:
     return 2 * math.prod(tensor.shape) if codec.is_lossy else tensor.size_bytes
 
 
+def unfit(codec: Codec, tensor: Tensor) -> str:
+    """Why a codec can be of no use for a tensor; empty if it can."""
+    if codec.is_lossy and tensor.dtype not in ("float32", "float64"):
+        return f"{codec} is for float32 and float64, and this is {tensor.dtype}"
+    if codec.is_lossy and encoded_bytes(codec, tensor) >= tensor.size_bytes:
+        return f"its {tensor.size_bytes} bytes would be {encoded_bytes(codec, tensor)} as {codec}"
+    if codec is not Codec.NONE and tensor.size_bytes > LARGEST_BLOCK_BYTES:
+        return f"{codec} takes {LARGEST_BLOCK_BYTES} bytes at most, and these are {tensor.size_bytes}"
+    return ""
+
+
 def fits(codec: Codec, tensor: Tensor) -> bool:
     """Whether a codec can be of use for a tensor: lossy ones for float32 and float64 alone, where they save bytes."""
-    if codec is Codec.NONE:
-        return True
-    if codec.is_lossy:
-        return tensor.dtype in ("float32", "float64") and encoded_bytes(codec, tensor) < tensor.size_bytes
-    return tensor.size_bytes <= LARGEST_BLOCK_BYTES
+    return not unfit(codec, tensor)
 
 
 def fitting(codec: Codec, tensor: Tensor) -> Codec:

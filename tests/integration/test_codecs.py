@@ -147,8 +147,36 @@ def test_the_planned_codec_is_the_fastest_that_is_allowed(
 
 
 def test_a_link_that_is_no_limit_keeps_none(workers: LocalWorkers, model: tvm_split.Model) -> None:
-    fast = joined_by(workers, Link(A, B, 1e13, codec="auto"))
+    fast = joined_by(workers, Link(A, B, 1e13, transport="grpc", codec="auto"))
     assert tvm_split.plan(model, fast, split=SPLIT, allow_lossy=1.0).codecs == ()
+
+
+@pytest.mark.parametrize("transport", ["auto", "shm"])
+def test_where_memory_is_shared_codecs_are_passed_over_and_that_is_said(
+    workers: LocalWorkers, model: tvm_split.Model, network: torch.nn.Module, x: torch.Tensor, transport: str
+) -> None:
+    cluster = joined_by(workers, Link(A, B, 1e6, transport=transport, codec="int8"), Link(CLIENT, A, 1e6, codec="auto"))
+    plan = tvm_split.plan(model, cluster, split=SPLIT)
+    ((tensor, codec),) = [(each.tensor, each.codec) for each in plan.codecs]
+    assert codec is Codec.INT8
+    assert plan.remarks == (f"{A} → {B}: int8 is passed over while both ends share memory: {tensor} stays exact",)
+    with tvm_split.deploy(tvm_split.compile(model, plan), cluster) as deployment, torch.no_grad():
+        assert error_of(deployment.run(x)[0], network(x).numpy()) <= EXACT
+        (link,) = [each for each in deployment.report().links if (each.source, each.destination) == (A, B)]
+    assert (link.transport, link.codecs) == ("shm", ())
+
+
+def test_a_codec_that_fits_no_tensor_is_told_with_the_reason() -> None:
+    embedding = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4)).eval()
+    model = tvm_split.load_model(embedding, (torch.tensor([[1, 2]]),))
+    cluster = Cluster(
+        "local", (Machine(A, target={"kind": "llvm"}),), (Link(CLIENT, A, 1e6, transport="grpc", codec="fp16"),)
+    )
+    plan = tvm_split.plan(model, cluster, split={A: ["0", "1"]})
+    (input_name,) = [each.name for each in model.inputs]
+    why = "fp16 is for float32 and float64, and this is int64"
+    assert plan.remarks == (f"{CLIENT} → {A}: {input_name} travels as it is: {why}",)
+    assert [(each.source, each.destination) for each in plan.codecs] == [(A, CLIENT)]  # the way back
 
 
 def test_lossy_codecs_together_keep_to_what_is_allowed(

@@ -40,7 +40,7 @@ def print_plan(
     prediction = plan.prediction
     is_short = not details and sum(len(stage.machines) for stage in plan.stages) > MOST_ROWS
     console.print(_stages_table(plan, shares, by_machine=is_short))
-    lines = [*shard_lines(plan), *codec_lines(plan)]
+    lines = [*shard_lines(plan), *codec_lines(plan), *plan.remarks]
     for line in lines if details else lines[:MOST_ROWS]:
         console.print(Text(line))
     if is_short or (not details and len(lines) > MOST_ROWS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -73,16 +72,26 @@ def require_fit(machine: Machine, worker: WorkerDescription) -> None:
         raise ClusterError(problem)
 
 
+def reached_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
+    """What those workers say of themselves that somebody else started and that can be reached, by machine."""
+    if cluster.kind != "remote":
+        return {}
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        found = zip(cluster.machine_names, pool.map(_if_reached, cluster.endpoints().values()), strict=True)
+        return {name: worker for name, worker in found if worker is not None}
+
+
+def _if_reached(endpoint: WorkerEndpoint) -> WorkerDescription | None:
+    try:
+        return describe(endpoint, timeout_seconds=REACHED_SECONDS)
+    except WorkerUnavailableError:
+        return None
+
+
 def require_fitting_workers(cluster: Cluster) -> None:
     """Raise a `ClusterError` for a `misfit` of a worker that somebody else started; those out of reach are left out."""
-    if cluster.kind == "remote":
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            list(pool.map(_require_fit_if_reachable, cluster.machines, cluster.endpoints().values()))
-
-
-def _require_fit_if_reachable(machine: Machine, endpoint: WorkerEndpoint) -> None:
-    with contextlib.suppress(WorkerUnavailableError):
-        require_fit(machine, describe(endpoint, timeout_seconds=REACHED_SECONDS))
+    for name, worker in reached_workers(cluster).items():
+        require_fit(cluster.machine(name), worker)
 
 
 def _target_of(cluster: Cluster, machine: Machine) -> dict[str, Any]:

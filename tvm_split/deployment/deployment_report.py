@@ -25,6 +25,7 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import LinkPrediction, MachinePrediction, Prediction
 from tvm_split.planner.profile import Corrections
 from tvm_split.rpc_runtime.program.codec import Codec
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from tvm_split.rpc_runtime.program.program import Program, Route, StageSpec
 from tvm_split.rpc_runtime.program.turns import Recurrence
@@ -263,10 +264,17 @@ def _link_reports(
                     0.0 if expected is None else max(0.0, expected.seconds * when.share - expected.stream_seconds),
                 ),
                 carried.get((source, destination), ""),
-                tuple(dict.fromkeys(route.codec for route in routes if route.codec is not Codec.NONE)),
+                _codecs(routes, carried.get((source, destination), "")),
             )
         )
     return tuple(reports)
+
+
+def _codecs(routes: Sequence[Route], transport: str) -> tuple[Codec, ...]:
+    """Those in which tensors cross: where memory is shared, none."""
+    if transport == Transport.SHARED_MEMORY:
+        return ()
+    return tuple(dict.fromkeys(route.codec for route in routes if route.codec is not Codec.NONE))
 
 
 def _routes(program: Program, source: str, destination: str) -> list[Route]:

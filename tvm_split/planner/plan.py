@@ -42,7 +42,7 @@ class Plan:
 
     ``origin`` says in a few words how the plan was found. ``prediction`` is what the planner expects of exactly these
     stages and codecs; it is None for a plan that was made or changed by hand. ``codecs`` are those of the tensors that
-    have one on a link.
+    have one on a link; ``remarks`` say which codecs were asked for and do nothing.
 
     Raises:
         PlanError: the replicas of a stage cannot take turns, or two of its replicas or shards are on one machine; names
@@ -56,6 +56,7 @@ class Plan:
     stages: tuple[Stage, ...]
     prediction: Prediction | None = None
     codecs: tuple[PlannedCodec, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for stage in self.stages:
@@ -96,8 +97,9 @@ class Plan:
             del content["prediction"]
         else:
             content["prediction"] = {"for_stages": _digest(self.stages, self.codecs), **content["prediction"]}
-        if not self.codecs:
-            del content["codecs"]
+        for name in ("codecs", "remarks"):
+            if not content[name]:
+                del content[name]
         return content
 
     def save(self, path: str | Path) -> None:
@@ -127,7 +129,8 @@ class Plan:
         try:
             stages = tuple(each.stage() for each in parsed.stages)
             machines, codecs = tuple(parsed.machines), tuple(parsed.codecs)
-            plan = cls(parsed.model, parsed.objective, parsed.origin, machines, stages, codecs=codecs)
+            origin, remarks = parsed.origin, tuple(parsed.remarks)
+            plan = cls(parsed.model, parsed.objective, origin, machines, stages, codecs=codecs, remarks=remarks)
             for machine in (machine for stage in stages for machine in stage.machines):
                 plan.machine(machine)
         except PlanError as error:
@@ -194,6 +197,7 @@ class _PlanFile(_Strict):
     machines: list[PlannedMachine] = Field(min_length=1)
     stages: list[_Stage] = Field(min_length=1)
     codecs: list[PlannedCodec] = []
+    remarks: list[str] = []
     prediction: dict[str, Any] | None = None
 
 

@@ -145,13 +145,21 @@ def test_int8_leaves_tensors_with_nan_or_infinities_as_they_are(value: float) ->
     assert arrived.tobytes() == array.tobytes()
 
 
+@pytest.mark.parametrize("shape", [(1, 1000), (1000,), (1, 1, 1000), (1, 1000, 1, 1)])
+def test_values_of_a_channel_each_have_one_scale(shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    arrived, size = passed(Codec.INT8, array)
+    assert size == 1000 + 4
+    assert np.abs(arrived - array).max() <= np.abs(array).max() / 254 * 1.001
+
+
 def test_what_codecs_fit() -> None:
     for dtype in DTYPES:
         for codec in LOSSY:
             assert fits(codec, TensorSpec("x", (4, 4), dtype)) == (dtype in ("float32", "float64"))
         for codec in (Codec.NONE, *LOSSLESS):
             assert fits(codec, TensorSpec("x", (0,), dtype))
-    assert not fits(Codec.INT8, TensorSpec("x", (1, 1000), "float32"))  # a scale for each value would be more bytes
+    assert not fits(Codec.INT8, TensorSpec("x", (1, 1), "float32"))  # with its scale the value would be more bytes
     assert not any(fits(codec, TensorSpec("x", (0, 4), "float32")) for codec in LOSSY)
 
 

@@ -55,6 +55,7 @@ def test_codecs_are_said_with_what_they_save_and_cost():
         ):
             assert words in text, words
     assert "times smaller" not in shown(plan())
+    assert "other travels as it is" in shown(dataclasses.replace(plan(), remarks=("other travels as it is: why",)))
 
 
 def test_what_carries_the_links_is_told():

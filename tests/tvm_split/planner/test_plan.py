@@ -51,7 +51,7 @@ def test_codecs_stand_in_the_file_in_plain_words(tmp_path: Path) -> None:
         PlannedCodec("layer_1", "machine-a", "machine-b", Codec.INT8, 3.99, 0.004),
         PlannedCodec("layer_1", "machine-a", "machine-c", Codec.ZSTD),
     )
-    plan = dataclasses.replace(planned(), codecs=codecs, prediction=PREDICTION)
+    plan = dataclasses.replace(planned(), codecs=codecs, prediction=PREDICTION, remarks=("layer_2 travels as it is",))
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     content = json.loads((tmp_path / "plan.json").read_text())
@@ -68,7 +68,7 @@ def test_codecs_stand_in_the_file_in_plain_words(tmp_path: Path) -> None:
     content["codecs"][0]["codec"] = "fp8"
     with pytest.raises(tvm_split.PlanError, match=r"codecs\.0\.codec: Input should be 'none', 'fp16'"):
         Plan.from_dict(content)
-    assert "codecs" not in planned().to_dict()
+    assert not {"codecs", "remarks"} & planned().to_dict().keys()
 
 
 def test_a_prediction_is_forgotten_when_someone_edits_a_share() -> None:
