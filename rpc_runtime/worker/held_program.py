@@ -30,6 +30,7 @@ from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS
 from tvm_split.rpc_runtime.wire.messages import hello_of
+from tvm_split.rpc_runtime.worker.heap import trim_heap
 from tvm_split.rpc_runtime.worker.library_trials import LibraryTrials
 from tvm_split.rpc_runtime.worker.program_blobs import ProgramBlobs
 
@@ -325,6 +326,7 @@ class HeldProgram:
             executor.join(JOIN_SECONDS)
         self._drop_timer(None)
         self.blobs.release()
+        trim_heap()
 
     def _loaded(self) -> MachinePlan:
         with self._lock:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -39,6 +38,7 @@ from tvm_split.rpc_runtime.wire.security import (
     split_address,
     token_from,
 )
+from tvm_split.rpc_runtime.worker.heap import keep_heap
 from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 64, 16_384
 OWN_FILES = 512
 """Blobs, locks, gRPC's own; a worker without a file to open can do nothing."""
 STOP_SECONDS = 2.0
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's ``malloc.h``."""
 FORCED_EXIT_SECONDS = 8.0
 """After this long a kernel that does not end is left behind."""
 
@@ -177,14 +175,6 @@ def _maximum_connections() -> int:
     return max(MINIMUM_CONNECTIONS, min(soft - OWN_FILES, MAXIMUM_CONNECTIONS))
 
 
-def _keep_heap() -> None:
-    """Has glibc keep what large messages take: given back after each, it comes as page faults again."""
-    with contextlib.suppress(AttributeError, OSError):  # another C library
-        allocator = ctypes.CDLL(None)
-        allocator.mallopt(M_MMAP_THRESHOLD, 64 << 20)
-        allocator.mallopt(M_TRIM_THRESHOLD, 256 << 20)
-
-
 def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None:
     load_runtime()
     import grpc
@@ -196,7 +186,7 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
     from tvm_split.rpc_runtime.worker.control_service import ControlService, HeldPrograms
     from tvm_split.rpc_runtime.worker.data_service import DataService
 
-    _keep_heap()
+    keep_heap()
     name = config.name or socket.gethostname()
     folder = config.cache or cache_folder("blobs")
     blobs = BlobStore(folder, config.cache_limit_bytes)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import platform
 from collections.abc import Iterator
 
+import numpy as np
+import psutil
 import pytest
+from tvm.relax import op
 
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.rpc_runtime.pipelines import open_on
@@ -33,6 +38,23 @@ def test_stages_of_closed_deployments(two_workers: LocalWorkers, maker: ProgramM
             assert all(removed_libraries(process_id) for process_id in two_workers.process_ids.values())
     for process_id in two_workers.process_ids.values():
         assert wait_for(lambda pid=process_id: not removed_libraries(pid)), removed_libraries(process_id)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its malloc alone is told to keep memory")
+def test_weights_of_a_closed_deployment_are_given_back(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """Those of many layers, none of which malloc would give back by itself."""
+    weights = {f"w{number}": np.full((2 << 20,), number, np.float32) for number in range(24)}
+    x = maker.input("x", (2 << 20,))
+    stage = maker.stage("one", A, [x], lambda x, *w: [functools.reduce(op.add, w, x)], weights=weights)
+    program = maker.program([stage])
+    held_bytes = sum(each.nbytes for each in weights.values())
+    process = psutil.Process(own_workers.process_ids[A])
+    before = process.memory_info().rss
+    for _ in range(2):
+        with open_on(own_workers, program, maker) as pipe:
+            pipe.run(batches_for(program, 1)[0])
+            assert process.memory_info().rss > before + held_bytes
+        assert wait_for(lambda: process.memory_info().rss < before + held_bytes / 3), process.memory_info().rss - before
 
 
 def test_nobody_complains_of_a_client_that_goes(two_workers: LocalWorkers, maker: ProgramMaker) -> None:
