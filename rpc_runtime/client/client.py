@@ -196,8 +196,8 @@ class WorkerConnection:
     def unload(self, deployment: str, timeout_seconds: float) -> None:
         self._call(pb.UnloadRequest(deployment=deployment), timeout_seconds)
 
-    def statistics(self, deployment: str) -> tuple[StageStatistics, ...]:
-        reply = self._call(pb.StatisticsRequest(deployment=deployment), MEASUREMENT_SECONDS)
+    def statistics(self, deployment: str, timeout_seconds: float) -> tuple[StageStatistics, ...]:
+        reply = self._call(pb.StatisticsRequest(deployment=deployment), timeout_seconds)
         return tuple(value_of(StageStatistics, stage, machine=self.endpoint.machine) for stage in reply.stages)
 
     def processor_seconds(self, deployment: str) -> float:

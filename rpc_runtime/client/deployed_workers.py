@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from tvm_split.rpc_runtime.client.client import WorkerConnection
+from tvm_split.rpc_runtime.client.client import MEASUREMENT_SECONDS, WorkerConnection
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError
 from tvm_split.rpc_runtime.program.link_setting import DEFAULT, LinkSettings
 from tvm_split.rpc_runtime.program.machine_plan import machine_plan
@@ -28,6 +28,8 @@ TransferProgress = Callable[[str, int, int], None]
 Answer = TypeVar("Answer")
 
 UNLOAD_SECONDS = 5.0
+LAST_WORD_SECONDS = 2.0
+"""One that hangs keeps nobody longer who only wants to know what the others did."""
 LONGEST_CONNECT_SECONDS = 600.0
 
 
@@ -105,12 +107,31 @@ class DeployedWorkers:
         Raises:
             ProtocolError: a worker says nothing of a stage that it holds.
         """
-        answers = self._on_every_machine(lambda machine: self.connections[machine].statistics(self.deployment))
-        found = {(machine, stage.name): stage for machine, stages in answers.items() for stage in stages}
+        answers = self._on_every_machine(lambda machine: self._statistics_of(machine, MEASUREMENT_SECONDS))
         for stage in self._program.stages:
-            if (stage.machine, cleaned(stage.name)) not in found:
+            if cleaned(stage.name) not in answers[stage.machine]:
                 raise ProtocolError(f"{self.endpoints[stage.machine]} has no figures of the stage {stage.name!r}")
-        return tuple(found[stage.machine, cleaned(stage.name)] for stage in self._program.stages)
+        return self._in_order(answers)
+
+    def last_statistics(self) -> tuple[StageStatistics, ...]:
+        """The same after a failure: of the stages whose machines still answer."""
+
+        def if_it_answers(machine: str) -> dict[str, StageStatistics]:
+            try:
+                return self._statistics_of(machine, LAST_WORD_SECONDS)
+            except TvmSplitError:
+                return {}
+
+        return self._in_order(self._on_every_machine(if_it_answers))
+
+    def _statistics_of(self, machine: str, timeout_seconds: float) -> dict[str, StageStatistics]:
+        """By the names of its stages."""
+        found = self.connections[machine].statistics(self.deployment, timeout_seconds)
+        return {stage.name: stage for stage in found}
+
+    def _in_order(self, answers: Mapping[str, Mapping[str, StageStatistics]]) -> tuple[StageStatistics, ...]:
+        found = (answers[stage.machine].get(cleaned(stage.name)) for stage in self._program.stages)
+        return tuple(stage for stage in found if stage is not None)
 
     def processor_seconds(self) -> dict[str, float]:
         """By machine, what its worker has used of its cores since it started."""

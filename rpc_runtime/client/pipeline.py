@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from tvm_split.rpc_runtime.client.deployed_workers import DeployedWorkers, Trans
 from tvm_split.rpc_runtime.client.streams import Streams
 from tvm_split.rpc_runtime.client.watch import LONGEST_VERDICT_SECONDS, WorkerWatch
 from tvm_split.rpc_runtime.closing import Closing
-from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
+from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.program.interface import Array
 from tvm_split.rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, machine_plan
@@ -174,13 +175,18 @@ class Pipeline(Closing):
             self._streams.moved()
 
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """What each stage, and each replica of one, has done since ``open``, in the program's order."""
-        self._streams.require_usable()
-        return self._workers.statistics()
+        """What each stage, and each replica of one, has done since ``open``, in the program's order.
+
+        When something has failed, until then, and of the stages whose machines still answer.
+        """
+        if not self._streams.has_failed():
+            with contextlib.suppress(WorkerUnavailableError):  # of which the watch has not heard yet
+                return self._workers.statistics()
+        return self._workers.last_statistics()
 
     def links(self) -> tuple[LinkStatistics, ...]:
-        """What carries each link."""
-        self._streams.require_usable()
+        """What carries each link; when something has failed, what did."""
+        self._streams.has_failed()
         return (*(call.statistics for call in self._calls), *self._links_of_workers)
 
     def processor_seconds(self) -> dict[str, float]:

@@ -127,6 +127,13 @@ class Streams:
         with self.lock:
             self._require_usable_locked()
 
+    def has_failed(self) -> bool:
+        """Whether something has; raises a `WorkerError` if all was closed."""
+        self.own_process.require()
+        with self.lock:
+            self._require_open_locked()
+            return self._failure is not None
+
     def fail(self, error: TvmSplitError) -> None:
         """The pipeline is done for: everybody who waits, or comes later, gets this error."""
         logger.info("a pipeline has failed: %s", error)
@@ -271,10 +278,13 @@ class Streams:
         self._changed.wait(remaining)
 
     def _require_usable_locked(self) -> None:
-        if self._closed:
-            raise WorkerError("this pipeline is closed")
+        self._require_open_locked()
         if self._failure is not None:
             raise self._failure()
+
+    def _require_open_locked(self) -> None:
+        if self._closed:
+            raise WorkerError("this pipeline is closed")
 
     def _flush(self) -> None:
         for link in self._links:

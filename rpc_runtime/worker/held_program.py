@@ -301,10 +301,12 @@ class HeldProgram:
 
     @property
     def recorder(self) -> Recorder:
-        self._loaded()
-        if self._recorder is None:
-            raise WorkerError(f"deployment {self.identifier[:8]} is still loading")
-        return self._recorder
+        """What its stages have done; of a program that has failed, until then."""
+        with self._lock:
+            if self._recorder is None or self._closed:
+                self._check_open_locked()
+                raise ProtocolError(f"deployment {self.identifier[:8]} has no stages loaded")
+            return self._recorder
 
     def close(self) -> None:
         """Ends and frees everything. May be called again."""

@@ -44,13 +44,15 @@ class DeploymentStatistics:
     """What a deployment has done since it was opened, per stage; ``blob_bytes_sent`` is what opening it sent.
 
     ``links`` says what carries each link: gRPC, or memory that both ends share. ``weight_bytes`` is by machine what its
-    worker holds of weights, as it counted them when it had loaded its stages.
+    worker holds of weights, as it counted them when it had loaded its stages. ``gone`` are the machines that say
+    nothing any more, when something has failed: their stages are missing.
     """
 
     stages: tuple[StageStatistics, ...]
     blob_bytes_sent: int
     links: tuple[LinkStatistics, ...] = ()
     weight_bytes: Mapping[str, int] = field(default_factory=dict)
+    gone: tuple[str, ...] = ()
 
 
 class Deployment(Closing):
@@ -133,23 +135,30 @@ class Deployment(Closing):
     def stats(self) -> DeploymentStatistics:
         """Counts and seconds per stage, and per replica of a stage, since the deployment was opened.
 
-        Once it is closed these are the last figures, which `close` asks for.
+        When something has failed, `run` and `stream` raise what, and these are the figures until then of the machines
+        that still answer, beside the names of the others. Once it is closed these are the last figures, which `close`
+        asks for.
         """
         if not self._closed:
+            stages = self._pipeline.statistics()
+            answered = {stage.machine for stage in stages}
             self._last = DeploymentStatistics(
-                self._pipeline.statistics(),
+                stages,
                 self._pipeline.blob_bytes_sent,
                 self._pipeline.links(),
                 self._pipeline.weight_bytes,
+                tuple(machine for machine in self.program.machines if machine not in answered),
             )
         elif self._last is None:
-            raise WorkerError("this deployment failed before it was closed, and nobody had asked for its figures")
+            raise WorkerError("the workers of this deployment could not be asked for their figures when it was closed")
         return self._last
 
     def trace(self) -> tuple[TraceEvent, ...]:
         """When each stage received, computed and sent its latest micro-batches, on this process's monotonic clock.
 
-        Once the deployment is closed, a `WorkerError`: its workers have let go of it.
+        Raises:
+            WorkerUnavailableError, StageError, DeadlineError: something has failed, and this is what.
+            WorkerError: the deployment is closed, and its workers have let go of it.
         """
         if self._closed:
             raise WorkerError(

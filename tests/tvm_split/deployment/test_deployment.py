@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import os
+import signal
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +18,7 @@ from tests.helpers.planner.predictions import machine_prediction, prediction
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.deployment.deployment import CALLS_AT_A_TIME, _planned_in_flight
+from tvm_split.rpc_runtime.client.client import describe
 
 X = torch.ones(1, 8)
 
@@ -116,6 +119,29 @@ def test_a_coroutine_that_waits_holds_no_other_up(deployment: tvm_split.Deployme
     was_done, (result,) = asyncio.run(beside())
     assert not was_done
     assert np.array_equal(result, deployment.run(X)[0])
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "at once"])
+def test_figures_when_a_worker_has_died_are_those_of_the_others(bundle: tvm_split.Bundle, noticed: bool) -> None:
+    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+        for _ in range(3):
+            deployment.run(X)
+        assert deployment.stats().gone == ()
+        os.kill(describe(cluster.endpoints()["machine-b"], timeout_seconds=10).process_id, signal.SIGKILL)
+        if noticed:
+            with pytest.raises(tvm_split.WorkerUnavailableError, match="machine-b"):
+                deployment.run(X)
+        figures = deployment.stats()
+        assert figures.gone == ("machine-b",)
+        ((machine, count),) = [(stage.machine, stage.micro_batches) for stage in figures.stages]
+        assert machine == "machine-a"
+        assert 3 <= count <= 4
+        assert {link.source for link in figures.links} == {"client", "machine-a", "machine-b"}
+        if noticed:
+            with pytest.raises(tvm_split.WorkerUnavailableError, match="machine-b"):
+                deployment.report()
+        deployment.close()
+        assert deployment.stats().gone == ("machine-b",)
 
 
 def test_wrong_inputs_are_refused_at_once(deployment: tvm_split.Deployment) -> None:
