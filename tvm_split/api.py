@@ -16,7 +16,7 @@ from tvm_split.frontends import load_model
 from tvm_split.planner.advice import one_machine_advice
 from tvm_split.planner.problem import Objective
 from tvm_split.planner.request import PlanRequest, Split
-from tvm_split.planner.shard import Shard
+from tvm_split.planner.shard import Shard, as_shards
 from tvm_split.planning import plan_as_requested
 from tvm_split.progress import step_progress
 
@@ -29,7 +29,7 @@ def compile_and_deploy(
     stages: int | None = None,
     objective: Objective = "throughput",
     *,
-    shards: Sequence[Shard] = (),
+    shards: Shard | Sequence[Shard] = (),
     consider_shards: bool = True,
     batch: int | None = None,
     verify: bool = True,
@@ -73,7 +73,7 @@ def compile_and_deploy(
             objective,
             stages,
             split,
-            tuple(shards),
+            as_shards(shards),
             consider_shards=consider_shards,
             database=database,
             allow_lossy=allow_lossy,

@@ -38,7 +38,7 @@ from tvm_split.planner.replanning import (
 )
 from tvm_split.planner.request import PlanRequest, Split
 from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
-from tvm_split.planner.shard import Shard
+from tvm_split.planner.shard import Shard, as_shards
 from tvm_split.planner.shards_by_hand import stages_with_shards
 from tvm_split.progress import says_progress
 from tvm_split.shard_planning.choice import Choice, ShardChoice
@@ -55,7 +55,7 @@ def plan(
     stages: int | None = None,
     split: Split | None = None,
     *,
-    shards: Sequence[Shard] = (),
+    shards: Shard | Sequence[Shard] = (),
     consider_shards: bool = True,
     predict: bool = False,
     pin: Mapping[str, str] | None = None,
@@ -94,7 +94,7 @@ def plan(
         objective=objective,
         stages=stages,
         split=split,
-        shards=tuple(shards),
+        shards=as_shards(shards),
         consider_shards=consider_shards,
         predict=predict,
         pins=_pairs(pin),

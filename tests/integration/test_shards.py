@@ -81,7 +81,7 @@ def test_machines_may_have_any_names() -> None:
     machines = ("my box:1", "/dev/ü")
     cluster = Cluster("in_process", tuple(Machine(name, 1) for name in machines))
     shard = tvm_split.Shard("conv_1", "conv_2", "rows", dict.fromkeys(machines, 0.5), "each")
-    assert tvm_split.compile(model, tvm_split.plan(model, cluster, shards=[shard])).verified == "yes"
+    assert tvm_split.compile(model, tvm_split.plan(model, cluster, shards=shard)).verified == "yes"
 
 
 @pytest.mark.parametrize(

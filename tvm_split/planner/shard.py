@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Axis, Exchange, Stage
 
 
@@ -29,6 +30,21 @@ class Shard:
 
     def __str__(self) -> str:
         return f"the shard of {self.axis} from {self.first!r} to {self.last!r}"
+
+
+def as_shards(given: Shard | Iterable[Shard]) -> tuple[Shard, ...]:
+    """One shard, or several.
+
+    Raises:
+        PlanError: it is something else.
+    """
+    shards = (given,) if isinstance(given, Shard) else tuple(given) if isinstance(given, Iterable) else (given,)
+    for each in shards:
+        if not isinstance(each, Shard):
+            raise PlanError(
+                f"shards has {each!r}; give tvm_split.Shard(first=, last=, axis=, shares=), or a list of them"
+            )
+    return shards
 
 
 def sharding_words(stage: Stage) -> str:
