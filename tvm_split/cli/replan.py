@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tvm_split.cli import options
 from tvm_split.cli.console import print_note
 from tvm_split.cli.model_source import ModelOptions
+from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.plan_output import PlanOutput
 from tvm_split.cli.planning import SPLITTING, ClusterOptions, PlanOptions
+
+if TYPE_CHECKING:
+    from tvm_split.planner.plan import Plan
 
 
 def replan(
@@ -28,14 +33,13 @@ def replan(
 ) -> None:
     """Improve a plan that has run by what was measured of it, and change it only where that gains enough."""
     from tvm_split.deployment.measured_file import read_measured
-    from tvm_split.planner.plan import Plan
     from tvm_split.planning import plan_again
 
     shown.require_possible(model)
     request.require_none("new measurements need no correction; use `tvm-split plan`", ("refresh",))
     request.require_none("a plan that has run is improved by searching", SPLITTING)
     machines = cluster.machines()
-    current = Plan.load(plan)
+    current = _read_plan(plan, measured)
     loaded = shapes.load(model)
     found = read_measured(measured, loaded.name)
     asked = request.request(model, loaded, machines)
@@ -47,3 +51,18 @@ def replan(
     else:
         print_note(f"the plan changes: the old one does not keep to what is demanded (gain: {change.gain:.1%})")
     shown.show(model, loaded, better, len(machines.machines))
+
+
+def _read_plan(plan: Path, measured: Path) -> Plan:
+    """The plan; a `WrongUseError` where the two files were taken for each other."""
+    from tvm_split.errors import PlanError
+    from tvm_split.planner.plan import Plan
+
+    try:
+        return Plan.load(plan)
+    except PlanError:
+        with suppress(PlanError):
+            Plan.load(measured)
+            text = f"{measured} is the plan, and {plan} is none; give --plan {measured} --measured {plan}"
+            raise WrongUseError(text, "--plan, --measured") from None
+        raise

@@ -25,7 +25,8 @@ def read_measured(path: Path, model: str) -> Measured:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
-        raise PlanError(f"{path} is no report of `tvm-split bench --json`: {where}: {first['msg']}") from error
+        text = f"{path} is no report, which `tvm-split bench --json` writes: {where}: {first['msg']}"
+        raise PlanError(text) from error
     if report.model != model:
         raise PlanError(f"{path} is of model {report.model!r}, the model is {model!r}")
     compared = {each.machine: 1.0 if each.compute.unsure else each.compute.ratio for each in report.machines}

@@ -118,14 +118,17 @@ class Plan:
 
     @classmethod
     def from_dict(cls, content: Any, source: str = "plan") -> Plan:
+        form = content.get("format") if isinstance(content, dict) else None
+        if form != FORMAT:
+            raise PlanError(
+                f"{source} is no plan, which `tvm-split plan --output` writes: it should say format {FORMAT!r}"
+            )
         try:
             parsed = _PlanFile.model_validate(content)
         except ValidationError as error:
             raise PlanError(_problems(error, f"{source}: ")) from error
-        if (parsed.format, parsed.version) != (FORMAT, VERSION):
-            raise PlanError(
-                f"{source} is a {parsed.format!r} of version {parsed.version}; this version reads {FORMAT!r} {VERSION}"
-            )
+        if parsed.version != VERSION:
+            raise PlanError(f"{source} is a plan of version {parsed.version}; this tvm-split reads version {VERSION}")
         try:
             stages = tuple(each.stage() for each in parsed.stages)
             machines, codecs = tuple(parsed.machines), tuple(parsed.codecs)

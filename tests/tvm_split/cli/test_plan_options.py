@@ -168,6 +168,22 @@ def test_replanning(invoke, invoke_json, onnx_path, tmp_path):
     assert "the plan stays" in invoke(*improve, plan, "--threshold", "1").stderr
 
 
+def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_path):
+    plan, report, neither = (tmp_path / name for name in ("plan.json", "report.json", "neither.json"))
+    first = invoke_json("plan", onnx_path, "--estimate", "--output", plan)
+    report.write_text(json.dumps(report_of(first["plan"], {first["stages"][0]["machine"]: 1e4})))
+    neither.write_text("{}")
+    swapped = f"--plan, --measured: {plan} is the plan, and {report} is none; give --plan {plan} --measured {report}"
+    for given, message in (
+        ((report, plan), swapped),
+        ((neither, report), f"{neither} is no plan, which `tvm-split plan --output` writes: it should say format"),
+        ((plan, neither), f"{neither} is no report, which `tvm-split bench --json` writes: model: Field required"),
+    ):
+        error = invoke("replan", onnx_path, "--estimate", "--plan", given[0], "--measured", given[1], code=2).stderr
+        assert message in error
+        assert len(error.splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_a_bench_report_improves_the_plan_that_was_measured(invoke, invoke_json, onnx_path, tmp_path):
     plan, report, bundle = (tmp_path / name for name in ("plan.json", "report.json", "bundle"))

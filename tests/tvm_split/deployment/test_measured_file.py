@@ -88,7 +88,7 @@ def test_files_that_say_nothing(path, content, tmp_path):
         read_measured(path, "other")
     for text in ("{", "[]", '{"model": "net"}', json.dumps({**content, "machines": 3})):
         path.write_text(text)
-        with pytest.raises(PlanError, match="no report of `tvm-split bench --json`"):
+        with pytest.raises(PlanError, match="no report, which `tvm-split bench --json` writes"):
             read_measured(path, "net")
     unpredicted = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), streamed()).to_dict()
     path.write_text(json.dumps(unpredicted))
