@@ -17,9 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from tvm_split.rpc_runtime.early_interrupt import TERMINATED
 from tvm_split.rpc_runtime.endings import clear_away
 
-WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: TERMINATED}
 SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 """A bar hides it, and nobody comes back to show it again; its line is wiped."""
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while a command still loads: it ends, and writes nothing."""
+"""Ctrl-C and SIGTERM while a command still loads: it ends, and writes nothing, or one word."""
 
 import os
 import re
@@ -81,9 +81,35 @@ def test_the_package_itself_may_be_interrupted(tmp_path: Path, module: str):
     assert (process.returncode, process.stderr) == (130, b"")
 
 
+@pytest.mark.parametrize("module", ["tvm_split", "tvm_split.rpc_runtime.worker"])
+def test_sigterm_while_modules_are_loaded_is_told(tmp_path: Path, module: str):
+    """With the word and code of a command that it ends later."""
+    (tmp_path / "typing.py").write_text("import signal; signal.raise_signal(signal.SIGTERM)")
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules.pop('typing', None)")
+    process = subprocess.run(
+        [sys.executable, "-m", module], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True
+    )
+    assert (process.returncode, process.stderr) == (143, b"terminated\n")
+
+
+def test_sigterm_ends_a_command_at_any_moment_with_one_word():
+    command = [sys.executable, "-c", "from tvm_split_command import main; main()", "demo"]
+    for moment in FEW:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        time.sleep(moment / 1000)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=40)
+        if process.returncode == -signal.SIGTERM:
+            assert not errors, f"after {moment} ms: {errors}"
+            continue  # before a line of ours
+        assert process.returncode == 143, f"after {moment} ms"
+        assert errors.splitlines()[-1] == "terminated", f"after {moment} ms: {errors}"
+        assert "Traceback" not in errors, f"after {moment} ms: {errors}"
+
+
 def test_a_library_leaves_interrupts_alone(tmp_path: Path):
     loaded = "tvm_split.cli.application, tvm_split.rpc_runtime.worker.process"
-    code = f"import signal, {loaded}; print(signal.getsignal(signal.SIGINT))"
+    code = f"import signal, {loaded}; print(*map(signal.getsignal, (signal.SIGINT, signal.SIGTERM)))"
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "__init__.py").write_text("import tvm_split")  # while `argv` begins with "-m"
     (tmp_path / "lab" / "__main__.py").write_text(code)
@@ -91,3 +117,4 @@ def test_a_library_leaves_interrupts_alone(tmp_path: Path):
     for command in (["-c", code], ["-m", "lab"]):
         process = subprocess.run([sys.executable, *command], cwd=ROOT, env=variables, capture_output=True, text=True)
         assert "default_int_handler" in process.stdout
+        assert process.stdout.endswith(f"{signal.SIG_DFL}\n")
