@@ -8,7 +8,6 @@ the modules that processes start with import this one first, which needs next to
 import os
 import signal
 
-
 TERMINATED = "terminated"
 
 
