@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import print_json, print_line
+from tvm_split.cli.console import STDOUT, print_json
 from tvm_split.units import age_text, bytes_text
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def cache(
         *(f"{name}: {bytes_text(_size(folder))} kept in {folder}" for name, folder in others.items()),
     ]
     for line in lines:
-        print_line(line)
+        STDOUT.print(line, markup=False, highlight=False, soft_wrap=True)  # so that paths can be copied
 
 
 def _line(each: Kept) -> str:

@@ -60,8 +60,8 @@ def new_table(
 
 
 def print_line(text: str) -> None:
-    """A sentence on stdout, as it is: neither wrapped nor marked up."""
-    STDOUT.print(text, markup=False, highlight=False, soft_wrap=True)
+    """A sentence on stdout, wrapped as tables are, and not marked up."""
+    STDOUT.print(text, markup=False, highlight=False)
 
 
 def print_error(text: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, print_json, print_note
+from tvm_split.cli.console import STDOUT, print_json, print_line, print_note
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.plan_report import prediction_as_json, print_plan, print_sizes
 from tvm_split.cli.planning import require_onnx
@@ -74,7 +74,7 @@ class PlanOutput:
             print_sizes(sizes, STDOUT)
         advice = one_machine_advice(plan, machines)
         if advice is not None:
-            STDOUT.print(advice, markup=False, highlight=False)
+            print_line(advice)
 
 
 def stage_shares(model: Model, plan: Plan) -> list[float]:

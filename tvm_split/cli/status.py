@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, print_error, print_json
+from tvm_split.cli.console import STDOUT, print_error, print_json, print_line
 from tvm_split.cli.link_lines import transport_lines
 from tvm_split.cli.options import WrongUseError
 from tvm_split.rpc_runtime.hardware import boot_id
@@ -72,7 +72,7 @@ def status(
     else:
         _print(answers)
         for line in transport_lines(links):
-            STDOUT.print(Text(line))
+            print_line(line)
     if any("error" in answer for answer in answers):
         raise typer.Exit(1)
 

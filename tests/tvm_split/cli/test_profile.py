@@ -25,7 +25,8 @@ def test_calls_stand_in_their_order(invoke_json, onnx_path):
 def test_a_table(invoke, onnx_path):
     text = invoke("profile", onnx_path, "--threads", "1", "--rounds", "1").stdout
     assert "conv_1" in text
-    assert "both measured now" in text
+    assert "both measured now" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_network_without_a_kernel(invoke, invoke_json, tmp_path):
