@@ -25,7 +25,8 @@ def compile(
     shapes: ModelOptions,
     request: PlanOptions,
     plan: Annotated[
-        Path | None, typer.Option(help="A plan that `tvm-split plan --output` wrote.", dir_okay=False)
+        Path | None,
+        typer.Option(help="A plan that `tvm-split plan --output` wrote; no worker is asked for it.", dir_okay=False),
     ] = None,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not compare the compiled stages with the source framework.")
@@ -54,6 +55,9 @@ def compile(
         print_bundle(bundle)
         elsewhere = any(machine.address is not None for machine in planned.machines)
         where = f" --cluster {cluster.cluster or 'FILE'}" if elsewhere else ""
+        if plan is not None and elsewhere:
+            check = f"`tvm-split deploy {output}{where}`"
+            print_note(f"no worker was asked whether it is what the plan says: {check} does that, and runs nothing")
         print_note(f"written to {output}; `tvm-split run {output}{where}` runs it")
 
 
