@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
+from tvm_split.units import short_list
 
 PARTED = 0.15
 """Predictions are good to 10 % for throughput and 15 % for latency; beyond this, something has changed."""
@@ -36,7 +37,7 @@ def advice_for(
     ]
     if parts:
         return (*parts, f"{PLAN_ANEW}, {IMPROVE}")
-    return tuple(_of_the_whole(period, latency))
+    return tuple(_of_the_whole(period, latency, list(_unsure(machines, links, scale))))
 
 
 def changed_links(period: Comparison, latency: Comparison, links: Sequence[LinkReport]) -> list[LinkReport]:
@@ -105,19 +106,36 @@ def _of_unknown_links(
             yield f"{report.machine} {doing} {_both(compared)}, over {named}. Probe these links again"
 
 
-def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:
+def _unsure(machines: Sequence[MachineReport], links: Sequence[LinkReport], scale: float) -> Iterator[str]:
+    """The rows of which nobody can say whether they part, as they are called in the table."""
+    for machine in machines:
+        if machine.compute.unsure:
+            yield f"{machine.machine} (compute)"
+        for doing, wire in (("receive", machine.receive), ("send", machine.send)):
+            if wire.unsure and tells_of_a_link(wire, scale):
+                yield f"{machine.machine} ({doing})"
+    for link in links:
+        if link.seconds.unsure and tells_of_a_link(link.seconds, scale):
+            yield f"{link.source} → {link.destination}"
+
+
+def _of_the_whole(period: Comparison, latency: Comparison, unsure: Sequence[str]) -> Iterator[str]:
+    slower, parting = "is slower", "parts from its prediction"
+    if unsure:
+        told = f"(unsure: {short_list(unsure)})"
+        slower, parting = f"is known to be slower {told}", f"is known to part from its prediction {told}"
     if parted(period, 0.0):
         if period.difference > 0:
             yield (
-                f"a result came every {_both(period)}, though no machine and no link is slower: the inputs, or what "
+                f"a result came every {_both(period)}, though no machine and no link {slower}: the inputs, or what "
                 "takes the results, may be slower than the pipeline, or the machines share cores with other programs"
             )
         else:
             yield f"a result came every {_both(period)}: its numbers are old; {PLAN_ANEW}"
     if parted(latency, 0.0):
         yield (
-            f"a single run takes {_both(latency)}, though no machine and no link parts from its prediction: the "
-            f"links' latency may have changed; {PLAN_ANEW}"
+            f"a single run takes {_both(latency)}, though no machine and no link {parting}: the links' latency may "
+            f"have changed; {PLAN_ANEW}"
         )
 
 
