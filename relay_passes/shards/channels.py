@@ -52,7 +52,8 @@ def split_channels(
     with ``"channels"`` the projections' columns are dealt out one by one, and every machine computes all heads.
 
     Raises:
-        ShardError: a machine would have no channel, group of channels or head; nothing in the region can be dealt out.
+        ShardError: a machine would have no channel, group of channels or head, though there are as many as machines;
+            nothing in the region can be dealt out.
     """
 
     def split(writer: RegionWriter) -> Mapping[str, relax.Expr]:
@@ -78,6 +79,8 @@ def _decided(
 ) -> Decisions:
     by_heads, names = unit_by == "heads", writer.region.names
     decisions = Decisions(writer.bindings, writer.region, by_heads=by_heads, fused=exchange == "fused")
+    if not decisions.is_split and decisions.left_whole:
+        raise decisions.left_whole
     if not decisions.is_split or (by_heads and not decisions.has_heads):
         missing = "attention's heads" if by_heads else "convolution or matrix product with constant weights"
         instead = "use axis 'channels'" if by_heads else "use axis 'rows', or begin the shard earlier"

@@ -245,7 +245,7 @@ def test_more_machines_than_channels_groups_or_heads_are_refused() -> None:
     text = refused(network, network.convolution(network.input, 2, 1), shares)
     assert text == (
         "'layer' (relax.nn.conv2d) has 2 output channels, too few for 3 machines with shares 0.5 / 0.3 / 0.2: "
-        "take fewer, or end the shard before it"
+        "take fewer, or leave it out of the shard"
     )
     network = Network((1, 4, 4, 4))
     assert "has 2 groups of channels" in refused(network, network.convolution(network.input, 8, 1, groups=2), shares)
@@ -254,6 +254,27 @@ def test_more_machines_than_channels_groups_or_heads_are_refused() -> None:
     text = refused(network, network.add(op.nn.softmax(heads, -1)), shares, by="heads")
     assert "(relax.reshape) has 2 heads" in text
     assert text.endswith("or split by 'channels'")
+
+
+@pytest.mark.parametrize("exchange", ["fused", "each"])
+@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+def test_a_product_with_fewer_channels_than_machines_is_computed_whole(exchange: str, first: bool) -> None:
+    """By every machine that needs it, and the others are dealt out: nothing else of the region is refused for it."""
+    network = Network((1, 3, 6, 6))
+    value = network.input
+    for channels in (2, 20) if first else (20, 20, 2):
+        value = network.add(op.nn.relu(network.convolution(value, channels, 3)))
+    module = network.module(value)
+    found = split_channels(module, region_of(module, (0.5, 0.3, 0.2)), unit_by="channels", exchange=exchange)
+    require_same(module, found, np.random.default_rng(0).standard_normal((1, 3, 6, 6)))
+    products = {
+        binding.var.name: lengths(binding.var)[1]
+        for binding in bindings_of(main_function(found.module))
+        if operator_name(binding.value) == "relax.nn.conv2d"
+    }
+    whole = [found.machine_of[name] for name, channels in products.items() if channels == 2]
+    assert whole == (["machine-a", "machine-b", "machine-c"] if first else ["machine-a"])
+    assert len(products) == 6 if first else 7
 
 
 def test_a_region_without_anything_to_deal_out_is_refused() -> None:
