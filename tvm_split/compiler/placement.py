@@ -8,6 +8,7 @@ from typing import Any
 import tvm
 
 from tvm_split.compiler.instruction_sets import cpu_part
+from tvm_split.compiler.llvm_names import require_known_cpu, require_known_features
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.by_hand import near_names
@@ -58,44 +59,14 @@ def placed(stage: Stage) -> PlacedStage:
 
 
 def tvm_target(target: Mapping[str, Any]) -> tvm.target.Target:
-    """A target of TVM, or a `PlanError` for one that TVM does not accept or whose CPU LLVM does not know."""
+    """A target of TVM, or a `PlanError` for one that TVM does not accept or of which LLVM does not know something."""
     cpu = cpu_part(target)
-    _require_known_cpu(cpu)
+    require_known_cpu(cpu)
+    require_known_features(cpu)  # before TVM asks LLVM for them, which would write about it
     try:
-        accepted = tvm.target.Target(dict(target))
+        return tvm.target.Target(dict(target))
     except Exception as error:
         raise PlanError(f"TVM does not accept the target {dict(target)}: {error}") from error
-    _require_known_features(cpu)
-    return accepted
-
-
-def _require_known_cpu(cpu: Mapping[str, Any]) -> None:
-    """LLVM itself writes a page about a CPU that it does not know, and then compiles for any.
-
-    Asked about a processor of which it knows not even the architecture it ends the process.
-    """
-    name, triple = str(cpu.get("mcpu", "generic")), _triple(cpu)
-    if not tvm.target.codegen.llvm_is_valid_cpu(name, triple):
-        raise PlanError(
-            f"LLVM knows no CPU {name!r} for {triple}; give the target an mcpu and mtriple that it knows, or "
-            "leave out the machine's target: then it is what the machine's worker says"
-        )
-
-
-def _require_known_features(cpu: Mapping[str, Any]) -> None:
-    """LLVM leaves out what it does not know of ``mattr``, and takes a name without a sign for one with a minus."""
-    for feature in (each for texts in cpu.get("mattr", ()) for each in texts.split(",")):
-        sign, name = feature[:1], feature[1:]
-        asked = {"kind": "llvm", "mtriple": _triple(cpu), "mattr": [f"+{name}"]}
-        if sign not in ("+", "-") or name not in tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(asked)):
-            raise PlanError(
-                f"LLVM knows no feature {feature!r} of {_triple(cpu)}; the mattr of a target is a list of features by "
-                "LLVM's names, each with a + or a -, such as '+avx2' or '+dotprod'"
-            )
-
-
-def _triple(cpu: Mapping[str, Any]) -> str:
-    return str(cpu.get("mtriple") or tvm.target.codegen.llvm_get_system_triple())
 
 
 def _require_no_waiting(graph: LayerGraph, stage_of: Mapping[str, int], plan: Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -125,12 +126,17 @@ def test_a_cpu_that_llvm_does_not_know(
         ({"kind": "llvm", "mtriple": "abacus-linux-gnu"}, "CPU 'generic' for abacus-linux-gnu"),
     ],
 )
-def test_a_feature_that_llvm_does_not_know(tmp_path: Path, target: dict[str, Any], unknown: str) -> None:
+def test_a_feature_that_llvm_does_not_know(
+    tmp_path: Path, target: dict[str, Any], unknown: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(f"machines:\n- name: box\n  address: box:1\n  target: {json.dumps(target)}\n")
     with pytest.raises(tvm_split.ClusterError) as caught:
         require_known_targets(Cluster.from_yaml(path))
     assert str(caught.value).startswith(f"{path}:4: machine 'box': LLVM knows no {unknown}; ")
+    assert capfd.readouterr().err == ""  # neither from LLVM itself
+    os.write(2, b"ours")
+    assert capfd.readouterr().err == "ours"
 
 
 @pytest.mark.parametrize("mattr", [[], ["+avx2", "-fma"], ["+avx2,+fma"], ["+retpoline"]])
