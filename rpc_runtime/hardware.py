@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -74,6 +75,11 @@ def available_memory_bytes() -> int:
     except (OSError, ValueError):
         return min(free, limit)
     return max(0, min(free, limit - used))
+
+
+def core_numbers() -> tuple[int, ...]:
+    """The cores that this process may run on, by the operating system's numbers."""
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 @cache

@@ -45,7 +45,8 @@ class CudaDeviceDescription:
 class WorkerDescription:
     """What a machine is and what it has free. ``mcpu`` is LLVM's name of its level: ``x86-64-v4``.
 
-    ``cores`` are the CPUs the worker may run on, ``threads`` those a kernel uses. ``clock_offset_nanoseconds`` is how
+    ``cores`` are the CPUs the worker may run on, ``core_numbers`` the same by the host's numbers, ``threads`` those a
+    kernel uses. ``clock_offset_nanoseconds`` is how
     far the worker's monotonic clock is ahead of this process's, right to half of ``round_trip_seconds``. Workers of one
     ``boot_id`` share a host, even where containers give them different hostnames; it may be empty.
     """
@@ -56,6 +57,7 @@ class WorkerDescription:
     mcpu: str
     cpu_features: tuple[str, ...]
     cores: int
+    core_numbers: tuple[int, ...]
     threads: int
     memory_total_bytes: int
     memory_free_bytes: int

@@ -8,7 +8,14 @@ import socket
 from functools import cache
 from importlib import metadata
 
-from tvm_split.rpc_runtime.hardware import available_memory_bytes, boot_id, cpu_features, mcpu, total_memory_bytes
+from tvm_split.rpc_runtime.hardware import (
+    available_memory_bytes,
+    boot_id,
+    core_numbers,
+    cpu_features,
+    mcpu,
+    total_memory_bytes,
+)
 from tvm_split.rpc_runtime.program.measurements import now
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
@@ -45,6 +52,7 @@ def describe(machine: str, threads: int, secure: bool, deployments: list[str]) -
     """The reply to Describe; everything but memory, deployments and the clock is found out once."""
     features = cpu_features()
     architecture = platform.machine()
+    cores = core_numbers()
     return pb.DescribeReply(
         protocol_version=PROTOCOL_VERSION,
         machine=machine,
@@ -52,7 +60,8 @@ def describe(machine: str, threads: int, secure: bool, deployments: list[str]) -
         architecture=architecture,
         mcpu=mcpu(architecture, features),
         cpu_features=sorted(features),
-        cores=len(os.sched_getaffinity(0)),
+        cores=len(cores),
+        core_numbers=cores,
         threads=threads,
         memory_total_bytes=total_memory_bytes(),
         memory_free_bytes=available_memory_bytes(),

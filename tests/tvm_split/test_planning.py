@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tvm_split
 from tests.models.small_onnx_model import small_model
 from tests.models.torch_graphs import SeveralOutputs, Skip, TwoInputs
-from tvm_split.cluster.machine import Link, Machine
+from tvm_split.cluster.machine import Link, Machine, SharedCores
 from tvm_split.errors import OneMachineWarning, PlanError
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replanning import Measured
@@ -69,6 +69,22 @@ def test_estimates_start_nothing(model):
     assert cluster._workers is None
 
 
+def enough(*machines):
+    """However few cores this host has."""
+    return (SharedCores((*machines, "client"), 8),)
+
+
+def test_cores_that_are_shared_are_counted(wide):
+    machines = Machine(A), Machine(B)
+    one = tvm_split.Cluster("local", machines, shared_cores=(SharedCores((A, B, "client"), 1),))
+    assert len(tvm_split.plan(wide, one, measure=False).stages) == 1
+    forced = tvm_split.plan(wide, one, measure=False, stages=2).prediction
+    assert forced.limiting == "computing on the one core that machine-a, machine-b and the client share"
+    assert forced.period_seconds == pytest.approx(sum(each.compute_seconds for each in forced.machines))
+    two = tvm_split.Cluster("local", machines, shared_cores=enough(A, B))
+    assert tvm_split.plan(wide, two, measure=False, stages=2).prediction.period_seconds < 0.6 * forced.period_seconds
+
+
 def test_estimates_of_what_is_worth_two_machines(wide):
     found = tvm_split.plan(wide, tvm_split.Cluster.local(workers=2), measure=False)
     assert layers_on(found) == {A: ("0", "1"), B: ("2", "3")}
@@ -76,7 +92,7 @@ def test_estimates_of_what_is_worth_two_machines(wide):
     slow = (Link(A, B, 1e5, 0.01),)
     alone = tvm_split.plan(wide, tvm_split.Cluster("local", (Machine(A), Machine(B)), slow), measure=False)
     assert len(alone.stages) == 1
-    unequal = tvm_split.Cluster("local", (Machine(A, threads=1), Machine(B, threads=2)))
+    unequal = tvm_split.Cluster("local", (Machine(A, threads=1), Machine(B, threads=2)), shared_cores=enough(A, B))
     assert layer_counts(tvm_split.plan(wide, unequal, measure=False)) == {A: 1, B: 3}
 
 
@@ -122,7 +138,9 @@ def test_limits_and_counts(wide):
 
 
 def test_replicas(wide):
-    found = tvm_split.plan(wide, tvm_split.Cluster.local(workers=3), measure=False, replicas=True, stages=1)
+    machines = tuple(Machine(name) for name in (A, B, "machine-c"))
+    cluster = tvm_split.Cluster("local", machines, shared_cores=enough(A, B, "machine-c"))
+    found = tvm_split.plan(wide, cluster, measure=False, replicas=True, stages=1)
     assert found.stages[0].machines == (A, B, "machine-c")
     assert {machine.machine for machine in found.prediction.machines} == {A, B, "machine-c"}
     assert found.prediction.period_seconds < found.prediction.baselines[-1].period_seconds

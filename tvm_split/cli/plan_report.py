@@ -136,8 +136,19 @@ def predicted_lines(prediction: Prediction, objective: str, seconds_now: float) 
     return [
         f"Predicted: {first}; {second}",
         f"Limited by {prediction.limiting}; {proven}; {age}",
+        *cores_lines(prediction),
         *transport_lines((each.source, each.destination, each.transport) for each in prediction.links),
         *(f"Doubtful: {doubt}" for doubt in prediction.doubts),
+    ]
+
+
+def cores_lines(prediction: Prediction) -> list[str]:
+    """What machines keep busy of cores that are too few for all of them to compute at once."""
+    return [
+        f"{short_list(each.machines)} share {'one core' if each.cores == 1 else f'{each.cores} cores'}: a result takes "
+        f"{_ms(each.busy_seconds)} ms of one, so no more than {1 / each.least_period_seconds:.4g} come a second"
+        for each in prediction.shared_cores
+        if each.crowding > 1 and each.busy_seconds > 0
     ]
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Literal
 
 from tvm_split.cluster.cluster_file import read_cluster_file
-from tvm_split.cluster.machine import Link, Machine, faults
+from tvm_split.cluster.machine import Link, Machine, SharedCores, faults
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
@@ -34,12 +34,14 @@ class Cluster:
     ends them.
 
     ``links`` is empty where all are to be measured. Else each counts in both directions unless its reverse is given as
-    well (an address in its own only), and every pair of machines needs one.
+    well (an address in its own only), and every pair of machines needs one. ``shared_cores`` says which machines
+    compute on the same cores, where that is to be said: of workers it is found out.
     """
 
     kind: ClusterKind
     machines: tuple[Machine, ...]
     links: tuple[Link, ...] = ()
+    shared_cores: tuple[SharedCores, ...] = ()
     _workers: LocalWorkers | None = field(default=None, repr=False)
     # The workers' blobs outlive the workers: a later deployment on the same cluster sends only what is new.
     _cache: ScratchFolder | None = field(default=None, repr=False)
@@ -49,7 +51,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.machines:
             raise ClusterError("a cluster needs at least one machine")
-        for fault in faults(self.machines, self.links or None):
+        for fault in faults(self.machines, self.links or None, self.shared_cores):
             raise ClusterError(fault.text)
         given = {(link.source, link.destination) for link in self.links}
         self.links += tuple(

@@ -17,6 +17,8 @@
     groups:                                     # optional: machines that have links in common, by host, rack or site
       lab: [desk, box]
       campus: [lab, edge]                       # of machines and of other groups
+    shared_cores:                               # optional: found out of the workers themselves
+      - {machines: [lab, client], cores: 8}     # together they compute on 8 cores; machines, groups, the client
 
 A link from or to a group is one for each of its machines, from a group to itself between any two of them; where several
 entries fit a pair, the one of fewest pairs counts. A link counts in both directions unless the reverse is listed as
@@ -34,7 +36,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tvm_split.cluster.groups import members_of, pairs_of_entries
-from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, faults
+from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, SharedCores, faults
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.program.codec import Codec
@@ -118,17 +120,23 @@ class _Link(_Strict):
     check_codec = field_validator("codec")(_known_codec)
 
 
+class _SharedCores(_Strict):
+    machines: list[str] = Field(min_length=1, description=f"a list of machines, groups, or {CLIENT!r}")
+    cores: int = Field(ge=1, strict=True, description="a whole number from 1 up")
+
+
 class _ClusterFile(_Strict):
     machines: list[_Machine] = Field(min_length=1, description="a list of at least one machine")
     groups: dict[str, list[str]] = Field(default={}, description="a mapping of names to lists of machines and groups")
     links: list[_Link] | None = Field(default=None, description="a list of links")
+    shared_cores: list[_SharedCores] = Field(default=[], description="a list of machines that share cores")
 
 
-_SECTIONS: dict[str, type[BaseModel]] = {"machines": _Machine, "links": _Link}
+_SECTIONS: dict[str, type[BaseModel]] = {"machines": _Machine, "links": _Link, "shared_cores": _SharedCores}
 
 
-def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]]:
-    """The machines and links in a file, as they are listed.
+def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...], tuple[SharedCores, ...]]:
+    """The machines, links and shared cores in a file, as they are listed.
 
     Raises:
         ClusterError: gives the file, the line and what is expected there.
@@ -168,15 +176,22 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
             raise ClusterError(f"{path}:{line_of(tree, ('links', index))}: {error}") from error
         entry_of += [index] * len(pairs)
 
+    shared = [
+        SharedCores(
+            tuple(dict.fromkeys(name for end in entry.machines for name in members.get(end, (end,)))), entry.cores
+        )
+        for entry in parsed.shared_cores
+    ]
+
     def line(location: tuple[int | str, ...]) -> int:
         if location[0] == "links" and len(location) > 1:
             location = ("links", entry_of[int(location[1])], *location[2:])
         return line_of(tree, location)
 
-    for fault in faults(machines, None if parsed.links is None else links):
+    for fault in faults(machines, None if parsed.links is None else links, shared):
         first = f"; the first is in line {line(fault.first)}" if fault.first else ""
         raise ClusterError(f"{path}:{line(fault.location)}: {fault.text}{first}")
-    return tuple(machines), tuple(links)
+    return tuple(machines), tuple(links), tuple(shared)
 
 
 def _problem(error: Any) -> str:

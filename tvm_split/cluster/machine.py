@@ -102,6 +102,17 @@ class Link:
         return self.bytes_per_second == 0
 
 
+@dataclass(frozen=True)
+class SharedCores:
+    """So many ``cores`` on which all these machines compute; ``"client"`` may be among them.
+
+    Together they cannot be busy for longer than the cores are: while one computes, another may have to wait.
+    """
+
+    machines: tuple[str, ...]
+    cores: int
+
+
 class Fault(NamedTuple):
     """What does not fit together, and where: a path in a cluster file, such as ``("links", 2, "from")``.
 
@@ -113,8 +124,10 @@ class Fault(NamedTuple):
     first: tuple[int | str, ...] | None = None
 
 
-def faults(machines: Sequence[Machine], links: Sequence[Link] | None) -> Iterator[Fault]:
-    """What is wrong with machines and links together; with ``links``, every pair of machines needs one."""
+def faults(
+    machines: Sequence[Machine], links: Sequence[Link] | None, shared_cores: Sequence[SharedCores] = ()
+) -> Iterator[Fault]:
+    """What is wrong with machines, links and cores together; with ``links``, every pair of machines needs one."""
     named: dict[str, int] = {}
     machine_at: dict[str, int] = {}
     for index, machine in enumerate(machines):
@@ -127,6 +140,14 @@ def faults(machines: Sequence[Machine], links: Sequence[Link] | None) -> Iterato
         if first != index:
             text = f"machines {machines[first].name!r} and {machine.name!r} have the same address {machine.address}"
             yield Fault((*place, "address"), f"{text}; each needs a worker of its own", ("machines", first, "address"))
+    for index, shared in enumerate(shared_cores):
+        for end in shared.machines:
+            if end not in named and end != CLIENT:
+                text = f"no machine is named {end!r}; there are {', '.join(named)}"
+                yield Fault(("shared_cores", index, "machines"), text)
+        if shared.cores < 1:
+            text = f"{', '.join(shared.machines)} share {shared.cores} cores; give at least 1"
+            yield Fault(("shared_cores", index, "cores"), text)
     joining: dict[tuple[str, str], int] = {}
     for index, link in enumerate(links or ()):
         ends = (link.source, link.destination)

@@ -64,7 +64,7 @@ class MachineReport:
     ``shares`` of the micro-batches are computed here, one for each of the ``stages``; below 1 where replicas take
     turns. Seconds are then those of a micro-batch of the whole stream, on average: a half of what one takes here, if
     every second one is computed here. ``compute`` is predicted as a range: what serialising takes from the cores falls
-    into it as far as the machine has no pauses for that.
+    into it as far as the machine has no pauses for that, and waiting for a core where several machines share too few.
     """
 
     machine: str

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.shared_cores import HostCores, shared_cores
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.measuring.cluster_timing import DEFAULT_TIMEOUT_SECONDS, CallSeconds, ClusterTiming
 from tvm_split.measuring.kernel_calls import KernelCall, shared_weight_bytes
@@ -78,7 +79,7 @@ class ModelProfiler:
             timeout_seconds=timeout_seconds,
             on_progress=on_progress,
         )
-        return _measured_cluster(self._model, times)
+        return _measured_cluster(self._model, cluster, times)
 
 
 def model_digest(model: Model) -> str:
@@ -92,7 +93,7 @@ def model_digest(model: Model) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _measured_cluster(model: Model, times: Sequence[MachineTimes]) -> MeasuredCluster:
+def _measured_cluster(model: Model, cluster: Cluster, times: Sequence[MachineTimes]) -> MeasuredCluster:
     codes = {id(each.code): each.code for each in times}
     pieces = pieces_of(model.graph, [call.kernel.layers for code in codes.values() for call in code.calls])
     payers = {
@@ -119,6 +120,9 @@ def _measured_cluster(model: Model, times: Sequence[MachineTimes]) -> MeasuredCl
         machines=tuple(_machine_profile(each, pieces, calls[id(each.code)]) for each in times),
         links=(),
         doubts=tuple(dict.fromkeys(each.doubt for each in times if each.doubt)),
+        shared_cores=shared_cores(
+            cluster, {each.machine.name: HostCores(each.machine.host, each.machine.core_numbers) for each in times}
+        ),
     )
     notes = tuple(dict.fromkeys(note for each in times for note in each.cache.notes))
     return MeasuredCluster(profile, tuple(_report(each) for each in times), notes)
@@ -147,6 +151,7 @@ def _machine_profile(
         streaming=StreamingCost(),
         pieces={piece[0]: seconds.of(own) for piece, own in zip(pieces, calls, strict=True)},
         measured_at=_oldest(times),
+        cores=0 if machine.has_gpu else min(machine.threads, len(machine.core_numbers) or machine.threads),
     )
 
 

@@ -22,8 +22,9 @@ from tvm_split.rpc_runtime.client.client import describe
 class MachineFacts:
     """A machine of a cluster.
 
-    Machines of one ``host`` slow each other when they compute at the same time. ``memory_free_bytes`` is this machine's
-    part: what a host has free is shared equally. ``identity`` is what times that were measured on it are known by.
+    Machines of one ``host`` slow each other when they compute at the same time; ``core_numbers`` are those of its cores
+    that this one may use. ``memory_free_bytes`` is this machine's part: what a host has free is shared equally.
+    ``identity`` is what times that were measured on it are known by.
     """
 
     name: str
@@ -33,6 +34,7 @@ class MachineFacts:
     hostname: str
     memory_free_bytes: int
     identity: Mapping[str, Any]
+    core_numbers: tuple[int, ...] = ()
 
     @property
     def has_gpu(self) -> bool:
@@ -75,7 +77,8 @@ def _facts(cluster: Cluster, machine: Machine, target: Mapping[str, Any], timeou
         hostname = socket.gethostname()
         identity = _identity(hostname, platform.machine(), sorted(hardware.cpu_features()), version("apache-tvm"))
         host, memory = hardware.boot_id() or hostname, 0 if has_gpu else hardware.available_memory_bytes()
-        return MachineFacts(machine.name, target, machine.threads, host, hostname, memory, identity)
+        cores = hardware.core_numbers()
+        return MachineFacts(machine.name, target, machine.threads, host, hostname, memory, identity, cores)
     worker = describe(cluster.endpoints()[machine.name], timeout_seconds)
     require_fit(machine, worker)
     identity = _identity(worker.hostname, worker.architecture, worker.cpu_features, worker.tvm_version)
@@ -84,7 +87,9 @@ def _facts(cluster: Cluster, machine: Machine, target: Mapping[str, Any], timeou
     if has_gpu:
         memory = worker.cuda_devices[0].memory_bytes if worker.cuda_devices else 0
     host = worker.boot_id or worker.hostname
-    return MachineFacts(machine.name, target, worker.threads, host, worker.hostname, memory, identity)
+    return MachineFacts(
+        machine.name, target, worker.threads, host, worker.hostname, memory, identity, worker.core_numbers
+    )
 
 
 def _identity(hostname: str, architecture: str, features: Any, tvm_version: str) -> dict[str, Any]:

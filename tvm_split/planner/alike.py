@@ -67,7 +67,7 @@ def _whole_seconds(machine: MachineProfile) -> float:
 
 
 def _is_alike(one: MachineProfile, other: MachineProfile) -> bool:
-    if (one.target, one.threads) != (other.target, other.threads):
+    if (one.target, one.threads, one.cores) != (other.target, other.threads, other.cores):
         return False
     if not _near(one.memory_free_bytes, other.memory_free_bytes, 2 * NOISE):
         return False

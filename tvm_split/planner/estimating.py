@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
+from tvm_split.cluster.shared_cores import cores_by_address, shared_cores
 from tvm_split.model import Model
 from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND, estimated_seconds, weight_bytes
 from tvm_split.planner.profile import (
@@ -37,6 +38,7 @@ def estimated_profile(model: Model, cluster: Cluster) -> ClusterProfile:
         pieces=tuple(ModelPiece(unit[0], unit, sum(weights[layer] for layer in unit), 0) for unit in units),
         machines=tuple(_machine(machine, alone) for machine in cluster.machines),
         links=tuple(_expected_links(cluster)),
+        shared_cores=shared_cores(cluster, cores_by_address(cluster)),
     )
 
 
@@ -53,6 +55,7 @@ def _machine(machine: Machine, alone: Mapping[str, float]) -> MachineProfile:
         streaming=StreamingCost(),
         pieces={name: PieceTime(each / threads, each / threads, "estimated") for name, each in alone.items()},
         measured_at=0.0,
+        cores=threads,
     )
 
 

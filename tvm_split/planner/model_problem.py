@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,8 +11,9 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import covers, named, with_independent_layers
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
-from tvm_split.planner.profile import ClusterProfile, MachineProfile
+from tvm_split.planner.profile import ClusterProfile, MachineProfile, StreamingCost
 from tvm_split.planner.request import PlanRequest
+from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.program.turns import LONGEST
 
 BUFFERS = 3
@@ -28,9 +30,13 @@ def model_problem(
     Raises:
         PlanError: a pin names a layer or machine that does not exist.
     """
+    beside = _beside_client(profile)
     return Problem(
         objective=request.objective,
-        machines=tuple(_machine(each, memory_limits.get(each.machine)) for each in profile.machines),
+        machines=tuple(
+            _machine(each, memory_limits.get(each.machine), _crowding(profile, each.machine))
+            for each in profile.machines
+        ),
         links=tuple(
             ProblemLink(link.source, link.destination, link.bytes_per_second, link.latency_seconds)
             for link in profile.links
@@ -52,14 +58,35 @@ def model_problem(
         maximum_period_seconds=request.maximum_period_seconds,
         maximum_latency_seconds=request.maximum_latency_seconds,
         buffers=BUFFERS,
+        shared_cores=profile.shared_cores,
+        client_transfer_seconds=statistics.fmean(each.alone_transfer_seconds for each in beside),
+        client_transfer_seconds_per_byte=statistics.fmean(each.transfer_seconds_per_byte for each in beside),
     )
 
 
-def _machine(machine: MachineProfile, limit: int | None) -> ProblemMachine:
+def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
+    """Of the machines that share cores with the client: what a transfer takes of them, and so about what of it."""
+    near = {name for shared in profile.shared_cores if CLIENT in shared.machines for name in shared.machines}
+    return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
+
+
+def _crowding(profile: ClusterProfile, machine: str) -> float:
+    """How many times longer than alone computing takes on all machines of a host only because its cores are too few."""
+    cores_of = {each.machine: each.cores for each in profile.machines}
+    wanted = [
+        sum(cores_of.get(name, 0) for name in shared.machines) / shared.cores
+        for shared in profile.shared_cores
+        if machine in shared.machines
+    ]
+    return max([1.0, *wanted])
+
+
+def _machine(machine: MachineProfile, limit: int | None, crowding: float) -> ProblemMachine:
     streaming = machine.streaming
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
-    slower = max(1.0, contended / alone) if alone > 0 else 1.0
+    # Waiting for a core is in the times in company, and comes from the shared cores of the problem, too.
+    slower = max(1.0, contended / alone / crowding) if alone > 0 else 1.0
     return ProblemMachine(
         name=machine.machine,
         memory_bytes=limit if limit is not None else machine.memory_free_bytes,
@@ -69,6 +96,7 @@ def _machine(machine: MachineProfile, limit: int | None) -> ProblemMachine:
         contention=max(slower * streaming.alone_ratio, streaming.ratio),
         alone_transfer_seconds=streaming.alone_transfer_seconds,
         alone_contention=streaming.alone_ratio,
+        cores=machine.cores,
     )
 
 

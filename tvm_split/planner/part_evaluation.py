@@ -9,6 +9,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.parts import Delivery, Part, PlanParts
 from tvm_split.planner.problem import Evaluation, MachineLoad, Problem, ProblemMachine
 from tvm_split.planner.search.instance import TOLERANCE, over_links
+from tvm_split.planner.shared_cores import cores_loads, limit_of
 from tvm_split.planner.timetable import ends_of, timetable
 from tvm_split.rpc_runtime.program.program import CLIENT
 
@@ -19,7 +20,8 @@ def evaluate_parts(problem: Problem, plan: PlanParts) -> Evaluation:
     """The period, latency and loads of a plan; for one without shared stages what `search.evaluate` says of it.
 
     - The period is the largest over machines of compute, receive and send, each summed over all of a machine's parts:
-      with enough micro-batches under way, one is computed while another waits for an exchange.
+      with enough micro-batches under way, one is computed while another waits for an exchange. What machines that share
+      cores compute together is at most cores × period.
     - The latency is that of the `timetable`.
     - Memory: the weights of all parts, the largest activation, and the problem's ``buffers`` of what crosses.
 
@@ -64,9 +66,12 @@ def evaluate_parts(problem: Problem, plan: PlanParts) -> Evaluation:
                 share=1.0,
             )
         )
+    client = [each for ends, crossing in crossings.items() if CLIENT in ends for each in crossing]
+    cores = cores_loads(problem, loads, len(client), math.fsum(each.bytes for each in client))
+    limits += map(limit_of, cores)
     period = max(value for value, _ in limits)
     limiting = next(text for value, text in limits if value >= period * (1 - TOLERANCE))
-    return Evaluation(period, latency, tuple(loads), limiting)
+    return Evaluation(period, latency, tuple(loads), limiting, cores)
 
 
 def crossings_of(plan: PlanParts) -> Crossings:

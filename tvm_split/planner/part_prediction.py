@@ -72,6 +72,7 @@ def predict_parts(
         alternatives=certificate.alternatives,
         corrections=profile.corrections,
         doubts=profile.doubts,
+        shared_cores=evaluation.shared_cores,
     )
 
 

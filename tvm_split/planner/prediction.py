@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.problem import (
+    CoresLoad,
     Evaluation,
     MachineLoad,
     Problem,
@@ -40,7 +41,7 @@ class MachinePrediction:
     ``compute_seconds`` includes what sharing a host and serialising cost, the latter being ``transfer_seconds``;
     ``alone_seconds`` is computing by itself, or, of stages that machines share, what it takes of one input alone.
     ``memory_limit_bytes`` is None where nothing limits it. ``estimated_share`` is the share of ``alone_seconds`` that
-    was not measured.
+    was not measured. ``cores`` are those that it computes on.
     """
 
     machine: str
@@ -54,6 +55,7 @@ class MachinePrediction:
     memory_limit_bytes: float | None
     estimated_share: float
     transfer_seconds: float = 0.0
+    cores: int = 1
 
     @property
     def memory_bytes(self) -> float:
@@ -106,6 +108,7 @@ class Prediction:
         baselines: what users would do without a planner, best first; alternatives: the best plans that lost.
         corrections: of the profile, which are in all of these numbers; empty for a plan that no run has improved.
         doubts: what of the measurements contradicts itself, in words.
+        shared_cores: those that several machines of the plan, or one and the client, compute on.
     """
 
     period_seconds: float
@@ -124,6 +127,7 @@ class Prediction:
     alternatives: tuple[ComparedPlan, ...] = ()
     corrections: Corrections = field(default_factory=Corrections)
     doubts: tuple[str, ...] = ()
+    shared_cores: tuple[CoresLoad, ...] = ()
 
     @property
     def samples_per_second(self) -> float:
@@ -167,6 +171,7 @@ def predict(
         alternatives=tuple(_compared(each.name, each.stages, layers_of, each, each.why) for each in best.alternatives),
         corrections=profile.corrections,
         doubts=(*profile.doubts, *_contradictions(stages, period, latency)),
+        shared_cores=evaluation.shared_cores,
     )
 
 
@@ -208,6 +213,7 @@ def with_coded_links(
         machines=_machines(faster, profile, stages, evaluation, predicted),
         links=with_coded_bytes(predicted, coded),
         baselines=compared_baselines(problem, {piece.name: len(piece.layers) for piece in profile.pieces}, evaluation),
+        shared_cores=evaluation.shared_cores,
     )
 
 
@@ -346,6 +352,7 @@ def machine_prediction(
         buffer_bytes=load.buffer_bytes,
         memory_limit_bytes=machine.memory_bytes if math.isfinite(machine.memory_bytes) else None,
         estimated_share=estimated_share,
+        cores=machine.cores,
         transfer_seconds=max(0.0, load.compute_seconds - computing_seconds * machine.contention_among(machines)),
     )
 

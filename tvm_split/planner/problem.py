@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import ConfigDict, Field
 
+from tvm_split.cluster.machine import SharedCores
 from tvm_split.rpc_runtime.program.turns import turns_by_share
 
 Objective = Literal["throughput", "latency"]
@@ -51,7 +52,7 @@ class ProblemMachine:
     computing takes while other machines compute too, because they share a host. Both count in plans of several
     machines; in a plan of this machine only, ``alone_contention`` and ``alone_transfer_seconds`` stand for them (by
     default the same transfer, and no contention). All this is in the period only: the latency is that of a single
-    micro-batch.
+    micro-batch. ``cores`` are those that it computes on, where they are shared (`SharedCores`); 0 for a GPU.
     """
 
     name: str
@@ -61,6 +62,7 @@ class ProblemMachine:
     contention: float = 1.0
     alone_contention: float = 1.0
     alone_transfer_seconds: float | None = None
+    cores: int = 1
 
     def contention_among(self, machines: int) -> float:
         """In a plan of so many machines, this one counted."""
@@ -145,6 +147,8 @@ class Problem:
         stages: exactly so many stages.
         maximum_period_seconds, maximum_latency_seconds: what the other objective must keep to.
         buffers: micro-batches of each tensor that a machine holds for every crossing, at either end.
+        shared_cores: machines, and the client, that compute on the same cores. The client's part is what sending and
+            receiving takes of it: ``client_transfer_seconds`` and ``client_transfer_seconds_per_byte`` of a tensor.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -161,6 +165,9 @@ class Problem:
     maximum_period_seconds: float = math.inf
     maximum_latency_seconds: float = math.inf
     buffers: int = 0
+    shared_cores: tuple[SharedCores, ...] = ()
+    client_transfer_seconds: float = 0.0
+    client_transfer_seconds_per_byte: float = 0.0
 
 
 Axis = Literal["rows", "columns", "channels", "heads", "batch"]
@@ -231,13 +238,40 @@ class MachineLoad:
 
 
 @dataclass(frozen=True)
+class CoresLoad:
+    """What the machines of a plan, and the client, keep busy of ``cores`` that they share, for one micro-batch.
+
+    ``busy_seconds`` are those of one core, so that a period cannot be shorter than ``least_period_seconds``. If all
+    computed at the same time they would want ``wanted_cores``.
+    """
+
+    machines: tuple[str, ...]
+    cores: int
+    busy_seconds: float
+    wanted_cores: int
+
+    @property
+    def crowding(self) -> float:
+        """How many times longer than alone computing may take, where all compute at the same time."""
+        return max(1.0, self.wanted_cores / self.cores)
+
+    @property
+    def least_period_seconds(self) -> float:
+        return self.busy_seconds / self.cores
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """What a set of stages does. ``limiting`` names the machine or link that sets the period, and by what."""
+    """What a set of stages does. ``limiting`` names the machine, link or cores that set the period, and by what.
+
+    ``shared_cores`` are those of the problem on which anything of the plan runs.
+    """
 
     period_seconds: float
     latency_seconds: float
     loads: tuple[MachineLoad, ...]
     limiting: str
+    shared_cores: tuple[CoresLoad, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,30 @@ def read_problem_file(path: Path) -> Problem:
     return problem
 
 
+def read_solution_file(path: Path) -> tuple[Stage, ...]:
+    """The stages in a file that has what `solution_to_dict` gave.
+
+    Raises:
+        PlanError: it cannot be read, or is no such answer.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(_stage_of(each) for each in content["stages"])
+    except OSError as error:
+        raise PlanError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise PlanError(f"{path} is no answer of `tvm-split solve --json`: {error!r}") from error
+
+
+def _stage_of(content: Any) -> Stage:
+    machines = tuple(content.get("machines", [content["machine"]]))
+    shares = tuple(map(float, content.get("shares", [1.0])))
+    pieces = tuple(content["pieces"])
+    if len(machines) != len(shares) or not all(isinstance(name, str) for name in (*machines, *pieces)):
+        raise ValueError(f"a stage has machines, as many shares, and pieces, not {content}")
+    return Stage(machines, pieces, shares)
+
+
 def solution_to_dict(problem: Problem, solution: Solution) -> dict[str, Any]:
     """The answer: stages, prediction and certificate, as JSON can hold it."""
     evaluation = solution.evaluation
@@ -76,6 +100,7 @@ def solution_to_dict(problem: Problem, solution: Solution) -> dict[str, Any]:
         "method": solution.method,
         "why_no_more_machines": solution.why_no_more_machines,
         "loads": [{**asdict(load), "memory_bytes": load.memory_bytes} for load in evaluation.loads],
+        "shared_cores": [asdict(each) for each in evaluation.shared_cores],
         "alternatives": [
             {**asdict(other), "stages": [_stage(problem, stage) for stage in other.stages]}
             for other in solution.alternatives

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tvm_split.cluster.machine import SharedCores
+
 Origin = Literal["measured", "given", "estimated"]
 SHORTEST_SECONDS = 1e-9
 """Of a piece that computes nothing: without it, one that sends nothing either would have an endless throughput."""
@@ -56,7 +58,8 @@ class MachineProfile:
     """A machine: the model's pieces on it, its ceilings, and what transfers cost its cores.
 
     ``operations_per_second`` (a multiplication and an addition are two) and ``bytes_per_second`` are what the machine
-    reaches at most, measured. ``measured_at`` is in seconds since 1970.
+    reaches at most, measured. ``measured_at`` is in seconds since 1970. ``cores`` are those that it keeps busy while it
+    computes; a GPU none.
     """
 
     machine: str
@@ -69,6 +72,7 @@ class MachineProfile:
     streaming: StreamingCost
     pieces: Mapping[str, PieceTime]
     measured_at: float
+    cores: int = 1
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ class ClusterProfile:
     """A model on a cluster. ``model_digest`` says which model and micro-batch size this is for.
 
     ``doubts`` says in words which measurements contradict themselves or each other, although they were repeated.
-    ``corrections`` are in the pieces' times and the links' speeds already.
+    ``corrections`` are in the pieces' times and the links' speeds already. Of machines that are in one of
+    ``shared_cores``, no two compute at the same time on the same core.
     """
 
     model: str
@@ -114,6 +119,7 @@ class ClusterProfile:
     links: tuple[LinkProfile, ...]
     doubts: tuple[str, ...] = ()
     corrections: Corrections = Corrections()
+    shared_cores: tuple[SharedCores, ...] = ()
 
     @property
     def measured_at(self) -> float:

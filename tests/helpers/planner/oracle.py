@@ -55,6 +55,7 @@ def judge(problem: Problem, stages: Assignment) -> tuple[float, float] | None:
         stream[source, end] = sum(sizes) / min(link.bytes_per_second for link in over if link)
         single[source, end] = max(link.latency_seconds for link in over if link) + stream[source, end]
     periods = []
+    busy: dict[str, float] = {}
     for index, (group, names) in enumerate(stages):
         sizes = [size for pair, each in moved.items() if index in pair for size in each]
         rate = 0.0
@@ -72,8 +73,15 @@ def judge(problem: Problem, stages: Assignment) -> tuple[float, float] | None:
             )
             rate += 1 / seconds if seconds else math.inf
         periods.append(1 / rate)
+        busy |= {machine: machines[machine].cores / rate for machine in group}  # each, as they take turns
         periods.append(sum(seconds for (_, end), seconds in stream.items() if end == index))
         periods.append(sum(seconds for (source, _), seconds in stream.items() if source == index))
+    at_home = [size for pair, each in moved.items() if "client" in pair for size in each]
+    busy["client"] = sum(
+        problem.client_transfer_seconds + size * problem.client_transfer_seconds_per_byte for size in at_home
+    )
+    for shared in problem.shared_cores:
+        periods.append(sum(busy.get(name, 0.0) for name in shared.machines) / shared.cores)
     finish: dict[int | str, float] = {"client": 0.0}
     waiting = list(range(len(stages)))
     while waiting:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
-from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine
+from tvm_split.cluster.machine import SharedCores
+from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
 
 GOOD = """\
 {"objective": "throughput", "replicas": false,
@@ -27,6 +29,7 @@ def random_problem(
     chain: bool = True,
     replicas: bool = False,
     plain: bool = False,
+    shared_cores: bool = False,
     **settings: object,
 ) -> Problem:
     """A problem that a seed decides; ``plain`` leaves out all that can make it impossible."""
@@ -78,12 +81,14 @@ def random_problem(
         buffers=generator.choice([0, 0, 2]),
     )
     if plain:
-        return _with(problem, settings)
+        return _with(problem, _cores(generator, problem) | settings if shared_cores else settings)
     pins = tuple(
         _pin(f"layer-{generator.randrange(pieces)}", generator.choice(names), generator.random() < 0.6)
         for _ in range(generator.choice([0, 0, 0, 1, 2]))
     )
     choices: dict[str, object] = {"pins": pins}
+    if shared_cores:
+        choices |= _cores(generator, problem)
     if generator.random() < 0.15:
         choices["maximum_machines"] = generator.randint(1, machines)
     if generator.random() < 0.15:
@@ -93,6 +98,47 @@ def random_problem(
     if generator.random() < 0.2:
         choices["maximum_period_seconds"] = generator.uniform(0.02, 0.3)
     return _with(problem, choices | settings)
+
+
+def on_one_host(workers: int, pieces: int, cores: int, **settings: object) -> Problem:
+    """Workers and a client of one host, and pieces of 10 ms; links that take no time worth the name."""
+    names = [f"worker-{index}" for index in range(workers)]
+    ends = [*names, "client"]
+    problem = Problem(
+        "throughput",
+        tuple(ProblemMachine(name) for name in names),
+        tuple(ProblemLink(a, b, 1e12) for a in ends for b in ends if a != b),
+        tuple(Piece(f"layer-{index}", dict.fromkeys(names, 0.01)) for index in range(pieces)),
+        (
+            Edge("client", "layer-0", 8.0),
+            *(Edge(f"layer-{index}", f"layer-{index + 1}", 8.0) for index in range(pieces - 1)),
+            Edge(f"layer-{pieces - 1}", "client", 8.0),
+        ),
+        shared_cores=(SharedCores(tuple(ends), cores),),
+    )
+    return replace(problem, **settings)  # type: ignore[arg-type]
+
+
+def one_each(problem: Problem) -> list[Stage]:
+    return [
+        Stage((machine.name,), (piece.name,)) for machine, piece in zip(problem.machines, problem.pieces, strict=True)
+    ]
+
+
+def _cores(generator: random.Random, problem: Problem) -> dict[str, object]:
+    """One or two hosts of machines, and of the client, that share one core or a few; one machine may be a GPU."""
+    machines = [replace(each, cores=generator.choice([0, 1, 1, 2])) for each in problem.machines]
+    names = [*(each.name for each in machines), "client"]
+    sets = [
+        SharedCores(tuple(generator.sample(names, generator.randint(1, len(names)))), generator.randint(1, 3))
+        for _ in range(generator.choice([1, 1, 2]))
+    ]
+    return {
+        "machines": tuple(machines),
+        "shared_cores": tuple(sets),
+        "client_transfer_seconds": generator.choice([0.0, 0.002]),
+        "client_transfer_seconds_per_byte": generator.choice([0.0, 1e-5]),
+    }
 
 
 def _edges(generator: random.Random, pieces: int, chain: bool) -> tuple[Edge, ...]:
@@ -119,9 +165,7 @@ def _edges(generator: random.Random, pieces: int, chain: bool) -> tuple[Edge, ..
 
 
 def _with(problem: Problem, settings: dict[str, object]) -> Problem:
-    import dataclasses
-
-    return dataclasses.replace(problem, **settings)  # type: ignore[arg-type]
+    return replace(problem, **settings)  # type: ignore[arg-type]
 
 
 def _pin(piece: str, machine: str, forbidden: bool) -> Pin:

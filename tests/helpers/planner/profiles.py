@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from tests.helpers.planner.layer_graphs import chain_graph
 from tvm_split.planner.layer_graph import LayerGraph
-from tvm_split.planner.model_problem import model_problem
+from tvm_split.planner.model_problem import model_problem, stages_of_layers
 from tvm_split.planner.pieces import piece_edges
-from tvm_split.planner.problem import Objective, Problem
+from tvm_split.planner.plan import Plan, PlannedMachine
+from tvm_split.planner.prediction import predict
+from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
 from tvm_split.planner.request import PlanRequest
+from tvm_split.planner.search import solve
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 A, B, C = "machine-a", "machine-b", "machine-c"
@@ -72,3 +75,13 @@ def chain_problem(
 ) -> Problem:
     edges = piece_edges(graph_of(profile), [piece.layers for piece in profile.pieces])
     return model_problem(profile, edges, memory or {}, PlanRequest(objective, **constraints))  # type: ignore[arg-type]
+
+
+def planned(profile: ClusterProfile, given: tuple[Stage, ...] | None = None, **settings: object) -> Plan:
+    """A plan with its prediction: the best one, or of the given stages of pieces."""
+    problem = chain_problem(profile, **settings)  # type: ignore[arg-type]
+    best = solve(problem)
+    prediction = predict(problem, profile, best, given or best.stages)
+    machines = tuple(PlannedMachine(each.machine, {"kind": "llvm"}, 1) for each in profile.machines)
+    named = stages_of_layers(graph_of(profile), profile, given or best.stages)
+    return Plan("net", "throughput", "test", machines, named, prediction)

@@ -13,7 +13,7 @@ from tvm_split.cli.plan_report import memory_text, predicted_lines, prediction_a
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import LinkPrediction
-from tvm_split.planner.problem import Sharding, Stage
+from tvm_split.planner.problem import CoresLoad, Sharding, Stage
 from tvm_split.rpc_runtime.program.codec import Codec
 
 A, B = "machine-a", "machine-b"
@@ -70,6 +70,14 @@ def test_what_carries_the_links_is_told():
     assert "\nLinks over shared memory: client → machine-a, machine-b → client\n" in text
     assert "\nLinks over gRPC: machine-a → machine-b\n" in text
     assert "Links over" not in shown(given)
+
+
+def test_cores_that_are_too_few_are_told():
+    expected = dataclasses.replace(plan().prediction, shared_cores=(CoresLoad((A, B, "client"), 1, 0.022, 2),))
+    told = " ".join(shown(dataclasses.replace(plan(), prediction=expected)).split())
+    assert "machine-a, machine-b, client share one core: a result takes 22.000 ms of one, so no more than 45.45" in told
+    enough = dataclasses.replace(expected, shared_cores=(CoresLoad((A, B, "client"), 2, 0.022, 2),))
+    assert "a result takes" not in " ".join(shown(dataclasses.replace(plan(), prediction=enough)).split())
 
 
 def test_what_matters_fits_a_small_window():

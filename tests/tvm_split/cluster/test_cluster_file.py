@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.mutations import WRONG_FILES
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Link
+from tvm_split.cluster.machine import Link, SharedCores
 from tvm_split.errors import ClusterError
 
 GOOD = """\
@@ -223,3 +223,36 @@ def test_a_token_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"cannot read the cluster file .*nowhere\.yaml"):
         Cluster.from_yaml(tmp_path / "nowhere.yaml")
+
+
+CORES = """\
+groups:
+  both: [desk, box]
+shared_cores:
+  - {machines: [both, client], cores: 4}
+"""
+
+
+def test_machines_groups_and_the_client_share_cores(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("open sesame\n")
+    cluster = Cluster.from_yaml(write(tmp_path, GOOD + CORES))
+    assert cluster.shared_cores == (SharedCores(("desk", "box", "client"), 4),)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("cores: 4", "cores: 0", "15: shared_cores[0].cores is 0; expected is a whole number from 1 up"),
+        ("cores: 4", "cores: 1.5", "15: shared_cores[0].cores is 1.5; expected is a whole number from 1 up"),
+        ("[both, client]", "[]", "15: shared_cores[0].machines is []; expected is a list of machines, groups"),
+        ("[both, client]", "[lamp]", "15: no machine is named 'lamp'; there are desk, box"),
+        (", cores: 4", "", "15: shared_cores[0].cores is missing; expected is a whole number"),
+        ("cores: 4", "core: 4", "15: shared_cores[0].core: unknown key 'core'; did you mean 'cores'?"),
+    ],
+)
+def test_wrong_shared_cores_are_named_with_their_line(tmp_path: Path, right: str, wrong: str, message: str) -> None:
+    (tmp_path / "secret").write_text("open sesame\n")
+    path = write(tmp_path, GOOD + CORES.replace(right, wrong))
+    with pytest.raises(ClusterError) as error:
+        Cluster.from_yaml(path)
+    assert f"{path}:{message}" in str(error.value)

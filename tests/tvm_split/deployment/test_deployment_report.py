@@ -10,6 +10,7 @@ from tests.helpers.traces import CHAIN, LINKS, MILLISECOND, A, B, C, events_of, 
 from tvm_split.deployment.deployment_report import report_of
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.planner.prediction import LinkPrediction
+from tvm_split.planner.problem import CoresLoad
 from tvm_split.rpc_runtime.program.measurements import TraceEvent
 from tvm_split.rpc_runtime.program.program import Program, StageSpec
 
@@ -42,6 +43,16 @@ def test_every_number_has_its_place():
     assert between.seconds.ratio == pytest.approx(1.0)
     assert report.links[0].seconds.predicted is None
     json.dumps(report.to_dict())
+
+
+def test_waiting_for_a_core_is_as_predicted_where_they_are_too_few():
+    expected = prediction((machine_prediction(A, 0.005), machine_prediction(B, 0.006)))
+    apart = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN), streamed())
+    assert apart.machines[0].compute.ratio == pytest.approx(2.0)
+    crowded = dataclasses.replace(expected, shared_cores=(CoresLoad((A, B, "client"), 1, 0.011, 2),))
+    report = report_of(plan_for(CHAIN, crowded), CHAIN, events_of(CHAIN), streamed())
+    assert report.machines[0].compute.predicted_least == pytest.approx(0.005)
+    assert report.machines[0].compute.ratio == pytest.approx(1.0)
 
 
 def test_single_runs_are_compared_with_computing_alone():

@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 from tests.helpers.planner.layer_graphs import chain_graph
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, graph_of
+from tvm_split.cluster.machine import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.model_problem import BUFFERS, stages_of_layers, stages_of_pieces, with_turns
@@ -57,6 +58,20 @@ def test_streams_take_from_computing_alone_and_in_company():
 
 def test_company_never_makes_faster():
     assert chain_problem(chain_profile(TWO, contention=0.9)).machines[0].contention == 1.0
+
+
+def test_machines_that_share_cores_wait_for_one_and_the_client_too():
+    streaming = StreamingCost(0.003, 4e-9, 1.0, 0.001, 1.0)
+    profile = with_streaming(chain_profile(TWO, contention=2.4), streaming)
+    shared = dataclasses.replace(profile, shared_cores=(SharedCores((A, B, "client"), 1),))
+    apart, crowded = chain_problem(profile), chain_problem(shared)
+    assert [machine.contention for machine in apart.machines] == pytest.approx([2.4, 2.4])
+    # Two wanted one core while they were timed: twice as long is waiting, and only the rest is what company costs.
+    assert [machine.contention for machine in crowded.machines] == pytest.approx([1.2, 1.2])
+    assert crowded.shared_cores == shared.shared_cores
+    assert crowded.client_transfer_seconds == pytest.approx(0.001)
+    assert crowded.client_transfer_seconds_per_byte == pytest.approx(4e-9)
+    assert (apart.shared_cores, apart.client_transfer_seconds) == ((), 0.0)
 
 
 def test_pins_take_all_pieces_below_a_name():

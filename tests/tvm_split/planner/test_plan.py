@@ -15,7 +15,7 @@ from tests.helpers.mutations import WRONG_FILES
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Prediction
-from tvm_split.planner.problem import Sharding, Stage
+from tvm_split.planner.problem import CoresLoad, Sharding, Stage
 from tvm_split.rpc_runtime.program.codec import Codec
 
 LLVM = {"kind": "llvm"}
@@ -23,6 +23,7 @@ MACHINES = tuple(PlannedMachine(f"machine-{letter}", LLVM, 1) for letter in "abc
 REPLICATED = Stage(("machine-b", "machine-c"), ("2",), (0.67, 0.33), "stage_1")
 SHARED = Stage(("machine-b", "machine-c"), ("2",), (0.67, 0.33), "stage_1", Sharding("channels", "each"))
 PREDICTION = Prediction(1.0, 2.0, 0.0, 2, 1.0, 0.0, "machine-b", "by hand", "", 0.0, (), ())
+PREDICTION = dataclasses.replace(PREDICTION, shared_cores=(CoresLoad(("machine-a", "client"), 2, 1.5, 1),))
 
 
 def planned() -> Plan:

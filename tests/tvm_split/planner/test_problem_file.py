@@ -10,9 +10,10 @@ import pytest
 
 from tests.helpers.mutations import WRONG_FILES
 from tests.helpers.planner.problems import GOOD
+from tvm_split.cluster.machine import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine
-from tvm_split.planner.problem_file import read_problem_file, solution_to_dict
+from tvm_split.planner.problem_file import problem_to_dict, read_problem_file, solution_to_dict
 from tvm_split.planner.search import solve
 
 
@@ -43,7 +44,12 @@ def test_everything_that_can_be_said_besides(tmp_path: Path) -> None:
     content["pins"] = [{"piece": "layer-0", "on": "machine-0"}, {"piece": "layer-1", "not_on": "machine-0"}]
     content |= {"maximum_machines": 2, "stages": 2, "buffers": 3}
     content |= {"maximum_period_seconds": 1.5, "maximum_latency_seconds": 2}
+    content |= {"shared_cores": [{"machines": ["machine-0", "client"], "cores": 2}]}
+    content |= {"client_transfer_seconds": 1e-4, "client_transfer_seconds_per_byte": 1e-9}
     problem = read_problem_file(write(tmp_path, json.dumps(content)))
+    assert problem.shared_cores == (SharedCores(("machine-0", "client"), 2),)
+    assert (problem.client_transfer_seconds, problem.client_transfer_seconds_per_byte) == (1e-4, 1e-9)
+    assert read_problem_file(write(tmp_path, json.dumps(problem_to_dict(problem)))) == problem
     assert problem.machines[0] == ProblemMachine("machine-0", 4e9, 1e-4, 1e-9, 1.2)
     assert problem.pieces[0].activation_bytes == 7
     assert problem.edges[0].tensor == "out"
@@ -106,6 +112,18 @@ def test_replicas_name_all_machines_and_shares(tmp_path: Path) -> None:
         ('"to": "layer-1"', '"to": "layer-9"', 7, "edges.0.to: no piece is named 'layer-9'"),
         ('"bytes": 4000}]', '"bytes": 4000}], "pins": [{"piece": "layer-0"}]', 7, 'either "on" or "not_on"'),
         ('"bytes": 4000}]', '"bytes": 4000}], "pins": [{"piece": "x", "on": "machine-0"}]', 7, "no piece is named 'x'"),
+        (
+            '"bytes": 4000}]',
+            '"bytes": 4000}], "shared_cores": [{"machines": ["machine-5"], "cores": 1}]',
+            7,
+            "shared_cores.0.machines.0: no machine is named 'machine-5'",
+        ),
+        (
+            '"bytes": 4000}]',
+            '"bytes": 4000}], "shared_cores": [{"machines": ["client"], "cores": 0}]',
+            7,
+            "shared_cores.0.cores: 0 cores are shared; give 1 or more",
+        ),
         ('"bytes": 4000}]', '"bytes": 4000}], "stages": 3', 7, "3 stages were asked for, but there are 2 machines"),
         ('"edges":    [', '"edges":    [,', 7, "this is no JSON"),
     ],

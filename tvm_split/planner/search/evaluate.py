@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Evaluation, MachineLoad, Problem, Stage
+from tvm_split.planner.problem import CoresLoad, Evaluation, MachineLoad, Problem, Stage
 from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of, names_of, over_links
+from tvm_split.planner.shared_cores import cores_loads, limit_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ def evaluate(problem: Problem, stages: Sequence[Stage]) -> Evaluation:
       1 / Σ(1/tₘ). A link to or from a set has the longest latency and the least bandwidth of its members' links, and
       every member is charged all that the stage receives and sends: replicas make computing faster, never a link. The
       latency takes the slowest replica.
+    - Of machines that share cores (`Problem.shared_cores`), what they compute together, each on its ``cores``, and what
+      sending and receiving take of the client, if it is among them, is at most cores × period.
     - Memory, in every replica: the sum of weights, the largest activation, and ``buffers`` times what crosses.
 
     Pins, limits and memory are not checked: an evaluation says what a plan does, whether or not it is wanted.
@@ -89,9 +92,15 @@ def measure(instance: Instance, stages: Sequence[Placed]) -> tuple[tuple[Placed,
                     share=share,
                 )
             )
+    cores: tuple[CoresLoad, ...] = ()
+    if instance.problem.shared_cores:
+        client = [*arriving.get(instance.client, {}).values(), *leaving.get(instance.client, {}).values()]
+        moved = sum(each.tensors for each in client), math.fsum(each.bytes for each in client)
+        cores = cores_loads(instance.problem, loads, *moved)
+        limits += map(limit_of, cores)
     period = max(value for value, _ in limits)
     limiting = next(text for value, text in limits if value >= period * (1 - TOLERANCE))
-    return stages, Evaluation(period, _latency(instance, stages, crossings), tuple(loads), limiting)
+    return stages, Evaluation(period, _latency(instance, stages, crossings), tuple(loads), limiting, cores)
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,10 @@ class ExhaustiveSearch:
         return np.asarray(possible, dtype=np.bool_)
 
     def _period(self, rows: _Rows) -> Floats:
-        """Of what is placed so far: the most that a stage computes, its replicas together, receives or sends."""
+        """Of what is placed so far: the most that a stage computes, its replicas together, receives or sends.
+
+        Or what machines that share cores keep busy of them.
+        """
         instance, machines = self._instance, self._machines
         first = self._sets.first[rows.home]  # of no set, −1, the client's
         at = np.arange(len(rows))[:, None]
@@ -229,7 +232,25 @@ class ExhaustiveSearch:
             rates = np.bincount(stages.ravel(), 1.0 / compute.ravel(), rows.send.size)
         slowest = np.where(rates > 0, rates, math.inf).reshape(rows.send.shape)[:, :machines].min(axis=1)
         exchange = np.maximum(rows.receive, rows.send)[:, :machines].max(axis=1)
-        return np.asarray(np.maximum(1.0 / slowest, exchange), dtype=np.float64)
+        period = np.maximum(1.0 / slowest, exchange)
+        if instance.core_sets:
+            together = 1.0 / np.where(rates > 0, rates, math.inf).reshape(rows.send.shape)
+            computing = np.where(rows.home >= 0, together[at, first], 0.0)
+            period = np.maximum(period, self._sharing(rows, computing))
+        return np.asarray(period, dtype=np.float64)
+
+    def _sharing(self, rows: _Rows, computing: Floats) -> Floats:
+        """The least period that shared cores allow, where machines compute for so long."""
+        problem, period = self._instance.problem, np.zeros(len(rows))
+        client = rows.tensors[:, -1] * problem.client_transfer_seconds
+        client += rows.bytes[:, -1] * problem.client_transfer_seconds_per_byte
+        for members, cores in self._instance.core_sets:
+            busy = client.copy() if self._instance.client in members else np.zeros(len(rows))
+            for machine in members:
+                if machine != self._instance.client:
+                    busy += computing[:, machine] * problem.machines[machine].cores
+            period = np.maximum(period, busy / cores)
+        return period
 
     def _latency(self, rows: _Rows, ahead: Sequence[tuple[int, Floats]] = ()) -> Floats:
         """Of what is placed so far, and of what it takes at least ``ahead`` of pieces that are placed.

@@ -37,6 +37,7 @@ def faults(problem: Problem) -> Iterator[Fault]:
             yield Fault(
                 ("pins", index, "not_on" if pin.forbidden else "on"), _unknown("machine", pin.machine, machines)
             )
+    yield from _cores_faults(problem, machines)
     yield from _limit_faults(problem)
 
 
@@ -49,6 +50,7 @@ def _machine_faults(problem: Problem) -> Iterator[Fault]:
         yield from _negative(
             machine.transfer_seconds_alone, (*where, "alone_transfer_seconds"), f"machine {machine.name!r}"
         )
+        yield from _negative(machine.cores, (*where, "cores"), f"machine {machine.name!r}")
         for key in ("contention", "alone_contention"):
             value = getattr(machine, key)
             if not (math.isfinite(value) and value > 0):
@@ -101,6 +103,20 @@ def _edge_faults(problem: Problem, pieces: set[str]) -> Iterator[Fault]:
             if known != edge.bytes:
                 text = f"{what}: tensor {edge.tensor!r} has {edge.bytes:g} bytes here and {known:g} on an edge before"
                 yield Fault((*where, "bytes"), text)
+
+
+def _cores_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:
+    for key in ("client_transfer_seconds", "client_transfer_seconds_per_byte"):
+        yield from _negative(getattr(problem, key), (key,), "the problem")
+    for index, shared in enumerate(problem.shared_cores):
+        where = ("shared_cores", index)
+        for place, name in enumerate(shared.machines):
+            if name not in machines and name != CLIENT:
+                yield Fault((*where, "machines", place), _unknown("machine", name, machines))
+            if name in shared.machines[:place]:
+                yield Fault((*where, "machines", place), f"{name!r} is there twice; give it once")
+        if shared.cores < 1:
+            yield Fault((*where, "cores"), f"{shared.cores} cores are shared; give 1 or more")
 
 
 def _limit_faults(problem: Problem) -> Iterator[Fault]:

@@ -92,9 +92,20 @@ def nearest_to_memory(instance: Instance, time_limit_seconds: float) -> Candidat
 
 
 class GraphSearch:
-    """One instance, for so long from ``start`` (monotonic, by default now)."""
+    """One instance, for so long from ``start`` (monotonic, by default now); ``known`` are plans to begin with.
 
-    def __init__(self, instance: Instance, time_limit_seconds: float, start: float | None = None) -> None:
+    No plan is better than ``loose_bound`` seconds: what is best where shared cores do not count.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        time_limit_seconds: float,
+        start: float | None = None,
+        *,
+        known: Iterable[Candidate] = (),
+        loose_bound: float = 0.0,
+    ) -> None:
         problem = instance.problem
         self._single = dataclasses.replace(instance, problem=dataclasses.replace(problem, replicas=False))
         # A micro-batch takes one replica, the slowest at worst: a stage is at least as fast without the others.
@@ -107,10 +118,11 @@ class GraphSearch:
         self._limit = time_limit_seconds
         self._alone = one_machine_candidates(instance)
         self._found: list[Candidate] = []  # that keep to all demands
-        self._keep(self._alone)
+        self._keep([*self._alone, *known])
         self._spread_bound = 0.0
         self._latency_bound: LatencyBound | None = None
         self._sources: list[str] = []
+        self._raise_bound(loose_bound, "the best plan without shared cores")
 
     def solve(self) -> GraphResult:
         self._bound_simply()

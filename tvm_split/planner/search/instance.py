@@ -47,6 +47,7 @@ class Instance:
         weights, activations: (n,) bytes. memory: (M,) bytes.
         linked, seconds_per_byte, latency: (M + 1, M + 1), row the source; 0 where not linked. The last is the client.
         transfer_seconds, transfer_seconds_per_byte, contention: (M,); with ``alone_`` for a machine by itself.
+        core_sets: machines that share cores, by number, and how many; `client` among them if it is.
     """
 
     problem: Problem
@@ -66,6 +67,7 @@ class Instance:
     alone_contention: Floats
     alone_transfer_seconds: Floats
     tensors: tuple[Tensor, ...]
+    core_sets: tuple[tuple[tuple[int, ...], int], ...]
 
     client = -1
 
@@ -136,6 +138,7 @@ def instance_of(problem: Problem) -> Instance:
         alone_contention=np.array([machine.alone_contention for machine in problem.machines]),
         alone_transfer_seconds=np.array([machine.transfer_seconds_alone for machine in problem.machines]),
         tensors=_tensors(problem, number),
+        core_sets=_core_sets(problem, machines),
     )
     _forbid(instance)
     return instance
@@ -201,6 +204,11 @@ def _tensors(problem: Problem, number: dict[str, int]) -> tuple[Tensor, ...]:
         destinations.setdefault(key, {})[number[edge.destination]] = None
         size[key] = edge.bytes
     return tuple(Tensor(number[key[0]], tuple(ends), size[key]) for key, ends in destinations.items())
+
+
+def _core_sets(problem: Problem, machines: Sequence[str]) -> tuple[tuple[tuple[int, ...], int], ...]:
+    number = {name: place for place, name in enumerate(machines)} | {CLIENT: Instance.client}
+    return tuple((tuple(number[name] for name in each.machines), each.cores) for each in problem.shared_cores)
 
 
 def _forbid(instance: Instance) -> None:

@@ -45,9 +45,10 @@ class Groups:
 
 def machine_classes(instance: Instance) -> tuple[tuple[int, ...], ...]:
     """Machines that can be exchanged without changing any plan's value, in the order of their first."""
-    likely: dict[tuple[ProblemMachine, bytes], list[list[int]]] = {}
+    likely: dict[tuple[ProblemMachine, bytes, tuple[int, ...]], list[list[int]]] = {}
     for machine, each in enumerate(instance.problem.machines):
-        classes = likely.setdefault((replace(each, name=""), instance.seconds[:, machine].tobytes()), [])
+        sets = tuple(place for place, (members, _) in enumerate(instance.core_sets) if machine in members)
+        classes = likely.setdefault((replace(each, name=""), instance.seconds[:, machine].tobytes(), sets), [])
         for members in classes:
             if _have_same_links(instance, members[0], machine):
                 members.append(machine)

@@ -169,6 +169,7 @@ class PlacementProgram:
     def _limit_loads(self) -> None:
         instance, program, period = self._instance, self._program, (self._period, -1.0)
         problem = instance.problem
+        computing: dict[int, list[tuple[int, float]]] = {instance.client: self._transfers_of_client()}
         for m in self._machines:
             compute = self._computing(m, float(instance.contention[m]))
             receive: list[tuple[int, float]] = []
@@ -189,8 +190,27 @@ class PlacementProgram:
             for load in (compute, receive, send):
                 if load:
                     program.at_most([*load, period], 0.0)
+            computing[m] = [(column, seconds * problem.machines[m].cores) for column, seconds in compute]
             if instance.memory[m] < math.inf:
                 self._limit_memory(m, [(column, problem.buffers * size) for column, size in exchanged])
+
+        for members, cores in instance.core_sets:
+            busy = [term for m in members for term in computing.get(m, [])]
+            program.at_most([*busy, (self._period, -float(cores))], 0.0)
+
+    def _transfers_of_client(self) -> list[tuple[int, float]]:
+        """What sending and receiving takes of the client's computing."""
+        instance, problem = self._instance, self._instance.problem
+        found = []
+        for index, tensor in enumerate(instance.tensors):
+            cost = problem.client_transfer_seconds + tensor.bytes * problem.client_transfer_seconds_per_byte
+            columns: list[int] = []
+            if tensor.source == instance.client:
+                columns += self._arrives[index].values()
+            if instance.client in tensor.destinations:
+                columns += self._place[tensor.source].values()
+            found += [(column, cost / self._unit) for column in columns]
+        return found
 
     def _limit_memory(self, m: int, buffers: list[tuple[int, float]]) -> None:
         instance, program = self._instance, self._program
@@ -293,7 +313,7 @@ def longest_latency(instance: Instance) -> float:
 
 
 def period_bound(instance: Instance, time_limit_seconds: float) -> float:
-    """Of plans of several machines: every piece divided over machines at will, nothing sent, memory kept to.
+    """Of plans of several machines: every piece divided over machines at will, nothing sent, memory and cores kept to.
 
     The linear relaxation of scheduling on unrelated machines (Lenstra, Shmoys and Tardos 1990). Replicas hold all the
     weights, but share the time, so with them memory is left out. 0 where the time is too short.
@@ -308,13 +328,18 @@ def period_bound(instance: Instance, time_limit_seconds: float) -> float:
     ]
     for columns in place:
         program.equal([(column, 1.0) for column in columns.values()], 1.0)
+    computing: dict[int, list[tuple[int, float]]] = {}
     for m in machines:
         here = [(piece, columns[m]) for piece, columns in enumerate(place) if m in columns]
         contention = float(instance.contention[m]) / unit
         terms = [(column, float(instance.seconds[piece, m]) * contention) for piece, column in here]
         program.at_most([*terms, (period, -1.0)], 0.0)
+        computing[m] = [(column, seconds * instance.problem.machines[m].cores) for column, seconds in terms]
         if not instance.problem.replicas and 0 < instance.memory[m] < math.inf:
             terms = [(column, float(instance.weights[piece] / instance.memory[m])) for piece, column in here]
             program.at_most(terms, 1.0)
+    for members, cores in instance.core_sets:
+        busy = [term for m in members for term in computing.get(m, [])]
+        program.at_most([*busy, (period, -float(cores))], 0.0)
     found = program.solve(time_limit_seconds, 0.0, {})
     return max(0.0, found.bound) * (1 - SOLVER_TOLERANCE) * unit

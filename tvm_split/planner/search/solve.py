@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, Solution, gap_of
-from tvm_split.planner.search.candidate import Candidate
+from tvm_split.planner.search.candidate import Candidate, candidate, within_limits
 from tvm_split.planner.search.certificate import alternatives, why_no_more_machines
 from tvm_split.planner.search.chain import ChainSearch, is_small_enough, solve_chain
 from tvm_split.planner.search.diagnosis import require_places, why_impossible
+from tvm_split.planner.search.exhaustive import is_small
 from tvm_split.planner.search.graph import GraphSearch, nearest_to_memory
-from tvm_split.planner.search.instance import Instance, instance_of
+from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
 DIAGNOSIS_SECONDS = 1.0
 CHAIN_METHOD = "exact: dynamic programming over sets of machines and cuts of a chain"
 REPLICA_METHOD = "exact: dynamic programming over sets of machines, replicas and cuts of a chain"
+CORES_AFTERWARDS = "dynamic programming over a chain without shared cores, which were counted afterwards"
+CORES_GAP = 0.02
+"""What plans without shared cores may be better by at most, if a plan that was found without them is to do; about what
+two measurements of the same thing differ by."""
 
 
 def solve(problem: Problem, *, time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS) -> Solution:
@@ -34,16 +40,33 @@ def solve(problem: Problem, *, time_limit_seconds: float = DEFAULT_TIME_LIMIT_SE
     require_places(instance)
     if not _is_chain(instance):
         return _solve_graph(instance, time_limit_seconds, start)
-    search = ChainSearch(instance)
-    chosen = solve_chain(search)
-    if chosen is None:
+    # Tables know each stage by itself: cores are counted when the best plan without them is known.
+    search = ChainSearch(
+        dataclasses.replace(instance, problem=dataclasses.replace(problem, shared_cores=()), core_sets=())
+    )
+    loose = solve_chain(search)
+    if loose is None:
         raise PlanError(why_impossible(problem, _best, _nearest))
-    method = REPLICA_METHOD if problem.replicas else CHAIN_METHOD
-    return _solution(instance, chosen, search.others(chosen), chosen.value(problem), method, exact=True)
+    bound, chosen = loose.value(problem), candidate(instance, loose.stages)
+    others = [candidate(instance, each.stages) for each in search.others(loose)]
+    gap = gap_of(chosen.evaluation.period_seconds, loose.evaluation.period_seconds)
+    holds = within_limits(problem, chosen.evaluation) and not is_small(instance)
+    if gap <= TOLERANCE or (holds and problem.objective == "latency"):
+        method = REPLICA_METHOD if problem.replicas else CHAIN_METHOD
+        return _solution(instance, chosen, others, bound, method, exact=True)
+    if holds and gap <= CORES_GAP:
+        return _solution(instance, chosen, others, bound, CORES_AFTERWARDS, exact=False)
+    return _solve_graph(instance, time_limit_seconds, time.monotonic(), [chosen, *others], bound)
 
 
-def _solve_graph(instance: Instance, time_limit_seconds: float, start: float) -> Solution:
-    result = GraphSearch(instance, time_limit_seconds, start).solve()
+def _solve_graph(
+    instance: Instance,
+    time_limit_seconds: float,
+    start: float,
+    known: Sequence[Candidate] = (),
+    loose_bound: float = 0.0,
+) -> Solution:
+    result = GraphSearch(instance, time_limit_seconds, start, known=known, loose_bound=loose_bound).solve()
     if result.chosen is None:
         reason = why_impossible(instance.problem, _best, _nearest)
         raise PlanError(reason if result.exact else f"no plan was found in {time_limit_seconds:g} s; {reason}")
@@ -77,7 +100,7 @@ def _is_chain(instance: Instance) -> bool:
 def _best(problem: Problem) -> Candidate | None:
     """The best plan found in a short time, if any piece has a place."""
     instance = instance_of(problem)
-    if _is_chain(instance):
+    if _is_chain(instance) and not instance.core_sets:
         return solve_chain(ChainSearch(instance))
     return GraphSearch(instance, DIAGNOSIS_SECONDS).solve().chosen
 

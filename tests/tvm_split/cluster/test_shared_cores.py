@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Machine, SharedCores
+from tvm_split.cluster.shared_cores import HostCores, cores_by_address, own_cores, shared_cores
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+
+
+def remote(*addresses: str, shared: tuple[SharedCores, ...] = ()) -> Cluster:
+    machines = tuple(Machine(f"box-{n}", endpoint=WorkerEndpoint(f"box-{n}", each)) for n, each in enumerate(addresses))
+    return Cluster("remote", machines, shared_cores=shared)
+
+
+def test_local_workers_and_the_client_share_what_this_process_may_use() -> None:
+    cluster = Cluster.local(workers=3)
+    expected = SharedCores((*cluster.machine_names, "client"), len(own_cores().numbers))
+    assert shared_cores(cluster, cores_by_address(cluster)) == (expected,)
+
+
+def test_workers_on_loopback_are_on_this_host_and_others_are_not() -> None:
+    cluster = remote("127.0.0.1:7001", "192.0.2.1:7001", "[::1]:7002")
+    (found,) = shared_cores(cluster, cores_by_address(cluster))
+    assert found.machines == ("box-0", "box-2", "client")
+
+
+def test_workers_of_one_boot_share_all_cores_that_any_may_use() -> None:
+    cluster = remote("192.0.2.1:1", "192.0.2.1:2", "192.0.2.2:1", "192.0.2.3:1")
+    there = HostCores("a boot", (0, 1)), HostCores("a boot", (1, 2)), HostCores("another", (0,)), HostCores("", (0, 1))
+    found = shared_cores(cluster, dict(zip(cluster.machine_names, there, strict=True)))
+    assert found == (SharedCores(("box-0", "box-1"), 3),)
+
+
+def test_what_the_cluster_says_counts_for_whom_it_names() -> None:
+    given = (SharedCores(("box-0", "box-1"), 1),)
+    cluster = remote("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", shared=given)
+    first, found = shared_cores(cluster, cores_by_address(cluster))
+    assert (first,) == given
+    assert found.machines == ("box-2", "client")
+
+
+def test_machines_in_one_process_take_turns_already() -> None:
+    cluster = Cluster.in_process(machines=2)
+    assert shared_cores(cluster, cores_by_address(cluster)) == ()
