@@ -29,6 +29,13 @@ UNDER_WAY_PER_LEAD = 4
 queues of a path can hold. Windows that far links have widened come on top, one for every link of the longest path."""
 
 
+def most_under_way(program: Program) -> int:
+    """So many micro-batches all queues of a pipeline together may hold."""
+    replicas = max(map(len, program.replicas.values()), default=1)
+    links = max(program.depths.values(), default=0) + 1
+    return UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE * links
+
+
 @dataclass(eq=False)
 class _Stream:
     """One use of the pipeline: its micro-batches under way, by their numbers, and its results that nobody has taken.
@@ -67,10 +74,7 @@ class Streams:
         self._timeout_seconds = timeout_seconds
         self._waited_for = waited_for
         self._results = ResultQueue(program)
-        replicas = max(map(len, program.replicas.values()), default=1)
-        links = max(program.depths.values(), default=0) + 1
-        self.queued = UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE * links
-        """So many micro-batches all queues together may hold."""
+        self.queued = most_under_way(program)
         self._limit = self.queued if in_flight is None else in_flight
         self._owners: deque[_Stream] = deque()
         self._waiting: deque[_Stream] = deque()

@@ -27,7 +27,8 @@ from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, now
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
-from tvm_split.rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow, most_more
+from tvm_split.rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow
+from tvm_split.rpc_runtime.transports.credits import Grants, Outbox
 from tvm_split.rpc_runtime.transports.link_end import Carrier, LinkEnd, Message, Place, Station
 from tvm_split.rpc_runtime.transports.slots import MakeSlot, Slot
 from tvm_split.rpc_runtime.wire.framing import (
@@ -40,9 +41,6 @@ from tvm_split.rpc_runtime.wire.framing import (
     tensor_frames,
 )
 
-OUTBOX = 2
-"""Micro-batches of a tensor that wait at the sender: one on its way to the wire, one behind it."""
-
 
 @dataclass
 class _Sending:
@@ -51,7 +49,6 @@ class _Sending:
     route: PlannedRoute
     window: SendWindow
     coder: TensorCoder | None
-    queue: deque[tuple[int, Any]] = field(default_factory=deque)
     slots: list[Slot] = field(default_factory=list)
     places: deque[int] = field(default_factory=deque)
 
@@ -104,11 +101,6 @@ class _Credits:
             carrier.send(frame)
 
 
-def _depths(route: PlannedRoute) -> tuple[int, int]:
-    """How many micro-batches may be under way at first, and at most."""
-    return route.queue_depth, route.queue_depth + most_more(route.tensor.size_bytes)
-
-
 class OutgoingLink(LinkEnd):
     """The sending end. ``as_bytes`` gives a value's content as a flat array of bytes.
 
@@ -125,31 +117,29 @@ class OutgoingLink(LinkEnd):
     ) -> None:
         require_available(routes)
         super().__init__(station, routes, patient=any(route.destination == CLIENT for route in routes))
-        self._by_name = {
-            route.tensor.name: _Sending(route, SendWindow(*_depths(route)), coder_of(route)) for route in routes
+        self._outbox = Outbox(routes)
+        self._sending = {
+            route.tensor_index: _Sending(route, self._outbox.window(route.tensor_index), coder_of(route))
+            for route in routes
         }
-        self._by_index = {sending.route.tensor_index: sending for sending in self._by_name.values()}
-        self._queued: dict[int, _Sending] = {}
         self.as_bytes = as_bytes
         self._make_slot = make_slot
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        return tuple(self._by_name)
+        return tuple(sending.route.tensor.name for sending in self._sending.values())
 
     def has_room_locked(self, tensor: str) -> bool:
         """Whether ``put_locked`` has a place for one more micro-batch of a tensor."""
-        return len(self._by_name[tensor].queue) < OUTBOX
+        return self._outbox.has_room(tensor)
 
     def put_locked(self, tensor: str, sequence: int, value: Any) -> None:
         """Queues a tensor, whose content must not change any more. There must be room. ``flush`` comes after."""
-        sending = self._by_name[tensor]
-        sending.queue.append((sequence, value))
-        self._queued[sending.route.tensor_index] = sending
+        self._outbox.put(tensor, sequence, value)
         self._wake_locked()
 
     def carry(self, carrier: Carrier, place: Place) -> None:
-        for sending in self._by_name.values():
+        for sending in self._sending.values():
             route, depth = sending.route, sending.window.depth
             sending.window.largest = depth
             sending.slots = [self._make_slot(route.tensor, place(route, number)) for number in range(depth)]
@@ -157,27 +147,19 @@ class OutgoingLink(LinkEnd):
         super().carry(carrier, place)
 
     def _begin_locked(self) -> _Parcel | None:
-        """The oldest micro-batch that may go: what lags behind is what somebody waits for. Notes who lacks a credit."""
-        chosen: _Sending | None = None
-        for sending in self._queued.values():
-            if not sending.window.may_start:
-                sending.window.wait()
-            elif chosen is None or sending.queue[0][0] < chosen.queue[0][0]:
-                chosen = sending
-        if chosen is None or self._closed:
+        start = now()
+        departure = None if self._closed else self._outbox.next(start)
+        if departure is None:
             return None
-        (sequence, value), start = chosen.queue[0], now()
-        flags = FrameFlag.WAITED if chosen.window.start(start) else FrameFlag.NONE
+        chosen = self._sending[departure.tensor_index]
+        flags = FrameFlag.WAITED if departure.waited else FrameFlag.NONE
         place = chosen.places.popleft() if chosen.places else 0
         slot = chosen.slots[place] if chosen.slots else None
-        return _Parcel(self, chosen, place, slot, sequence, value, flags, start)
+        return _Parcel(self, chosen, place, slot, departure.sequence, departure.value, flags, start)
 
     def _said_locked(self, message: Message) -> None:
         if isinstance(message, _Parcel):
-            sending = message.sending
-            sending.queue.popleft()
-            if not sending.queue:
-                del self._queued[sending.route.tensor_index]
+            self._outbox.left(message.sending.route.tensor_index)
             self.station.room_locked()
 
     def receive(self, frame: Frame) -> None:
@@ -185,7 +167,7 @@ class OutgoingLink(LinkEnd):
         if not self._takes(frame, FrameKind.CREDIT):
             return
         with self._lock:
-            sending = self._by_index.get(frame.tensor)
+            sending = self._sending.get(frame.tensor)
             if sending is None:
                 raise ProtocolError(f"a credit for tensor number {frame.tensor}, which this link does not carry")
             window, (depth, places) = sending.window, credit_of(frame)
@@ -209,10 +191,9 @@ class OutgoingLink(LinkEnd):
         self.flush()
 
     def close_locked(self) -> None:
-        for sending in self._by_name.values():
-            sending.queue.clear()
+        for sending in self._sending.values():
             sending.slots.clear()
-        self._queued.clear()
+        self._outbox.clear()
         super().close_locked()
 
 
@@ -255,10 +236,11 @@ class IncomingLink(LinkEnd):
     def __init__(self, station: Station, routes: Sequence[PlannedRoute], make_slot: MakeSlot, *, reuse: bool) -> None:
         require_available(routes)
         super().__init__(station, routes, patient=any(route.source == CLIENT for route in routes))
+        self._grants = Grants(routes)
         self._receiving = {
-            route.tensor_index: _Receiving(route, ReceiveWindow(*_depths(route)), coder_of(route)) for route in routes
+            route.tensor_index: _Receiving(route, self._grants.window(route.tensor_index), coder_of(route))
+            for route in routes
         }
-        self._granting: dict[int, _Receiving] = {}
         self._make_slot = make_slot
         self._reuse = reuse
         self._current: _Arriving | None = None
@@ -346,8 +328,7 @@ class IncomingLink(LinkEnd):
                 f"micro-batch {frame.sequence} of tensor {receiving.route.tensor.name!r} came without a credit: "
                 f"{window.arrived - window.consumed} are waiting already"
             )
-        if window.begin(waited=frame.flags == FrameFlag.WAITED):
-            self._granting[frame.tensor] = receiving
+        if self._grants.begin(frame.tensor, waited=frame.flags == FrameFlag.WAITED):
             self._wake_locked()
         return receiving
 
@@ -373,8 +354,7 @@ class IncomingLink(LinkEnd):
         self.station.deliver(receiving.route, sequence, slot.value, release)
 
     def _release_locked(self, receiving: _Receiving, slot: Slot, place: int | None) -> None:
-        receiving.window.consumed += 1
-        self._granting[receiving.route.tensor_index] = receiving
+        self._grants.consume(receiving.route.tensor_index)
         if place is not None:
             receiving.filled.remove(place)
             receiving.freed.append(place)
@@ -383,15 +363,12 @@ class IncomingLink(LinkEnd):
         self._wake_locked()
 
     def _begin_locked(self) -> _Credits | None:
-        changed = [each for each in self._granting.values() if each.window.is_due]
-        if not changed or self._closed:
-            return None
         frames = []
-        for each in changed:
-            del self._granting[each.route.tensor_index]
-            frames.append(credit_frame(each.route.tensor_index, *each.window.announce(), each.freed))
-            each.freed = []
-        return _Credits(frames)
+        for index, consumed, depth in () if self._closed else self._grants.due():
+            receiving = self._receiving[index]
+            frames.append(credit_frame(index, consumed, depth, receiving.freed))
+            receiving.freed = []
+        return _Credits(frames) if frames else None
 
     def close_locked(self) -> None:
         for receiving in self._receiving.values():

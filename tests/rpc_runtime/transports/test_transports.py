@@ -39,8 +39,8 @@ from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import TensorSpec
 from tvm_split.rpc_runtime.transports import link_end, mpi, shared_memory
+from tvm_split.rpc_runtime.transports.credits import OUTBOX
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
-from tvm_split.rpc_runtime.transports.links import OUTBOX
 from tvm_split.rpc_runtime.transports.shared_memory import SharedMemoryCarrier
 from tvm_split.rpc_runtime.wire.framing import (
     CHUNK_BYTES,
