@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: setup demo test test-slow test-long test-properties fuzz lint format protocol clean
-.PHONY: check-models check-shards check-cuda check-shaped check-unequal check-unloading
+.PHONY: check-models check-shards check-cuda check-shaped check-simulation check-unequal check-unloading
 .PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-planner bench-plans bench-shards
 
 setup: $(STAMP)
@@ -86,6 +86,10 @@ bench-shards: setup
 # As root: links are shaped between network namespaces.
 check-shaped: setup
 	$(BIN)/python -m scripts.check_shaped
+
+# On a quiet machine: simulated plans beside the same plans deployed here.
+check-simulation: setup
+	$(BIN)/python -m scripts.check_simulation
 
 check-unequal: setup
 	$(BIN)/python -m scripts.check_unequal

@@ -76,3 +76,15 @@ def test_plans_for_many_machines_are_never_worse_than_simple_ways(tmp_path: Path
         assert 0 < each["lower_bound_seconds"] <= each["period_seconds"]
         assert each["largest_bytes"] < 2e9
     assert picture.stat().st_size > 10_000
+
+
+def test_simulations_are_compared_with_deployments(tmp_path: Path) -> None:
+    found = results(
+        tmp_path, "check_simulation", "--case", "1", "--case", "4", "--blocks", "4", "--rounds", "1",
+        "--micro-batches", "20", "--tell",
+    )["results"]  # fmt: skip
+    assert [each["case"] for each in found] == ["2 workers", "2 replicas"]
+    for each in found:
+        assert each["simulated_period"] > 0
+        assert each["measured_latency"] > 0
+        assert each["simulated_latency"] == pytest.approx(each["predicted_latency"], rel=0.5)

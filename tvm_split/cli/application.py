@@ -27,6 +27,7 @@ from tvm_split.cli import (
     profile,
     replan,
     run,
+    simulate,
     solve,
     status,
     tune,
@@ -124,6 +125,7 @@ app.command("demo")(demo.demo)
 app.command("plan")(with_groups(plan.plan))
 app.command("replan")(with_groups(replan.replan))
 app.command("solve")(solve.solve)
+app.command("simulate")(simulate.simulate)
 app.command("compile")(with_groups(compile.compile))
 app.command("tune")(with_groups(tune.tune))
 app.command("worker", context_settings=worker.PASSED_ON)(worker.worker)

@@ -20,7 +20,6 @@ from tvm_split.compiler.targets import require_fit
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes
 from tvm_split.errors import BundleError, ClusterError
-from tvm_split.planner.plan import Plan
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.deployed_workers import TransferProgress
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
@@ -234,7 +233,7 @@ def deploy(
             timeout_seconds=timeout_seconds,
             on_progress=on_transfer,
             links=cluster.link_settings,
-            in_flight=_planned_in_flight(bundle.plan) if in_flight is None else in_flight,
+            in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
         )
         undo.pop_all()
     return Deployment(bundle, cluster, pipeline)
@@ -253,13 +252,6 @@ def _check_codecs(program: Program, cluster: Cluster) -> None:
                 f"tensor {route.tensor.name!r} as {wanted}, and the bundle was planned with {route.codec}: plan and "
                 "compile for this cluster, or take the codec out of it"
             )
-
-
-def _planned_in_flight(planned: Plan) -> int | None:
-    prediction = planned.prediction
-    if planned.objective == "throughput" or prediction is None or prediction.profiled_at == 0:
-        return None
-    return prediction.in_flight
 
 
 def _require_runnable_here(bundle: Bundle) -> None:

@@ -12,23 +12,19 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.replanning import Measured
 
 
+def read_computing(path: Path, model: str) -> dict[str, float]:
+    """What each machine was measured to compute in a stream, in seconds per micro-batch of it; errors as below."""
+    report = _read_report(path, model)
+    return {each.machine: each.compute.measured for each in report.machines if each.compute.measured is not None}
+
+
 def read_measured(path: Path, model: str) -> Measured:
     """Measurements of a model's plan: of machines where something was predicted, and of links that have changed.
 
     Raises:
         PlanError: the file cannot be read, is no report, or one of another model or without a prediction.
     """
-    try:
-        report = DeploymentReport.from_json(path.read_bytes())
-    except OSError as error:
-        raise PlanError(f"cannot read {path}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        text = f"{path} is no report, which `tvm-split bench --json` writes: {where}: {first['msg']}"
-        raise PlanError(text) from error
-    if report.model != model:
-        raise PlanError(f"{path} is of model {report.model!r}, the model is {model!r}")
+    report = _read_report(path, model)
     compared = {each.machine: 1.0 if each.compute.unsure else each.compute.ratio for each in report.machines}
     ratios = {machine: ratio for machine, ratio in compared.items() if ratio}
     if not ratios:
@@ -46,3 +42,18 @@ def read_measured(path: Path, model: str) -> Measured:
         earlier=report.corrections,
         profiled_at=report.profiled_at,
     )
+
+
+def _read_report(path: Path, model: str) -> DeploymentReport:
+    try:
+        report = DeploymentReport.from_json(path.read_bytes())
+    except OSError as error:
+        raise PlanError(f"cannot read {path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "file"
+        text = f"{path} is no report, which `tvm-split bench --json` writes: {where}: {first['msg']}"
+        raise PlanError(text) from error
+    if report.model != model:
+        raise PlanError(f"{path} is of model {report.model!r}, the model is {model!r}")
+    return report

@@ -75,6 +75,13 @@ class Plan:
                 return machine
         raise PlanError(f"the plan names no machine {name!r}; it has {', '.join(m.name for m in self.machines)}")
 
+    @property
+    def in_flight(self) -> int | None:
+        """How many micro-batches of a stream are under way at most, where the plan says: for latency, if measured."""
+        if self.objective == "throughput" or self.prediction is None or self.prediction.profiled_at == 0:
+            return None
+        return self.prediction.in_flight
+
     def machines_by_target(self, stage: Stage) -> list[list[str]]:
         """The machines of a stage, those of equal targets together: their replicas share a library."""
         groups: list[list[str]] = []

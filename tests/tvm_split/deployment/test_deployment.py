@@ -17,7 +17,7 @@ import tvm_split
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
-from tvm_split.deployment.deployment import CALLS_AT_A_TIME, _planned_in_flight
+from tvm_split.deployment.deployment import CALLS_AT_A_TIME
 from tvm_split.rpc_runtime.client.client import describe
 
 X = torch.ones(1, 8)
@@ -77,11 +77,11 @@ def test_a_worker_that_is_not_what_was_planned_for(
 def test_a_plan_for_latency_says_how_many(bundle: tvm_split.Bundle) -> None:
     expected = prediction((machine_prediction("machine-a", 0.01), machine_prediction("machine-b", 0.01)))
     planned = dataclasses.replace(bundle.plan, objective="latency", prediction=expected)
-    assert _planned_in_flight(planned) == expected.in_flight
-    assert _planned_in_flight(dataclasses.replace(planned, objective="throughput")) is None
-    assert _planned_in_flight(dataclasses.replace(planned, prediction=None)) is None
+    assert planned.in_flight == expected.in_flight
+    assert dataclasses.replace(planned, objective="throughput").in_flight is None
+    assert dataclasses.replace(planned, prediction=None).in_flight is None
     estimated = dataclasses.replace(expected, profiled_at=0.0)
-    assert _planned_in_flight(dataclasses.replace(planned, prediction=estimated)) is None
+    assert dataclasses.replace(planned, prediction=estimated).in_flight is None
 
 
 @pytest.fixture(params=["local", "in process"])

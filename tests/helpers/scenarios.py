@@ -1,0 +1,36 @@
+"""Scenarios written by hand: a chain of stages, each on a machine of its own or dealt out to replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario
+
+
+def chain(
+    computing: Sequence[float],
+    wires: Sequence[float],
+    latencies: Sequence[float] | None = None,
+    *,
+    replicas: int = 1,
+    shares_memory: bool = False,
+) -> Scenario:
+    """Stages that compute so long, and the wires before, between and behind them; all stages have as many replicas."""
+    latencies = [0.0] * len(wires) if latencies is None else latencies
+    builder = ProgramBuilder()
+    names = [[f"m{index}{'abc'[number]}" for number in range(replicas)] for index in range(len(computing))]
+    for index, machines in enumerate(names):
+        builder.stage(f"stage_{index}", tuple(machines), tuple(range(replicas)), (f"layer_{index}",))
+    ends: list[str | None] = [None, *(f"stage_{index}" for index in range(len(computing))), None]
+    places = [[CLIENT], *names, [CLIENT]]
+    links = {}
+    for number, (wire, latency) in enumerate(zip(wires, latencies, strict=True)):
+        builder.tensor(f"tensor_{number}", 8, ends[number], [ends[number + 1]])
+        for source in places[number]:
+            for end in places[number + 1]:
+                links[source, end] = LinkTimes(latency, {f"tensor_{number}": wire}, shares_memory)
+    machines = {
+        name: MachineTimes(seconds, seconds) for each, seconds in zip(names, computing, strict=True) for name in each
+    }
+    return Scenario(builder.program(), machines, links)

@@ -1,0 +1,95 @@
+"""`tvm-split simulate`: plans and problems from files, what happens to machines, and pictures."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.helpers.planner.problems import GOOD
+from tests.helpers.planner.profiles import A, B, chain_profile, planned
+
+
+@pytest.fixture
+def plan_path(tmp_path):
+    path = tmp_path / "plan.json"
+    planned(chain_profile({A: [0.02, 0.01], B: [0.02, 0.01]}), stages=2).save(path)
+    return path
+
+
+@pytest.fixture
+def solved(tmp_path, invoke):
+    """A problem and its answer."""
+    problem, answer = tmp_path / "problem.json", tmp_path / "answer.json"
+    problem.write_text(GOOD)
+    answer.write_text(invoke("solve", problem, "--json").stdout)
+    return problem, answer
+
+
+def test_a_plan_is_told_beside_its_prediction(invoke, plan_path):
+    text = invoke("simulate", plan_path, "--timeline").stdout
+    for words in ("net, simulated: 300 results", A, "50 micro-batches a second (predicted: 50)", "Alone: 3", "compute"):
+        assert words in text, text
+
+
+def test_as_json(invoke, plan_path):
+    found = json.loads(invoke("simulate", plan_path, "--json", "--micro-batches", "50", "--scatter", "0.2").stdout)
+    assert found["results"] == 50
+    assert found["samples_per_second"] == pytest.approx(1 / found["period_seconds"])
+    assert found["predicted"]["period_seconds"] == pytest.approx(0.02, rel=0.01)
+    assert {each["machine"] for each in found["machines"]} == {A, B}
+    assert found["single"]["percentiles_seconds"]["90"] > found["single"]["percentiles_seconds"]["50"]
+    assert found["happenings"]["compute_scatter"] == 0.2
+
+
+def test_a_problem_and_its_answer(invoke, solved):
+    problem, answer = solved
+    found = json.loads(invoke("simulate", answer, "--problem", problem, "--json").stdout)
+    assert found["period_seconds"] == pytest.approx(0.015, rel=1e-6)
+    assert found["predicted"]["period_seconds"] == 0.015
+
+
+def test_a_machine_slows_down(invoke, plan_path):
+    found = json.loads(invoke("simulate", plan_path, "--slow", f"{A}=4", "--json").stdout)
+    assert found["period_seconds"] > 0.039
+
+
+def test_a_machine_is_lost(invoke, plan_path):
+    result = invoke("simulate", plan_path, "--lose", f"{B}@1", code=1)
+    assert f"{B} is lost at 1 s: " in result.stdout
+    assert "under way and lost" in result.stdout
+
+
+def test_a_picture(invoke, plan_path, tmp_path):
+    pytest.importorskip("matplotlib")
+    invoke("simulate", plan_path, "--picture", tmp_path / "work.svg")
+    assert "<svg" in (tmp_path / "work.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--slow", "box"], "'box' is not MACHINE=FACTOR[@SECONDS], like box=2 or box=2@1.5"),
+        (["--slow", "box=fast"], "'box=fast' is not MACHINE=FACTOR"),
+        (["--slow", f"{A}=-1"], "is not MACHINE=FACTOR"),
+        (["--lose", "box"], "'box' is not MACHINE@SECONDS"),
+        (["--lose", "box@inf"], "'box@inf' is not MACHINE@SECONDS"),
+        (["--lose", "lamp@1"], f"no machine of the plan is named 'lamp'; it uses {A}, {B}"),
+        (["--micro-batches", "1"], "--micro-batches"),
+        (["--scatter", "-1"], "--scatter"),
+    ],
+)
+def test_wrong_use_is_named(invoke, plan_path, arguments, message):
+    text = " ".join(invoke("simulate", plan_path, *arguments, code=2).stderr.split())
+    assert message in text, text
+
+
+def test_files_that_are_no_plan_and_no_answer(invoke, plan_path, solved, tmp_path):
+    problem, answer = solved
+    assert "plan" in invoke("simulate", problem, code=2).stderr
+    wrong = tmp_path / "wrong.json"
+    for text in ("[]", '{"stages": [{"pieces": ["layer-0"]}]}', '{"stages": [{"machine": 1, "pieces": ["a"]}]}', "{"):
+        wrong.write_text(text)
+        assert f"{wrong} is no answer of" in invoke("simulate", wrong, "--problem", problem, code=2).stderr
+    both = invoke("simulate", answer, "--problem", problem, "--measured", plan_path, code=2)
+    assert "--measured" in both.stderr

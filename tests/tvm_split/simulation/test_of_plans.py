@@ -1,0 +1,82 @@
+"""Scenarios of plans: what is simulated is what was predicted."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned
+from tvm_split.cluster.machine import SharedCores
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import Sharding, Stage
+from tvm_split.planner.profile import StreamingCost
+from tvm_split.planner.search import evaluate
+from tvm_split.simulation.of_plans import scenario_of_plan, scenario_of_problem, with_measured_compute
+from tvm_split.simulation.scenario import Scenario
+from tvm_split.simulation.simulate import Simulation, simulate
+
+SECONDS = st.floats(1e-3, 0.1)
+
+
+def told(scenario: Scenario) -> tuple[float | None, float | None]:
+    """Period, and the latency of one alone."""
+    found: Simulation = simulate(scenario, micro_batches=100)
+    return found.period_seconds, None if found.single is None else found.single.mean_seconds
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=5), st.floats(1e5, 1e9), st.floats(1.0, 1.5))
+def test_a_plan_is_simulated_as_it_is_predicted(
+    seconds: list[tuple[float, float]], bandwidth: float, contention: float
+) -> None:
+    times = {A: [each[0] for each in seconds], B: [each[1] for each in seconds]}
+    profile = chain_profile(times, bytes_per_second=bandwidth, contention=contention, latency_seconds=1e-5)
+    plan = planned(profile)
+    assert plan.prediction is not None
+    period, latency = told(scenario_of_plan(plan))
+    assert period == pytest.approx(plan.prediction.period_seconds, rel=1e-6)
+    assert latency == pytest.approx(plan.prediction.latency_seconds, rel=1e-6)
+
+
+def test_plans_and_problems_say_the_same_of_replicas_that_share_cores_with_the_client() -> None:
+    profile = chain_profile({A: [0.02, 0.01], B: [0.02, 0.01], C: [0.02, 0.01]}, latency_seconds=1e-4)
+    streaming = StreamingCost(0.001, 0.0, 1.0, 0.001, 1.0)
+    profile = dataclasses.replace(
+        profile,
+        machines=tuple(dataclasses.replace(each, streaming=streaming) for each in profile.machines),
+        shared_cores=(SharedCores((A, B, C, "client"), 2),),
+    )
+    stages = (Stage((A, B), ("layer_0",), (0.5, 0.5)), Stage((C,), ("layer_1",)))
+    plan, problem = planned(profile, stages), chain_problem(profile)
+    assert plan.prediction is not None
+    of_plan, of_problem = scenario_of_plan(plan), scenario_of_problem(problem, stages)
+    assert of_plan.client_seconds == pytest.approx(of_problem.client_seconds) == pytest.approx(0.002)
+    assert of_plan.shared_cores == of_problem.shared_cores == profile.shared_cores
+    assert told(of_plan) == pytest.approx(told(of_problem), rel=1e-6)
+    period, least = told(of_plan)[0], evaluate(problem, stages).period_seconds
+    assert period is not None
+    assert least <= period < 1.1 * least  # now and then a core has nothing to do
+
+
+def test_what_was_measured_takes_the_place_of_what_was_predicted() -> None:
+    plan = planned(chain_profile({A: [0.02, 0.01], B: [0.02, 0.01]}), maximum_machines=2, stages=2)
+    scenario = scenario_of_plan(plan)
+    first = plan.stages[0].machine
+    slower = with_measured_compute(scenario, {first: 0.05})
+    assert slower.machines[first].stream_seconds == 0.05
+    before = scenario.machines[first]
+    assert slower.machines[first].single_seconds == pytest.approx(before.single_seconds * 0.05 / before.stream_seconds)
+    assert told(slower)[0] == pytest.approx(0.05, rel=1e-6)
+    with pytest.raises(PlanError, match="'lamp' was measured, and the plan does not use it"):
+        with_measured_compute(scenario, {"lamp": 1.0})
+
+
+def test_plans_of_which_nothing_is_known_are_refused() -> None:
+    plan = planned(chain_profile({A: [0.02, 0.01], B: [0.02, 0.01]}), stages=2)
+    with pytest.raises(PlanError, match="has no prediction"):
+        scenario_of_plan(dataclasses.replace(plan, prediction=None))
+    shared = dataclasses.replace(plan.stages[0], machines=(A, B), shares=(0.5, 0.5), sharding=Sharding("rows"))
+    with pytest.raises(PlanError, match=f"the machines of {shared.name} compute it together"):
+        scenario_of_plan(dataclasses.replace(plan, stages=(shared,)))

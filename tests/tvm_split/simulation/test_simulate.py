@@ -1,0 +1,287 @@
+"""Simulated streams: what no pipeline can do, what an ideal one does, and what happens to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, given, settings, strategies as st
+
+from tests.helpers.planner.many_machines import many_machines_problem
+from tests.helpers.planner.problems import on_one_host, one_each, random_problem
+from tests.helpers.scenarios import chain
+from tvm_split.cluster.machine import SharedCores
+from tvm_split.deployment.timeline import timeline
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import Problem, Stage
+from tvm_split.planner.search import evaluate, solve
+from tvm_split.rpc_runtime.program.measurements import COMPUTE
+from tvm_split.rpc_runtime.transports.credit_window import SendWindow
+from tvm_split.rpc_runtime.transports.credits import Outbox
+from tvm_split.simulation.of_plans import scenario_of_problem
+from tvm_split.simulation.scenario import (
+    Happenings,
+    Loss,
+    MachineTimes,
+    ProgramBuilder,
+    Scenario,
+    Slowdown,
+)
+from tvm_split.simulation.simulate import Simulation, simulate
+
+SEEDS = st.integers(0, 2**32)
+SECONDS = st.floats(1e-4, 0.1)
+DURATIONS = st.lists(SECONDS, min_size=1, max_size=5)
+
+
+def busiest(scenario: Scenario) -> float:
+    """No pipeline gives a result sooner: what the busiest machine, link or cores take of one, on average."""
+    share = {stage.machine: stage.own_turns.share for stage in scenario.program.stages}
+    computing = {name: times.stream_seconds * share[name] for name, times in scenario.machines.items()}
+    wires = []
+    for (source, end), times in scenario.links.items():
+        own = [route for route in scenario.program.routes if (route.source, route.destination) == (source, end)]
+        wires.append(math.fsum(times.wire_seconds.get(route.tensor.name, 0.0) * route.when.share for route in own))
+    cores = [
+        math.fsum(computing[name] * scenario.machines[name].cores for name in each.machines if name in computing)
+        / each.cores
+        for each in scenario.shared_cores
+    ]
+    return max([*computing.values(), *wires, *cores])
+
+
+def planned(problem: Problem) -> tuple[Stage, ...]:
+    try:
+        return solve(problem, time_limit_seconds=0.5).stages
+    except PlanError:
+        assume(False)
+        raise
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.integers(1, 6), st.integers(1, 4), st.booleans())
+def test_the_first_result_takes_the_sum_of_the_parts(seed: int, pieces: int, machines: int, is_chain: bool) -> None:
+    problem = random_problem(seed, pieces=pieces, machines=machines, chain=is_chain, plain=True)
+    stages = planned(problem)
+    found = simulate(scenario_of_problem(problem, stages), micro_batches=2)
+    assert found.single is not None
+    assert found.single.mean_seconds == pytest.approx(evaluate(problem, stages).latency_seconds, rel=1e-9, abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.integers(1, 6), st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.3]))
+def test_no_stream_is_faster_than_the_busiest_machine_link_or_cores(
+    seed: int, pieces: int, machines: int, is_chain: bool, replicas: bool, scatter: float
+) -> None:
+    problem = random_problem(
+        seed, pieces=pieces, machines=machines, chain=is_chain, plain=True, replicas=replicas, shared_cores=True
+    )
+    scenario = scenario_of_problem(problem, planned(problem))
+    limit = busiest(scenario)
+    assume(limit > 1e-4)
+    found = simulate(scenario, Happenings(compute_scatter=scatter, seed=seed), micro_batches=300, in_flight=20)
+    assert found.period_seconds is not None
+    # What was under way when the half of the results had come may be done faster; and chance has its part.
+    assert found.period_seconds >= limit * (1 - 20 / 150 - scatter / 3)
+
+
+@settings(max_examples=80, deadline=None)
+@given(DURATIONS, st.data())
+def test_a_chain_without_scatter_is_as_fast_as_its_busiest_part(
+    computing: Sequence[float], data: st.DataObject
+) -> None:
+    wires = data.draw(st.lists(SECONDS, min_size=len(computing) + 1, max_size=len(computing) + 1))
+    found = simulate(chain(computing, wires), micro_batches=100)
+    assert found.period_seconds == pytest.approx(max(*computing, *wires), rel=1e-9)
+    assert found.first_seconds == pytest.approx(math.fsum([*computing, *wires]), rel=1e-9)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_replicas_take_turns(replicas: int) -> None:
+    found = simulate(chain([0.03], [1e-4, 1e-4], replicas=replicas), micro_batches=100)
+    assert found.period_seconds == pytest.approx(0.03 / replicas, rel=1e-9)
+
+
+def test_workers_share_cores() -> None:
+    crowded, roomy = on_one_host(8, 8, 2), on_one_host(8, 8, 8)
+    slow, fast = (simulate(scenario_of_problem(each, one_each(each))) for each in (crowded, roomy))
+    assert slow.period_seconds == pytest.approx(0.04, rel=1e-3)
+    assert fast.period_seconds == pytest.approx(0.01, rel=1e-9)
+    assert slow.single == fast.single
+
+
+def test_threads_and_the_client_share_cores_too() -> None:
+    problem = on_one_host(2, 2, 2, client_transfer_seconds=0.005)
+    machines = tuple(dataclasses.replace(each, cores=2) for each in problem.machines)
+    problem = dataclasses.replace(problem, machines=machines)
+    stages = one_each(problem)
+    expected = evaluate(problem, stages).period_seconds
+    assert expected == pytest.approx((2 * 0.01 * 2 + 0.01) / 2)
+    found = simulate(scenario_of_problem(problem, stages), micro_batches=400)
+    assert found.period_seconds == pytest.approx(expected, rel=0.02)
+
+
+def test_stages_of_one_machine_follow_the_order_of_the_runtime() -> None:
+    """The drawing in `stage_order`: a machine with the first and the last of three stages."""
+    builder = ProgramBuilder()
+    for name, machine in (("a", "this"), ("b", "elsewhere"), ("c", "this")):
+        builder.stage(name, (machine,), (0,), (name,))
+    builder.tensor("x", 1, "a", ["b"])
+    builder.tensor("y", 1, "b", ["c"])
+    # Elsewhere is a little faster, so that b0 is there before a1 is done: nobody knows what comes at the same moment.
+    times = {"this": MachineTimes(1.0, 1.0), "elsewhere": MachineTimes(0.99, 0.99)}
+    scenario = Scenario(builder.program(), times, {})
+    events = simulate(scenario, micro_batches=3, in_flight=3).events
+    begun = {
+        (event.stage, event.sequence): event.start_nanoseconds * 1e-9
+        for event in events
+        if event.kind == COMPUTE and event.sequence < 3
+    }
+    assert [begun["a", number] for number in range(3)] == [0, 1, 4]
+    assert [begun["c", number] for number in range(2)] == [2, 3]
+    assert [begun["b", number] for number in range(3)] == [1, 2, 5]
+
+
+def with_latency(*, shares_memory: bool) -> Simulation:
+    far = chain([0.01, 0.01], [1e-4] * 3, [0.0, 0.1, 0.0], shares_memory=shares_memory)
+    return simulate(far, micro_batches=600)
+
+
+def test_windows_of_far_links_widen_and_those_in_memory_do_not() -> None:
+    widened, fixed = with_latency(shares_memory=False), with_latency(shares_memory=True)
+    assert widened.period_seconds == pytest.approx(0.01, rel=0.05)
+    assert fixed.period_seconds is not None
+    # Two or three a round trip: a credit that nobody may wait for is told with the next one.
+    assert 0.21 / 3 <= fixed.period_seconds <= 0.22 / 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(DURATIONS, SEEDS, st.sampled_from([0.0, 0.05, 0.2]), st.booleans())
+def test_no_more_is_under_way_than_credits_allow(
+    computing: Sequence[float], seed: int, latency: float, shares_memory: bool
+) -> None:
+    scenario = chain(
+        computing,
+        [0.001] * (len(computing) + 1),
+        [latency] * (len(computing) + 1),
+        replicas=2,
+        shares_memory=shares_memory,
+    )
+    most: list[int] = []
+    original = Outbox.next
+
+    def watched(self: Outbox, now: int) -> object:
+        found = original(self, now)
+        if found is not None:
+            window = self.window(found.tensor_index)
+            most.append(window.started - window.credited - window.depth)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Outbox, "next", watched)
+        simulate(scenario, Happenings(compute_scatter=0.4, link_scatter=0.4, seed=seed), micro_batches=80)
+    assert most
+    assert max(most) <= 0
+
+
+def test_a_sender_that_ignored_credits_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SendWindow, "may_start", True)
+    with pytest.raises(RuntimeError, match="without a credit"):
+        simulate(chain([0.1], [0.001, 0.001]), micro_batches=20)
+
+
+def test_so_many_are_under_way_as_was_asked_for() -> None:
+    one = simulate(chain([0.01] * 3, [0.001] * 4), in_flight=1)
+    assert one.period_seconds == pytest.approx(0.034, rel=1e-9)
+    assert one.streamed is not None
+    assert one.streamed.largest_seconds == pytest.approx(0.034, rel=1e-9)
+    assert simulate(chain([0.01] * 3, [0.001] * 4)).period_seconds == pytest.approx(0.01, rel=1e-9)
+
+
+def test_scatter_costs_throughput_and_a_seed_repeats_it() -> None:
+    scenario = chain([0.01] * 4, [0.001] * 5)
+    calm, wild = (simulate(scenario, Happenings(compute_scatter=each, seed=3)) for each in (0.0, 0.5))
+    assert calm.period_seconds is not None
+    assert wild.period_seconds is not None
+    assert wild.period_seconds > 1.05 * calm.period_seconds
+    assert wild == simulate(scenario, Happenings(compute_scatter=0.5, seed=3))
+    assert wild != simulate(scenario, Happenings(compute_scatter=0.5, seed=4))
+    assert wild.single is not None
+    assert wild.single.percentiles_seconds[99] > wild.single.percentiles_seconds[50]
+
+
+def test_a_machine_that_slows_down_holds_the_others_up() -> None:
+    scenario = chain([0.01, 0.01], [0.001] * 3)
+    whole = simulate(scenario, Happenings((Slowdown("m1a", 3.0),)))
+    assert whole.period_seconds == pytest.approx(0.03, rel=1e-9)
+    assert whole.single is not None
+    assert whole.single.mean_seconds == pytest.approx(0.01 + 0.03 + 0.003)
+    uses = {each.machine: each for each in whole.machines}
+    assert uses["m1a"].computing == pytest.approx(1.0)
+    assert uses["m0a"].computing == pytest.approx(1 / 3, rel=0.02)
+    assert uses["m0a"].waits_for_room > 0.6
+    later = simulate(scenario, Happenings((Slowdown("m1a", 3.0, since_seconds=1e6),)))
+    assert later == simulate(scenario)
+
+
+def test_without_a_machine_nothing_comes_any_more() -> None:
+    scenario = chain([0.01, 0.01, 0.01], [0.001] * 4)
+    found = simulate(scenario, Happenings(losses=(Loss("m1a", 1.0),)), micro_batches=1000)
+    whole = simulate(scenario, micro_batches=1000)
+    assert whole.results == 1000
+    assert 0 < found.results < 110
+    assert found.results < found.submitted
+    # What had passed the machine still comes; what it was computing does not.
+    assert 1.0 < found.seconds < 1.0 + 0.04
+    early = simulate(scenario, Happenings(losses=(Loss("m1a", 0.0),)))
+    assert (early.results, early.period_seconds, early.streamed, early.first_seconds) == (0, None, None, None)
+
+
+def test_events_can_be_drawn() -> None:
+    found = simulate(chain([0.01, 0.02], [0.001] * 3), micro_batches=20, shown=5)
+    assert {event.sequence for event in found.events} == set(range(5))
+    drawn = timeline(found.events, ("m0a", "m1a"))
+    assert {lane.machine for lane in drawn.lanes if lane.spans} == {"m0a", "m1a"}
+    own = [event for event in found.events if (event.machine, event.kind) == ("m1a", COMPUTE)]
+    assert all(one.end_nanoseconds <= other.start_nanoseconds for one, other in itertools.pairwise(own))
+
+
+@pytest.mark.parametrize(
+    ("happenings", "message"),
+    [
+        ({"slowdowns": (Slowdown("lamp", 2.0),)}, "no machine of the plan is named 'lamp'; it uses m0a"),
+        ({"losses": (Loss("lamp", 2.0),)}, "no machine of the plan is named 'lamp'"),
+        ({"slowdowns": (Slowdown("m0a", 0.0),)}, "0.0 times as long"),
+        ({"compute_scatter": -1.0}, "scatter of -1.0"),
+    ],
+)
+def test_what_cannot_happen_is_refused(happenings: dict[str, object], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        simulate(chain([0.01], [0.001] * 2), Happenings(**happenings))  # type: ignore[arg-type]
+
+
+def one_piece_each(machines: int) -> tuple[Problem, list[Stage]]:
+    problem = many_machines_problem(machines, machines)
+    return problem, one_each(problem)
+
+
+@pytest.mark.parametrize("machines", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_many_machines(machines: int) -> None:
+    problem, stages = one_piece_each(machines)
+    expected = evaluate(problem, stages)
+    found = simulate(scenario_of_problem(problem, stages), micro_batches=100)
+    assert found.period_seconds == pytest.approx(expected.period_seconds, rel=1e-6)
+    assert found.single is not None
+    assert found.single.mean_seconds == pytest.approx(expected.latency_seconds, rel=1e-9)
+    assert len(found.machines) == machines
+
+
+def test_cores_in_two_sets_are_as_scarce_as_the_scarcer() -> None:
+    scenario = chain([0.01] * 4, [0.0] * 5)
+    names = tuple(scenario.machines)
+    shared = (SharedCores(names, 2), SharedCores(names[:2], 1))
+    found = simulate(dataclasses.replace(scenario, shared_cores=shared), micro_batches=400)
+    assert found.period_seconds == pytest.approx(0.02, rel=0.02)

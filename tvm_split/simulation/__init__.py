@@ -1,0 +1,1 @@
+"""A plan at work without machines: the runtime's own rules over time that is made up."""

@@ -1,0 +1,328 @@
+"""Machines, links and the client in simulated time. What they do next is decided by the code that the runtime uses."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import simpy
+
+from tvm_split.rpc_runtime.client.result_queue import ResultQueue
+from tvm_split.rpc_runtime.execution.stage_order import Wait
+from tvm_split.rpc_runtime.execution.stations import Station, Stations
+from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute
+from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
+from tvm_split.rpc_runtime.program.program import CLIENT, Program
+from tvm_split.rpc_runtime.transports.credits import Departure, Grants, Outbox
+from tvm_split.simulation.processors import Processors
+from tvm_split.simulation.scenario import LinkTimes
+
+Steps = Generator[simpy.Event, None, None]
+NOTHING = np.empty(0, np.uint8)
+"""Stands for every tensor."""
+
+
+class Clock:
+    """Simulated time, and the chance that durations are subject to. Nanoseconds are for rules that count in them."""
+
+    def __init__(self, environment: simpy.Environment, seed: int) -> None:
+        self.environment = environment
+        self._random = random.Random(seed)  # noqa: S311 (no secret)
+
+    @property
+    def seconds(self) -> float:
+        return float(self.environment.now)
+
+    @property
+    def nanoseconds(self) -> int:
+        return round(self.environment.now * 1e9)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """At once where there is no time between."""
+        if seconds <= 0:
+            action()
+        else:
+            self.environment.timeout(seconds).callbacks.append(lambda _: action())
+
+    def scattered(self, seconds: float, scatter: float) -> float:
+        """A log-normal duration with that mean, and ``scatter`` times it as its standard deviation."""
+        if not scatter:
+            return seconds
+        variance = math.log1p(scatter * scatter)
+        return seconds * self._random.lognormvariate(-variance / 2, math.sqrt(variance))
+
+
+class Trace:
+    """The events of the first ``micro_batches``, as machines record them."""
+
+    def __init__(self, clock: Clock, micro_batches: int) -> None:
+        self._clock = clock
+        self._count = micro_batches
+        self.events: list[TraceEvent] = []
+
+    def record(self, machine: str, stage: str, sequence: int, kind: str, start: float, size_bytes: int = 0) -> None:
+        """Something that began at ``start`` (seconds) and ends now."""
+        if sequence < self._count and machine != CLIENT:
+            times = round(start * 1e9), self._clock.nanoseconds
+            self.events.append(TraceEvent(machine, stage, sequence, kind, *times, size_bytes))
+
+
+class Resting:
+    """Somebody who waits until there may be something to do."""
+
+    def __init__(self, environment: simpy.Environment) -> None:
+        self._environment = environment
+        self._roused: simpy.Event | None = None
+
+    def rest(self) -> simpy.Event:
+        self._roused = self._environment.event()
+        return self._roused
+
+    def rouse(self) -> None:
+        if self._roused is not None:
+            roused, self._roused = self._roused, None
+            roused.succeed()
+
+
+class Link:
+    """A one-way link: its two ends by the runtime's rules, between them a wire and a latency."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        routes: Sequence[PlannedRoute],
+        times: LinkTimes,
+        scatter: float,
+        on_room: Callable[[], None],
+        on_sent: Callable[[PlannedRoute, int, float], None],
+        on_received: Callable[[PlannedRoute, int, float, Callable[[], None]], None],
+    ) -> None:
+        self._clock = clock
+        self._times = times
+        self._scatter = scatter
+        self._routes = {route.tensor_index: route for route in routes}
+        self._outbox, self._grants = Outbox(routes), Grants(routes)
+        self._resting = Resting(clock.environment)
+        self._on_room, self._on_sent, self._on_received = on_room, on_sent, on_received
+        self._last_arrival = 0.0
+        self.is_cut = False
+        if times.shares_memory:
+            for index in self._routes:
+                for window in (self._outbox.window(index), self._grants.window(index)):
+                    window.largest = window.depth
+
+    def has_room_locked(self, tensor: str) -> bool:
+        return self._outbox.has_room(tensor)
+
+    def put_locked(self, tensor: str, sequence: int, value: object) -> None:
+        self._outbox.put(tensor, sequence, value)
+        self._resting.rouse()
+
+    def run(self) -> Steps:
+        while True:
+            departure = None if self.is_cut else self._outbox.next(self._clock.nanoseconds)
+            if departure is None:
+                yield self._resting.rest()
+                continue
+            start, route = self._clock.seconds, self._routes[departure.tensor_index]
+            wire = self._clock.scattered(self._times.wire_seconds.get(route.tensor.name, 0.0), self._scatter)
+            latency = self._clock.scattered(self._times.latency_seconds, self._scatter)
+            # What leaves later does not arrive earlier.
+            latency = max(latency, self._last_arrival - start - wire)
+            self._last_arrival = start + wire + latency
+            self._clock.later(latency, lambda departure=departure: self._begin(departure))  # type: ignore[misc]
+            if wire > 0:
+                yield self._clock.environment.timeout(wire)
+            self._outbox.left(departure.tensor_index)
+            self._on_sent(route, departure.sequence, start)
+            self._clock.later(latency, lambda d=departure, at=start + latency: self._complete(d, at))  # type: ignore[misc]
+            self._on_room()
+
+    def _begin(self, departure: Departure) -> None:
+        if not self._grants.window(departure.tensor_index).may_arrive:
+            raise RuntimeError(f"a micro-batch of {self._routes[departure.tensor_index]} came without a credit")
+        if self._grants.begin(departure.tensor_index, departure.waited):
+            self._tell()
+
+    def _complete(self, departure: Departure, start: float) -> None:
+        if self.is_cut:
+            return
+        route = self._routes[departure.tensor_index]
+        self._grants.window(departure.tensor_index).arrived += 1
+        self._on_received(route, departure.sequence, start, lambda: self._release(departure.tensor_index))
+
+    def _release(self, tensor_index: int) -> None:
+        self._grants.consume(tensor_index)
+        self._tell()
+
+    def _tell(self) -> None:
+        granted = list(self._grants.due())
+        if granted:
+            self._clock.later(self._times.latency_seconds, lambda: self._credit(granted))
+
+    def _credit(self, granted: Sequence[tuple[int, int, int]]) -> None:
+        for index, consumed, depth in granted:
+            self._outbox.window(index).credit(consumed, depth, self._clock.nanoseconds)
+        self._resting.rouse()
+
+
+@dataclass
+class Spent:
+    """Seconds that a machine computed, waited for inputs, and waited for room for its outputs."""
+
+    computing: float = 0.0
+    for_inputs: float = 0.0
+    for_room: float = 0.0
+
+    def since(self, before: Spent) -> Spent:
+        return Spent(
+            self.computing - before.computing, self.for_inputs - before.for_inputs, self.for_room - before.for_room
+        )
+
+
+@dataclass
+class _Doing:
+    """What a machine is at, by the name of its sum in `Spent`."""
+
+    what: str = "for_inputs"
+    since: float = 0.0
+
+
+class Worker:
+    """A machine with its stages. ``seconds`` is what one micro-batch takes it, by itself, from a moment on."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        trace: Trace,
+        plan: MachinePlan,
+        processors: Processors,
+        seconds: Callable[[float], float],
+        scatter: float,
+    ) -> None:
+        self._clock, self._trace, self._plan, self._processors = clock, trace, plan, processors
+        self._seconds, self._scatter = seconds, scatter
+        self._resting = Resting(clock.environment)
+        self.stations = Stations(plan, self._resting.rouse)
+        self._sender = {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs}
+        self._taker = {tensor.name: stage.name for stage in reversed(plan.stages) for tensor in stage.inputs}
+        self._spent, self._doing = Spent(), _Doing()
+        self.is_lost = False
+
+    def connect(self, links: Mapping[str, Link]) -> None:
+        self.stations.connect(links)
+
+    def sent(self, route: PlannedRoute, sequence: int, start: float) -> None:
+        stage = self._sender[route.tensor.name]
+        self._trace.record(self._plan.machine, stage, sequence, SEND, start, route.tensor.size_bytes)
+
+    def received(self, route: PlannedRoute, sequence: int, start: float, release: Callable[[], None]) -> None:
+        stage = self._taker[route.tensor.name]
+        self._trace.record(self._plan.machine, stage, sequence, RECEIVE, start, route.tensor.size_bytes)
+        if not self.is_lost:
+            self.stations.give(route.tensor.name, sequence, NOTHING, release)
+
+    def room(self) -> None:
+        self.stations.room()
+
+    def spent(self) -> Spent:
+        """Until now."""
+        now = Spent(self._spent.computing, self._spent.for_inputs, self._spent.for_room)
+        setattr(now, self._doing.what, getattr(now, self._doing.what) + self._clock.seconds - self._doing.since)
+        return now
+
+    def run(self) -> Steps:
+        self.stations.begin()
+        idle_since: float | None = None
+        while not self.is_lost:
+            action = self.stations.next_action()
+            if isinstance(action, Wait):
+                if action.for_inputs and idle_since is None:
+                    idle_since = self._clock.seconds
+                self._does("for_inputs" if action.for_inputs else "for_room")
+                yield self._resting.rest()
+                continue
+            station = self.stations.at(action.stage)
+            if idle_since is not None:
+                self._trace.record(self._plan.machine, station.stage.name, station.sequence, WAIT, idle_since)
+                idle_since = None
+            yield from self._compute(station)
+
+    def _compute(self, station: Station) -> Steps:
+        start, sequence = self._clock.seconds, station.sequence
+        self._does("computing")
+        yield self._processors.work(
+            self._plan.machine, self._clock.scattered(self._seconds(self._clock.seconds), self._scatter)
+        )
+        if self.is_lost:
+            return
+        self._trace.record(self._plan.machine, station.stage.name, sequence, COMPUTE, start)
+        self.stations.finish(station.position, [NOTHING] * len(station.stage.outputs))
+
+    def _does(self, what: str) -> None:
+        if what != self._doing.what:
+            self._spent, self._doing = self.spent(), _Doing(what, self._clock.seconds)
+
+
+@dataclass
+class Client:
+    """Feeds micro-batches and takes results as one stream does, ``limit`` under way at most.
+
+    ``submitted`` and ``done`` are moments, by the number of the micro-batch. ``on_done`` is called with each.
+    """
+
+    clock: Clock
+    program: Program
+    plan: MachinePlan
+    processors: Processors
+    limit: int
+    seconds: float
+    on_done: Callable[[int], None]
+    submitted: list[float] = field(default_factory=list)
+    done: list[float] = field(default_factory=list)
+    links: Mapping[str, Link] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._results = ResultQueue(self.program)
+        self._resting = Resting(self.clock.environment)
+        self._sends = [
+            [
+                (tensor.name, machine)
+                for tensor in self.program.inputs
+                for machine in self.plan.destinations_of(tensor.name, turn)
+            ]
+            for turn in range(self.plan.period)
+        ]
+
+    def feed(self, count: int | None) -> Steps:
+        """So many micro-batches, or always one more."""
+        inputs = [NOTHING] * len(self.program.inputs)
+        for number in itertools.count() if count is None else range(count):
+            if self.seconds > 0:
+                yield self.processors.work(CLIENT, self.seconds)
+            sends = self._sends[number % len(self._sends)]
+            while number - self._results.taken >= self.limit or not all(
+                self.links[machine].has_room_locked(tensor) for tensor, machine in sends
+            ):
+                yield self._resting.rest()
+            self._results.submit(inputs)
+            self.submitted.append(self.clock.seconds)
+            for tensor, machine in sends:
+                self.links[machine].put_locked(tensor, number, NOTHING)
+
+    def room(self) -> None:
+        self._resting.rouse()
+
+    def sent(self, route: PlannedRoute, sequence: int, start: float) -> None:
+        """Nobody records what the client sends."""
+
+    def received(self, route: PlannedRoute, sequence: int, start: float, release: Callable[[], None]) -> None:
+        self._results.arrive(route.tensor.name, sequence, NOTHING, release)
+        while self._results.take() is not None:
+            self.done.append(self.clock.seconds)
+            self.on_done(len(self.done))
+        self._resting.rouse()

@@ -1,0 +1,174 @@
+"""Scenarios of plans: from a prediction, or from a planning problem and stages for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tvm_split.cluster.machine import SharedCores
+from tvm_split.errors import PlanError
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.prediction import LinkPrediction, Prediction
+from tvm_split.planner.problem import Problem, Stage
+from tvm_split.planner.search import evaluate
+from tvm_split.planner.search.instance import instance_of
+from tvm_split.rpc_runtime.program.link_setting import Transport
+from tvm_split.rpc_runtime.program.program import CLIENT, Program
+from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
+from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario
+
+
+def scenario_of_plan(plan: Plan) -> Scenario:
+    """What a plan predicts of its machines and links, as a scenario: all that goes from a stage to another is a tensor.
+
+    Raises:
+        PlanError: nothing is predicted, or machines compute stages together, whose parts a plan does not have.
+    """
+    prediction = plan.prediction
+    if prediction is None:
+        raise PlanError(
+            "the plan has no prediction, so nothing is known of its times; make one with `tvm-split plan`, of a split "
+            "by hand with --predict"
+        )
+    for stage in plan.stages:
+        if stage.sharding:
+            raise PlanError(
+                f"the machines of {stage.name} compute it together; a plan does not say what they exchange inside, so "
+                "such plans are not simulated"
+            )
+    builder = ProgramBuilder()
+    home: dict[str, tuple[str, Recurrence]] = {}
+    for stage in plan.stages:
+        builder.stage(stage.name, stage.machines, stage.turns, stage.layers)
+        for replica, machine in enumerate(stage.machines):
+            home[machine] = stage.name, turns_of(replica, stage.turns)
+    pairs: dict[tuple[str | None, str | None], dict[tuple[str, str], LinkPrediction]] = {}
+    for link in prediction.links:
+        ends = (_stage_of(home, link.source), _stage_of(home, link.destination))
+        pairs.setdefault(ends, {})[link.source, link.destination] = link
+    links: dict[tuple[str, str], LinkTimes] = {}
+    for (source, end), own in pairs.items():
+        name = f"{source or CLIENT} to {end or CLIENT}"
+        single = {ends: _share(home, ends) for ends in own}
+        builder.tensor(name, max(each.bytes / single[ends] for ends, each in own.items()), source, [end])
+        for ends, each in own.items():
+            wire = each.stream_seconds / single[ends]
+            latency = max(0.0, each.seconds - wire)
+            links[ends] = LinkTimes(latency, {name: wire}, shares_memory=each.transport == Transport.SHARED_MEMORY)
+    shares = {name: share for stage in plan.stages for name, share in zip(stage.machines, stage.shares, strict=True)}
+    machines = {
+        each.machine: MachineTimes(
+            each.alone_seconds / shares[each.machine], each.compute_seconds / shares[each.machine], each.cores
+        )
+        for each in prediction.machines
+    }
+    shared = tuple(SharedCores(each.machines, each.cores) for each in prediction.shared_cores)
+    return Scenario(builder.program(), machines, links, shared, _client_seconds(prediction))
+
+
+def scenario_of_problem(problem: Problem, stages: Sequence[Stage]) -> Scenario:
+    """What a planning problem says of a plan for it.
+
+    Raises:
+        PlanError: as `tvm_split.planner.search.evaluate`.
+    """
+    evaluation, instance = evaluate(problem, stages), instance_of(problem)
+    ordered = _in_order(stages, [load.machine for load in evaluation.loads])
+    name_of = {piece: f"stage_{index}" for index, stage in enumerate(ordered) for piece in stage.layers}
+    builder = ProgramBuilder()
+    for index, stage in enumerate(ordered):
+        builder.stage(f"stage_{index}", stage.machines, stage.turns, stage.layers)
+    sizes: dict[str, float] = {}
+    for number, tensor in enumerate(instance.tensors):
+        source = None if tensor.source == instance.client else name_of[instance.pieces[tensor.source]]
+        ends = [None if piece == instance.client else name_of[instance.pieces[piece]] for piece in tensor.destinations]
+        takers = [end for end in dict.fromkeys(ends) if end != source]
+        if takers:
+            sizes[f"tensor_{number}"] = tensor.bytes
+            builder.tensor(f"tensor_{number}", tensor.bytes, source, takers)
+    program = builder.program()
+    shares = {load.machine: load.share for load in evaluation.loads}
+    seconds = {piece.name: piece.seconds for piece in problem.pieces}
+    cores = {machine.name: machine.cores for machine in problem.machines}
+    machines = {
+        load.machine: MachineTimes(
+            math.fsum(
+                seconds[piece][load.machine]
+                for stage in ordered
+                if load.machine in stage.machines
+                for piece in stage.layers
+            ),
+            load.compute_seconds / shares[load.machine] if shares[load.machine] else 0.0,
+            cores[load.machine],
+        )
+        for load in evaluation.loads
+    }
+    home = [
+        route for route in program.routes if CLIENT in (route.source, route.destination) and route.tensor.name in sizes
+    ]
+    client = math.fsum(
+        route.when.share
+        * (problem.client_transfer_seconds + sizes[route.tensor.name] * problem.client_transfer_seconds_per_byte)
+        for route in home
+    )
+    return Scenario(program, machines, _links(problem, program, sizes), problem.shared_cores, client)
+
+
+def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> Scenario:
+    """The scenario with what machines were measured to compute in a stream, in seconds per micro-batch of it.
+
+    What a single run takes changes by as much.
+
+    Raises:
+        PlanError: a machine is not the scenario's.
+    """
+    machines = dict(scenario.machines)
+    for name, measured in seconds.items():
+        if name not in machines:
+            raise PlanError(
+                f"machine {name!r} was measured, and the plan does not use it; it uses {', '.join(machines)}"
+            )
+        turns = math.fsum(stage.own_turns.share for stage in scenario.program.stages_on(name))
+        before, stream = machines[name], measured / turns
+        ratio = stream / before.stream_seconds if before.stream_seconds > 0 else 1.0
+        machines[name] = replace(before, single_seconds=before.single_seconds * ratio, stream_seconds=stream)
+    return replace(scenario, machines=machines)
+
+
+def _stage_of(home: Mapping[str, tuple[str, Recurrence]], machine: str) -> str | None:
+    return None if machine == CLIENT else home[machine][0]
+
+
+def _share(home: Mapping[str, tuple[str, Recurrence]], ends: tuple[str, str]) -> float:
+    """Of the micro-batches that go from one end to the other."""
+    made, needed = (EVERY if end == CLIENT else home[end][1] for end in ends)
+    when = made & needed
+    return when.share if when else 1.0
+
+
+def _client_seconds(prediction: Prediction) -> float:
+    """What is left of shared cores that the machines do not keep busy."""
+    computing = {each.machine: each.compute_seconds * each.cores for each in prediction.machines}
+    found = [
+        each.busy_seconds - math.fsum(computing.get(name, 0.0) for name in each.machines)
+        for each in prediction.shared_cores
+        if CLIENT in each.machines
+    ]
+    return max([0.0, *found])
+
+
+def _in_order(stages: Sequence[Stage], machines: Sequence[str]) -> list[Stage]:
+    """Stages in the order of their machines' loads, which is topological."""
+    stage_of = {machine: stage for stage in stages for machine in stage.machines}
+    return list({id(stage_of[machine]): stage_of[machine] for machine in machines}.values())
+
+
+def _links(problem: Problem, program: Program, sizes: Mapping[str, float]) -> dict[tuple[str, str], LinkTimes]:
+    given = {(link.source, link.destination): link for link in problem.links}
+    wires: dict[tuple[str, str], dict[str, float]] = {}
+    for route in program.routes:
+        ends = route.source, route.destination
+        if route.tensor.name in sizes:
+            wires.setdefault(ends, {})[route.tensor.name] = sizes[route.tensor.name] / given[ends].bytes_per_second
+    return {ends: LinkTimes(given[ends].latency_seconds, wire) for ends, wire in wires.items()}

@@ -1,0 +1,80 @@
+"""Cores under processor sharing: jobs that together want more cores than there are get equal parts of each other's.
+
+A job of a machine wants as many cores as the machine computes on. In every set of cores that it belongs to, all jobs
+get the same share of what they want, and the scarcest set decides (processor sharing, as the scheduler of an operating
+system comes near to: Kleinrock 1967). Machines whose sets never are too small take just their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import simpy
+
+from tvm_split.cluster.machine import SharedCores
+
+
+@dataclass(eq=False)
+class _Job:
+    machine: str
+    done: simpy.Event
+    left_seconds: float
+    rate: float = 1.0
+
+
+class Processors:
+    """The cores of all machines and of the client; ``cores`` has what each wants while it computes."""
+
+    def __init__(self, environment: simpy.Environment, shared: Sequence[SharedCores], cores: Mapping[str, int]) -> None:
+        self._environment = environment
+        self._cores = cores
+        wanted = [sum(cores.get(name, 0) for name in each.machines) for each in shared]
+        self._sets = [each for each, count in zip(shared, wanted, strict=True) if count > each.cores]
+        self._crowded = {name for each in self._sets for name in each.machines if cores.get(name, 0)}
+        self._jobs: list[_Job] = []
+        self._since = 0.0
+        self._plans = 0
+
+    def work(self, machine: str, seconds: float) -> simpy.Event:
+        """Happens when the machine has computed what takes so long with cores of its own."""
+        if machine not in self._crowded:
+            return self._environment.timeout(seconds)
+        self._pass_time()
+        job = _Job(machine, self._environment.event(), seconds)
+        self._jobs.append(job)
+        self._share()
+        return job.done
+
+    def _pass_time(self) -> None:
+        now = self._environment.now
+        for job in self._jobs:
+            job.left_seconds -= job.rate * (now - self._since)
+        self._since = now
+
+    def _share(self) -> None:
+        """Gives every job its rate, and waits for the first of them to be done."""
+        for job in self._jobs:
+            job.rate = 1.0
+        for each in self._sets:
+            own = [job for job in self._jobs if job.machine in each.machines]
+            wanted = sum(self._cores[job.machine] for job in own)
+            for job in own:
+                job.rate = min(job.rate, each.cores / wanted)
+        self._plans += 1
+        if not self._jobs:
+            return
+        first = min(self._jobs, key=lambda job: job.left_seconds / job.rate)
+        plan, seconds = self._plans, max(first.left_seconds / first.rate, 0.0)
+        self._environment.timeout(seconds).callbacks.append(lambda _: self._finish(plan, first))
+
+    def _finish(self, plan: int, first: _Job) -> None:
+        if plan != self._plans:
+            return  # others have come or gone meanwhile
+        self._pass_time()
+        rounding = 1e-12 * max(self._environment.now, 1e-9)
+        done = [job for job in self._jobs if job is first or job.left_seconds <= rounding]
+        self._jobs = [job for job in self._jobs if job not in done]
+        self._share()
+        for job in done:
+            job.done.succeed()

@@ -1,0 +1,147 @@
+"""What is simulated: a program as it would be deployed, what its machines and links take, and what happens to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tvm_split.cluster.machine import SharedCores
+from tvm_split.errors import PlanError
+from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+
+NOT_COMPILED = BlobSpec("0" * 64, 0)
+
+
+@dataclass(frozen=True)
+class MachineTimes:
+    """Seconds of computing one micro-batch: alone, and in a stream, where others compute and transfers take their part.
+
+    ``cores`` are those that it computes on.
+    """
+
+    single_seconds: float
+    stream_seconds: float
+    cores: int = 1
+
+
+@dataclass(frozen=True)
+class LinkTimes:
+    """What a link takes: ``wire_seconds`` by tensor, one after the other, and then its latency. Others take nothing.
+
+    Where memory is shared, as many micro-batches as are planned are under way at most; over networks it may be more.
+    """
+
+    latency_seconds: float
+    wire_seconds: Mapping[str, float]
+    shares_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A program with its times; ``links`` are by source and destination, those that are missing take no time.
+
+    ``client_seconds`` is what sending and receiving a micro-batch of a stream takes of the client's cores.
+    """
+
+    program: Program
+    machines: Mapping[str, MachineTimes]
+    links: Mapping[tuple[str, str], LinkTimes]
+    shared_cores: tuple[SharedCores, ...] = ()
+    client_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """From a moment on, a machine takes ``factor`` times as long to compute."""
+
+    machine: str
+    factor: float
+    since_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A machine stands still from a moment on, and says nothing more."""
+
+    machine: str
+    at_seconds: float
+
+
+@dataclass(frozen=True)
+class Happenings:
+    """What is not as planned.
+
+    ``compute_scatter`` and ``link_scatter`` are standard deviations, as shares of the mean, of log-normal durations;
+    ``seed`` decides which.
+
+    Raises:
+        PlanError: a number that cannot be.
+    """
+
+    slowdowns: tuple[Slowdown, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    compute_scatter: float = 0.0
+    link_scatter: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for each in self.slowdowns:
+            if not (0 < each.factor < float("inf")):
+                raise PlanError(f"machine {each.machine!r} is to compute {each.factor} times as long; give more than 0")
+        for value in (self.compute_scatter, self.link_scatter):
+            if not 0 <= value < float("inf"):
+                raise PlanError(f"a scatter of {value} was asked for; give a share of the mean, like 0.05")
+
+    def require_known(self, scenario: Scenario) -> None:
+        """A `PlanError` that names a machine which the scenario does not have."""
+        for name in [*(each.machine for each in self.slowdowns), *(each.machine for each in self.losses)]:
+            if name not in scenario.machines:
+                raise PlanError(f"no machine of the plan is named {name!r}; it uses {', '.join(scenario.machines)}")
+
+
+NOTHING_HAPPENS = Happenings()
+NO_TIME = LinkTimes(0.0, {})
+
+
+@dataclass
+class ProgramBuilder:
+    """Puts a program together of stages that are not compiled; tensors are known by name and size."""
+
+    stages: list[tuple[str, tuple[str, ...], tuple[int, ...], tuple[str, ...]]] = field(default_factory=list)
+    tensors: dict[str, TensorSpec] = field(default_factory=dict)
+    makers: dict[str, str | None] = field(default_factory=dict)
+    takers: dict[str, list[str | None]] = field(default_factory=dict)
+
+    def stage(self, name: str, machines: tuple[str, ...], turns: tuple[int, ...], layers: tuple[str, ...]) -> None:
+        """In topological order."""
+        self.stages.append((name, machines, turns, layers))
+
+    def tensor(self, name: str, size_bytes: float, maker: str | None, takers: list[str | None]) -> None:
+        """What a stage makes for others; None is the client."""
+        self.tensors[name] = TensorSpec(name, (max(round(size_bytes), 1),), "uint8")
+        self.makers[name], self.takers[name] = maker, takers
+
+    def program(self) -> Program:
+        """The program. What takes nothing, or from which nothing is taken, gets that of the client, at no cost."""
+        for name, *_ in self.stages:
+            if not any(name in takers for takers in self.takers.values()):
+                self.tensor(f"begin of {name}", 1, None, [name])
+            if name not in self.makers.values():
+                self.tensor(f"end of {name}", 1, name, [None])
+
+        def made_by(stage: str | None) -> tuple[TensorSpec, ...]:
+            return tuple(self.tensors[name] for name, maker in self.makers.items() if maker == stage)
+
+        def taken_by(stage: str | None) -> tuple[TensorSpec, ...]:
+            return tuple(self.tensors[name] for name, takers in self.takers.items() if stage in takers)
+
+        ends = {name: (taken_by(name), made_by(name)) for name, *_ in self.stages}
+        return Program(
+            inputs=made_by(None),
+            outputs=taken_by(None),
+            stages=tuple(
+                StageSpec(index, name, machine, layers, "cpu", NOT_COMPILED, (), *ends[name], replica, turns)
+                for index, (name, machines, turns, layers) in enumerate(self.stages)
+                for replica, machine in enumerate(machines)
+            ),
+        )

@@ -1,0 +1,271 @@
+"""Lets a scenario happen: a stream of micro-batches, and single ones; and what there was to see."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import simpy
+
+from tvm_split.errors import PlanError
+from tvm_split.rpc_runtime.client.streams import most_under_way
+from tvm_split.rpc_runtime.program.machine_plan import plan_of_routes, planned_routes
+from tvm_split.rpc_runtime.program.measurements import TraceEvent
+from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.simulation.actors import Client, Clock, Link, Spent, Steps, Trace, Worker
+from tvm_split.simulation.processors import Processors
+from tvm_split.simulation.scenario import NO_TIME, NOTHING_HAPPENS, Happenings, Loss, MachineTimes, Scenario
+
+MICRO_BATCHES = 300
+SINGLE_RUNS = 50
+"""Where durations scatter; without, one run tells all."""
+SHOWN_MICRO_BATCHES = 12
+"""Of which a trace is kept."""
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Seconds from submitting a micro-batch to its result."""
+
+    mean_seconds: float
+    percentiles_seconds: Mapping[int, float]
+    largest_seconds: float
+
+
+@dataclass(frozen=True)
+class MachineUse:
+    """Shares of the time in which a machine computed, waited for inputs, and waited for room for its outputs.
+
+    Computing includes waiting for a core where machines share too few.
+    """
+
+    machine: str
+    computing: float
+    waits_for_inputs: float
+    waits_for_room: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a stream does in simulated time.
+
+    It is fed until the last result that was asked for has come. Period, latencies and uses are those of the second half
+    of the results: the pipeline is full then. ``period_seconds`` is None where fewer than two results came. ``single``
+    are micro-batches that were alone.
+
+    Attributes:
+        submitted, results: micro-batches; what is submitted and has no result is under way, or lost with a machine.
+        under_way: at most, by what the runtime allows.
+        first_seconds: from the beginning to the first result; None if none came.
+        seconds: from the beginning to the last result.
+        events: of the first micro-batches of the stream, as a deployment's trace has them.
+    """
+
+    submitted: int
+    results: int
+    under_way: int
+    first_seconds: float | None
+    seconds: float
+    period_seconds: float | None
+    single: Latencies | None
+    streamed: Latencies | None
+    machines: tuple[MachineUse, ...]
+    events: tuple[TraceEvent, ...] = ()
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Micro-batches a second."""
+        if self.period_seconds is None:
+            return None
+        return 1.0 / self.period_seconds if self.period_seconds > 0 else math.inf
+
+
+def simulate(
+    scenario: Scenario,
+    happenings: Happenings = NOTHING_HAPPENS,
+    *,
+    micro_batches: int = MICRO_BATCHES,
+    in_flight: int | None = None,
+    shown: int = SHOWN_MICRO_BATCHES,
+) -> Simulation:
+    """A stream until it has given so many results, and single micro-batches.
+
+    Args:
+        in_flight: so many of a stream are under way at most; by default as many as the queues hold.
+        shown: of so many micro-batches the events are kept.
+
+    Raises:
+        PlanError: a machine is slowed or lost that there is not, or a number that cannot be.
+    """
+    happenings.require_known(scenario)
+    for name, value in (("micro_batches", micro_batches), ("in_flight", in_flight)):
+        if value is not None and value < 1:
+            raise PlanError(f"{name} is {value}; give at least 1")
+    stream = _Run(scenario, happenings, in_flight, shown, streamed=True)
+    stream.run(micro_batches, feeds=None)
+    alone = [
+        each
+        for number in range(SINGLE_RUNS if happenings.compute_scatter or happenings.link_scatter else 1)
+        for each in _single(scenario, happenings, number)
+    ]
+    return stream.told(alone)
+
+
+def _single(scenario: Scenario, happenings: Happenings, number: int) -> list[float]:
+    """The latency of a micro-batch by itself, of a pipeline that is whole; slowdowns count from the beginning."""
+    chance = Happenings(
+        tuple(each for each in happenings.slowdowns if each.since_seconds <= 0),
+        (),
+        happenings.compute_scatter,
+        happenings.link_scatter,
+        happenings.seed + 1 + number,
+    )
+    run = _Run(scenario, chance, 1, 0, streamed=False)
+    run.run(1, feeds=1)
+    return run.latencies()
+
+
+class _Run:
+    def __init__(
+        self, scenario: Scenario, happenings: Happenings, in_flight: int | None, shown: int, *, streamed: bool
+    ) -> None:
+        program = scenario.program
+        self._environment = simpy.Environment()
+        clock = Clock(self._environment, happenings.seed)
+        self._happenings, self._trace = happenings, Trace(clock, shown)
+        cores = {name: each.cores for name, each in scenario.machines.items()} | {CLIENT: 1}
+        processors = Processors(self._environment, scenario.shared_cores if streamed else (), cores)
+        routes = planned_routes(program)
+        self._under_way = most_under_way(program) if in_flight is None else in_flight
+        self._client = Client(
+            clock,
+            program,
+            plan_of_routes(CLIENT, (), [each for each in routes if CLIENT in (each.source, each.destination)]),
+            processors,
+            self._under_way,
+            scenario.client_seconds if streamed else 0.0,
+            self._look,
+        )
+        touching: dict[str, list[int]] = {name: [] for name in program.machines}
+        for number, route in enumerate(routes):
+            for end in {route.source, route.destination} - {CLIENT}:
+                touching[end].append(number)
+        self.workers = {
+            name: Worker(
+                clock,
+                self._trace,
+                plan_of_routes(name, program.stages_on(name), [routes[number] for number in touching[name]]),
+                processors,
+                self._seconds_of(name, scenario.machines[name], streamed=streamed),
+                happenings.compute_scatter,
+            )
+            for name in program.machines
+        }
+        ends: dict[str, Client | Worker] = {CLIENT: self._client, **self.workers}
+        between: dict[tuple[str, str], list[int]] = {}
+        for number, route in enumerate(routes):
+            if route.source != route.destination:
+                between.setdefault((route.source, route.destination), []).append(number)
+        self.links = {
+            (source, end): Link(
+                clock,
+                [routes[number] for number in numbers],
+                scenario.links.get((source, end), NO_TIME),
+                happenings.link_scatter,
+                ends[source].room,
+                ends[source].sent,
+                ends[end].received,
+            )
+            for (source, end), numbers in between.items()
+        }
+        leaving: dict[str, dict[str, Link]] = {name: {} for name in ends}
+        for (source, end), link in self.links.items():
+            leaving[source][end] = link
+        self._client.links = leaving[CLIENT]
+        for name, worker in self.workers.items():
+            worker.connect(leaving[name])
+        self._half = 0
+        self._looks: list[dict[str, Spent]] = []
+
+    def run(self, results: int, feeds: int | None) -> None:
+        """Until so many results have come, or nothing happens any more; feeds so many micro-batches, or always more."""
+        self._half, self._last = (results + 1) // 2, results
+        for link in self.links.values():
+            self._environment.process(link.run())
+        for worker in self.workers.values():
+            self._environment.process(worker.run())
+        self._environment.process(self._client.feed(feeds))
+        for loss in self._happenings.losses:
+            self._environment.process(self._lose(loss))
+        while len(self._client.done) < results and self._environment.peek() < math.inf:
+            self._environment.step()
+
+    def latencies(self, first: int = 0) -> list[float]:
+        """Of the results from number ``first`` on."""
+        pairs = zip(self._client.submitted, self._client.done, strict=False)
+        return [end - start for start, end in list(pairs)[first:]]
+
+    def told(self, alone: list[float]) -> Simulation:
+        done = self._client.done
+        half = len(done) // 2
+        # Replicas take turns, so only after all of their turns as many results have come as in any other such time.
+        cycle = math.lcm(*(len(stage.turns) for stage in self._client.program.stages))
+        whole = (len(done) - max(half, 1)) // cycle * cycle or len(done) - max(half, 1)
+        first = len(done) - 1 - whole
+        return Simulation(
+            submitted=len(self._client.submitted),
+            results=len(done),
+            under_way=self._under_way,
+            first_seconds=done[0] if done else None,
+            seconds=done[-1] if done else 0.0,
+            period_seconds=(done[-1] - done[first]) / whole if whole > 0 else None,
+            single=_latencies(alone),
+            streamed=_latencies(self.latencies(half)),
+            machines=self._uses(),
+            events=tuple(sorted(self._trace.events, key=lambda event: event.start_nanoseconds)),
+        )
+
+    def _look(self, results: int) -> None:
+        if results in (self._half, self._last):
+            self._looks.append({name: worker.spent() for name, worker in self.workers.items()})
+
+    def _uses(self) -> tuple[MachineUse, ...]:
+        looks = self._looks
+        if len(looks) < 2:  # a loss has ended it, or there was but one: all the time there was
+            looks = [dict.fromkeys(self.workers, Spent()), {name: each.spent() for name, each in self.workers.items()}]
+        found = []
+        for name in self.workers:
+            spent = looks[1][name].since(looks[0][name])
+            whole = spent.computing + spent.for_inputs + spent.for_room
+            shares = [
+                each / whole if whole > 0 else 0.0 for each in (spent.computing, spent.for_inputs, spent.for_room)
+            ]
+            found.append(MachineUse(name, *shares))
+        return tuple(found)
+
+    def _seconds_of(self, machine: str, times: MachineTimes, *, streamed: bool) -> Callable[[float], float]:
+        own = [each for each in self._happenings.slowdowns if each.machine == machine]
+        seconds = times.stream_seconds if streamed else times.single_seconds
+
+        def at(moment: float) -> float:
+            return seconds * math.prod(each.factor for each in own if each.since_seconds <= moment)
+
+        return at
+
+    def _lose(self, loss: Loss) -> Steps:
+        yield self._environment.timeout(loss.at_seconds)
+        self.workers[loss.machine].is_lost = True
+        for ends, link in self.links.items():
+            if loss.machine in ends:
+                link.is_cut = True
+
+
+def _latencies(seconds: list[float]) -> Latencies | None:
+    if not seconds:
+        return None
+    ordered = sorted(seconds)
+    nearest = {each: ordered[max(math.ceil(each / 100 * len(ordered)), 1) - 1] for each in PERCENTILES}
+    return Latencies(statistics.fmean(ordered), nearest, ordered[-1])
