@@ -40,11 +40,12 @@ MAXIMUM_CONNECT_SECONDS = 600.0
 class HeldPrograms:
     """What a worker holds of each deployment, by their random names. Thread-safe.
 
-    ``world`` is the worker's, where it is a rank of one.
+    ``world`` is the worker's, where it is a rank of one. ``on_change`` is called when one came or went.
     """
 
     def __init__(self, blobs: BlobStore, world: World | None) -> None:
         self.world = world
+        self.on_change: Callable[[], None] = lambda: None
         self._blobs = blobs
         self._trials = LibraryTrials(blobs)
         self._lock = threading.Lock()
@@ -56,8 +57,9 @@ class HeldPrograms:
         with self._lock:
             if identifier in self._held:
                 raise ProtocolError(f"deployment {identifier[:8]} is watched already")
-            self._held[identifier] = HeldProgram(identifier, self._blobs, self._trials, self.world)
-            return self._held[identifier]
+            program = self._held[identifier] = HeldProgram(identifier, self._blobs, self._trials, self.world)
+        self.on_change()
+        return program
 
     def get(self, identifier: str) -> HeldProgram:
         with self._lock:
@@ -77,6 +79,7 @@ class HeldPrograms:
             found = self._held.pop(identifier, None)
         if found is not None:
             found.close()
+            self.on_change()
 
     def names(self) -> list[str]:
         with self._lock:

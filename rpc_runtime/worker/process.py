@@ -17,7 +17,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,11 +39,15 @@ from tvm_split.rpc_runtime.wire.security import (
     split_address,
     token_from,
 )
+from tvm_split.rpc_runtime.wire.tracker import Registration
 from tvm_split.rpc_runtime.worker.heap import keep_heap
 from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
+from tvm_split.rpc_runtime.worker.tracker_options import TrackerOptions, add_tracker_options, tracker_options
+from tvm_split.rpc_runtime.worker.tracker_registration import TrackerRegistration
 
 if TYPE_CHECKING:
     from tvm_split.rpc_runtime.execution.blob_store import BlobStore
+    from tvm_split.rpc_runtime.worker.control_service import HeldPrograms
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +69,7 @@ class WorkerConfig:
     has free at the start, the blobs that are there counted as free); ``insecure`` allows what is missing of ``token``
     and ``tls``; ``log_level`` is one of `LOG_LEVELS`; ``ready_json`` prints one line of JSON when the worker listens;
     with ``exit_with_parent`` it ends when its standard input does; with ``mpi`` it is a rank of the world of its
-    ``mpiexec``.
+    ``mpiexec``; with ``tracker`` it registers with TVM's RPC tracker.
     """
 
     listen: str = "127.0.0.1:0"
@@ -80,6 +85,7 @@ class WorkerConfig:
     ready_json: bool = False
     exit_with_parent: bool = False
     mpi: bool = False
+    tracker: TrackerOptions | None = None
 
 
 def serve(config: WorkerConfig) -> None:
@@ -95,6 +101,8 @@ def serve(config: WorkerConfig) -> None:
         raise InputError(f"a worker needs at least one thread, got {config.threads}")
     config = replace(config, listen=numeric_address(config.listen))
     _check_callers(config)
+    if config.tracker is not None:
+        config.tracker.plan(config.listen)
     if config.tls is not None:
         from tvm_split.rpc_runtime.wire.certificates import check_worker_files
 
@@ -209,7 +217,8 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
             if token is not None and makes_token:
                 token = Token(token.text, until_end.enter_context(published(token, address)))
             server.start()
-            _announce(config, name, address, token, blobs)
+            registration = until_end.enter_context(_registered(config, name, address, programs))
+            _announce(config, name, address, token, blobs, registration)
             wait_for_end()
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
@@ -219,6 +228,25 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
         if world is not None:
             world.close()
         blobs.close()
+
+
+@contextlib.contextmanager
+def _registered(
+    config: WorkerConfig, name: str, address: str, programs: HeldPrograms
+) -> Iterator[TrackerRegistration | None]:
+    """Inside, the worker is in the list of its tracker, if it has one."""
+    if config.tracker is None:
+        yield None
+        return
+    host, port = split_address(address)
+    said = Registration(name, config.threads, config.tls is not None, tunes=False, state="ready", since=time.time())
+    tuning = (host, config.tracker.tuning_port) if config.tracker.tuning else None
+    plan = config.tracker.plan(config.listen)
+    with TrackerRegistration(plan, port, said, lambda: bool(programs.names()), tuning) as registration:
+        programs.on_change = registration.look_again
+        if tuning is not None and not config.insecure:
+            logger.warning("kernels can be tuned on port %s: who reaches it runs code here", registration.tuning_port)
+        yield registration
 
 
 def _bind(server: Any, config: WorkerConfig) -> int:
@@ -240,16 +268,28 @@ def _bind(server: Any, config: WorkerConfig) -> int:
     return int(port)
 
 
-def _announce(config: WorkerConfig, name: str, address: str, token: Token | None, blobs: BlobStore) -> None:
+def _announce(
+    config: WorkerConfig,
+    name: str,
+    address: str,
+    token: Token | None,
+    blobs: BlobStore,
+    registration: TrackerRegistration | None,
+) -> None:
     file = token.file.absolute() if token is not None and token.file is not None else None
     if config.ready_json or config.exit_with_parent:
         ready = {"address": address, "name": name, "pid": os.getpid(), "protocol": PROTOCOL_VERSION}
-        line = json.dumps({**ready, "token_file": None if file is None else str(file)})
+        tuning_port = None if registration is None else registration.tuning_port
+        line = json.dumps({**ready, "token_file": None if file is None else str(file), "tuning_port": tuning_port})
     else:
         secret = "no token" if token is None else f"token in {file}" if file else f"token from ${TOKEN_VARIABLE}"
         protection = f"{'TLS' if config.tls else 'no TLS'}, {secret}"
         cache = f"cache of {blobs.limit_bytes / 1e9:.1f} GB at most in {blobs.folder}"
         line = f"worker {name!r} listens on {address} ({protection}, {config.threads} threads, {cache}); Ctrl-C ends it"
+        if config.tracker is not None and registration is not None:
+            port = registration.tuning_port
+            for_what = "deployment alone" if port is None else f"deployment, and for tuning on port {port}"
+            line += f"\n  registers with {config.tracker.tracker} under the key {config.tracker.key!r} for {for_what}"
     print(line, flush=True)
 
 
@@ -291,6 +331,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser.add_argument("--json", "--ready-json", action="store_true", help="print one line of JSON when ready")
     parser.add_argument("--mpi", action="store_true", help="a rank of mpiexec: links of the transport mpi are possible")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
+    add_tracker_options(parser)
     return parser
 
 
@@ -322,6 +363,7 @@ def config_from_arguments(
         ready_json=given.json,
         exit_with_parent=given.exit_with_parent,
         mpi=given.mpi,
+        tracker=tracker_options(given),
     )
 
 

@@ -8,12 +8,10 @@ come as lines of JSON on standard input, one at a time, and each is answered by 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import mmap
 import os
-import resource
 import selectors
 import shutil
 import signal
@@ -23,12 +21,12 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tvm_split.rpc_runtime.worker.forked_child import end, keep_small
 from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
 
 IDLE_SECONDS = 60.0
 """After this long its memory is worth more than the second that the next one takes to start."""
 PASSED = b"."
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -78,7 +76,7 @@ def _in_child(request: dict[str, Any], library: str, fill: int, selector: select
     os.close(send)
     passed, late = _wait(receive, request["seconds"], selector, child)
     os.close(receive)
-    _end(child)
+    end(child)
     _, status = os.waitpid(child, 0)
     if passed:
         return {}
@@ -96,7 +94,7 @@ def _wait(receive: int, seconds: float, selector: selectors.BaseSelector, child:
         while True:
             ready = {key.fd for key, _ in selector.select(max(0.0, deadline - time.monotonic()))}
             if 0 in ready and not os.read(0, 1 << 16):  # the worker has gone
-                _end(child)
+                end(child)
                 sys.exit()
             if receive in ready:
                 return os.read(receive, 1) == PASSED, False
@@ -106,18 +104,10 @@ def _wait(receive: int, seconds: float, selector: selectors.BaseSelector, child:
         selector.unregister(receive)
 
 
-def _end(child: int) -> None:
-    """Ends the child and what it may have started; the exit status of one that has crashed stays what it is."""
-    with contextlib.suppress(OSError):
-        os.kill(child, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        os.killpg(child, signal.SIGKILL)
-
-
 def _try_out(request: dict[str, Any], library: str, fill: int, send: int, parent: int) -> NoReturn:
     """The child's whole life."""
     try:
-        _keep_small(parent)
+        keep_small(parent)
         # What the library raises is no crash: the worker will meet it too, and has the words for it.
         with contextlib.suppress(Exception):
             _load_and_run(request, library, fill)
@@ -125,20 +115,6 @@ def _try_out(request: dict[str, Any], library: str, fill: int, send: int, parent
         os.write(send, PASSED)
     finally:
         os._exit(0)
-
-
-def _keep_small(parent: int) -> None:
-    """The child ends with its parent, leaves no core file, and is what the system ends first when memory is short."""
-    os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
 
 
 def _load_and_run(request: dict[str, Any], library: str, fill: int) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import socket
 import statistics
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import rpc
+from tvm.rpc import base
 from tvm.s_tir import meta_schedule
 
 from tvm_split.schedules.tuning.errors import DeviceError
 
 POLL_SECONDS = 0.5
-CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
+AN_RPC_SERVER = {"tunes": True, "state": "ready"}
+"""What TVM's own servers would say of themselves where workers do."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,22 @@ class Tracker:
             time.sleep(POLL_SECONDS)
 
     def count_devices(self) -> int:
-        """The number of devices that are registered now, at least one; else a `DeviceError`."""
-        keys = [str(each["key"]).removeprefix("server:") for each in self._summary()["server_info"]]
-        count = keys.count(self.key)
+        """The number of devices that are registered now, at least one; else a `DeviceError`.
+
+        Workers of this project say there whether they can be tuned on, and whether they run something else.
+        """
+        servers = self._listed()
+        own = [(tunes, state) for key, tunes, state in servers if key == self.key]
+        count = sum(tunes and state != "deployed" for tunes, state in own)
+        if count == 0 and own:
+            deployed = sum(tunes for tunes, _ in own)
+            raise DeviceError(
+                f"of {len(own)} workers of key {self.key!r} at the tracker {self.host}:{self.port}, {deployed} hold a "
+                f"deployment, which tuning would disturb, and {len(own) - deployed} do not let kernels be tuned "
+                "(`tvm-split worker --insecure-tuning` does): end the deployments, or start more"
+            )
         if count == 0:
-            others = ", ".join(sorted(set(keys))) or "none"
+            others = ", ".join(sorted({key for key, _, _ in servers})) or "none"
             raise DeviceError(
                 f"the tracker {self.host}:{self.port} knows no device of key {self.key!r} (keys there: {others}); "
                 f"see `python -m tvm.exec.query_rpc_tracker --host {self.host} --port {self.port}`, and start a server "
@@ -80,16 +94,20 @@ class Tracker:
             f"server with TVM_NUM_THREADS={wanted}, or give --threads {found}"
         )
 
-    def _summary(self) -> dict[str, Any]:
+    def _listed(self) -> list[tuple[str, bool, str]]:
+        """Of every server: its key, whether kernels can be tuned there, and its state."""
         try:
-            # TVM itself tries again for a minute, in a thread that cannot be stopped.
-            socket.create_connection((self.host, self.port), CONNECT_SECONDS).close()
-            tracker = rpc.connect_tracker(self.host, self.port)
-            try:
-                return dict(tracker.summary())
-            finally:
-                tracker.close()
-        except (OSError, RuntimeError) as error:
+            # TVM's own connection tries for a minute, and waits for an answer without end.
+            with socket.create_connection((self.host, self.port), ANSWER_SECONDS) as tracker:
+                magic = base.RPC_TRACKER_MAGIC.to_bytes(4, "little")
+                tracker.sendall(magic)
+                if base.recvall(tracker, 4) != magic:
+                    raise OSError("who answers there is none")
+                base.sendjson(tracker, [base.TrackerCode.SUMMARY])
+                entries = base.recvjson(tracker)[1]["server_info"]
+            servers = [(str(each["key"]), each.get("tvm_split", AN_RPC_SERVER)) for each in entries]
+            return [(key.removeprefix("server:"), bool(said["tunes"]), str(said["state"])) for key, said in servers]
+        except (OSError, ValueError, TypeError, AttributeError, LookupError, struct.error) as error:
             raise DeviceError(
                 f"no tracker answers at {self.host}:{self.port} ({error}); start one there: "
                 f"`python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port {self.port}`"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.closing import Closing
+from tvm_split.rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
 from tvm_split.schedules.tuning import DeviceError, Tracker
 
 KEY = "lab"
@@ -23,17 +24,19 @@ class RpcLab(Closing):
     """A tracker and ``servers`` devices of key `KEY`. A context manager."""
 
     def __init__(self, folder: Path, servers: int, threads: int = 1) -> None:
+        self._folder = folder
         self._log = (folder / "lab.log").open("ab")
         self._processes: list[subprocess.Popen[bytes]] = []
         self.port = free_port()
         self.servers: list[subprocess.Popen[bytes]] = []
         try:
-            self._start("rpc_tracker", self.port)
+            self._tracker = self._start("rpc_tracker", self.port)
             # A server that finds no tracker tries again only after five seconds.
             self._wait_for(self._tracker_answers)
             for _ in range(servers):
                 self.start_server(threads)
-            self._wait_for(lambda: self.count() == servers)
+            if servers:
+                self._wait_for(lambda: self.count() == servers)
         except BaseException:
             self.close()
             raise
@@ -55,6 +58,31 @@ class RpcLab(Closing):
         options = ("--tracker", self.address, "--key", KEY, "--custom-addr", "127.0.0.1")
         self.servers.append(self._start("rpc_server", free_port(), *options, threads=threads))
 
+    def start_worker(self, name: str, *options: str) -> subprocess.Popen[bytes]:
+        """A worker of key `KEY` that trusts all who reach it, unless ``options`` say otherwise."""
+        where = ("--tracker", self.address, "--key", KEY, "--name", name, "--cache", str(self._folder / name))
+        return self._run("tvm_split.rpc_runtime.worker", *where, *(options or ("--insecure",)))
+
+    def listed(self) -> list[ListedServer]:
+        return list(listed_servers(TrackerAddress("127.0.0.1", self.port)))
+
+    def wait_listed(self, condition: Callable[[dict[str, ListedServer]], bool]) -> dict[str, ListedServer]:
+        """Everything listed, by the name of its worker or else its address, once that is as it should be."""
+
+        def look() -> dict[str, ListedServer]:
+            found = {each.registration.name if each.registration else each.address: each for each in self.listed()}
+            return found if condition(found) else {}
+
+        found = wait_for(look, START_SECONDS)
+        assert found, (self.listed(), Path(self._log.name).read_text()[-2000:])
+        return found
+
+    def restart_tracker(self) -> None:
+        """As if its machine was switched off and on again."""
+        kill_group(self._tracker)
+        self._tracker = self._start("rpc_tracker", self.port)
+        self._wait_for(self._tracker_answers)
+
     def kill_server(self, index: int) -> None:
         """As if the machine lost its power: the server and what it runs are gone at once."""
         kill_group(self.servers[index])
@@ -65,8 +93,11 @@ class RpcLab(Closing):
         self._log.close()
 
     def _start(self, module: str, port: int, *options: str, threads: int = 1) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", f"tvm.exec.{module}", "--host", "127.0.0.1", "--silent"]
-        command += ["--port", str(port), "--port-end", str(port + 1), *options]
+        where = ("--host", "127.0.0.1", "--silent", "--port", str(port), "--port-end", str(port + 1))
+        return self._run(f"tvm.exec.{module}", *where, *options, threads=threads)
+
+    def _run(self, module: str, *options: str, threads: int = 1) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", module, *options]
         environment = {**os.environ, "TVM_NUM_THREADS": str(threads)}
         process = subprocess.Popen(
             command,

@@ -134,7 +134,7 @@ app.command("run")(with_groups(run.run))
 app.command("bench")(with_groups(bench.bench))
 app.command("profile")(with_groups(profile.profile))
 app.command("cache")(cache.cache)
-app.command("status")(status.status)
+app.command("status")(with_groups(status.status))
 app.command("doctor")(doctor.doctor)
 
 

@@ -48,7 +48,7 @@ def cluster_for(bundle: Bundle, request: ClusterOptions) -> Cluster:
     from tvm_split.compiler.targets import runs_here
     from tvm_split.errors import ClusterError
 
-    if request.cluster is not None:
+    if request.is_given:
         return request.machines()
     in_process = isinstance(request, ClusterOrProcessOptions) and request.in_process
     planned = [bundle.plan.machine(name) for name in bundle.program.machines]

@@ -54,7 +54,7 @@ def compile(
     else:
         print_bundle(bundle)
         elsewhere = any(machine.address is not None for machine in planned.machines)
-        where = f" --cluster {cluster.cluster or 'FILE'}" if elsewhere else ""
+        where = f" {cluster.words}" if elsewhere else ""
         if plan is not None and elsewhere:
             check = f"`tvm-split deploy {output}{where}`"
             print_note(f"no worker was asked whether it is what the plan says: {check} does that, and runs nothing")

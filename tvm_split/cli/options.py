@@ -53,6 +53,29 @@ ClusterOption = Annotated[
     Path | None,
     typer.Option("--cluster", metavar="FILE", help="A cluster file (YAML) that names machines with running workers."),
 ]
+TrackerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tracker",
+        metavar="HOST:PORT",
+        help="Instead of a cluster file: the workers that a TVM RPC tracker lists now.",
+    ),
+]
+KeyOption = Annotated[
+    str | None, typer.Option("--key", help="With --tracker: those of this key (default: of every key).")
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option("--token-file", help="Of workers not in a file: their secret (default: $TVM_SPLIT_TOKEN)."),
+]
+TlsAuthorityOption = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", metavar="PEM", help="Of workers not in a file: use TLS, trust this authority."),
+]
+TlsCertificateOption = Annotated[
+    Path | None, typer.Option("--tls-certificate", metavar="PEM", help="With --tls-ca: prove who you are, too.")
+]
+TlsKeyOption = Annotated[Path | None, typer.Option("--tls-key", metavar="PEM", help="The key of --tls-certificate.")]
 WorkersOption = Annotated[
     int | None,
     typer.Option("--workers", min=1, help="Instead of a cluster: so many worker processes on this host."),

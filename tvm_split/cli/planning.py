@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_split.cli import options
+from tvm_split.cli.found_machines import FoundMachines
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.shard_option import FORM, shard_of
 
@@ -25,28 +26,33 @@ DEFAULT_WORKERS = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class ClusterOptions:
+class ClusterOptions(FoundMachines):
     """Which machines the command line asks for."""
 
-    cluster: options.ClusterOption = None
     workers: options.WorkersOption = None
     threads: options.ThreadsOption = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("token_file", "tls_ca", "tls_certificate", "tls_key"):
+            if self.tracker is None and getattr(self, name):
+                raise WrongUseError("belongs to --tracker", _option(name))
 
     def machines(self) -> Cluster:
         """The machines; by default two worker processes on this host.
 
         Raises:
             WrongUseError: options that contradict each other.
-            ClusterError: the cluster file does not fit.
+            ClusterError: the cluster file does not fit, or the tracker has no machine to deploy to.
         """
         from tvm_split.cluster.cluster import Cluster
 
-        if self.cluster is None:
+        found = self.found()
+        if found is None:
             return Cluster.local(self.workers or DEFAULT_WORKERS, self.threads or 1)
-        for field in dataclasses.fields(self):
-            if field.name != "cluster" and getattr(self, field.name):
-                raise WrongUseError("a cluster file says this for each machine", _option(field.name))
-        return Cluster.from_yaml(self.cluster)
+        if self.workers or self.threads:
+            raise WrongUseError("every worker was started with its own", "--workers" if self.workers else "--threads")
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +64,8 @@ class ClusterOrProcessOptions(ClusterOptions):
     def machines(self) -> Cluster:
         from tvm_split.cluster.cluster import Cluster
 
+        if self.in_process and self.tracker is not None:
+            raise WrongUseError("these machines are not in this process", "--tracker")
         if self.in_process and self.cluster is None:
             return Cluster.in_process(self.workers or 1, self.threads)
         return super().machines()

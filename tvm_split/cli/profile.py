@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, new_table, print_json, print_line, print_note
+from tvm_split.cli.found_machines import FoundMachines
 from tvm_split.cli.model_source import ModelOptions
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.planning import ClusterOptions
@@ -31,7 +32,7 @@ MOST_LAYERS_SHOWN = 2
 def profile(
     model: options.ModelArgument,
     shapes: ModelOptions,
-    cluster: options.ClusterOption = None,
+    found: FoundMachines,
     workers: options.WorkersOption = None,
     threads: Annotated[
         int | None,
@@ -50,13 +51,13 @@ def profile(
 ) -> None:
     """Time every kernel of a model on this machine, beside what the machine can do at most.
 
-    With --cluster or --workers: time the pieces of the model on each of these machines, alone and together.
+    With --cluster, --tracker or --workers: time the pieces of the model on each of these machines, alone and together.
     """
-    if cluster is not None or workers is not None:
+    if found.is_given or workers is not None:
         for given, option in ((rounds is not None, "--rounds"), (calls, "--calls")):
             if given:
-                raise WrongUseError("this is for one machine, without --cluster or --workers", option)
-        machines = ClusterOptions(cluster, workers, threads).machines()
+                raise WrongUseError("this is for one machine, without a cluster or --workers", option)
+        machines = ClusterOptions(**vars(found), workers=workers, threads=threads).machines()
         loaded = shapes.load(model)
         _profile_on_cluster(loaded, machines, database=database, refresh=refresh, timeout_seconds=timeout, json=json)
         return
@@ -72,12 +73,12 @@ def profile(
     bundle = compile_plan(loaded, plan(loaded, here, database=database), verify=False, database=database)
     with step_progress("timing") as report:
         threads = here.machines[0].threads
-        found = profile_model(loaded, bundle, threads, database=database, rounds=rounds or ROUNDS, on_progress=report)
-    rows = [_Row((each,)) for each in found.kernels] if calls else _grouped(found.kernels)
+        times = profile_model(loaded, bundle, threads, database=database, rounds=rounds or ROUNDS, on_progress=report)
+    rows = [_Row((each,)) for each in times.kernels] if calls else _grouped(times.kernels)
     if json:
-        print_json(_description(found, rows))
+        print_json(_description(times, rows))
     else:
-        _print(found, rows)
+        _print(times, rows)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, print_error, print_json, print_line
+from tvm_split.cli.found_machines import FoundMachines
 from tvm_split.cli.link_lines import transport_lines
 from tvm_split.cli.options import WrongUseError
 from tvm_split.rpc_runtime.hardware import boot_id
@@ -21,6 +21,7 @@ from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:
     from tvm_split.cluster.machine import Machine
+    from tvm_split.cluster.tracked import TrackedMachine
     from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 ASKED_AT_ONCE = 32
@@ -35,14 +36,8 @@ class ExpectedLink(NamedTuple):
 
 
 def status(
-    cluster: options.ClusterOption = None,
+    found: FoundMachines,
     address: Annotated[list[str] | None, typer.Option(metavar="HOST:PORT", help="A worker to ask. Repeatable.")] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help="The workers' secret, for --address (default: $TVM_SPLIT_TOKEN).")
-    ] = None,
-    tls_ca: Annotated[Path | None, typer.Option(metavar="PEM", help="Use TLS, for --address.")] = None,
-    tls_certificate: Annotated[Path | None, typer.Option(metavar="PEM")] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="PEM")] = None,
     timeout: options.TimeoutOption = 5.0,
     json: options.JsonOption = False,
 ) -> None:
@@ -50,22 +45,28 @@ def status(
 
     Exit code 1 if one does not answer, or is another than meant.
     """
-    if (cluster is None) == (not address):
-        raise WrongUseError("give one of them", "--cluster, --address")
+    if [found.cluster is not None, found.tracker is not None, bool(address)].count(True) != 1:
+        raise WrongUseError("give one of them", "--cluster, --tracker, --address")
+    if found.tracker is not None:
+        _finish([_tracked(each) for each in found.tracked(timeout)], NO_SETTINGS, json)
+        return
     asked: list[tuple[Machine | None, WorkerEndpoint]]
     settings = NO_SETTINGS
-    if cluster is not None:
-        from tvm_split.cluster.cluster import Cluster
+    read = found.found()
+    if read is not None:
         from tvm_split.compiler.targets import require_known_targets
 
-        read = Cluster.from_yaml(cluster)
         require_known_targets(read)
         settings = read.link_settings
         asked = list(zip(read.machines, read.endpoints().values(), strict=True))
     else:
-        asked = [(None, each) for each in _endpoints(address or [], token_file, tls_ca, tls_certificate, tls_key)]
+        asked = [(None, each) for each in _endpoints(address or [], found)]
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         answers = list(pool.map(lambda each: _ask(each[0], each[1], timeout), asked))
+    _finish(answers, settings, json)
+
+
+def _finish(answers: list[dict[str, Any]], settings: LinkSettings, json: bool) -> None:
     links = _links(answers, settings)
     if json:
         print_json({"workers": answers, "links": [link._asdict() for link in links]})
@@ -77,22 +78,23 @@ def status(
         raise typer.Exit(1)
 
 
-def _endpoints(
-    addresses: list[str],
-    token_file: Path | None,
-    tls_ca: Path | None,
-    tls_certificate: Path | None,
-    tls_key: Path | None,
-) -> list[WorkerEndpoint]:
+def _endpoints(addresses: list[str], found: FoundMachines) -> list[WorkerEndpoint]:
     from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-    from tvm_split.rpc_runtime.wire.security import TlsFiles, split_address, token_from
+    from tvm_split.rpc_runtime.wire.security import split_address
 
     for address in addresses:
         split_address(address)
-    token = token_from(token_file)
-    tls = TlsFiles(tls_ca, tls_certificate, tls_key) if tls_ca or tls_certificate or tls_key else None
-    secret = None if token is None else token.text
-    return [WorkerEndpoint(address, address, secret, tls) for address in addresses]
+    return [WorkerEndpoint(address, address, found.token, found.tls) for address in addresses]
+
+
+def _tracked(found: TrackedMachine) -> dict[str, Any]:
+    """What a tracker and the worker say; what is as it should be and only cannot be deployed to now is no error."""
+    asked = {"machine": found.name, "address": found.endpoint.address, "key": found.key, "tuned_on": found.tuned}
+    worker = {} if found.worker is None else {**dataclasses.asdict(found.worker), "worker": found.worker.machine}
+    answer = {**asked, "reachable": found.worker is not None, **worker, **asked, "reason": found.reason}
+    if found.is_fault:
+        answer["error"] = f"machine {found.name!r} at {found.endpoint.address}: {found.reason}"
+    return answer
 
 
 def _ask(machine: Machine | None, endpoint: WorkerEndpoint, timeout_seconds: float) -> dict[str, Any]:
@@ -134,6 +136,8 @@ def _print(answers: list[dict[str, Any]]) -> None:
         STDOUT.print(title, soft_wrap=True)
         if answer["reachable"]:
             STDOUT.print(Text(_worker_text(answer)), soft_wrap=True)
+        elif "error" not in answer:
+            STDOUT.print(Text(f"  {answer['reason']}"), soft_wrap=True)
         else:
             STDOUT.print(Text("  does not answer", "bold red"))
         if "error" in answer:

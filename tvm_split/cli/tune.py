@@ -103,7 +103,7 @@ def _cluster(file: Path | None, target: str | None, threads: int | None) -> Clus
     if file is not None:
         if target is not None:
             raise WrongUseError("a cluster file says this for each machine", "--target")
-        return ClusterOptions(file, None, threads).machines()
+        return ClusterOptions(file, threads=threads).machines()
     from tvm_split.cluster.cluster import Cluster
     from tvm_split.cluster.machine import Machine
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
@@ -14,11 +14,14 @@ from typing import Literal
 
 from tvm_split.cluster.cluster_file import read_cluster_file
 from tvm_split.cluster.machine import Link, Machine, SharedCores, faults
+from tvm_split.cluster.tracked import planned_machines, tracked_machines
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.security import TlsFiles
+from tvm_split.rpc_runtime.wire.tracker import TrackerAddress
 
 ClusterKind = Literal["local", "remote", "in_process"]
 MOST_ON_THIS_HOST = 26 + 26 * 26
@@ -29,19 +32,21 @@ MOST_ON_THIS_HOST = 26 + 26 * 26
 class Cluster:
     """The machines that a model may be split over.
 
-    Make one with `local`, `in_process` or `from_yaml`. A local cluster starts its worker processes when they are first
-    needed; used as a context manager it keeps them between deployments, otherwise the deployment that started them
-    ends them.
+    Make one with `local`, `in_process`, `from_yaml` or `from_tracker`. A local cluster starts its worker processes when
+    they are first needed; used as a context manager it keeps them between deployments, otherwise the deployment that
+    started them ends them.
 
     ``links`` is empty where all are to be measured. Else each counts in both directions unless its reverse is given as
     well (an address in its own only), and every pair of machines needs one. ``shared_cores`` says which machines
-    compute on the same cores, where that is to be said: of workers it is found out.
+    compute on the same cores, where that is to be said: of workers it is found out. ``left_out`` says why machines that
+    were found are not in it, by their names.
     """
 
     kind: ClusterKind
     machines: tuple[Machine, ...]
     links: tuple[Link, ...] = ()
     shared_cores: tuple[SharedCores, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict, compare=False)
     _workers: LocalWorkers | None = field(default=None, repr=False)
     # The workers' blobs outlive the workers: a later deployment on the same cluster sends only what is new.
     _cache: ScratchFolder | None = field(default=None, repr=False)
@@ -79,6 +84,33 @@ class Cluster:
         """Machines with workers that run already, described in a file; see `tvm_split.cluster.cluster_file`."""
         return cls("remote", *read_cluster_file(Path(path)))
 
+    @classmethod
+    def from_tracker(
+        cls,
+        host: str,
+        port: int,
+        key: str | None = None,
+        *,
+        token: str | None = None,
+        tls: TlsFiles | None = None,
+        timeout_seconds: float = 5.0,
+    ) -> Cluster:
+        """The workers that a TVM RPC tracker lists at this moment, under one key or all, and that answer.
+
+        What cannot be deployed to is left out, with the reason: machines on which kernels are being tuned, TVM's own
+        RPC servers, and workers that do not answer. ``token`` and ``tls`` are the same for all; a token needs ``tls``.
+        ``timeout_seconds`` is for the tracker, and for each worker.
+
+        Raises:
+            ClusterError: there is no such machine, or two of them have one name.
+            InputError: a token without TLS.
+            WorkerUnavailableError, DeadlineError, ProtocolError: the tracker cannot be reached, is silent, or is none.
+        """
+        tracker = TrackerAddress(host, port)
+        found = tracked_machines(tracker, key, token, tls, timeout_seconds)
+        machines, left_out = planned_machines(tracker, key, found)
+        return cls("remote", machines, left_out=left_out)
+
     @property
     def machine_names(self) -> tuple[str, ...]:
         return tuple(machine.name for machine in self.machines)
@@ -87,7 +119,8 @@ class Cluster:
         for machine in self.machines:
             if machine.name == name:
                 return machine
-        raise ClusterError(f"no machine is named {name!r}; the cluster has {', '.join(self.machine_names)}")
+        reasons = "".join(f"\n  left out: {other}, {reason}" for other, reason in self.left_out.items())
+        raise ClusterError(f"no machine is named {name!r}; the cluster has {', '.join(self.machine_names)}{reasons}")
 
     def link(self, source: str, destination: str) -> Link | None:
         """What is given of a link; None for one of which nothing is."""

@@ -97,6 +97,39 @@ def test_a_run_after_deploy_sends_nothing(invoke_json, start_process, bundle, tm
     assert (found["blob_bytes_sent"], found["micro_batches"]) == (0, 3)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--key", "lab"), "--key belongs to --tracker"),
+        (("--tracker", "127.0.0.1:9190"), "--tracker needs --key as well"),
+        (("--tracker", "tracker", "--key", "lab"), "an address is HOST:PORT"),
+        (("--tracker", "127.0.0.1:9190", "--key", "a:b"), "without colon or blank"),
+        (
+            ("--tracker", "192.0.2.1:9190", "--key", "lab"),
+            "cannot reach 127.0.0.1:0: listen on an address of",
+        ),
+        (("--tracker", "127.0.0.1:9190", "--key", "lab", "--tuning-port", "7000"), "give --insecure-tuning"),
+        (("--tracker", "127.0.0.1:9190", "--key", "lab", "--insecure", "--tuning-port", "70000"), "from 0 to 65535"),
+    ],
+)
+def test_a_worker_checks_what_it_is_told_of_a_tracker(start_process, options, message):
+    process = start_process("worker", *options)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, message in errors) == (2, True), errors
+
+
+def test_a_tracker_instead_of_a_file(invoke, onnx_path, bundle, tmp_path):
+    (tmp_path / "cluster.yaml").write_text('{"machines": [{"name": "a", "address": "127.0.0.1:9"}]}')
+    file = ("--cluster", tmp_path / "cluster.yaml")
+    for command in (("plan", onnx_path), ("run", bundle), ("deploy", bundle), ("profile", onnx_path)):
+        assert "--tracker" in invoke(*command, *file, "--tracker", "127.0.0.1:9", code=2).stderr
+        assert "belongs to --tracker" in invoke(*command, "--key", "lab", "--workers", "2", code=2).stderr
+        found = invoke(*command, "--tracker", "127.0.0.1:9", code=1)
+        assert "no tracker can be reached at 127.0.0.1:9" in found.stderr
+    assert "give one of them" in invoke("status", *file, "--address", "127.0.0.1:9", code=2).stderr
+    assert "no tracker can be reached" in invoke("status", "--tracker", "127.0.0.1:9", code=1).stderr
+
+
 def test_a_worker_does_not_open_itself_to_the_network(start_process):
     process = start_process("worker", "--listen", "0.0.0.0:0")
     _, errors = process.communicate(timeout=20)

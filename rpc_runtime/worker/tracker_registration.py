@@ -1,0 +1,231 @@
+"""A worker at TVM's RPC tracker: listed as long as it lives, and offered for tuning while it holds no deployment."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tvm_split.rpc_runtime import own_modules
+from tvm_split.rpc_runtime.closing import Closing
+from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerError
+from tvm_split.rpc_runtime.wire.tracker import (
+    Code,
+    Registration,
+    State,
+    TrackerAddress,
+    TrackerConnection,
+    information,
+)
+
+logger = logging.getLogger(__name__)
+
+PING_SECONDS = 2.0
+RETRY_SECONDS = 2.0
+"""Between tries to reach a tracker: machines may be switched on before it."""
+PAUSE_SECONDS = 10.0
+"""Tuning is one session after the other, with kernels built in between: it is over when none has begun for so long."""
+END_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class RegistrationPlan:
+    """Where a worker registers, as what, and at which host it is reached (None: at that from which it calls)."""
+
+    tracker: TrackerAddress
+    key: str
+    host: str | None = None
+
+
+class TuningServer(Closing):
+    """The process beside a worker that serves TVM's RPC, started again if it crashes. Thread-safe.
+
+    Raises:
+        WorkerError: it cannot listen on ``host`` and ``port`` (0: any).
+    """
+
+    def __init__(self, plan: RegistrationPlan, host: str, port: int, on_change: Callable[[], None]) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._listening = socket.create_server((host.strip("[]"), port), family=family)
+        except OSError as error:
+            raise WorkerError(f"cannot listen on {host}:{port} for tuning: {error.strerror}") from error
+        self.port = int(self._listening.getsockname()[1])
+        self._plan = plan
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._offered = False
+        self._closed = threading.Event()
+        self._busy = False
+        self._last = float("-inf")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._run, name="tuning", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_tuning(self) -> bool:
+        """Whether a session is under way, or the last one ended a moment ago."""
+        return self._busy or time.monotonic() - self._last < PAUSE_SECONDS
+
+    def offer(self, wanted: bool) -> None:
+        """From now on the machine is to be had for tuning, or no more; a session under way goes on to its end."""
+        with self._lock:
+            if wanted != self._offered:
+                self._offered = wanted
+                self._say()
+
+    def close(self) -> None:
+        """Ends the process, and with it its session. May be called again."""
+        self._closed.set()
+        with self._lock:
+            process = self._process
+        if process is not None:
+            _end(process)
+        self._thread.join(END_SECONDS)
+        self._listening.close()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            process = self._start()
+            if process is None or process.stdout is None:
+                return
+            for line in process.stdout:
+                self._busy = line.strip() == b"session"
+                self._last = time.monotonic()
+                self._on_change()
+            _end(process)
+            self._busy = False
+            if not self._closed.wait(RETRY_SECONDS):
+                logger.warning("the process that serves TVM's RPC ended (%d); it is started again", process.returncode)
+
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        plan, descriptor = self._plan, self._listening.fileno()
+        arguments = ["--listening", str(descriptor), "--tracker", str(plan.tracker), "--key", plan.key]
+        arguments += ["--host", plan.host] if plan.host else []
+        with self._lock:
+            if self._closed.is_set():
+                return None
+            self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
+                [*own_modules.command("worker.tuning_process"), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # A second thread, which numpy's library starts, could hold a lock that a forked child waits for.
+                env=own_modules.environment(OPENBLAS_NUM_THREADS="1"),
+                pass_fds=(descriptor,),
+                start_new_session=True,
+            )
+            self._say()
+            return self._process
+
+    def _say(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # it has ended, and is told when it is started again
+                self._process.stdin.write(b"offer\n" if self._offered else b"withdraw\n")
+                self._process.stdin.flush()
+
+
+class TrackerRegistration(Closing):
+    """Keeps a worker in a tracker's list, from a thread of its own, and says there what it does.
+
+    Without a tracker it tries again until it is closed, and says so once: the worker itself needs none.
+
+    Args:
+        plan: where, and as what.
+        port: the worker's own, by which deployments reach it.
+        said: what the worker says of itself; ``state`` is put in.
+        holds: whether it has deployments at the moment.
+        tuning: HOST and port for TVM's RPC, where tuning is to be allowed.
+
+    Raises:
+        WorkerError: that port cannot be had.
+    """
+
+    def __init__(
+        self,
+        plan: RegistrationPlan,
+        port: int,
+        said: Registration,
+        holds: Callable[[], bool],
+        tuning: tuple[str, int] | None,
+    ) -> None:
+        self._plan = plan
+        self._port = port
+        self._holds = holds
+        self._wake = threading.Event()
+        self._closed = False
+        self._trouble = ""
+        self._tuning = None if tuning is None else TuningServer(plan, *tuning, self.look_again)
+        self._said = replace(said, tunes=self._tuning is not None)
+        self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
+        self._thread.start()
+
+    @property
+    def tuning_port(self) -> int | None:
+        return None if self._tuning is None else self._tuning.port
+
+    def look_again(self) -> None:
+        """Something about the worker has changed."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Takes the worker out of the list. May be called again."""
+        self._closed = True
+        self._wake.set()
+        if self._tuning is not None:
+            self._tuning.close()
+        self._thread.join(END_SECONDS)
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._stay_listed()
+            except TvmSplitError as error:
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    logger.warning("not registered: %s. This worker tries again every %g s", error, RETRY_SECONDS)
+            self._wait(RETRY_SECONDS)
+
+    def _stay_listed(self) -> None:
+        listed: State | None = None
+        with TrackerConnection(self._plan.tracker) as tracker:
+            while not self._closed:
+                state = self._state()
+                if state != listed:
+                    said = information(self._plan.key, self._plan.host, self._port, replace(self._said, state=state))
+                    tracker.tell(Code.UPDATE_INFO, said)
+                    if self._trouble:
+                        logger.warning("registered with the tracker %s again", self._plan.tracker)
+                    listed, self._trouble = state, ""
+                else:
+                    tracker.tell(Code.PING)
+                self._wait(PING_SECONDS)
+
+    def _state(self) -> State:
+        holds = self._holds()
+        if self._tuning is not None:
+            self._tuning.offer(not holds)
+            if self._tuning.is_tuning:
+                return "tuning"
+        return "deployed" if holds else "ready"
+
+    def _wait(self, seconds: float) -> None:
+        if not self._closed:
+            self._wake.wait(seconds)
+            self._wake.clear()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It ends when its input does, and ends its session first."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

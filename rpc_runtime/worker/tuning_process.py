@@ -1,0 +1,312 @@
+"""TVM's own RPC beside a worker, so that kernels can be tuned on its machine through a tracker: ``python -m``.
+
+A session runs whatever its client sends, and TVM's RPC asks nobody who he is. So this is a process of its own, which
+imports TVM's runtime once and has one thread only, so that it can fork: every session is a child of its own, and one at
+a time. The worker holds the other ends of standard input and output. It writes ``offer`` or ``withdraw``, a line each,
+and reads ``session`` and ``idle``; the process ends with its input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, NoReturn
+
+from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.wire.tracker import (
+    MAXIMUM_KEY_LETTERS,
+    RPC_MAGIC,
+    RPC_MISMATCH,
+    Code,
+    TrackerAddress,
+    TrackerConnection,
+)
+from tvm_split.rpc_runtime.worker.forked_child import end, keep_small
+from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
+
+LOOK_SECONDS = 2.0
+"""TVM's own servers look at the tracker as often."""
+GREETING_SECONDS = 2.0
+UNUSED_LOOKS = 3
+"""An offer that a client was given and has not used after so many looks is made anew."""
+MAXIMUM_GREETING_BYTES = 4 * MAXIMUM_KEY_LETTERS
+_TIMEOUT_OPTION = "-timeout="
+_LENGTH = struct.Struct("<i")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this server is found: at which tracker, under which key, and at which host (None: where it calls from)."""
+
+    tracker: TrackerAddress
+    key: str
+    host: str | None
+    port: int
+
+
+class Offer:
+    """This machine, to be had of the tracker by one client.
+
+    Raises:
+        TvmSplitError: the tracker cannot be used now.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._matchkey = f"{place.key}:{token_hex(8)}"
+        self.greeting = f"client:{self._matchkey}"
+        self._unused = 0
+        self._tracker = TrackerConnection(place.tracker)
+        try:
+            # The worker itself is what is listed. The tracker only takes back offers of those who gave it a key.
+            about = {"key": f"offer:{place.key}", "addr": [place.host, place.port]}
+            self._tracker.tell(Code.UPDATE_INFO, about)
+            self._tracker.tell(Code.PUT, place.key, [place.port, self._matchkey], place.host)
+        except BaseException:
+            self.close()
+            raise
+
+    def is_open(self) -> bool:
+        """Whether a client may still come with it; asks the tracker."""
+        pending = self._tracker.ask(Code.GET_PENDING_MATCHKEYS)
+        self._unused = 0 if isinstance(pending, list) and self._matchkey in pending else self._unused + 1
+        return self._unused < UNUSED_LOOKS
+
+    def close(self) -> None:
+        self._tracker.close()
+
+
+class Session:
+    """A client that is served by a child of its own, in a folder of its own, for as long as it stays or has asked."""
+
+    def __init__(self, connection: socket.socket, seconds: float | None) -> None:
+        self._connection = connection
+        self._seconds = seconds
+        self.deadline = None if seconds is None else time.monotonic() + seconds
+        self._folder = tempfile.TemporaryDirectory(prefix="tvm-split-tuning-", ignore_cleanup_errors=True)
+        parent = os.getpid()
+        self._child = os.fork()
+        if self._child == 0:
+            _serve(connection, Path(self._folder.name), parent)
+        self.ended = os.pidfd_open(self._child)
+
+    @property
+    def is_late(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def close(self) -> None:
+        end(self._child)
+        os.waitpid(self._child, 0)
+        os.close(self.ended)
+        if self.is_late:
+            import tvm_ffi
+
+            with contextlib.suppress(Exception):  # a client that has gone
+                self._connection.settimeout(GREETING_SECONDS)
+                text = f"RPCSessionTimeoutError: the {self._seconds:g} s that the client asked for are over"
+                tvm_ffi.get_global_func("rpc.ReturnException")(self._connection.fileno(), text)
+        self._connection.close()
+        self._folder.cleanup()
+
+
+class Server:
+    """What happens here, one thing after the other."""
+
+    def __init__(self, listening: socket.socket, place: Place) -> None:
+        self._listening = listening
+        self._place = place
+        self._wanted = False
+        self._offer: Offer | None = None
+        self._session: Session | None = None
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(0, selectors.EVENT_READ)
+        self._selector.register(listening, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        looked = 0.0
+        while True:
+            ready = {key.fd for key, _ in self._selector.select(self._patience())}
+            if 0 in ready and not self._listen_to_worker():
+                return
+            if self._session is not None and (self._session.ended in ready or self._session.is_late):
+                self._end_session()
+            if self._listening.fileno() in ready:
+                self._take_in()
+            if time.monotonic() - looked >= LOOK_SECONDS or self._wanted == (self._offer is None):
+                looked = time.monotonic()
+                self._keep_offer()
+
+    def close(self) -> None:
+        self._withdraw()
+        if self._session is not None:
+            self._session.close()
+
+    def _patience(self) -> float:
+        deadline = None if self._session is None else self._session.deadline
+        return LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))
+
+    def _listen_to_worker(self) -> bool:
+        """The last word of the worker counts; False where it has gone."""
+        lines = os.read(0, 4096).split()
+        if lines:
+            self._wanted = lines[-1] == b"offer"
+        return bool(lines)
+
+    def _keep_offer(self) -> None:
+        """There is an offer while one is wanted and nobody is served; what the tracker lacks is offered again."""
+        if not self._wanted or self._session is not None:
+            self._withdraw()
+            return
+        try:
+            if self._offer is None or not self._offer.is_open():
+                self._withdraw()
+                self._offer = Offer(self._place)
+        except TvmSplitError:  # the worker, whose own connection it is as well, says so
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        if self._offer is not None:
+            self._offer.close()
+            self._offer = None
+
+    def _take_in(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except OSError:
+            return
+        expected = None if self._offer is None or self._session is not None else self._offer.greeting
+        try:
+            options = _greet(connection, expected, f"server:{self._place.key}")
+        except (OSError, ValueError):
+            options = None
+        if options is None:
+            connection.close()
+            return
+        self._withdraw()
+        self._session = Session(connection, _seconds_in(options))
+        self._selector.register(self._session.ended, selectors.EVENT_READ)
+        _say("session")
+
+    def _end_session(self) -> None:
+        if self._session is not None:
+            self._selector.unregister(self._session.ended)
+            self._session.close()
+            self._session = None
+            _say("idle")
+
+
+def _greet(connection: socket.socket, expected: str | None, own_key: str) -> list[str] | None:
+    """The options of a client who has the key that was offered; None for another one, who is told.
+
+    Raises:
+        OSError, ValueError: it is none, or it said nothing in time.
+    """
+    deadline = time.monotonic() + GREETING_SECONDS
+
+    def receive(size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+            part = connection.recv(size - len(found))
+            if not part:
+                raise ValueError("it hung up")
+            found += part
+        return found
+
+    magic, size = struct.unpack("<ii", receive(8))
+    if magic != RPC_MAGIC or not 0 < size <= MAXIMUM_GREETING_BYTES:
+        raise ValueError("it speaks something else")
+    said, *options = receive(size).decode().split() or [""]
+    if expected is None or said != expected:
+        connection.sendall(_LENGTH.pack(RPC_MISMATCH))
+        return None
+    key = own_key.encode()
+    connection.sendall(_LENGTH.pack(RPC_MAGIC) + _LENGTH.pack(len(key)) + key)
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # of a client that was switched off
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    return options
+
+
+def _seconds_in(options: list[str]) -> float | None:
+    """How long a session may last, if its client says."""
+    for option in options:
+        if option.startswith(_TIMEOUT_OPTION):
+            with contextlib.suppress(ValueError):
+                seconds = float(option.removeprefix(_TIMEOUT_OPTION))
+                return seconds if 0 < seconds < 1e9 else None
+    return None
+
+
+def _serve(connection: socket.socket, folder: Path, parent: int) -> NoReturn:
+    """The child's whole life."""
+    try:
+        keep_small(parent)
+        os.chdir(folder)
+        _provide_files(folder)
+        import tvm_ffi
+
+        tvm_ffi.get_global_func("rpc.ServerLoop")(connection.fileno())
+    finally:
+        os._exit(0)
+
+
+def _provide_files(folder: Path) -> None:
+    """What TVM's server asks of Python: where files lie that a client uploads, and how to load one."""
+    import tvm
+    import tvm_ffi
+
+    def path_of(name: str) -> str:
+        return str(folder / Path(name).name) if name else str(folder)
+
+    def load(name: str) -> Any:
+        return tvm.runtime.load_module(path_of(name))
+
+    tvm_ffi.register_global_func("tvm.rpc.server.workpath", path_of, override=True)
+    tvm_ffi.register_global_func("tvm.rpc.server.load_module", load, override=True)
+
+
+def _load_tvm() -> None:
+    """TVM's runtime, and beside it the library that fills tensors with random numbers, as tuners ask for."""
+    load_runtime()
+    import tvm.libinfo
+    from tvm_ffi.libinfo import load_lib_ctypes
+
+    load_lib_ctypes("tvm", "tvm_runtime_extra", "RTLD_GLOBAL", extra_lib_paths=tvm.libinfo.package_lib_paths())
+
+
+def _say(word: str) -> None:
+    with contextlib.suppress(OSError):  # the worker has gone, which its end of the input says as well
+        os.write(1, word.encode() + b"\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--listening", type=int, required=True, help="the file descriptor of a listening socket")
+    parser.add_argument("--tracker", type=TrackerAddress.parse, required=True)
+    parser.add_argument("--key", required=True)
+    parser.add_argument("--host")
+    given = parser.parse_args()
+    _load_tvm()
+    listening = socket.socket(fileno=given.listening)
+    listening.settimeout(GREETING_SECONDS)
+    place = Place(given.tracker, given.key, given.host, listening.getsockname()[1])
+    server = Server(listening, place)
+    try:
+        server.run()
+    finally:
+        server.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""A lab with TVM's own tracker: machines that are deployed to and tuned on, that leave and come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tvm_split
+from tests.helpers.rpc_lab import KEY, RpcLab, kill_group
+from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
+from tests.helpers.waiting import wait_for
+from tvm_split.cli.application import app
+from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.wire.security import TlsFiles
+from tvm_split.rpc_runtime.wire.tracker import RPC_MAGIC, RPC_MISMATCH
+from tvm_split.schedules.tuning import DeviceError, Effort
+
+pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 'tvm-split[tracker]'")
+
+QUICK = Effort(rounds=1, runs=3, build_timeout_seconds=60.0)
+A, B = "box-a", "box-b"
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays() -> Iterator[None]:
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert wait_for(lambda: not {each for each in psutil.process_iter() if is_ours(each)} - before)
+
+
+def is_ours(process: psutil.Process) -> bool:
+    try:
+        return process.ppid() == os.getpid() or any("tuning_process" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+@pytest.fixture(scope="module")
+def network() -> tuple[torch.nn.Module, torch.Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 36, 10)
+        ).eval()
+        return network, torch.randn(1, 3, 6, 6)
+
+
+def deploy_and_check(network: tuple[torch.nn.Module, torch.Tensor], cluster: tvm_split.Cluster) -> None:
+    module, x = network
+    names = cluster.machine_names
+    split = {names[0]: ["0", "1"], names[-1]: ["2", "3"]} if len(names) > 1 else {names[0]: ["0", "1", "2", "3"]}
+    with tvm_split.compile_and_deploy(module, (x,), cluster, split=split) as deployment:
+        assert {stage.machine for stage in deployment.stages} == set(names)
+        np.testing.assert_allclose(deployment.run(x)[0], module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_worker_is_listed_deployed_to_and_gone(network, tmp_path):
+    with RpcLab(tmp_path, servers=0) as lab:
+        process = lab.start_worker(A)
+        lab.wait_listed(lambda found: A in found)
+        command = [sys.executable, "-m", "tvm.exec.query_rpc_tracker", "--host", "127.0.0.1", "--port", str(lab.port)]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        assert f"server:{KEY}" in listed
+        cluster = tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, KEY)
+        assert (cluster.machine_names, cluster.left_out) == ((A,), {})
+        deploy_and_check(network, cluster)
+        status = CliRunner().invoke(app, ["status", "--tracker", lab.address, "--key", KEY, "--json"])
+        assert status.exit_code == 0, status.output
+        (found,) = json.loads(status.stdout)["workers"]
+        assert (found["machine"], found["key"], found["tuned_on"], found["reason"]) == (A, KEY, True, "")
+        with pytest.raises(tvm_split.ClusterError, match="no machine of key 'other'"):
+            tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, "other")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert wait_for(lambda: not lab.listed())
+        with pytest.raises(tvm_split.ClusterError, match="lists no machine that can be deployed to"):
+            tvm_split.Cluster.from_tracker("127.0.0.1", lab.port)
+
+
+@pytest.mark.slow
+def test_deploy_tune_deploy_again(network, tmp_path):
+    model = tvm_split.load_model(network[0], (network[1],))
+    with RpcLab(tmp_path, servers=1) as lab:
+        for name in (A, B):
+            lab.start_worker(name)
+        lab.wait_listed(lambda found: {A, B} <= set(found))
+        cluster = tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, KEY)
+        assert cluster.machine_names == (A, B)
+        ((plain, reason),) = cluster.left_out.items()
+        assert "127.0.0.1:" in plain
+        assert "can be tuned on it" in reason
+        status = CliRunner().invoke(app, ["status", "--tracker", lab.address])
+        assert status.exit_code == 0, status.output
+        assert "a server of TVM's RPC: kernels can be tuned on it" in status.stdout
+        tvm_split.compile(model, tvm_split.plan(model, cluster, split={A: ["0", "1"], B: ["2", "3"]})).save(
+            tmp_path / "b"
+        )
+        ran = CliRunner().invoke(app, ["run", str(tmp_path / "b"), "--tracker", lab.address, "--random", "2", "--json"])
+        assert ran.exit_code == 0, ran.output
+        assert json.loads(ran.stdout)["micro_batches"] == 2
+        deploy_and_check(network, cluster)
+
+        kill_group(lab.servers[0])  # so that all tuning happens on the workers
+        lab.wait_listed(lambda found: set(found) == {A, B})
+        seen: set[str] = set()
+
+        def look(progress: object) -> None:
+            for each in lab.listed():
+                if each.registration is not None and each.registration.state == "tuning":
+                    seen.add(each.registration.name)
+
+        here = tvm_split.plan(model, tvm_split.Cluster.in_process(machines=1, threads=1), measure=False)
+        report = tvm_split.tune(
+            model, here, database=tmp_path / "tuned", trials=8, tracker=lab.address, key=KEY, effort=QUICK,
+            on_progress=look,
+        )  # fmt: skip
+        assert (report.devices, report.trials) == (2, 8)
+        assert all(kernel.default_seconds is not None and not kernel.failures for kernel in report.kernels)
+        assert seen
+        tuning = [each for each in lab.listed() if each.registration and each.registration.state == "tuning"]
+        assert tuning
+        with pytest.raises(tvm_split.ClusterError, match="kernels are being tuned on it"):
+            tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, KEY).machine(tuning[0].registration.name)
+        lab.wait_listed(lambda found: all(each.registration.state == "ready" for each in found.values()))
+        deploy_and_check(network, tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, KEY))
+
+
+@pytest.mark.slow
+def test_a_machine_that_leaves_and_comes_back(network, tmp_path):
+    with RpcLab(tmp_path, servers=0) as lab:
+        first, second = lab.start_worker(A), lab.start_worker(B)
+        lab.wait_listed(lambda found: {A, B} <= set(found))
+        kill_group(first)
+        lab.wait_listed(lambda found: set(found) == {B})
+        deploy_and_check(network, tvm_split.Cluster.from_tracker("127.0.0.1", lab.port))
+        second.send_signal(signal.SIGSTOP)  # it is listed still, and does not answer
+        try:
+            with pytest.raises(tvm_split.ClusterError, match="its worker does not answer"):
+                tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, timeout_seconds=1.0)
+        finally:
+            second.send_signal(signal.SIGCONT)
+        lab.start_worker(A)
+        lab.wait_listed(lambda found: {A, B} <= set(found))
+        deploy_and_check(network, tvm_split.Cluster.from_tracker("127.0.0.1", lab.port))
+
+
+@pytest.mark.slow
+def test_workers_outlive_their_tracker(tmp_path):
+    with RpcLab(tmp_path, servers=0) as lab:
+        lab.start_worker(A)
+        lab.wait_listed(lambda found: A in found)
+        lab.restart_tracker()
+        found = lab.wait_listed(lambda found: A in found)
+        assert found[A].registration.tunes
+        assert wait_for(lambda: lab.count() == 1, 30)
+
+
+@pytest.mark.slow
+def test_a_deployment_keeps_tuners_away(network, tmp_path):
+    module, x = network
+    with RpcLab(tmp_path, servers=0) as lab:
+        lab.start_worker(A)
+        lab.wait_listed(lambda found: A in found)
+        assert lab.count() == 1
+        with tvm_split.compile_and_deploy(module, (x,), tvm_split.Cluster.from_tracker("127.0.0.1", lab.port)):
+            lab.wait_listed(lambda found: found[A].registration.state == "deployed")
+            with pytest.raises(DeviceError, match="1 hold a deployment"):
+                lab.tracker().count_devices()
+            assert tvm_split.Cluster.from_tracker("127.0.0.1", lab.port).machine_names == (A,)
+        assert wait_for(lambda: lab.count() == 1)
+
+
+@pytest.mark.slow
+def test_who_has_no_key_is_not_served(tmp_path):
+    with RpcLab(tmp_path, servers=0) as lab, socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        taken.close()
+        lab.start_worker(A, "--insecure", "--tuning-port", str(port))
+        lab.wait_listed(lambda found: A in found)
+        assert wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, 20)
+        for key in (b"client:lab:0.5", b"client:", b"\xff\xfe"):
+            with socket.create_connection(("127.0.0.1", port), 10) as caller:
+                caller.sendall(struct.pack("<ii", RPC_MAGIC, len(key)) + key)
+                answer = caller.recv(4)
+                assert answer in (b"", struct.pack("<i", RPC_MISMATCH))
+        for nonsense in (b"GET / HTTP/1.1\r\n\r\n", struct.pack("<ii", RPC_MAGIC, 1 << 30), b""):
+            with socket.create_connection(("127.0.0.1", port), 10) as caller:
+                caller.sendall(nonsense)
+                with suppress(ConnectionResetError):
+                    assert caller.recv(4) == b""
+        assert lab.wait_listed(lambda found: A in found)[A].registration.state == "ready"
+
+
+@pytest.mark.slow
+def test_tls_and_tokens_at_a_tracker(network, tmp_path):
+    authority = make_authority(tmp_path)
+    arguments = worker_arguments(authority.files("box"), mutual=False)
+    (tmp_path / "token").write_text("open-sesame\n")
+    secret = ("--token-file", str(tmp_path / "token"))
+    with RpcLab(tmp_path, servers=0) as lab:
+        lab.start_worker(A, *arguments, *secret)
+        assert not lab.wait_listed(lambda found: A in found)[A].registration.tunes
+        with pytest.raises(tvm_split.ClusterError, match="its worker wants TLS: give --tls-ca"):
+            tvm_split.Cluster.from_tracker("127.0.0.1", lab.port)
+        with pytest.raises(InputError, match="anybody may register"):
+            tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, token="open-sesame")
+        tls = TlsFiles(authority.certificate)
+        with pytest.raises(tvm_split.ClusterError, match="the token is wrong or missing"):
+            tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, tls=tls)
+        deploy_and_check(network, tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, token="open-sesame", tls=tls))

@@ -1,0 +1,175 @@
+"""What comes from a tracker is checked before it is believed, and nobody waits for it longer than asked."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from tvm_split.rpc_runtime.errors import DeadlineError, InputError, ProtocolError, WorkerUnavailableError
+from tvm_split.rpc_runtime.wire.tracker import (
+    MAXIMUM_REPLY_BYTES,
+    TRACKER_MAGIC,
+    Registration,
+    TrackerAddress,
+    information,
+    listed_servers,
+    require_key,
+)
+
+MAGIC = struct.pack("<i", TRACKER_MAGIC)
+SAID = Registration("box", 4, secure=False, tunes=True, state="ready", since=1.5)
+ENTRY = information("lab", "192.0.2.7", 7001, SAID)
+
+
+@contextmanager
+def tracker_that(answers: Callable[[socket.socket], None]) -> Iterator[TrackerAddress]:
+    """One that treats its only caller like that, and then waits until he has gone."""
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):  # a caller who has heard enough
+            connection.settimeout(10)
+            answers(connection)
+            while connection.recv(4096):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield TrackerAddress("127.0.0.1", listening.getsockname()[1])
+        finally:
+            thread.join(10)
+    assert not thread.is_alive()
+
+
+def message(value: Any) -> bytes:
+    return sized(json.dumps(value).encode())
+
+
+def sized(data: bytes) -> bytes:
+    return struct.pack("<i", len(data)) + data
+
+
+def listing(*entries: Any) -> bytes:
+    return MAGIC + message([0, {"queue_info": {}, "server_info": list(entries)}])
+
+
+def test_a_worker_and_a_server_are_told_apart() -> None:
+    server = {"key": "server:pi", "addr": ["192.0.2.8", 9090]}
+    with tracker_that(lambda caller: caller.sendall(listing(server, ENTRY))) as address:
+        worker, plain = listed_servers(address)
+    assert (worker.key, worker.address, worker.registration) == ("lab", "192.0.2.7:7001", SAID)
+    assert (plain.key, plain.address, plain.registration) == ("pi", "192.0.2.8:9090", None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        7,
+        {"key": "server:lab"},
+        {"key": "client:lab", "addr": ["192.0.2.7", 1]},
+        {"key": "server:" + "x" * 200, "addr": ["192.0.2.7", 1]},
+        {"key": "server:lab", "addr": ["192.0.2.7", 70000]},
+        {"key": "server:lab", "addr": ["192.0.2.7", True]},
+        {"key": "server:lab", "addr": ["192.0.2.7\x1b[2J", 1]},
+    ],
+)
+def test_one_wrong_entry_leaves_the_others(wrong: Any) -> None:
+    with tracker_that(lambda caller: caller.sendall(listing(wrong, ENTRY))) as address:
+        (found,) = listed_servers(address)
+    assert found.registration == SAID
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": ""},
+        {"name": "two\nlines"},
+        {"name": 7},
+        {"threads": 0},
+        {"threads": True},
+        {"state": "tired"},
+        {"since": None},
+        {"tunes": 1},
+    ],
+)
+def test_what_a_worker_cannot_be_is_a_fault(change: dict[str, Any]) -> None:
+    entry = {**ENTRY, "tvm_split": {**ENTRY["tvm_split"], **change}}
+    with tracker_that(lambda caller: caller.sendall(listing(entry))) as address:
+        (found,) = listed_servers(address)
+    assert found.fault
+    assert found.registration is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "error", "text"),
+    [
+        (b"", DeadlineError, "did not answer within 0.3 s"),
+        (b"HTTP/1.1 400", ProtocolError, "is no TVM RPC tracker"),
+        (MAGIC, DeadlineError, "did not answer within 0.3 s"),
+        (MAGIC + struct.pack("<i", -5), ProtocolError, "announces an answer of -5 bytes"),
+        (MAGIC + struct.pack("<i", MAXIMUM_REPLY_BYTES + 1), ProtocolError, "announces an answer of"),
+        (MAGIC + struct.pack("<i", 100) + b"[0", DeadlineError, "did not answer within 0.3 s"),
+        (MAGIC + sized(b"\xff\xfe{"), ProtocolError, "no JSON"),
+        (MAGIC + sized(b"[" * 100_000), ProtocolError, "no JSON"),
+        (MAGIC + message([0, []]), ProtocolError, "without a list of its servers"),
+        (MAGIC + message([-1, {"server_info": []}]), ProtocolError, "without a list of its servers"),
+        (MAGIC + message("hello"), ProtocolError, "without a list of its servers"),
+    ],
+)
+def test_a_tracker_that_is_none_is_an_error_in_time(sent: bytes, error: type[Exception], text: str) -> None:
+    with tracker_that(lambda caller: caller.sendall(sent)) as address, pytest.raises(error, match=text) as raised:
+        listed_servers(address, timeout_seconds=0.3)
+    assert str(address) in str(raised.value)
+
+
+def test_one_that_sends_a_byte_at_a_time_is_not_waited_for() -> None:
+    stop = threading.Event()
+
+    def drip(caller: socket.socket) -> None:
+        while not stop.wait(0.05):
+            try:
+                caller.sendall(MAGIC[:1])
+            except OSError:
+                return
+
+    with tracker_that(drip) as address:
+        try:
+            with pytest.raises((DeadlineError, ProtocolError)):
+                listed_servers(address, timeout_seconds=0.3)
+        finally:
+            stop.set()
+
+
+def test_one_that_hangs_up() -> None:
+    hang_up = lambda caller: caller.shutdown(socket.SHUT_RDWR)  # noqa: E731
+    with tracker_that(hang_up) as address, pytest.raises(WorkerUnavailableError, match="closed the connection"):
+        listed_servers(address)
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = TrackerAddress("127.0.0.1", free.getsockname()[1])
+        with pytest.raises(WorkerUnavailableError, match=r"start one there: `python -m tvm\.exec\.rpc_tracker"):
+            listed_servers(address)
+
+
+def test_addresses_and_keys() -> None:
+    assert TrackerAddress.parse("[::1]:9190") == TrackerAddress("::1", 9190)
+    assert str(TrackerAddress("::1", 9190)) == "[::1]:9190"
+    for text in ("lab", "lab:0", ":9190"):
+        with pytest.raises(InputError):
+            TrackerAddress.parse(text)
+    assert require_key("rasp4b") == "rasp4b"
+    for key in ("", "a:b", "a b", "a\n", "x" * 200):
+        with pytest.raises(InputError):
+            require_key(key)
