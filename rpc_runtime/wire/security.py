@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,10 +139,14 @@ def numeric_address(address: str) -> str:
 
 
 class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every call that does not bring the token, nor, for a data stream, the secret of that very link."""
+    """Refuses every call that does not bring the token, nor, for a data stream, the secret of that very link.
 
-    def __init__(self, token: Token, knows_link: Callable[[Metadata], bool]) -> None:
+    ``open_to_all`` are the paths of methods that need neither.
+    """
+
+    def __init__(self, token: Token, knows_link: Callable[[Metadata], bool], open_to_all: Collection[str] = ()) -> None:
         self._token = token
+        self._open_to_all = frozenset(open_to_all)
         self._knows_link = knows_link
         advice = f"give the worker's own one ({TOKEN_VARIABLE} or --token-file)"
         self._refusal = _refusal_of_strangers(advice)
@@ -152,7 +156,7 @@ class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         metadata = handler_call_details.invocation_metadata
-        if self._token.shown_in(metadata):
+        if handler_call_details.method in self._open_to_all or self._token.shown_in(metadata):
             return continuation(handler_call_details)
         if handler_call_details.method != LINK_PATH:
             return self._refusal

@@ -6,7 +6,6 @@ a token (one that the worker makes itself, on loopback) or a certificate, unless
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import logging
@@ -20,8 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
@@ -31,18 +29,16 @@ from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
 from tvm_split.rpc_runtime.wire.loopback_token import new_token, published
 from tvm_split.rpc_runtime.wire.security import (
     TOKEN_VARIABLE,
-    TlsFiles,
     Token,
     TokenInterceptor,
     is_loopback,
     numeric_address,
     split_address,
-    token_from,
 )
 from tvm_split.rpc_runtime.wire.tracker import Registration
+from tvm_split.rpc_runtime.worker.config import LOG_LEVELS, WorkerConfig, config_from_arguments
 from tvm_split.rpc_runtime.worker.heap import keep_heap
 from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
-from tvm_split.rpc_runtime.worker.tracker_options import TrackerOptions, add_tracker_options, tracker_options
 from tvm_split.rpc_runtime.worker.tracker_registration import TrackerRegistration
 
 if TYPE_CHECKING:
@@ -51,41 +47,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
 MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 64, 16_384
 OWN_FILES = 512
 """Blobs, locks, gRPC's own; a worker without a file to open can do nothing."""
 STOP_SECONDS = 2.0
 FORCED_EXIT_SECONDS = 8.0
 """After this long a kernel that does not end is left behind."""
-
-
-@dataclass(frozen=True)
-class WorkerConfig:
-    """How a worker runs.
-
-    ``listen`` is HOST:PORT (port 0: any free one); ``threads`` per kernel; ``cores`` pins the whole process to these
-    CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes`` (by default four fifths of what its disk
-    has free at the start, the blobs that are there counted as free); ``insecure`` allows what is missing of ``token``
-    and ``tls``; ``log_level`` is one of `LOG_LEVELS`; ``ready_json`` prints one line of JSON when the worker listens;
-    with ``exit_with_parent`` it ends when its standard input does; with ``mpi`` it is a rank of the world of its
-    ``mpiexec``; with ``tracker`` it registers with TVM's RPC tracker.
-    """
-
-    listen: str = "127.0.0.1:0"
-    threads: int = 1
-    name: str = ""
-    cores: tuple[int, ...] = ()
-    cache: Path | None = None
-    cache_limit_bytes: int | None = None
-    token: Token | None = None
-    tls: TlsFiles | None = None
-    insecure: bool = False
-    log_level: str = "warning"
-    ready_json: bool = False
-    exit_with_parent: bool = False
-    mpi: bool = False
-    tracker: TrackerOptions | None = None
 
 
 def serve(config: WorkerConfig) -> None:
@@ -193,6 +160,7 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
     from tvm_split.rpc_runtime.worker.call_limits import CallLimits
     from tvm_split.rpc_runtime.worker.control_service import ControlService, HeldPrograms
     from tvm_split.rpc_runtime.worker.data_service import DataService
+    from tvm_split.rpc_runtime.worker.health_service import PATHS, HealthService, health_server
 
     keep_heap()
     name = config.name or socket.gethostname()
@@ -203,25 +171,31 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
     control = ControlService(name, bool(config.name), config.threads, programs, config.tls)
-    data = DataService(programs)
-    limits = CallLimits({**control.places(), **data.places()})
+    data, health = DataService(programs), HealthService()
+    limits = CallLimits({**control.places(), **data.places(), **health.places()})
     server = grpc.server(
         ThreadPoolExecutor(limits.threads, thread_name_prefix="call"),
-        handlers=(control.handlers(), data.handlers()),
-        interceptors=(*([TokenInterceptor(token, data.knows_link)] if token is not None else []), limits),
+        handlers=(control.handlers(), data.handlers(), health.handlers()),
+        interceptors=(*([TokenInterceptor(token, data.knows_link, PATHS)] if token is not None else []), limits),
         options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", _maximum_connections())],
     )
+    probed = health_server(HealthService(), config.health_listen) if config.health_listen else None
     try:
         address = f"{split_address(config.listen)[0]}:{_bind(server, config)}"
         with contextlib.ExitStack() as until_end:
             if token is not None and makes_token:
                 token = Token(token.text, until_end.enter_context(published(token, address)))
             server.start()
+            if probed is not None:
+                probed.start()
             registration = until_end.enter_context(_registered(config, name, address, programs))
             _announce(config, name, address, token, blobs, registration)
             wait_for_end()
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
+        health.stop()
+        if probed is not None:
+            probed.stop(None)
         stopped = server.stop(STOP_SECONDS)
         programs.close()
         stopped.wait(STOP_SECONDS + 1)
@@ -308,63 +282,6 @@ def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
 def _force_exit() -> None:
     threading.Event().wait(FORCED_EXIT_SECONDS)
     os._exit(1)
-
-
-def _parser(program: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=program, description="Runs stages on this machine until Ctrl-C or SIGTERM.")
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default %(default)s, 0: any port")
-    parser.add_argument("--threads", type=int, default=1, help="threads of a kernel (default %(default)s)")
-    parser.add_argument("--cores", default="", metavar="0,1", help="run on these CPUs only")
-    parser.add_argument("--name", default="", help="the machine's name in the cluster (default: the host's)")
-    parser.add_argument("--cache", type=Path, help="folder for libraries and weights")
-    parser.add_argument("--cache-limit-bytes", type=int, help="the cache's size (default: 4/5 of the free disk)")
-    parser.add_argument(
-        "--token-file",
-        type=Path,
-        help=f"file with the token that callers must know (else ${TOKEN_VARIABLE}; else, on loopback, one is made)",
-    )
-    parser.add_argument("--tls-certificate", type=Path, metavar="PEM")
-    parser.add_argument("--tls-key", type=Path, metavar="PEM")
-    parser.add_argument("--tls-ca", type=Path, metavar="PEM", help="callers need a certificate from this authority")
-    parser.add_argument("--insecure", action="store_true", help="trust all who reach the address")
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="warning", help="default %(default)s")
-    parser.add_argument("--json", "--ready-json", action="store_true", help="print one line of JSON when ready")
-    parser.add_argument("--mpi", action="store_true", help="a rank of mpiexec: links of the transport mpi are possible")
-    parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
-    add_tracker_options(parser)
-    return parser
-
-
-def config_from_arguments(
-    arguments: Sequence[str] | None = None, program: str = "python -m tvm_split.rpc_runtime.worker"
-) -> WorkerConfig:
-    """The configuration that a command line asks for."""
-    given = _parser(program).parse_args(arguments)
-    if bool(given.tls_certificate) != bool(given.tls_key):
-        raise InputError("--tls-certificate and --tls-key belong together")
-    if given.tls_ca and not given.tls_certificate:
-        raise InputError("--tls-ca needs --tls-certificate and --tls-key as well")
-    try:
-        cores = tuple(int(core) for core in given.cores.split(",") if core)
-    except ValueError:
-        raise InputError(f"--cores takes numbers with commas between them, got {given.cores!r}") from None
-    tls = TlsFiles(given.tls_ca, given.tls_certificate, given.tls_key) if given.tls_certificate else None
-    return WorkerConfig(
-        listen=given.listen,
-        threads=given.threads,
-        name=given.name,
-        cores=cores,
-        cache=given.cache,
-        cache_limit_bytes=given.cache_limit_bytes,
-        token=token_from(given.token_file),
-        tls=tls,
-        insecure=given.insecure,
-        log_level=given.log_level,
-        ready_json=given.json,
-        exit_with_parent=given.exit_with_parent,
-        mpi=given.mpi,
-        tracker=tracker_options(given),
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,107 @@
+"""How a worker runs, as its command line says."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles, Token, numeric_address, token_from
+from tvm_split.rpc_runtime.worker.tracker_options import TrackerOptions, add_tracker_options, tracker_options
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """How a worker runs.
+
+    ``listen`` is HOST:PORT (port 0: any free one); ``threads`` per kernel; ``cores`` pins the whole process to these
+    CPUs; ``cache`` is the folder for blobs, of at most ``cache_limit_bytes`` (by default four fifths of what its disk
+    has free at the start, the blobs that are there counted as free); ``insecure`` allows what is missing of ``token``
+    and ``tls``; ``log_level`` is one of `LOG_LEVELS`; ``ready_json`` prints one line of JSON when the worker listens;
+    with ``exit_with_parent`` it ends when its standard input does; with ``mpi`` it is a rank of the world of its
+    ``mpiexec``; at ``health_listen`` (HOST:PORT) it answers for its health alone, without TLS; with ``tracker`` it
+    registers with TVM's RPC tracker.
+    """
+
+    listen: str = "127.0.0.1:0"
+    threads: int = 1
+    name: str = ""
+    cores: tuple[int, ...] = ()
+    cache: Path | None = None
+    cache_limit_bytes: int | None = None
+    token: Token | None = None
+    tls: TlsFiles | None = None
+    insecure: bool = False
+    log_level: str = "warning"
+    ready_json: bool = False
+    exit_with_parent: bool = False
+    mpi: bool = False
+    health_listen: str | None = None
+    tracker: TrackerOptions | None = None
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description="Runs stages on this machine until Ctrl-C or SIGTERM.")
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default %(default)s, 0: any port")
+    parser.add_argument("--threads", type=int, default=1, help="threads of a kernel (default %(default)s)")
+    parser.add_argument("--cores", default="", metavar="0,1", help="run on these CPUs only")
+    parser.add_argument("--name", default="", help="the machine's name in the cluster (default: the host's)")
+    parser.add_argument("--cache", type=Path, help="folder for libraries and weights")
+    parser.add_argument("--cache-limit-bytes", type=int, help="the cache's size (default: 4/5 of the free disk)")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        help=f"file with the token that callers must know (else ${TOKEN_VARIABLE}; else, on loopback, one is made)",
+    )
+    parser.add_argument("--tls-certificate", type=Path, metavar="PEM")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM")
+    parser.add_argument("--tls-ca", type=Path, metavar="PEM", help="callers need a certificate from this authority")
+    parser.add_argument("--insecure", action="store_true", help="trust all who reach the address")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="warning", help="default %(default)s")
+    parser.add_argument("--json", "--ready-json", action="store_true", help="print one line of JSON when ready")
+    parser.add_argument("--mpi", action="store_true", help="a rank of mpiexec: links of the transport mpi are possible")
+    parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
+    parser.add_argument(
+        "--health-listen",
+        metavar="HOST:PORT",
+        help="answer grpc.health.v1 here too, without TLS and nothing else: for probes that know none, as Kubernetes'",
+    )
+    add_tracker_options(parser)
+    return parser
+
+
+def config_from_arguments(
+    arguments: Sequence[str] | None = None, program: str = "python -m tvm_split.rpc_runtime.worker"
+) -> WorkerConfig:
+    """The configuration that a command line asks for."""
+    given = _parser(program).parse_args(arguments)
+    if bool(given.tls_certificate) != bool(given.tls_key):
+        raise InputError("--tls-certificate and --tls-key belong together")
+    if given.tls_ca and not given.tls_certificate:
+        raise InputError("--tls-ca needs --tls-certificate and --tls-key as well")
+    try:
+        cores = tuple(int(core) for core in given.cores.split(",") if core)
+    except ValueError:
+        raise InputError(f"--cores takes numbers with commas between them, got {given.cores!r}") from None
+    tls = TlsFiles(given.tls_ca, given.tls_certificate, given.tls_key) if given.tls_certificate else None
+    return WorkerConfig(
+        listen=given.listen,
+        threads=given.threads,
+        name=given.name,
+        cores=cores,
+        cache=given.cache,
+        cache_limit_bytes=given.cache_limit_bytes,
+        token=token_from(given.token_file),
+        tls=tls,
+        insecure=given.insecure,
+        log_level=given.log_level,
+        ready_json=given.json,
+        exit_with_parent=given.exit_with_parent,
+        mpi=given.mpi,
+        health_listen=numeric_address(given.health_listen) if given.health_listen else None,
+        tracker=tracker_options(given),
+    )

@@ -1,0 +1,102 @@
+"""Health as orchestrators ask for it, by the stub that gRPC's own package has."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2 as pb, health_pb2_grpc
+
+from tests.helpers.rpc_lab import free_port
+from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
+from tests.helpers.rpc_runtime.programs import A
+from tests.helpers.rpc_runtime.raw_calls import RawCaller, silence
+from tests.helpers.rpc_runtime.worker_process import Start, ready
+from tests.helpers.waiting import wait_for
+from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.errors import WorkerError
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.rpc_runtime.wire.control_methods import CONTROL_SERVICE, METHODS
+from tvm_split.rpc_runtime.wire.security import TlsFiles
+from tvm_split.rpc_runtime.worker.health_service import CHECK_PATH, WATCH_PATH
+
+SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
+
+
+def check(channel: Any, service: str = "") -> int:
+    request = pb.HealthCheckRequest(service=service)
+    with channel:
+        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=30).status)
+
+
+def test_health_is_for_all_and_nothing_else_is(start: Start) -> None:
+    address = ready(start("--ready-json", TVM_SPLIT_TOKEN="abc"))
+    for service in ("", CONTROL_SERVICE):
+        assert check(grpc.insecure_channel(address), service) == SERVING
+    with pytest.raises(grpc.RpcError) as unknown:
+        check(grpc.insecure_channel(address), "other")
+    assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+    with pytest.raises(WorkerError, match="the token is wrong or missing"):
+        describe(WorkerEndpoint(A, address, "wrong"), 30)
+
+
+def test_who_watches_is_told_of_the_end(start: Start) -> None:
+    process = start("--ready-json", TVM_SPLIT_TOKEN="abc")
+    with grpc.insecure_channel(ready(process)) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watched = stub.Watch(pb.HealthCheckRequest(), timeout=60)
+        unknown = stub.Watch(pb.HealthCheckRequest(service="other"), timeout=60)
+        assert next(watched).status == SERVING
+        assert next(unknown).status == pb.HealthCheckResponse.SERVICE_UNKNOWN
+        process.send_signal(signal.SIGTERM)
+        assert next(watched).status == NOT_SERVING
+    assert process.wait(30) == 0
+
+
+def test_a_probe_without_tls(start: Start, tmp_path: Path) -> None:
+    """The worker's own port keeps its TLS; the other one answers for health alone."""
+    lab = make_authority(tmp_path)
+    port = free_port()
+    probed = f"127.0.0.1:{port}"
+    arguments = worker_arguments(lab.files("box"), mutual=True)
+    process = start(*arguments, "--health-listen", probed)
+    address = ready(process)
+    assert check(grpc.insecure_channel(probed), CONTROL_SERVICE) == SERVING
+    assert check(grpc.secure_channel(address, lab.files("me").channel_credentials())) == SERVING
+    with pytest.raises(grpc.RpcError):  # no certificate of one's own
+        check(grpc.secure_channel(address, TlsFiles(lab.certificate).channel_credentials()))
+    with RawCaller(WorkerEndpoint(A, probed)) as caller:
+        assert caller.code(METHODS["Describe"].path, [b""]) is grpc.StatusCode.UNIMPLEMENTED
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", port)) != 0)
+
+
+def test_a_taken_port_for_probes_is_one_line(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = start("--insecure", "--health-listen", f"127.0.0.1:{taken.getsockname()[1]}")
+        errors = process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+    assert "where health is to be asked for" in errors
+    assert "Traceback" not in errors
+
+
+def test_nonsense_is_refused(own_worker: WorkerEndpoint, honest: None) -> None:
+    with RawCaller(own_worker) as caller:
+        for path in (CHECK_PATH, WATCH_PATH):
+            assert caller.code(path, [b"\xff"]) is grpc.StatusCode.INVALID_ARGUMENT
+            assert caller.code(path, [bytes(2000)]) is grpc.StatusCode.INVALID_ARGUMENT
+            assert caller.code(path, []) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.slow
+def test_silence_takes_the_places_of_its_host_alone_and_not_for_long(own_worker: WorkerEndpoint) -> None:
+    with RawCaller(own_worker) as caller:
+        calls = [caller.begin(CHECK_PATH, silence()) for _ in range(40)]
+        assert describe(own_worker, 30).machine == A
+        assert all(call.code() is not grpc.StatusCode.OK for call in calls)
+    assert check(grpc.insecure_channel(own_worker.address)) == SERVING
