@@ -64,6 +64,13 @@ TrackerOption = Annotated[
 KeyOption = Annotated[
     str | None, typer.Option("--key", help="With --tracker: those of this key (default: of every key).")
 ]
+KubernetesOption = Annotated[
+    str | None,
+    typer.Option("--kubernetes", metavar="LABELS", help="Instead of a file: the ready pods that have these labels."),
+]
+NamespaceOption = Annotated[
+    str | None, typer.Option("--namespace", help="With --kubernetes: their namespace (default: kubectl's own).")
+]
 TokenFileOption = Annotated[
     Path | None,
     typer.Option("--token-file", help="Of workers not in a file: their secret (default: $TVM_SPLIT_TOKEN)."),

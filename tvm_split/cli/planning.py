@@ -35,15 +35,15 @@ class ClusterOptions(FoundMachines):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("token_file", "tls_ca", "tls_certificate", "tls_key"):
-            if self.tracker is None and getattr(self, name):
-                raise WrongUseError("belongs to --tracker", _option(name))
+            if self.tracker is None and self.kubernetes is None and getattr(self, name):
+                raise WrongUseError("belongs to --tracker or --kubernetes", _option(name))
 
     def machines(self) -> Cluster:
         """The machines; by default two worker processes on this host.
 
         Raises:
             WrongUseError: options that contradict each other.
-            ClusterError: the cluster file does not fit, or the tracker has no machine to deploy to.
+            ClusterError: the cluster file does not fit, or there is no machine to deploy to.
         """
         from tvm_split.cluster.cluster import Cluster
 
@@ -64,9 +64,9 @@ class ClusterOrProcessOptions(ClusterOptions):
     def machines(self) -> Cluster:
         from tvm_split.cluster.cluster import Cluster
 
-        if self.in_process and self.tracker is not None:
-            raise WrongUseError("these machines are not in this process", "--tracker")
-        if self.in_process and self.cluster is None:
+        if self.in_process and self.is_given:
+            raise WrongUseError("other machines are not in this process", "--in-process")
+        if self.in_process:
             return Cluster.in_process(self.workers or 1, self.threads)
         return super().machines()
 

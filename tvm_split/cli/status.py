@@ -20,6 +20,7 @@ from tvm_split.rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, Lin
 from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:
+    from tvm_split.cluster.asked import AskedMachine
     from tvm_split.cluster.machine import Machine
     from tvm_split.cluster.tracked import TrackedMachine
     from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -45,10 +46,13 @@ def status(
 
     Exit code 1 if one does not answer, or is another than meant.
     """
-    if [found.cluster is not None, found.tracker is not None, bool(address)].count(True) != 1:
-        raise WrongUseError("give one of them", "--cluster, --tracker, --address")
+    if found.is_given == bool(address):
+        raise WrongUseError("give one of them", "--cluster, --tracker, --kubernetes, --address")
     if found.tracker is not None:
         _finish([_tracked(each) for each in found.tracked(timeout)], NO_SETTINGS, json)
+        return
+    if found.kubernetes is not None:
+        _finish([_asked(each) for each in found.pods(timeout)], NO_SETTINGS, json)
         return
     asked: list[tuple[Machine | None, WorkerEndpoint]]
     settings = NO_SETTINGS
@@ -89,11 +93,15 @@ def _endpoints(addresses: list[str], found: FoundMachines) -> list[WorkerEndpoin
 
 def _tracked(found: TrackedMachine) -> dict[str, Any]:
     """What a tracker and the worker say; what is as it should be and only cannot be deployed to now is no error."""
-    asked = {"machine": found.name, "address": found.endpoint.address, "key": found.key, "tuned_on": found.tuned}
+    return {**_asked(found.asked), "key": found.key, "tuned_on": found.tuned}
+
+
+def _asked(found: AskedMachine) -> dict[str, Any]:
+    asked = {"machine": found.name, "address": found.endpoint.address}
     worker = {} if found.worker is None else {**dataclasses.asdict(found.worker), "worker": found.worker.machine}
     answer = {**asked, "reachable": found.worker is not None, **worker, **asked, "reason": found.reason}
     if found.is_fault:
-        answer["error"] = f"machine {found.name!r} at {found.endpoint.address}: {found.reason}"
+        answer["error"] = f"{found.endpoint}: {found.reason}"
     return answer
 
 

@@ -12,9 +12,11 @@ from string import ascii_lowercase
 from types import TracebackType
 from typing import Literal
 
+from tvm_split.cluster.asked import planned_machines
 from tvm_split.cluster.cluster_file import read_cluster_file
 from tvm_split.cluster.machine import Link, Machine, SharedCores, faults
-from tvm_split.cluster.tracked import planned_machines, tracked_machines
+from tvm_split.cluster.pods import pod_machines
+from tvm_split.cluster.tracked import tracked_machines
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
@@ -32,9 +34,9 @@ MOST_ON_THIS_HOST = 26 + 26 * 26
 class Cluster:
     """The machines that a model may be split over.
 
-    Make one with `local`, `in_process`, `from_yaml` or `from_tracker`. A local cluster starts its worker processes when
-    they are first needed; used as a context manager it keeps them between deployments, otherwise the deployment that
-    started them ends them.
+    Make one with `local`, `in_process`, `from_yaml`, `from_tracker` or `from_kubernetes`. A local cluster starts its
+    worker processes when they are first needed; used as a context manager it keeps them between deployments, otherwise
+    the deployment that started them ends them.
 
     ``links`` is empty where all are to be measured. Else each counts in both directions unless its reverse is given as
     well (an address in its own only), and every pair of machines needs one. ``shared_cores`` says which machines
@@ -108,7 +110,33 @@ class Cluster:
         """
         tracker = TrackerAddress(host, port)
         found = tracked_machines(tracker, key, token, tls, timeout_seconds)
-        machines, left_out = planned_machines(tracker, key, found)
+        place = f"the tracker {tracker}" + ("" if key is None else f" under the key {key!r}")
+        advice = f"start `tvm-split worker --tracker {tracker} --key {key or 'KEY'}` on each"
+        machines, left_out = planned_machines([each.asked for each in found], place, advice)
+        return cls("remote", machines, left_out=left_out)
+
+    @classmethod
+    def from_kubernetes(
+        cls,
+        selector: str = "app.kubernetes.io/name=tvm-split",
+        *,
+        namespace: str | None = None,
+        token: str | None = None,
+        tls: TlsFiles | None = None,
+        timeout_seconds: float = 5.0,
+    ) -> Cluster:
+        """The workers of the pods with these labels that are ready at this moment, as ``kubectl`` finds them.
+
+        Machines are named as their pods. By default the namespace is that of kubectl's context, and ``token`` and
+        ``tls`` are the same for all. The pods are called directly: from inside of the cluster.
+
+        Raises:
+            ClusterError: there is no such pod.
+            WorkerUnavailableError, DeadlineError, ProtocolError: kubectl is missing, says no, or nothing, or nonsense.
+        """
+        found = pod_machines(selector, namespace, token, tls, timeout_seconds)
+        advice = "`kubectl get pods` says why; deploy/kubernetes is one way to start some"
+        machines, left_out = planned_machines(found, f"Kubernetes, with the labels {selector},", advice)
         return cls("remote", machines, left_out=left_out)
 
     @property

@@ -1,0 +1,193 @@
+"""What ``deploy`` has for Kubernetes and compose fits its schema, and the worker that it starts.
+
+No cluster and no container engine: what they would make of it is not shown here.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import kubernetes_validate
+import pytest
+import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.helpers.rpc_lab import free_port
+from tests.helpers.rpc_runtime.certificates import make_authority
+from tests.helpers.rpc_runtime.worker_process import ready, start_worker
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.pods import PORT_NAME
+from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.rpc_runtime.worker.config import config_from_arguments
+
+DEPLOY = Path(__file__).parent.parent / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+VERSIONS = ("1.30", "1.34")
+"""gRPC probes are stable since 1.27."""
+
+
+def resources() -> list[dict[str, Any]]:
+    base = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
+    return [each for name in base["resources"] for each in yaml.safe_load_all((KUBERNETES / name).read_text())]
+
+
+def of_kind(kind: str) -> dict[str, Any]:
+    (found,) = (each for each in resources() if each["kind"] == kind)
+    return found
+
+
+def pod() -> dict[str, Any]:
+    return dict(of_kind("StatefulSet")["spec"]["template"])
+
+
+def container() -> dict[str, Any]:
+    (found,) = pod()["spec"]["containers"]
+    return dict(found)
+
+
+def arguments(template: list[str], values: Mapping[str, str]) -> list[str]:
+    """With $(NAME) filled in, as Kubernetes does it."""
+    return [re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], each) for each in template]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("resource", resources(), ids=lambda each: each["kind"])
+def test_resources_fit_the_schema(resource: dict[str, Any], version: str) -> None:
+    kubernetes_validate.validate(resource, version, strict=True)
+
+
+def test_the_schema_is_asked() -> None:
+    wrong = of_kind("Service")
+    wrong["spec"]["ports"][0]["port"] = "many"
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="builds with kubectl")
+def test_kustomize_builds_all_of_it() -> None:
+    command = ["kubectl", "kustomize", str(KUBERNETES)]
+    built = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    found = list(yaml.safe_load_all(built))
+    assert sorted(each["kind"] for each in found) == sorted(each["kind"] for each in resources())
+    (image,) = re.findall(r"image: (\S+)", built)
+    (named,) = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["images"]
+    assert image == f"{named['name']}:{named['newTag']}"
+
+
+def test_names_fit_together() -> None:
+    labels = pod()["metadata"]["labels"]
+    stateful, service, policy = (of_kind(kind) for kind in ("StatefulSet", "Service", "NetworkPolicy"))
+    assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
+    assert service["spec"]["clusterIP"] == "None"
+    for selector in (
+        stateful["spec"]["selector"]["matchLabels"],
+        service["spec"]["selector"],
+        policy["spec"]["podSelector"]["matchLabels"],
+    ):
+        assert selector.items() <= labels.items()
+    ports = {each["name"]: each["containerPort"] for each in container()["ports"]}
+    assert ports[PORT_NAME] == service["spec"]["ports"][0]["port"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container()[probe]["grpc"]["port"] == ports["health"]
+    given = arguments(container()["args"], {"POD_NAME": "tvm-split-0", "THREADS": "2"})
+    (secret,) = (each for each in given if each.startswith("--token-file="))
+    config = config_from_arguments([each for each in given if each != secret])  # the file is not on this host
+    assert (config.listen, config.health_listen) == (f"0.0.0.0:{ports[PORT_NAME]}", f"0.0.0.0:{ports['health']}")
+    assert (config.name, config.threads, config.insecure) == ("tvm-split-0", 2, False)
+    assert {each["name"] for each in container()["volumeMounts"]} == {each["name"] for each in pod()["spec"]["volumes"]}
+    mounts = [Path(each["mountPath"]) for each in container()["volumeMounts"]]
+    assert config.cache is not None
+    assert config.tls is not None
+    token = Path(secret.partition("=")[2])
+    for path in (token, config.cache, config.tls.certificate, config.tls.key, config.tls.authority):
+        assert path is not None
+        assert any(path.is_relative_to(each) for each in mounts)
+
+
+def test_nothing_runs_as_root_or_may_become_it() -> None:
+    limits = container()["securityContext"]
+    assert (limits["allowPrivilegeEscalation"], limits["readOnlyRootFilesystem"]) == (False, True)
+    assert limits["capabilities"] == {"drop": ["ALL"]}
+    assert pod()["spec"]["securityContext"]["runAsNonRoot"]
+    user = re.findall(r"^USER (\d+):(\d+)$", (DEPLOY / "Containerfile").read_text(), re.MULTILINE)
+    assert user == [(str(pod()["spec"]["securityContext"]["runAsUser"]),) * 2]
+
+
+def test_the_worker_of_the_statefulset_starts_and_is_healthy(tmp_path: Path) -> None:
+    """Its command line, with files and ports of this test: TLS, a token, and health without either."""
+    lab, port = make_authority(tmp_path), free_port()
+    files = lab.files("box")
+    assert files.certificate is not None
+    assert files.key is not None
+    for name, source in (("tls.crt", files.certificate), ("tls.key", files.key), ("ca.crt", lab.certificate)):
+        shutil.copy(source, tmp_path / name)
+    (tmp_path / "token").write_text("open-sesame\n")
+    given = arguments(container()["args"], {"POD_NAME": "tvm-split-0", "THREADS": "1"})
+    given = [re.sub(r"/etc/tvm-split/\w+", str(tmp_path), each) for each in given]
+    given = [each.replace("0.0.0.0:7001", "127.0.0.1:0").replace("0.0.0.0:7002", f"127.0.0.1:{port}") for each in given]
+    given = [each for each in given if not each.startswith("--cache")]
+    process = start_worker(tmp_path / "blobs", *given, "--json")
+    try:
+        address = ready(process)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        assert describe(WorkerEndpoint("tvm-split-0", address, "open-sesame", lab.files("me")), 30).secure
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(pod()["spec"]["terminationGracePeriodSeconds"]) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_compose_starts_what_its_cluster_file_names() -> None:
+    folder = DEPLOY / "compose"
+    composed = yaml.safe_load((folder / "compose.yaml").read_text())
+    token = folder / composed["secrets"]["token"]["file"]
+    existed = token.exists()
+    if not existed:
+        token.write_text("open-sesame\n")
+    try:
+        cluster = Cluster.from_yaml(folder / "cluster.yaml")
+    finally:
+        if not existed:
+            token.unlink()
+    published = {}
+    for name, service in composed["services"].items():
+        # The token is where compose puts secrets, which is not on this host.
+        config = config_from_arguments([each for each in service["command"] if not each.startswith("--token-file=")])
+        assert "--token-file=/run/secrets/token" in service["command"]
+        assert config.name == name
+        assert config.listen.startswith("0.0.0.0:")
+        assert config.health_listen in service["healthcheck"]["test"][-1]
+        ((host, outside, inside),) = (each.split(":") for each in service["ports"])
+        assert (host, inside) == ("127.0.0.1", config.listen.rpartition(":")[2])
+        published[name] = f"{host}:{outside}"
+        for other in cluster.machine_names:
+            link = cluster.link(other, name) if other != name else None
+            assert link is None or link.address == f"{name}:{inside}"
+        dockerfile = folder / service["build"]["context"] / service["build"]["dockerfile"]
+        assert dockerfile.resolve() == DEPLOY / "Containerfile"
+    assert published == {each.name: each.address for each in cluster.machines}
+
+
+def test_what_the_containerfile_copies_is_there() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    ignored = (DEPLOY.parent / ".dockerignore").read_text().split()
+    copied = [name for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for name in line.split()]
+    assert copied
+    for name in copied:
+        assert (DEPLOY.parent / name).exists()
+        assert name not in ignored
+    project = (DEPLOY.parent / "pyproject.toml").read_text()
+    assert 'readme = "README.md"' in project
+    for room in ("relay_passes", "schedules", "rpc_runtime"):
+        assert room in copied

@@ -1,0 +1,86 @@
+"""Machines that something else knows of: each worker is asked what it is; what cannot be deployed to is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from tvm_split.cluster.machine import Machine
+from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
+from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+
+ASKED_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class AskedMachine:
+    """A machine with what its worker says of itself, or a ``reason`` why nothing can be deployed to it.
+
+    ``is_fault`` says whether the reason is something that should not be.
+    """
+
+    endpoint: WorkerEndpoint
+    worker: WorkerDescription | None = None
+    reason: str = ""
+    is_fault: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.endpoint.machine
+
+    @property
+    def machine(self) -> Machine | None:
+        """The machine to plan on; None where there is a ``reason``."""
+        if self.reason or self.worker is None:
+            return None
+        return Machine(self.name, self.worker.threads, endpoint=self.endpoint)
+
+
+def ask(endpoint: WorkerEndpoint, timeout_seconds: float, threads: int | None = None) -> AskedMachine:
+    """The machine at ``endpoint``, whose worker has to be of its name, and of so many threads, if they are said."""
+    asked = AskedMachine(endpoint, is_fault=True)
+    if asked.name == CLIENT:
+        return replace(
+            asked, reason=f"its worker is named {CLIENT!r}, as the process that deploys is: give it another --name"
+        )
+    try:
+        worker = describe(endpoint, timeout_seconds)
+    except TvmSplitError as error:
+        return replace(asked, reason=f"its worker does not answer: {error}")
+    if worker.machine != asked.name or threads not in (None, worker.threads):
+        return replace(
+            asked,
+            worker=worker,
+            reason=f"it should be {asked.name!r}{f' with {threads} threads' if threads else ''}, and the worker that "
+            f"answers is {worker.machine!r} with {worker.threads}",
+        )
+    return AskedMachine(endpoint, worker)
+
+
+def planned_machines(
+    found: Sequence[AskedMachine], place: str, advice: str
+) -> tuple[tuple[Machine, ...], dict[str, str]]:
+    """The machines to plan on, by name, and why the others, by name and address, are left out.
+
+    ``place`` begins a sentence, ``advice`` says how a machine gets there.
+
+    Raises:
+        ClusterError: there is none, or two of them have one name.
+    """
+    chosen = [machine for each in found if (machine := each.machine) is not None]
+    machines = tuple(sorted(chosen, key=lambda each: (each.name, each.address or "")))
+    left_out = {f"{each.name} at {each.endpoint.address}": each.reason for each in found if each.reason}
+    if not machines:
+        reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())
+        raise ClusterError(f"{place} has no machine that can be deployed to; {advice}{reasons}")
+    for first, second in pairwise(machines):
+        if first.name == second.name:
+            raise ClusterError(
+                f"{place} has two machines named {first.name!r}, at {first.address} and {second.address}: start their "
+                "workers with --name, each with one of its own"
+            )
+    return machines, left_out
