@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# JAX, Flax and Keras, half a gigabyte that only their models need: packages of their own, laid over those of .venv.
+FRAMEWORKS := .frameworks
 
-.PHONY: setup demo test test-slow test-long test-properties fuzz lint format protocol clean
+.PHONY: setup demo test test-slow test-long test-frameworks test-properties fuzz lint format protocol clean
 .PHONY: check-models check-shards check-cuda check-shaped check-simulation check-unequal check-unloading
 .PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-planner bench-plans bench-shards
 
@@ -36,6 +38,15 @@ test-slow: setup
 # What takes minutes and is checked in short above: networks in their published sizes, benchmarks to their end.
 test-long: setup
 	$(BIN)/python -m pytest -m long --timeout 0 $(TESTS)
+
+$(FRAMEWORKS)/.installed: requirements-frameworks.lock $(STAMP)
+	rm -rf $(FRAMEWORKS)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(FRAMEWORKS) --requirement requirements-frameworks.lock
+	touch $@
+
+# Models of JAX, Flax and Keras, with the real packages.
+test-frameworks: $(FRAMEWORKS)/.installed
+	PYTHONPATH=$(FRAMEWORKS) $(BIN)/python -m pytest -n 2 --dist loadfile $(or $(FRAMEWORK_TESTS),tests/frameworks)
 
 # What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
 TIMES ?= 20
@@ -108,4 +119,4 @@ bench-links: setup
 	$(BIN)/python -m scripts.bench_links $(if $(ALSO),--also $(ALSO))
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

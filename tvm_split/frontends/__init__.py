@@ -35,39 +35,69 @@ def load_model(
     if isinstance(source, Model):
         return source
     framework = _framework(source)
-    if importlib.util.find_spec(framework) is None:
-        raise ModelImportError(
-            f"importing this model needs {framework}, which is not installed: pip install tvm-split[{framework}]"
-        )
-    if framework == "torch":
-        from tvm_split.frontends.torch_frontend import load_torch
+    for package in _NEEDED[framework]:
+        if importlib.util.find_spec(package) is None:
+            raise ModelImportError(
+                f"importing this model needs {package}, which is not installed: pip install tvm-split[{framework}]"
+            )
+    load = getattr(importlib.import_module(f"tvm_split.frontends.{framework}_frontend"), f"load_{framework}")
+    model: Model = load(source, example_inputs, batch=batch, dimensions=dimensions, name=name)
+    return model
 
-        return load_torch(source, example_inputs, batch=batch, dimensions=dimensions, name=name)
-    from tvm_split.frontends.onnx_frontend import load_onnx
 
-    return load_onnx(source, example_inputs, batch=batch, dimensions=dimensions, name=name)
+_NEEDED = {"torch": ("torch",), "onnx": ("onnx",), "jax": ("jax",), "keras": ("keras",)}
+"""By extra, which is also the frontend's name: the packages that it imports."""
+
+_BY_SUFFIX = {
+    ".onnx": "onnx",
+    ".pt2": "torch",
+    **dict.fromkeys((".mlir", ".mlirbc", ".stablehlo", ".jax"), "jax"),
+    ".keras": "keras",
+}
+
+_BY_CLASS = {
+    "torch.nn.modules.module.Module": "torch",
+    "torch.export.exported_program.ExportedProgram": "torch",
+    "flax.linen.module.Module": "jax",
+    "flax.nnx.module.Module": "jax",
+    "jax._src.export._export.Exported": "jax",
+    "keras.src.models.model.Model": "keras",
+}
+"""By base class; of several the last, since a Keras model is a torch module on torch."""
+
+SUFFIXES = tuple(_BY_SUFFIX)
+"""The endings of files that are imported."""
 
 
 def _framework(source: Any) -> str:
     """Which framework a source belongs to, without importing any."""
     if isinstance(source, bytes | bytearray | memoryview):
-        return "onnx"
+        return "jax" if bytes(source[:4]) == _MLIR_BYTECODE else "onnx"
     if isinstance(source, str | Path):
         suffix = Path(source).suffix.lower()
-        if suffix == ".onnx":
-            return "onnx"
-        if suffix == ".pt2":
-            return "torch"
+        if suffix in _BY_SUFFIX:
+            return _BY_SUFFIX[suffix]
         raise ModelImportError(
-            f"{str(source)!r} is neither an .onnx file nor a .pt2 file (written by torch.export.save); "
-            "other files (checkpoints, TorchScript) hold no exported graph: load them in torch and give the nn.Module"
+            f"{str(source)!r} is none of the files that are imported: .onnx, .pt2 (written by torch.export.save), "
+            ".mlir and .mlirbc (StableHLO), .jax (serialised by jax.export), .keras; other files (checkpoints, "
+            "TorchScript) hold no exported graph: load them in their framework and give the module"
         )
-    bases = {f"{base.__module__}.{base.__qualname__}" for base in type(source).__mro__}
-    if bases & {"torch.nn.modules.module.Module", "torch.export.exported_program.ExportedProgram"}:
-        return "torch"
+    found = [_BY_CLASS[name] for base in type(source).__mro__ if (name := _class_name(base)) in _BY_CLASS]
+    if found:
+        return "keras" if "keras" in found else found[0]
     if type(source).__name__ == "ModelProto":
         return "onnx"
+    if callable(source) and not isinstance(source, type):
+        return "jax"
     raise ModelImportError(
         f"a {type(source).__module__}.{type(source).__qualname__} is no model that can be imported: give a torch "
-        "nn.Module or ExportedProgram, a .pt2 or .onnx path, or an ONNX ModelProto or its bytes"
+        "nn.Module or ExportedProgram, a module of Flax or a function of JAX, a Keras model, the path of a .pt2, "
+        ".onnx, .mlir, .jax or .keras file, or an ONNX ModelProto or its bytes"
     )
+
+
+_MLIR_BYTECODE = b"ML\xefR"
+
+
+def _class_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

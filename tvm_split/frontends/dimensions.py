@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tvm_split.errors import ModelImportError, OpenAxesError
 
@@ -60,3 +60,20 @@ class OpenSizes:
             first = [name for symbol, name in names.items() if symbol in self.first]
             raise OpenAxesError({names[symbol]: place for symbol, place in missing.items()}, first)
         return {symbol: size for symbol, (size, _) in self.found.items()}
+
+
+def rows_to_repeat(batch: int, shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether examples of these shapes must be repeated to have ``batch`` rows; they may have them already.
+
+    All must have the same number of rows, or it is not known which first axes are the batch's. Raises ModelImportError.
+    """
+    rows = {shape[0] if len(shape) else None for shape in shapes}
+    if rows == {batch}:
+        return False
+    if len(rows) != 1 or None in rows or 0 in rows:
+        shown = ", ".join(str(list(shape)) for shape in shapes)
+        raise ModelImportError(
+            f"batch={batch} does not say which axes to change: the first axes of the example inputs differ ({shown}). "
+            "Leave batch out and give example inputs of the wanted sizes"
+        )
+    return True

@@ -11,7 +11,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.dimensions import OpenSizes
+from tvm_split.frontends.dimensions import OpenSizes, rows_to_repeat
 from tvm_split.frontends.torch_graph import user_inputs
 from tvm_split.frontends.torch_tensors import shown
 
@@ -29,20 +29,10 @@ def constant_leaves(program: ExportedProgram) -> list[Any]:
 
 
 def with_batch(arguments: Any, batch: int) -> Any:
-    """``arguments`` with ``batch`` rows in every tensor, made by repeating the rows of the example.
-
-    All tensors must have the same number of rows, or it is not known which first axes are the batch's.
-    """
+    """``arguments`` with ``batch`` rows in every tensor, made by repeating the rows of the example."""
     tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-    rows = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
-    if rows == {batch}:
+    if not rows_to_repeat(batch, [tensor.shape for tensor in tensors]):
         return arguments
-    if len(rows) != 1 or None in rows or 0 in rows:
-        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
-        raise ModelImportError(
-            f"batch={batch} does not say which axes to change: the first axes of the example inputs differ ({shapes}). "
-            "Leave batch out and give example inputs of the wanted sizes"
-        )
 
     def repeated(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):

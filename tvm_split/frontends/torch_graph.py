@@ -51,6 +51,9 @@ TAKEN_APART = (
 )
 
 
+LAYER_ANNOTATION = "layer"
+"""Under this key of ``torch.fx.traceback.annotate``, a network that is no tree of torch modules tells its layers."""
+
 Decompositions = dict[Any, Callable[..., Any]]
 
 
@@ -113,18 +116,22 @@ class LayerNames:
         module = f"{path}@{call}" if call.isdigit() else path
         if path and path not in self._containers:
             return module
-        return f"{module}.{_name_in_source(node)}" if path else _name_in_source(node)
+        between = "/" if "/" in path or LAYER_ANNOTATION in (node.meta.get("custom") or {}) else "."
+        return f"{module}{between}{_name_in_source(node)}" if path else _name_in_source(node)
 
 
 def _stack(node: fx.Node) -> list[tuple[str, str]]:
     """Pairs of torch's key (with the number of the call) and path, outermost module first."""
+    annotated = (node.meta.get("custom") or {}).get(LAYER_ANNOTATION)
+    if annotated is not None:
+        return [(annotated, annotated.partition("@")[0])]
     stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
     return [(key, str(entry[0])) for key, entry in stack.items() if isinstance(entry, tuple)]
 
 
 def _ancestors(path: str) -> Iterable[str]:
     while path:
-        path = path.rpartition(".")[0]
+        path = path[: max(path.rfind("."), path.rfind("/"), 0)]
         yield path
 
 

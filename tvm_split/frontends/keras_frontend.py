@@ -1,0 +1,215 @@
+"""Keras to Model: models and ``.keras`` files, through JAX or torch, whichever Keras computes with."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvm_split.errors import ModelImportError, last_line
+from tvm_split.frontends.dimensions import OpenSizes, rows_to_repeat
+from tvm_split.frontends.normal_form import identifier
+from tvm_split.model import Model
+
+BACKENDS = ("jax", "torch")
+"""What Keras may compute with for its models to be imported; where there is a choice, the first."""
+
+
+def load_keras(
+    source: Any,
+    example_inputs: Any = None,
+    *,
+    batch: int | None = None,
+    dimensions: Mapping[str, int] | None = None,
+    name: str | None = None,
+) -> Model:
+    """A Model of a Keras model, or of the ``.keras`` file of one; layers are called as in Keras (``block/conv``).
+
+    ``example_inputs`` is a tuple of arrays, one array, or a dict by the names of the inputs; models that know their
+    inputs' shapes need none. Raises ModelImportError.
+    """
+    if isinstance(source, str | Path):
+        source = _read(Path(source))
+    import keras
+
+    backend = keras.config.backend()
+    if backend not in BACKENDS:
+        raise ModelImportError(
+            f"Keras computes with {backend} here; its models are imported with {' or '.join(BACKENDS)}. Save the model "
+            f"as a .keras file, and load that where KERAS_BACKEND={BACKENDS[0]} is set"
+        )
+    names, arrays, is_dict = _inputs(source, example_inputs, batch, dimensions or {})
+    called = name or source.name
+
+    def call(*tensors: Any) -> list[Any]:
+        given: Any = dict(zip(names, tensors, strict=True)) if is_dict else list(tensors)
+        if not is_dict and len(tensors) == 1:
+            (given,) = tensors
+        return list(keras.tree.flatten(source(given, training=False)))
+
+    identifiers = [identifier(each) for each in names]
+    if backend == "torch":
+        model = _through_torch(call, source, arrays, identifiers, called)
+        return model if example_inputs is not None else replace(model, example_inputs=None)
+    from tvm_split.frontends.jax_frontend import traced_model
+
+    return traced_model(
+        call, arrays, identifiers, framework="keras", name=called, left_out=1, are_examples=example_inputs is not None
+    )
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise ModelImportError(f"there is no file {str(path)!r}")
+    if "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
+        found = next((each for each in BACKENDS if importlib.util.find_spec(each)), None)
+        if found is None:
+            raise ModelImportError(
+                f"{str(path)!r}: Keras needs something to compute with: pip install tvm-split[{BACKENDS[0]}] or "
+                f"tvm-split[{BACKENDS[1]}]"
+            )
+        os.environ["KERAS_BACKEND"] = found
+    import keras
+
+    try:
+        return keras.saving.load_model(str(path), compile=False)
+    except Exception as error:
+        raise ModelImportError(f"{str(path)!r} cannot be read as a model of Keras: {last_line(error)}") from error
+
+
+def _inputs(
+    model: Any, examples: Any, batch: int | None, dimensions: Mapping[str, int]
+) -> tuple[list[str], list[np.ndarray[Any, Any]], bool]:
+    """The inputs' names, an array for each, and whether the model takes them by name."""
+    known = _known_inputs(model)
+    if isinstance(examples, Mapping):
+        names = [name for name, _, _ in known] if known else list(examples)
+        if set(names) != set(examples):
+            raise ModelImportError(f"the model's inputs are {names}, example_inputs has {sorted(examples)}")
+        arrays = [_array(examples[name]) for name in names]
+    elif examples is not None:
+        arrays = [_array(each) for each in (examples if isinstance(examples, list | tuple) else [examples])]
+        names = [name for name, _, _ in known] or [f"input_{place}" for place in range(len(arrays))]
+        if len(names) != len(arrays):
+            raise ModelImportError(
+                f"the model takes {len(names)} inputs ({', '.join(names)}), example_inputs has {len(arrays)}"
+            )
+    elif known:
+        names = [name for name, _, _ in known]
+        arrays = [np.zeros(shape, dtype) for shape, dtype in _bound(known, batch, dimensions)]
+    else:
+        raise ModelImportError(
+            f"the Keras model {model.name!r} does not know its inputs' shapes: give example_inputs, a tuple of arrays"
+        )
+    if examples is not None and dimensions:
+        raise ModelImportError(
+            "dimensions and example_inputs both say the sizes of the inputs; give one of them, and batch if need be"
+        )
+    if batch is not None and rows_to_repeat(batch, [array.shape for array in arrays]):
+        arrays = [np.resize(array, (batch, *array.shape[1:])) for array in arrays]
+    for (name, shape, dtype), array in zip(known, arrays, strict=False):
+        fits = len(shape) == array.ndim and all(s in (None, mine) for s, mine in zip(shape, array.shape, strict=True))
+        if not fits:
+            shown = [size if size is not None else "open" for size in shape]
+            raise ModelImportError(f"input {name!r} is {dtype}{shown}, example_inputs has {list(array.shape)}")
+    kinds = [dtype for _, _, dtype in known] or [str(array.dtype) for array in arrays]
+    arrays = [array.astype(kind) for array, kind in zip(arrays, kinds, strict=True)]
+    takes_names = isinstance(getattr(model, "_inputs_struct", None), Mapping) or (
+        not known and isinstance(examples, Mapping)
+    )
+    return names, arrays, takes_names
+
+
+Known = Sequence[tuple[str, tuple[int | None, ...], str]]
+
+
+def _known_inputs(model: Any) -> Known:
+    """Name, shape and dtype of each input of a model that was made of such."""
+    try:
+        tensors = list(model.inputs or ())
+    except AttributeError:
+        return ()
+    return [(tensor.name, tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
+
+
+def _bound(known: Known, batch: int | None, dimensions: Mapping[str, int]) -> Iterator[tuple[list[int], str]]:
+    sizes = OpenSizes(batch, dimensions)
+    for name, shape, _ in known:
+        for axis, size in enumerate(shape):
+            if size is None:
+                # All inputs of a network of Keras have the same first axis.
+                sizes.open("batch" if axis == 0 else f"{name}[{axis}]", f"{name}[{axis}]")
+            else:
+                sizes.fixed(f"{name}[{axis}]", size)
+    found = sizes.sizes()
+    for name, shape, dtype in known:
+        symbols = ["batch" if axis == 0 else f"{name}[{axis}]" for axis in range(len(shape))]
+        yield [found[symbol] if size is None else size for size, symbol in zip(shape, symbols, strict=True)], dtype
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    import keras
+
+    return np.asarray(keras.ops.convert_to_numpy(value))
+
+
+def _through_torch(
+    call: Callable[..., list[Any]], model: Any, arrays: Sequence[Any], names: Sequence[str], called: str
+) -> Model:
+    import torch
+    from torch.fx.traceback import preserve_node_meta
+
+    from tvm_split.frontends.torch_frontend import load_torch
+
+    class Network(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, **tensors: Any) -> tuple[Any, ...]:
+            return tuple(call(*(tensors[name] for name in names)))
+
+    given = {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
+    with _annotated(), preserve_node_meta():
+        loaded = load_torch(Network().eval(), given, name=called)
+    return replace(loaded, framework="keras")
+
+
+@contextmanager
+def _annotated() -> Iterator[None]:
+    """Every call of a Keras layer tells torch its path, and how often the layer was called before."""
+    import keras
+    from torch.fx.traceback import annotate
+
+    from tvm_split.frontends.torch_graph import LAYER_ANNOTATION
+
+    original = keras.layers.Layer.__call__
+    path: list[str] = []
+    calls: Counter[tuple[str, ...]] = Counter()
+
+    @functools.wraps(original)
+    def told(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        path.append(self.name)
+        own = tuple(path[1:])  # the first is the network itself
+        number = calls[own]
+        calls[own] += 1
+        try:
+            with annotate({LAYER_ANNOTATION: "/".join(own) + (f"@{number}" if number else "")}):
+                return original(self, *arguments, **keywords)
+        finally:
+            path.pop()
+
+    keras.layers.Layer.__call__ = told
+    try:
+        yield
+    finally:
+        keras.layers.Layer.__call__ = original

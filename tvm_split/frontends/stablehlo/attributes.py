@@ -1,0 +1,52 @@
+"""What the attributes of an operation say, as Python's own values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from tvm_split.frontends.stablehlo.modules import array_of, shape_and_dtype
+
+
+def result_kind(operation: ir.Operation, place: int = 0) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of one result; its sizes are known."""
+    shape, dtype = shape_and_dtype(operation.results[place].type)
+    return tuple(size for size in shape if size is not None), np.dtype(dtype)
+
+
+def integers(operation: ir.Operation, name: str, otherwise: Any = None) -> list[int]:
+    """An array of integers; ``otherwise`` where it is left out."""
+    if name not in operation.attributes:
+        return list(otherwise or ())
+    attribute = operation.attributes[name]
+    if isinstance(attribute, ir.DenseI64ArrayAttr | ir.DenseBoolArrayAttr):
+        return [int(number) for number in attribute]
+    return [int(number) for number in array_of(attribute).ravel()]
+
+
+def integer(operation: ir.Operation, name: str, otherwise: int = 0) -> int:
+    return ir.IntegerAttr(operation.attributes[name]).value if name in operation.attributes else otherwise
+
+
+def pairs(operation: ir.Operation, name: str, count: int) -> list[tuple[int, int]]:
+    """Two numbers for each axis, such as paddings; 0 where they are left out."""
+    if name not in operation.attributes:
+        return [(0, 0)] * count
+    return [(int(low), int(high)) for low, high in array_of(operation.attributes[name]).reshape(-1, 2)]
+
+
+def word(operation: ir.Operation, name: str) -> str:
+    """An enumeration's value: ``#stablehlo<comparison_direction LT>`` is ``LT``; a string's text; "" if left out."""
+    if name not in operation.attributes:
+        return ""
+    attribute = operation.attributes[name]
+    if isinstance(attribute, ir.StringAttr):
+        return str(attribute.value)
+    return str(attribute).rstrip(">").rpartition(" ")[2]
+
+
+def comparison(operation: ir.Operation) -> str:
+    """``LT``, ``EQ`` and so on."""
+    return word(operation, "comparison_direction")

@@ -1,0 +1,46 @@
+"""A StableHLO module with static sizes to a Model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tvm_split.frontends.normal_form import identifier, normal_form
+from tvm_split.frontends.stablehlo.flattening import flattened
+from tvm_split.frontends.stablehlo.importer import import_program
+from tvm_split.frontends.stablehlo.modules import Array, bytecode
+from tvm_split.model import Model
+
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir
+
+
+def model_of(
+    module: ir.Module,
+    weights: Mapping[int, Array],
+    inputs: Mapping[int, str],
+    examples: Sequence[Any] | None,
+    *,
+    framework: str,
+    name: str,
+    left_out: int = 0,
+) -> Model:
+    """A Model of ``module``, whose main function's arguments are ``weights`` and named ``inputs``, by place.
+
+    ``left_out`` words at the beginning of each path are no part of a layer's name. Raises ModelImportError.
+    """
+    from tvm_split.frontends.stablehlo.reference import StableHloReference
+
+    program = flattened(module, weights, left_out)
+    found = import_program(program, inputs)
+    form = normal_form(found.imported.function, found.imported.layers, list(inputs.values()))
+    reference = StableHloReference(
+        bytecode(module),
+        bytecode(program.module),
+        weights,
+        tuple(inputs),
+        form.variables(found.imported.held),
+        found.arrangements,
+    )
+    arrays = None if examples is None else tuple(examples)
+    return Model(identifier(name), framework, form.module, form.inputs, form.outputs(), form.layers, reference, arrays)

@@ -1,0 +1,231 @@
+"""From a module with functions, loops and branches to one list of operations, each with its layer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
+
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.importing import BRANCH, LOOP, refuse
+from tvm_split.frontends.stablehlo.folding import folded
+from tvm_split.frontends.stablehlo.layer_names import Frame, Origin, layers_of
+from tvm_split.frontends.stablehlo.locations import words_of
+from tvm_split.frontends.stablehlo.modules import Array, block_of, functions, in_context, main_of
+
+MOST_OPERATIONS = 200_000
+"""A network of more, written out, is refused: a loop of so many steps is no network to split."""
+
+_QUIET = frozenset(
+    f"stablehlo.{name}" for name in ("constant", "iota", "broadcast_in_dim", "reshape", "convert", "transpose", "slice")
+)
+
+_KEPT_WHOLE = frozenset({"chlo.erf", "chlo.top_k", "chlo.asin", "chlo.acos", "chlo.atan"})
+"""Composite operations that are imported as one; others as what they are composed of."""
+
+_WITHOUT_EFFECT = frozenset({"Sharding", "shape_assertion", "annotate_device_placement", "SPMDFullToShardShape"})
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation, the layer that it belongs to, and what is known of its operands."""
+
+    operation: ir.Operation
+    layer: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """``module`` has one function, main, of ``steps`` in a row, and what composite operations are composed of.
+
+    ``known`` are the values that do not depend on any input. ``arguments`` are the main function's, the weights
+    included.
+    """
+
+    module: ir.Module
+    steps: tuple[Step, ...]
+    arguments: tuple[ir.Value, ...]
+    results: tuple[ir.Value, ...]
+    known: Mapping[ir.Value, Array]
+
+
+def flattened(module: ir.Module, weights: Mapping[int, Array], left_out: int = 0) -> Program:
+    """``module`` (static sizes) written out; ``weights`` are what is known of the main function's arguments, by place.
+
+    ``left_out`` words at the beginning of each path are no part of a layer's name. Raises ModelImportError for loops
+    and branches that depend on data, each with its layer.
+    """
+    with in_context():
+        return _Flattening(module, weights, left_out).run()
+
+
+@dataclass
+class _Flattening:
+    source: ir.Module
+    weights: Mapping[int, Array]
+    left_out: int
+    operations: list[ir.Operation] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    known: dict[ir.Value, Array] = field(default_factory=dict)
+    problems: list[tuple[str, Origin]] = field(default_factory=list)
+
+    def run(self) -> Program:
+        self.functions = functions(self.source)
+        main = main_of(self.source)
+        kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+        flat = ir.Module.create()
+        self.body = ir.InsertionPoint(flat.body)
+        self.copied: set[str] = set()
+        function = func.FuncOp("main", kind, ip=self.body)
+        entry = function.add_entry_block()
+        self.point = ir.InsertionPoint(entry)
+        arguments = tuple(entry.arguments)
+        self.known.update({arguments[place]: array for place, array in self.weights.items()})
+        results = self._block(block_of(main), arguments, Frame())
+        func.ReturnOp(results, ip=self.point)
+        layers = layers_of([*self.origins, *(origin for _, origin in self.problems)], self.left_out)
+        of_problems = layers[len(self.origins) :]
+        refuse((what, layer) for (what, _), layer in zip(self.problems, of_problems, strict=True))
+        steps = tuple(Step(operation, layer) for operation, layer in zip(self.operations, layers, strict=False))
+        return Program(flat, steps, arguments, tuple(results), self.known)
+
+    def _block(self, block: Any, given: Sequence[ir.Value], frame: Frame, outer: Any = None) -> list[ir.Value]:
+        """Write a block's operations out, and give what it returns."""
+        values: dict[ir.Value, ir.Value] = dict(outer or {})
+        values.update(zip(block.arguments, given, strict=True))
+        for each in block.operations:
+            operation = each.operation
+            operands = [values[operand] for operand in operation.operands]
+            if operation.name in ("func.return", "stablehlo.return"):
+                return operands
+            results = self._written(operation, operands, frame, values)
+            values.update(zip(operation.results, results, strict=True))
+        return []
+
+    def _written(
+        self, operation: ir.Operation, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
+    ) -> Sequence[ir.Value]:
+        words = frame.words_within(words_of(str(operation.location)))
+        kind = operation.name
+        if kind in ("func.call", "stablehlo.composite"):
+            callee = "callee" if kind == "func.call" else "decomposition"
+            name = ir.FlatSymbolRefAttr(operation.attributes[callee]).value
+            if kind == "func.call" or ir.StringAttr(operation.attributes["name"]).value not in _KEPT_WHOLE:
+                return self._block(block_of(self.functions[name]), operands, Frame(words, frame, name))
+            self._copy_function(name)
+        elif kind == "stablehlo.while":
+            return self._loop(operation, operands, Frame(words, frame, "while"), values)
+        elif kind in ("stablehlo.case", "stablehlo.if"):
+            return self._branch(operation, operands, Frame(words, frame, "branch"), values)
+        elif kind == "stablehlo.optimization_barrier":
+            return operands
+        elif kind == "stablehlo.custom_call" and _target(operation) in _WITHOUT_EFFECT:
+            return operands[: len(operation.results)]
+        return self._cloned(operation, operands, self._origin(operation, words, frame), values)
+
+    def _origin(self, operation: ir.Operation, words: tuple[str, ...], frame: Frame) -> Origin:
+        kind = operation.name.partition(".")[2]
+        return Origin(frame, words, kind, str(operation.location), operation.name in _QUIET)
+
+    def _cloned(
+        self, operation: ir.Operation, operands: list[ir.Value], origin: Origin, values: Mapping[ir.Value, ir.Value]
+    ) -> list[ir.Value]:
+        if len(self.operations) >= MOST_OPERATIONS:
+            raise ModelImportError(
+                f"written out, the model's loops have more than {MOST_OPERATIONS} operations; "
+                "give a part of the model without its longest loop"
+            )
+        clone = operation.clone(ip=self.point)
+        for place, operand in enumerate(operands):
+            clone.operands[place] = operand
+        _give_outer_values(clone, values)
+        self.operations.append(clone)
+        self.origins.append(origin)
+        results = list(clone.results)
+        if all(operand in self.known for operand in operands):
+            arrays = folded(clone, [self.known[operand] for operand in operands])
+            self.known.update(zip(results, arrays or (), strict=False))
+        return results
+
+    def _copy_function(self, name: str) -> None:
+        """What a composite operation is composed of, and what that calls."""
+        if name in self.copied:
+            return
+        self.copied.add(name)
+        self.functions[name].operation.clone(ip=self.body)
+        for each in block_of(self.functions[name]).operations:
+            if each.operation.name == "func.call":
+                self._copy_function(ir.FlatSymbolRefAttr(each.operation.attributes["callee"]).value)
+
+    def _loop(
+        self, operation: ir.Operation, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
+    ) -> list[ir.Value]:
+        condition, body = (region.blocks[0] for region in operation.regions)
+        for count in itertools.count():
+            (goes_on,) = self._evaluated(condition, [self.known.get(operand) for operand in operands], values)
+            if goes_on is None:
+                # What comes after it is written out nevertheless, so that all problems are found at once.
+                return self._refused(operation, f"while ({LOOP}{' more often than is known' * bool(count)})", frame)
+            if not goes_on:
+                return operands
+            operands = self._block(body, operands, frame, values)
+        raise AssertionError  # a loop ends, or is refused
+
+    def _branch(
+        self, operation: ir.Operation, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
+    ) -> Sequence[ir.Value]:
+        chosen = self.known.get(operands[0])
+        if chosen is None:
+            return self._refused(operation, f"{operation.name.partition('.')[2]} ({BRANCH})", frame)
+        count = len(operation.regions)
+        place = int(chosen) if operation.name == "stablehlo.case" else int(not chosen)
+        region = operation.regions[place if 0 <= place < count else count - 1]
+        return self._block(region.blocks[0], [], frame, values)
+
+    def _refused(self, operation: ir.Operation, what: str, frame: Frame) -> list[ir.Value]:
+        self.problems.append((what, self._origin(operation, frame.words, frame.outer or Frame())))
+        return [
+            ir.Operation.create("builtin.unrealized_conversion_cast", [result.type], [], ip=self.point).results[0]
+            for result in operation.results
+        ]
+
+    def _evaluated(
+        self, block: Any, given: Sequence[Array | None], outer: Mapping[ir.Value, ir.Value]
+    ) -> list[Array | None]:
+        """What a block returns, as far as it is known, without writing it out."""
+        known = {value: self.known[mine] for value, mine in outer.items() if mine in self.known}
+        known.update((value, array) for value, array in zip(block.arguments, given, strict=True) if array is not None)
+        for each in block.operations:
+            operation = each.operation
+            operands = [known.get(operand) for operand in operation.operands]
+            if operation.name in ("func.return", "stablehlo.return"):
+                return operands
+            results: Sequence[Array | None] = ()
+            if operation.name == "func.call":
+                callee = self.functions[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value]
+                results = self._evaluated(block_of(callee), operands, {})
+            elif all(operand is not None for operand in operands):
+                results = folded(operation, [operand for operand in operands if operand is not None]) or ()
+            known.update(
+                (value, array) for value, array in zip(operation.results, results, strict=False) if array is not None
+            )
+        return []
+
+
+def _target(operation: ir.Operation) -> str:
+    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
+
+
+def _give_outer_values(operation: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
+    """In the regions of a copied operation, put for what they use of outside what it has become."""
+    for region in operation.regions:
+        for block in region.blocks:
+            for each in block.operations:
+                for place, operand in enumerate(each.operation.operands):
+                    if operand in values:
+                        each.operation.operands[place] = values[operand]
+                _give_outer_values(each.operation, values)

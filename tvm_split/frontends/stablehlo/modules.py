@@ -1,0 +1,169 @@
+"""StableHLO modules: read from text, bytecode or ``jax.export``, with their sizes bound, and what is asked of them."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from jaxlib import _jax
+from jaxlib.mlir import ir
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+from jaxlib.mlir.dialects import chlo, stablehlo
+
+from tvm_split.errors import ModelImportError, last_line
+
+Array = np.ndarray[Any, Any]
+
+BYTECODE = b"ML\xefR"
+"""What every file of MLIR's bytecode begins with."""
+
+_DTYPES = {
+    "i1": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
+    "ui8": "uint8", "ui16": "uint16", "ui32": "uint32", "ui64": "uint64",
+    "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
+}  # fmt: skip
+
+
+@cache
+def _context() -> ir.Context:
+    """With the dialects that JAX and TensorFlow export; parsing needs jaxlib alone."""
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    context = ir.Context()
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    stablehlo.register_dialect(context)
+    chlo.register_dialect(context)
+    return context
+
+
+@contextmanager
+def in_context() -> Iterator[None]:
+    """Where modules are built and changed."""
+    with _context(), ir.Location.unknown(_context()):
+        yield
+
+
+def parsed(text: str | bytes, shown: str) -> ir.Module:
+    """The module of a text or bytecode, portable artefacts of other versions included; ``shown`` names it in errors."""
+    with in_context():
+        try:
+            if isinstance(text, bytes) and text.startswith(BYTECODE):
+                return stablehlo.deserialize_portable_artifact(_context(), text)
+            return ir.Module.parse(text)
+        except Exception as error:
+            raise ModelImportError(f"{shown} cannot be read as a StableHLO module: {last_line(error)}") from error
+
+
+def bytecode(module: ir.Module) -> bytes:
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def functions(module: ir.Module) -> dict[str, Any]:
+    """The functions of a module by name."""
+    found = {}
+    for operation in module.body.operations:
+        if operation.operation.name == "func.func":
+            found[ir.StringAttr(operation.attributes["sym_name"]).value] = operation
+    return found
+
+
+def main_of(module: ir.Module) -> Any:
+    """The function that is called from outside: ``main``, or the only public one."""
+    found = functions(module)
+    public = [
+        function
+        for function in found.values()
+        if "sym_visibility" not in function.attributes
+        or ir.StringAttr(function.attributes["sym_visibility"]).value == "public"
+    ]
+    main = found.get("main", public[0] if len(public) == 1 else None)
+    if main is None:
+        raise ModelImportError(
+            f"the StableHLO module has the functions {', '.join(found) or '(none)'}: which one is the network is not "
+            "known; name it main, or make all others private"
+        )
+    return main
+
+
+def block_of(function: Any) -> Any:
+    return function.regions[0].blocks[0]
+
+
+def size_of(value: int) -> int | None:
+    return None if ir.ShapedType.is_dynamic_size(value) else value
+
+
+def shape_and_dtype(kind: ir.Type) -> tuple[tuple[int | None, ...], str]:
+    """Sizes (None: open) and dtype of a tensor type. Raises ModelImportError for what is none."""
+    try:
+        tensor = ir.RankedTensorType(kind)
+    except ValueError as error:
+        raise ModelImportError(f"a value of type {kind} is no tensor of known rank") from error
+    element = str(tensor.element_type)
+    if element not in _DTYPES:
+        raise ModelImportError(f"a tensor of {element} cannot be computed with here")
+    return tuple(size_of(size) for size in tensor.shape), _DTYPES[element]
+
+
+def with_sizes(module: ir.Module, shapes: Sequence[Sequence[int]]) -> ir.Module:
+    """A copy of ``module`` whose main function takes these shapes, and all other sizes follow from them."""
+    with in_context():
+        copy = ir.Module.parse(bytecode(module))
+        main = main_of(copy)
+        kinds = []
+        for argument, shape in zip(block_of(main).arguments, shapes, strict=True):
+            kind = ir.RankedTensorType.get(list(shape), ir.RankedTensorType(argument.type).element_type)
+            argument.set_type(kind)
+            kinds.append(kind)
+        results = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).results
+        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kinds, results))
+        main.attributes["sym_name"] = ir.StringAttr.get("main")
+        try:
+            return ir.Module.parse(_jax.mlir.refine_polymorphic_shapes(bytecode(copy)))
+        except Exception as error:
+            raise ModelImportError(
+                f"the module cannot have inputs of the shapes {[list(shape) for shape in shapes]}: {last_line(error)}"
+            ) from error
+
+
+def array_of(attribute: ir.Attribute) -> Array:
+    """The numbers of a ``dense`` attribute."""
+    if isinstance(attribute, ir.DenseResourceElementsAttr):
+        raise ModelImportError("a constant's values were left out of the text; write it with all its values")
+    shape, dtype = shape_and_dtype(ir.ShapedType(attribute.type))
+    numpy_dtype = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    elements = ir.DenseElementsAttr(attribute)
+    if elements.is_splat:
+        splat = elements.get_splat_value()
+        number = ir.FloatAttr(splat).value if "float" in dtype else ir.IntegerAttr(splat).value
+        return np.full(shape, _wrapped(number, numpy_dtype), numpy_dtype)
+    if dtype == "bfloat16":
+        return _bfloat16_of(str(attribute)).reshape(shape)
+    return np.array(elements).astype(numpy_dtype).reshape(shape)
+
+
+def _wrapped(number: Any, dtype: np.dtype[Any]) -> Any:
+    """MLIR says of an unsigned integer what its bits are as a signed one."""
+    return number % (np.iinfo(dtype).max + 1) if dtype.kind == "u" else number
+
+
+def _bfloat16_of(text: str) -> Array:
+    """The numbers in the text of a ``dense`` attribute, which MLIR's bindings cannot give: bits, or one by one."""
+    inner = text[len("dense<") : text.rindex("> : ")]
+    if inner.startswith('"0x'):
+        return np.frombuffer(bytes.fromhex(inner.strip('"')[2:]), ml_dtypes.bfloat16)
+    words = re.findall(r"[^\[\],\s]+", inner)
+    bits = [
+        int(word, 16) if word.startswith("0x") else int(np.asarray(float(word), ml_dtypes.bfloat16).view(np.uint16))
+        for word in words
+    ]
+    return np.array(bits, np.uint16).view(ml_dtypes.bfloat16)

@@ -1,0 +1,98 @@
+"""The right answers for a StableHLO program: XLA's, on the processor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.backend import get_backend
+from jaxlib import _jax, xla_client
+from jaxlib.mlir import ir
+
+from tvm_split.errors import ModelImportError, VerificationError, last_line
+from tvm_split.frontends.stablehlo.attributes import result_kind
+from tvm_split.frontends.stablehlo.importer import Arrangement
+from tvm_split.frontends.stablehlo.modules import Array, block_of, bytecode, in_context, main_of
+
+_BYTES_AT_A_TIME = 1 << 28
+"""Of intermediate values asked for in one run; a large network's values need not be in memory at once."""
+
+
+@dataclass(frozen=True)
+class StableHloReference:
+    """Runs ``source``, a module as it was given (sizes bound), and ``flat``, the same written out, in bytecode.
+
+    ``weights`` are arguments by place, ``inputs`` the places of the others. ``variables`` are those of results, by step
+    and place among its results, in execution order, and ``arrangements`` how they hold them.
+    """
+
+    source: bytes
+    flat: bytes
+    weights: Mapping[int, Array]
+    inputs: Sequence[int]
+    variables: Mapping[tuple[int, int], str]
+    arrangements: Mapping[tuple[int, int], Arrangement]
+
+    def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        """The model's outputs in the model's order."""
+        return tuple(self._run(self.source, inputs))
+
+    def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
+        """Variable name and value of every result that a variable holds, in execution order, as it is there."""
+        keys = [key for key in self.arrangements if key in self.variables]
+        while keys:
+            with in_context():
+                module, count = _returning(self.flat, keys)
+                code = bytecode(module)
+            for key, value in zip(keys[:count], self._run(code, inputs), strict=True):
+                arrangement = self.arrangements[key]
+                lying = value.transpose(arrangement.order)
+                once = tuple(slice(None) if size != 1 else slice(0, 1) for size in arrangement.sizes)
+                yield self.variables[key], np.asarray(lying[once], order="C")
+            keys = keys[count:]
+
+    def _run(self, code: bytes, inputs: Sequence[Array]) -> list[Array]:
+        if len(inputs) != len(self.inputs):
+            raise ModelImportError(f"the model takes {len(self.inputs)} inputs, given are {len(inputs)}")
+        given = {**self.weights, **dict(zip(self.inputs, inputs, strict=True))}
+        client = get_backend("cpu")
+        device = client.local_devices()[0]
+        try:
+            options = xla_client.CompileOptions()
+            # Half precision is rounded after every operation, as it is written.
+            options.env_option_overrides = [("xla_allow_excess_precision", False)]
+            executable = client.compile_and_load(code, _jax.DeviceList((device,)), options)
+            with jax.enable_x64(True):
+                arrays = [jax.device_put(np.asarray(given[place], order="C"), device) for place in range(len(given))]
+                results = executable.execute_sharded(arrays).disassemble_into_single_device_arrays()
+                return [np.asarray(parts[0]) for parts in results]
+        except Exception as error:
+            raise VerificationError(
+                "XLA cannot run this model, so there is nothing to compare with "
+                f"({type(error).__name__}: {last_line(error)}); verify=False, or --no-verify, compiles it unchecked"
+            ) from error
+
+
+def _returning(flat: bytes, keys: Sequence[tuple[int, int]]) -> tuple[Any, int]:
+    """The program with the first results of ``keys`` as its outputs, and how many of them it gives."""
+    module = ir.Module.parse(flat)
+    main = main_of(module)
+    *steps, end = [each.operation for each in block_of(main).operations]
+    kept: list[ir.Value] = []
+    size = 0
+    for step, place in keys:
+        shape, dtype = result_kind(steps[step], place)
+        size += math.prod(shape) * dtype.itemsize
+        if kept and size > _BYTES_AT_A_TIME:
+            break
+        kept.append(steps[step].results[place])
+    ir.Operation.create("func.return", [], kept, ip=ir.InsertionPoint(end))
+    end.erase()
+    arguments = [argument.type for argument in block_of(main).arguments]
+    kind = ir.FunctionType.get(arguments, [value.type for value in kept])
+    main.attributes["function_type"] = ir.TypeAttr.get(kind)
+    return module, len(kept)

@@ -1,0 +1,63 @@
+"""Sorting by one key, and the largest elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.stablehlo.attributes import comparison, integer
+from tvm_split.frontends.stablehlo.values import Arranger, Call, Value
+
+
+def _sort(op: Arranger, call: Call) -> list[Value]:
+    axis = integer(call.operation, "dimension", -1) % max(call.operands[0].rank, 1)
+    key, is_descending = _key(call.operation.regions[0].blocks[0])
+    value = call.operands[key]
+    order = value.order
+    place = order.index(axis)
+    where = op.argsort(op.full(value, order), place, is_descending, dtype="int64")
+    return [Value(op.gather_elements(op.full(each, order), where, place), order, each.shape) for each in call.operands]
+
+
+def _key(block: Any) -> tuple[int, bool]:
+    """Which operand is sorted by, and whether the largest comes first.
+
+    JAX compares floats by their integer bits, or with zeros and NaNs made alike: what is compared in the end counts.
+    """
+    *body, end = [each.operation for each in block.operations]
+    compared = [each for each in body if each.name == "stablehlo.compare" and comparison(each)[0] in "GL"]
+    arguments = list(block.arguments)
+    for operation in compared:
+        if list(end.operands) == list(operation.results):
+            left, right = (_arguments_of(operand, arguments) for operand in operation.operands)
+            if len(left) == len(right) == 1 and {left[0] // 2} == {right[0] // 2}:
+                return left[0] // 2, (comparison(operation)[0] == "G") == (left[0] % 2 == 0)
+    raise ModelImportError("it sorts in an order of its own; sorting by one tensor's numbers can be imported")
+
+
+def _arguments_of(value: ir.Value, arguments: list[ir.Value]) -> list[int]:
+    """The places of the arguments that a value is made of."""
+    if value in arguments:
+        return [arguments.index(value)]
+    operation = value.owner
+    if not isinstance(operation, ir.Block):
+        found = {place for operand in operation.operands for place in _arguments_of(operand, arguments)}
+        return sorted(found)
+    return []
+
+
+def _top_k(op: Arranger, call: Call) -> list[Value]:
+    (value,) = call.operands
+    attributes = call.operation.attributes
+    options = ir.DictAttr(attributes["composite_attributes"]) if "composite_attributes" in attributes else attributes
+    count = ir.IntegerAttr(options["k"]).value
+    both = op.topk(op.full(value), count, value.rank - 1, "both", True, "int32")
+    shape = (*value.shape[:-1], count)
+    return [Value(op.item(both, place), tuple(range(value.rank)), shape) for place in range(2)]
+
+
+CONVERTERS: dict[str, Callable[[Arranger, Call], list[Value]]] = {"stablehlo.sort": _sort, "chlo.top_k": _top_k}
+"""By the operation's name."""
