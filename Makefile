@@ -44,9 +44,11 @@ $(FRAMEWORKS)/.installed: requirements-frameworks.lock $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(FRAMEWORKS) --requirement requirements-frameworks.lock
 	touch $@
 
-# Models of JAX, Flax and Keras, with the real packages.
+# Models of JAX, Flax and Keras, with the real packages; Keras computes with one other in a process, so it runs twice.
+KERAS_TESTS := tests/frameworks/test_keras_models.py
 test-frameworks: $(FRAMEWORKS)/.installed
-	PYTHONPATH=$(FRAMEWORKS) $(BIN)/python -m pytest -n 2 --dist loadfile $(or $(FRAMEWORK_TESTS),tests/frameworks)
+	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=jax $(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks
+	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=torch $(BIN)/python -m pytest -n 2 --dist worksteal $(KERAS_TESTS)
 
 # What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
 TIMES ?= 20

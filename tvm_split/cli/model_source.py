@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from tvm_split.model import Model
     from tvm_split.rpc_runtime.program.program import TensorSpec
 
-FILE_SUFFIXES = (".onnx", ".pt2")
+FILE_SUFFIXES = (".onnx", ".pt2", ".mlir", ".mlirbc", ".stablehlo", ".jax", ".keras")
+
+MODULES = frozenset(
+    {
+        "torch.nn.modules.module.Module",
+        "flax.nnx.module.Module",
+        "flax.linen.module.Module",
+        "keras.src.models.model.Model",
+    }
+)
+"""Base classes of what is a network itself, and not a function that returns one."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,7 @@ def _from_python(reference: str) -> tuple[Any, Any]:
         _require_callable_alone(found, reference)
         found = found()
     model, examples = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-    if _is_module(model):
+    if _is_module(model) and hasattr(model, "eval"):
         model.eval()  # nothing is trained here, and a network in training mode has no single answer
     return model, examples
 
@@ -107,9 +117,8 @@ def _require_callable_alone(function: Any, reference: str) -> None:
 
 
 def _is_module(value: Any) -> bool:
-    """Whether a value is a torch module, found out without loading torch."""
-    bases = {f"{base.__module__}.{base.__qualname__}" for base in type(value).__mro__}
-    return "torch.nn.modules.module.Module" in bases
+    """Whether a value is a network of a framework, found out without loading any."""
+    return not MODULES.isdisjoint(f"{base.__module__}.{base.__qualname__}" for base in type(value).__mro__)
 
 
 def _dimension(text: str) -> tuple[str, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-from jaxlib.mlir.dialects import chlo, stablehlo
+from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 from tvm_split.errors import ModelImportError, last_line
 
@@ -40,6 +40,7 @@ def _context() -> ir.Context:
     context.load_all_available_dialects()
     stablehlo.register_dialect(context)
     chlo.register_dialect(context)
+    sdy.register_dialect(context)
     return context
 
 
@@ -119,11 +120,15 @@ def with_sizes(module: ir.Module, shapes: Sequence[Sequence[int]]) -> ir.Module:
     with in_context():
         copy = ir.Module.parse(bytecode(module))
         main = main_of(copy)
-        kinds = []
-        for argument, shape in zip(block_of(main).arguments, shapes, strict=True):
-            kind = ir.RankedTensorType.get(list(shape), ir.RankedTensorType(argument.type).element_type)
-            argument.set_type(kind)
-            kinds.append(kind)
+        block = block_of(main)
+        first = ir.InsertionPoint.at_block_begin(block)
+        kinds = [
+            ir.RankedTensorType.get(list(shape), ir.RankedTensorType(argument.type).element_type)
+            for argument, shape in zip(block.arguments, shapes, strict=True)
+        ]
+        for argument, kind in zip(block.arguments, kinds, strict=True):
+            if argument.type != kind:
+                _set_kind(argument, kind, first)
         results = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).results
         main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kinds, results))
         main.attributes["sym_name"] = ir.StringAttr.get("main")
@@ -133,6 +138,33 @@ def with_sizes(module: ir.Module, shapes: Sequence[Sequence[int]]) -> ir.Module:
             raise ModelImportError(
                 f"the module cannot have inputs of the shapes {[list(shape) for shape in shapes]}: {last_line(error)}"
             ) from error
+
+
+def _set_kind(argument: ir.Value, kind: ir.Type, first: ir.InsertionPoint) -> None:
+    """Give an argument known sizes; its uses see it with the open ones, from which XLA finds all others.
+
+    As ``stablehlo-refine-arguments`` does it (StableHLO, ``StablehloRefineArguments.cpp``).
+    """
+    before = argument.type
+    argument.set_type(kind)
+    sizes = np.array(ir.RankedTensorType(kind).shape, np.int64)
+    shape = ir.Operation.create(
+        "stablehlo.constant",
+        [ir.RankedTensorType.get([len(sizes)], ir.IntegerType.get_signless(64))],
+        attributes={"value": ir.DenseElementsAttr.get(sizes)},
+        ip=first,
+    )
+    wrapped = ir.Operation.create(
+        "stablehlo.custom_call",
+        [before],
+        [argument, shape.results[0]],
+        {
+            "call_target_name": ir.StringAttr.get("stablehlo.shape_refinement_operand_wrapper"),
+            "indices_of_shape_operands": ir.DenseElementsAttr.get(np.array([1], np.int64)),
+        },
+        ip=first,
+    )
+    argument.replace_all_uses_except(wrapped.results[0], [wrapped])
 
 
 def array_of(attribute: ir.Attribute) -> Array:

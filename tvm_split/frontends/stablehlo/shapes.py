@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.operators import shape_of
+from tvm_split.frontends.operators import constant, numbers_of, shape_of
 from tvm_split.frontends.stablehlo.attributes import integer, integers
 from tvm_split.frontends.stablehlo.values import Arranger, Call, Value, in_place, leading_order
 
@@ -89,9 +90,13 @@ def _reverse(op: Arranger, call: Call) -> Value:
 def reversed_along(op: Arranger, value: Value, axes: Sequence[int]) -> Value:
     """``value`` with the elements along ``axes`` from last to first."""
     expr = value.expr
-    for axis in axes:
-        if value.shape[axis] > 1 and not value.repeats(axis):
-            expr = op.flip(expr, value.order.index(axis))
+    turned = [value.order.index(axis) for axis in axes if value.shape[axis] > 1 and not value.repeats(axis)]
+    numbers = numbers_of(expr)
+    if numbers is not None and turned:
+        expr = constant(np.ascontiguousarray(np.flip(numbers, tuple(turned))), value.dtype)
+    else:
+        for place in turned:
+            expr = op.flip(expr, place)
     return Value(expr, value.order, value.shape)
 
 

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+from jax import export, lax
+
+from tests.helpers.frontends.comparison import assert_equal_to_source
+from tests.helpers.frontends.contract import assert_keeps_contract
+from tvm_split.compiler.verification import first_parting_layer
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends import load_model
+from tvm_split.frontends.stablehlo import elementwise
+from tvm_split.frontends.stablehlo.locations import path_of, words_of
+
+WEIGHTS = np.random.default_rng(0).standard_normal((3, 4)).astype("float32")
+X = np.random.default_rng(1).standard_normal((2, 3)).astype("float32")
+
+
+def network(x: Any) -> Any:
+    with jax.named_scope("hidden"):
+        x = jnp.tanh(x @ WEIGHTS)
+    with jax.named_scope("out"):
+        return jax.nn.softmax(x)
+
+
+def exported(batch: str | int = 2) -> export.Exported:
+    shape = export.symbolic_shape(f"{batch}, 3")
+    return export.export(jax.jit(network))(jax.ShapeDtypeStruct(shape, "float32"))
+
+
+def text() -> str:
+    return jax.jit(network).lower(X).as_text(debug_info=True)
+
+
+@pytest.mark.parametrize(
+    "form", ["function", "jitted", "partial", "exported", "serialised", "text", "bytecode", "bytes"]
+)
+def test_forms_of_a_network(form: str, tmp_path: Path) -> None:
+    bytecode = exported().mlir_module_serialized
+    (tmp_path / "net.mlir").write_text(text())
+    (tmp_path / "net.mlirbc").write_bytes(bytecode)
+    (tmp_path / "net.jax").write_bytes(exported().serialize())
+    source = {
+        "function": network,
+        "jitted": jax.jit(network),
+        "partial": functools.partial(lambda weights, x: network(x) + weights["none"], {"none": np.zeros(4, "float32")}),
+        "exported": exported(),
+        "serialised": tmp_path / "net.jax",
+        "text": tmp_path / "net.mlir",
+        "bytecode": str(tmp_path / "net.mlirbc"),
+        "bytes": bytecode,
+    }[form]
+    model = load_model(source, (X,))
+    assert_keeps_contract(model)
+    assert_equal_to_source(model, [X])
+    np.testing.assert_allclose(model.reference.outputs([X])[0], network(X), rtol=1e-5)
+    assert {"hidden", "out"} <= set(model.layer_names)
+
+
+def test_arguments_may_be_nested_and_are_named() -> None:
+    def mixed(pair: Any, *, scale: Any, negate: bool) -> Any:
+        return {"sum": (pair["a"] + pair["b"][0]) * scale, "difference": -pair["a"] if negate else pair["a"]}
+
+    given = {"pair": {"a": X, "b": [X + 1]}, "scale": np.float32(2), "negate": True}
+    model = load_model(mixed, given)
+    assert [spec.name for spec in model.inputs] == ["pair_a", "pair_b_0", "scale"]
+    assert_equal_to_source(model, [X, X + 1, np.float32(2)])
+    assert [spec.shape for spec in load_model(lambda *many: many[0] + many[1], (X, X)).inputs] == [(2, 3), (2, 3)]
+
+
+def test_a_batch_repeats_the_examples() -> None:
+    assert load_model(network, (X,), batch=5).inputs[0].shape == (5, 3)
+    with pytest.raises(ModelImportError, match=r"batch=5 does not say which axes"):
+        load_model(lambda x, y: x + y[0], (X, np.ones((3, 3), "float32")), batch=5)
+    with pytest.raises(ModelImportError, match="dimensions are for exported functions"):
+        load_model(network, (X,), dimensions={"b": 2})
+
+
+def test_open_sizes_are_bound() -> None:
+    source = exported("b")
+    assert load_model(source, batch=3).outputs[0].shape == (3, 4)
+    assert load_model(source, dimensions={"b": 4}).outputs[0].shape == (4, 4)
+    assert load_model(source, (X,)).outputs[0].shape == (2, 4)
+    assert_equal_to_source(load_model(source, (X,)), [X])
+    with pytest.raises(ModelImportError, match=r"axis 0 of input 'input_0' \('b'\).*batch=1"):
+        load_model(source)
+    with pytest.raises(ModelImportError, match=r"batch is 4.*dimensions\['b'\] says 3|dimensions.*batch"):
+        load_model(source, batch=4, dimensions={"b": 3})
+    with pytest.raises(ModelImportError, match=r"batch gives input_0\[0\] the size 3.*fixed size 2"):
+        load_model(exported(), batch=3)
+    with pytest.raises(ModelImportError, match=r"'input_0' is float32\['open', 3\].*\[2, 5\]"):
+        load_model(source, (np.ones((2, 5), "float32"),))
+
+
+def test_examples_are_needed_and_checked() -> None:
+    with pytest.raises(ModelImportError, match="network is a function of JAX: give example_inputs"):
+        load_model(network)
+    with pytest.raises(ModelImportError, match=r"JAX cannot trace network for inputs float32\[2, 5\]"):
+        load_model(network, (np.ones((2, 5), "float32"),))
+    with pytest.raises(ModelImportError, match=r"takes 1 inputs \(input_0\), example_inputs has 2"):
+        load_model(exported(), (X, X))
+
+
+def test_files_that_are_no_modules_are_named(tmp_path: Path) -> None:
+    for name in ("missing.mlir", "missing.jax"):
+        with pytest.raises(ModelImportError, match=f"no file .*{name}"):
+            load_model(tmp_path / name)
+    (tmp_path / "broken.mlir").write_text("module { func.func")
+    (tmp_path / "broken.jax").write_bytes(b"nothing")
+    with pytest.raises(ModelImportError, match="cannot be read as a StableHLO module"):
+        load_model(tmp_path / "broken.mlir")
+    with pytest.raises(ModelImportError, match=r"broken\.jax.*jax\.export"):
+        load_model(tmp_path / "broken.jax")
+
+
+def scoped(function: Any) -> Any:
+    def called(x: Any) -> Any:
+        with jax.named_scope("block"), jax.named_scope("layer"):
+            return function(x)
+
+    return called
+
+
+@pytest.mark.parametrize(
+    ("function", "operator", "reason"),
+    [
+        (lambda x: lax.while_loop(lambda c: c.sum() < 9, lambda c: c * 2, x), "while", "loops while it runs"),
+        (lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), "case", "chooses what to compute"),
+        (lambda x: jnp.fft.fft(x).real, "fft", ""),
+        (lambda x: jnp.linalg.cholesky(x @ x.T), "cholesky|custom_call|potrf", ""),
+        (lambda x: lax.cumlogsumexp(x, 1), "reduce_window", "in a way of its own"),
+        (lambda x: lax.population_count(x.astype("int32")), "popcnt", ""),
+        (lambda x: jax.random.uniform(jax.random.key(x[0, 0].astype("int32")), (3,)), "", ""),
+    ],
+    ids=["while", "branch", "fft", "cholesky", "window", "popcnt", "random"],
+)
+def test_what_cannot_be_imported_is_refused_by_layer_and_operator(function: Any, operator: str, reason: str) -> None:
+    with pytest.raises(ModelImportError, match=rf"(?s)({operator}).*{reason}.*block/layer|block/layer.*{reason}"):
+        load_model(scoped(function), (X,))
+
+
+def test_all_that_cannot_be_imported_is_said_at_once() -> None:
+    def both(x: Any) -> Any:
+        with jax.named_scope("one"):
+            x = lax.while_loop(lambda c: c.sum() < 9, lambda c: c * 2, x)
+        with jax.named_scope("other"):
+            return lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x)
+
+    with pytest.raises(ModelImportError, match=r"while .*in one.*; case .*in other"):
+        load_model(both, (X,))
+
+
+def test_a_network_in_training_mode_is_refused() -> None:
+    module = nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+    with pytest.raises(ModelImportError, match=r"training mode.*layers/1.*model\.eval\(\)"):
+        load_model(module, (X,))
+    module.eval()
+    assert "layers/0" in load_model(module, (X,)).layer_names
+    assert nnx.Linear.__call__.__qualname__ == "Linear.__call__"
+
+
+def test_a_linen_module_needs_its_variables() -> None:
+    with pytest.raises(ModelImportError, match=r"Dense.*without its variables: give module\.bind\(variables\)"):
+        load_model(linen.Dense(3), (X,))
+
+
+def test_a_difference_names_its_first_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = functools.partial(elementwise.elementwise, change=lambda op, x: op.sigmoid(x))
+    from tvm_split.frontends.stablehlo import importer
+
+    monkeypatch.setitem(importer.CONVERTERS, "stablehlo.tanh", wrong)
+    model = load_model(network, (X,))
+    layer, operator, _ = first_parting_layer(model, model.reference, (X,))
+    assert (layer, operator) == ("hidden", "sigmoid")
+
+
+def test_values_of_a_layer_lie_as_its_variables_hold_them() -> None:
+    kernel = np.random.default_rng(0).standard_normal((3, 3, 2, 4)).astype("float32")
+
+    def convolved(x: Any) -> Any:
+        x = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return (x + jnp.arange(4.0)).mean((1, 2), keepdims=True) * x
+
+    image = np.random.default_rng(2).standard_normal((2, 5, 6, 2)).astype("float32")
+    model = load_model(convolved, (image,))
+    shapes = {
+        binding.var.name: [int(size) for size in binding.var.ty.shape]
+        for binding in model.module["main"].body.blocks[0].bindings
+    }
+    values = dict(model.reference.values([image]))
+    assert values.keys() <= shapes.keys()
+    assert all(list(value.shape) == shapes[name] for name, value in values.items())
+    assert first_parting_layer(model, model.reference, (image,)) is None
+
+
+def test_locations_tell_the_user_s_words() -> None:
+    assert words_of('loc("jit(f)/Conv_0/add"("file.py":1:2))') == ("jit(f)", "Conv_0", "add")
+    assert words_of('loc("file.py":1:2)') == ()
+    assert words_of("loc(unknown)") == ()
+    assert words_of('loc(fused["file.py":1:2, "a/b"])') == ("a", "b")
+    assert words_of('loc(callsite("inner/op" at "outer"("file.py":1:2)))') == ("outer", "inner", "op")
+    assert path_of(("jit(f)", "Conv_0", "while", "body", "closed_call", "cell", "jit(relu)")) == ("Conv_0", "cell")
+    assert path_of(words_of('loc("jit(f)/vmap(block)/bhqd,bkhd->bhqk/dot"(unknown))')[:-1]) == ("block",)
+
+
+def test_the_command_line_takes_functions_and_files(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np, jax, jax.numpy as jnp\n"
+        "from flax import nnx\n"
+        "def network():\n"
+        "    return (lambda x: jnp.tanh(x) * 2), (np.ones((2, 3), 'float32'),)\n"
+        "module = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), (np.ones((2, 3), 'float32'),)\n"
+    )
+    (tmp_path / "net.mlir").write_text(text())
+    for source in ("mine:network", "mine:module", "net.mlir"):
+        command = [sys.executable, "-m", "tvm_split", "plan", source, "--workers", "1", "--estimate", "--json"]
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+        assert result.returncode == 0, result.stderr
+
+
+def test_reading_text_needs_no_jax() -> None:
+    code = (
+        "import sys; from tvm_split.frontends.stablehlo import modules, flattening, importer\n"
+        "assert 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)

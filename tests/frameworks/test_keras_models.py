@@ -1,0 +1,195 @@
+"""Networks of Keras, split over two workers by the names of their layers, against Keras itself.
+
+Keras computes with one backend in a process: `make test-frameworks` runs this file with JAX, and again with torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tvm_split
+from tests.helpers.frontends.contract import assert_keeps_contract
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends import load_model
+
+LIMIT = 1e-4
+
+
+def random_inputs(model: Any, batch: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    return [generator.standard_normal((batch, *each.shape[1:])).astype("float32") for each in model.inputs]
+
+
+def with_random_statistics(model: Any) -> Any:
+    """Fresh weights have means of 0 and variances of 1, which hide what a batch norm does."""
+    generator = np.random.default_rng(1)
+    model.set_weights([each + 0.2 * generator.random(each.shape).astype(each.dtype) for each in model.get_weights()])
+    return model
+
+
+def convolutions() -> Any:
+    image = layers.Input((20, 18, 3), name="image")
+    x = layers.Conv2D(8, 3, strides=2, padding="same", name="stem")(image)
+    x = layers.ReLU(name="act")(layers.BatchNormalization(name="norm")(x))
+    x = layers.DepthwiseConv2D(3, dilation_rate=2, padding="same", name="depthwise")(x)
+    x = layers.MaxPooling2D(3, strides=2, padding="same", name="largest")(x)
+    x = layers.Conv2DTranspose(6, 3, strides=2, padding="same", name="up")(x)
+    x = layers.AveragePooling2D(2, padding="same", name="mean")(x)
+    x = layers.SeparableConv2D(5, 3, activation="gelu", name="separable")(x)
+    x = layers.Flatten(name="flat")(x)
+    return keras.Model(image, layers.Dense(4, activation="softmax", name="head")(x), name="convolutions")
+
+
+def several() -> Any:
+    one, other = layers.Input((8, 8, 3), name="one"), layers.Input((6,), name="other")
+    shared = layers.Conv2D(4, 3, padding="same", activation="relu", name="shared")
+    x = shared(layers.Conv2D(3, 1, name="first")(one))
+    skip = layers.Add(name="skip")([x, layers.Conv2D(4, 1, name="side")(one)])
+    pooled = layers.GlobalAveragePooling2D(name="pool")(skip)
+    joined = layers.Concatenate(name="join")([pooled, layers.Dense(4, activation="elu", name="other_dense")(other)])
+    return keras.Model([one, other], [layers.Dense(3, name="a")(joined), layers.Dense(2, name="b")(pooled), skip])
+
+
+def nested() -> Any:
+    image = layers.Input((8, 8, 4), name="image")
+    block = keras.Sequential(
+        [layers.Conv2D(4, 3, padding="same", name="conv"), layers.Activation("swish", name="act")], name="block"
+    )
+    x = block(layers.LayerNormalization(name="norm")(image))
+    x = block(layers.Add(name="skip")([x, image]))
+    return keras.Model(image, layers.Dense(3, name="head")(layers.GlobalMaxPooling2D(name="pool")(x)), name="nested")
+
+
+def recurrent() -> Any:
+    sequence = layers.Input((7, 5), name="sequence")
+    x = layers.Bidirectional(layers.LSTM(6, return_sequences=True), name="both_ways")(sequence)
+    x = layers.GRU(4, name="gru")(x)
+    return keras.Model(sequence, layers.Dense(3, name="head")(x), name="recurrent")
+
+
+def attention() -> Any:
+    sequence = layers.Input((6, 8), name="sequence")
+    x = layers.MultiHeadAttention(2, 4, name="attention")(sequence, sequence)
+    x = layers.LayerNormalization(name="norm")(layers.Add(name="skip")([x, sequence]))
+    x = layers.Conv1D(8, 3, padding="causal", activation="gelu", name="mixed")(x)
+    return keras.Model(sequence, layers.Dense(3, name="head")(x), name="attention")
+
+
+def mobilenet() -> Any:
+    image = layers.Input((96, 96, 3), name="image")
+    return keras.applications.MobileNetV2(input_tensor=image, alpha=0.35, weights=None, classes=10)
+
+
+@pytest.mark.parametrize(
+    ("build", "second"),
+    [
+        (convolutions, "largest"),
+        (several, "skip"),
+        (nested, "skip"),
+        (recurrent, "gru"),
+        (attention, "mixed"),
+        (mobilenet, "block_6_expand"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_answers_are_those_of_keras(
+    build: Callable[[], Any], second: str, three_workers: tvm_split.Cluster, tmp_path: Path
+) -> None:
+    keras.utils.set_random_seed(0)
+    network = with_random_statistics(build())
+    inputs = random_inputs(network, batch=2)
+    wanted = keras.tree.flatten(network.predict(inputs if len(inputs) > 1 else inputs[0], verbose=0))
+    network.save(tmp_path / "network.keras")
+    model = load_model(tmp_path / "network.keras", batch=2)
+    assert_keeps_contract(model)
+    assert [spec.name for spec in model.inputs] == [each.name for each in network.inputs]
+    first = model.layer_names[0]
+    with tvm_split.compile_and_deploy(
+        model, cluster=three_workers, split={"machine-a": [first], "machine-b": [second]}
+    ) as deployment:
+        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
+        found = deployment.run(*inputs)
+    assert_same(found, wanted)
+
+
+def assert_same(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
+    assert len(found) == len(wanted)
+    for mine, right in zip(found, wanted, strict=True):
+        assert mine.shape == right.shape
+        assert np.abs(mine - right).max() < LIMIT * np.ptp(right)
+
+
+def test_every_layer_of_a_known_network_keeps_its_name() -> None:
+    network = mobilenet()
+    names = set(load_model(network, batch=1).layer_names)
+    own = {layer.name for layer in network.layers if not isinstance(layer, layers.InputLayer)}
+    assert own <= names | {name.partition("/")[0] for name in names}
+
+
+def test_layers_that_are_called_again_are_counted() -> None:
+    names = load_model(nested(), batch=1).layer_names
+    assert {"block/conv", "block/conv@1"} <= set(names)
+
+
+def test_inputs_by_name_and_sizes() -> None:
+    network = several()
+    one, other = random_inputs(network, batch=3)
+    model = load_model(network, {"other": other, "one": one})
+    assert [spec.shape for spec in model.inputs] == [(3, 8, 8, 3), (3, 6)]
+    assert len(model.example_inputs) == 2
+    assert load_model(network, (one, other), batch=5).inputs[1].shape == (5, 6)
+    with pytest.raises(ModelImportError, match=r"axis 0 of input 'one'.*batch=1"):
+        load_model(network)
+    with pytest.raises(ModelImportError, match=r"takes 2 inputs \(one, other\), example_inputs has 1"):
+        load_model(network, one)
+    with pytest.raises(ModelImportError, match=r"inputs are \['one', 'other'\]"):
+        load_model(network, {"one": one})
+    with pytest.raises(ModelImportError, match=r"'other' is float32\['open', 6\].*\[3, 7\]"):
+        load_model(network, (one, np.zeros((3, 7), "float32")))
+
+
+def test_a_model_without_known_inputs_needs_examples() -> None:
+    class Own(keras.Model):
+        def __init__(self) -> None:
+            super().__init__(name="own")
+            self.hidden = layers.Dense(4, activation="relu", name="hidden")
+            self.out = layers.Dense(2, name="out")
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return self.out(self.hidden(x) * 2)
+
+    network, x = Own(), np.random.default_rng(0).standard_normal((2, 5)).astype("float32")
+    with pytest.raises(ModelImportError, match="'own' does not know its inputs' shapes"):
+        load_model(network, batch=1)
+    wanted = keras.ops.convert_to_numpy(network(x))
+    model = load_model(network, x)
+    assert {"hidden", "out"} <= set(model.layer_names)
+    np.testing.assert_allclose(model.reference.outputs([x])[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_files_that_are_no_models_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelImportError, match=r"no file .*missing\.keras"):
+        load_model(tmp_path / "missing.keras")
+    (tmp_path / "broken.keras").write_bytes(b"no model")
+    with pytest.raises(ModelImportError, match=r"broken\.keras"):
+        load_model(tmp_path / "broken.keras")
+
+
+def test_a_channels_last_network_costs_no_transposes_inside() -> None:
+    if keras.config.backend() != "jax":
+        pytest.skip("torch is given channels first by Keras, layer by layer")
+    model = load_model(mobilenet(), batch=1)
+    operators = [
+        binding.value.op.name
+        for binding in model.module["main"].body.blocks[0].bindings
+        if hasattr(binding.value, "op")
+    ]
+    assert operators.count("relax.permute_dims") == 1
+    assert operators.count("relax.nn.conv2d") == 52
