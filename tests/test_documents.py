@@ -12,6 +12,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+def test_every_check_and_benchmark_has_its_line() -> None:
+    targets = re.findall(r"^((?:check|bench)-[\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    (table,) = re.findall(r"## Checking and measuring\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert sorted(re.findall(r"^\| `make ([\w-]+)` \|", table, re.MULTILINE)) == sorted(targets)
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 def test_the_certificates_that_the_documents_name_are_made_by_their_commands(tmp_path: Path) -> None:
     (commands,) = re.findall(r"```\n(openssl .*?)```", (ROOT / "docs/security.md").read_text(), re.DOTALL)
