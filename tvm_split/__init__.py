@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tvm_split.api import compile_and_deploy as compile_and_deploy
     from tvm_split.cluster.cluster import Cluster as Cluster
     from tvm_split.cluster.machine import Link as Link, Machine as Machine
+    from tvm_split.cluster.shared_cores import SharedCores as SharedCores
     from tvm_split.compiler.bundle import Bundle as Bundle
     from tvm_split.compiling import compile as compile
     from tvm_split.deployment.benchmark import bench as bench
@@ -75,6 +76,7 @@ _HOMES = {
     ),
     "tvm_split.frontends": ("load_model",),
     "tvm_split.cluster.machine": ("Link", "Machine"),
+    "tvm_split.cluster.shared_cores": ("SharedCores",),
     "tvm_split.model": ("Model",),
     "tvm_split.planner.plan": ("Plan",),
     "tvm_split.planner.shard": ("Shard",),

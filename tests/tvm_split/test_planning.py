@@ -12,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 import tvm_split
 from tests.models.small_onnx_model import small_model
 from tests.models.torch_graphs import SeveralOutputs, Skip, TwoInputs
-from tvm_split.cluster.machine import Link, Machine, SharedCores
+from tvm_split.cluster.machine import Link, Machine
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import OneMachineWarning, PlanError
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replanning import Measured

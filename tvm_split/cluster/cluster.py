@@ -14,8 +14,9 @@ from typing import Literal
 
 from tvm_split.cluster.asked import planned_machines
 from tvm_split.cluster.cluster_file import read_cluster_file
-from tvm_split.cluster.machine import Link, Machine, SharedCores, faults
+from tvm_split.cluster.machine import Link, Machine, faults
 from tvm_split.cluster.pods import pod_machines
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.cluster.tracked import tracked_machines
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers

@@ -36,7 +36,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tvm_split.cluster.groups import members_of, pairs_of_entries
-from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, SharedCores, faults
+from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, faults
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.program.codec import Codec

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.program.codec import Codec
 from tvm_split.rpc_runtime.program.link_setting import Transport
@@ -100,17 +101,6 @@ class Link:
     def is_closed(self) -> bool:
         """Whether nothing may pass."""
         return self.bytes_per_second == 0
-
-
-@dataclass(frozen=True)
-class SharedCores:
-    """So many ``cores`` on which all these machines compute; ``"client"`` may be among them.
-
-    Together they cannot be busy for longer than the cores are: while one computes, another may have to wait.
-    """
-
-    machines: tuple[str, ...]
-    cores: int
 
 
 class Fault(NamedTuple):

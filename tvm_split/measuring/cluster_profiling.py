@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.shared_cores import HostCores, shared_cores
+from tvm_split.cluster.hosts import HostCores, shared_cores
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.measuring.cluster_timing import DEFAULT_TIMEOUT_SECONDS, CallSeconds, ClusterTiming
 from tvm_split.measuring.kernel_calls import KernelCall, shared_weight_bytes

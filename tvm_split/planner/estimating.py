@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.hosts import cores_by_address, shared_cores
 from tvm_split.cluster.machine import Machine
-from tvm_split.cluster.shared_cores import cores_by_address, shared_cores
 from tvm_split.model import Model
 from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND, estimated_seconds, weight_bytes
 from tvm_split.planner.profile import (

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import ConfigDict, Field
 
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.rpc_runtime.program.turns import turns_by_share
 
 Objective = Literal["throughput", "latency"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 
 Origin = Literal["measured", "given", "estimated"]
 SHORTEST_SECONDS = 1e-9

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import LinkPrediction, Prediction
@@ -59,7 +59,10 @@ def scenario_of_plan(plan: Plan) -> Scenario:
     shares = {name: share for stage in plan.stages for name, share in zip(stage.machines, stage.shares, strict=True)}
     machines = {
         each.machine: MachineTimes(
-            each.alone_seconds / shares[each.machine], each.compute_seconds / shares[each.machine], each.cores
+            each.alone_seconds / shares[each.machine],
+            each.compute_seconds / shares[each.machine],
+            each.cores,
+            each.transfer_seconds / shares[each.machine],
         )
         for each in prediction.machines
     }
@@ -118,7 +121,7 @@ def scenario_of_problem(problem: Problem, stages: Sequence[Stage]) -> Scenario:
 def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> Scenario:
     """The scenario with what machines were measured to compute in a stream, in seconds per micro-batch of it.
 
-    What a single run takes changes by as much.
+    What transfers take of them comes on top, as it is predicted; what a single run computes changes by as much.
 
     Raises:
         PlanError: a machine is not the scenario's.
@@ -130,9 +133,14 @@ def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> S
                 f"machine {name!r} was measured, and the plan does not use it; it uses {', '.join(machines)}"
             )
         turns = math.fsum(stage.own_turns.share for stage in scenario.program.stages_on(name))
-        before, stream = machines[name], measured / turns
-        ratio = stream / before.stream_seconds if before.stream_seconds > 0 else 1.0
-        machines[name] = replace(before, single_seconds=before.single_seconds * ratio, stream_seconds=stream)
+        before, computing = machines[name], measured / turns
+        expected = before.stream_seconds - before.transfer_seconds
+        ratio = computing / expected if expected > 0 else 1.0
+        machines[name] = replace(
+            before,
+            single_seconds=before.single_seconds * ratio,
+            stream_seconds=computing + before.transfer_seconds,
+        )
     return replace(scenario, machines=machines)
 
 

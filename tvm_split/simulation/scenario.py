@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 
@@ -16,12 +16,13 @@ NOT_COMPILED = BlobSpec("0" * 64, 0)
 class MachineTimes:
     """Seconds of computing one micro-batch: alone, and in a stream, where others compute and transfers take their part.
 
-    ``cores`` are those that it computes on.
+    ``transfer_seconds`` are the part of the latter that is no computing, ``cores`` those that it computes on.
     """
 
     single_seconds: float
     stream_seconds: float
     cores: int = 1
+    transfer_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import pytest
 
 from tests.helpers.mutations import WRONG_FILES
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Link, SharedCores
+from tvm_split.cluster.machine import Link
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError
 
 GOOD = """\

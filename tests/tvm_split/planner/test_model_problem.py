@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from tests.helpers.planner.layer_graphs import chain_graph
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, graph_of
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.model_problem import BUFFERS, stages_of_layers, stages_of_pieces, with_turns
@@ -68,6 +68,8 @@ def test_machines_that_share_cores_wait_for_one_and_the_client_too():
     assert [machine.contention for machine in apart.machines] == pytest.approx([2.4, 2.4])
     # Two wanted one core while they were timed: twice as long is waiting, and only the rest is what company costs.
     assert [machine.contention for machine in crowded.machines] == pytest.approx([1.2, 1.2])
+    assert [machine.transfer_seconds for machine in apart.machines] == pytest.approx([0.003, 0.003])
+    assert [machine.transfer_seconds for machine in crowded.machines] == pytest.approx([0.001, 0.001])
     assert crowded.shared_cores == shared.shared_cores
     assert crowded.client_transfer_seconds == pytest.approx(0.001)
     assert crowded.client_transfer_seconds_per_byte == pytest.approx(4e-9)

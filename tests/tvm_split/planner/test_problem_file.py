@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.mutations import WRONG_FILES
 from tests.helpers.planner.problems import GOOD
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.problem_file import problem_to_dict, read_problem_file, solution_to_dict
@@ -158,7 +158,7 @@ def test_what_is_no_problem_file_is_refused(tmp_path: Path, content: bytes) -> N
 def test_the_search_starts_without_the_compiler() -> None:
     script = (
         "import sys, tvm_split.planner.search, tvm_split.planner.problem_file, tvm_split.cli.application\n"
-        "print(*{'tvm', 'torch', 'onnx'} & set(sys.modules))"
+        "print(*{'tvm', 'torch', 'onnx', 'grpc'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from tests.helpers.planner.oracle import assert_is_best, best, chain_plans, graph_plans, judge
 from tests.helpers.planner.problems import on_one_host, one_each, random_problem
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.planner.part_evaluation import evaluate_parts
 from tvm_split.planner.parts import Delivery, Part, PlanParts
 from tvm_split.planner.problem import Stage

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Sharding, Stage
 from tvm_split.planner.profile import StreamingCost
@@ -43,9 +43,9 @@ def test_a_plan_is_simulated_as_it_is_predicted(
 def test_plans_and_problems_say_the_same_of_replicas_that_share_cores_with_the_client() -> None:
     profile = chain_profile({A: [0.02, 0.01], B: [0.02, 0.01], C: [0.02, 0.01]}, latency_seconds=1e-4)
     streaming = StreamingCost(0.001, 0.0, 1.0, 0.001, 1.0)
-    profile = dataclasses.replace(
+    profile = replace(
         profile,
-        machines=tuple(dataclasses.replace(each, streaming=streaming) for each in profile.machines),
+        machines=tuple(replace(each, streaming=streaming) for each in profile.machines),
         shared_cores=(SharedCores((A, B, C, "client"), 2),),
     )
     stages = (Stage((A, B), ("layer_0",), (0.5, 0.5)), Stage((C,), ("layer_1",)))
@@ -69,6 +69,10 @@ def test_what_was_measured_takes_the_place_of_what_was_predicted() -> None:
     before = scenario.machines[first]
     assert slower.machines[first].single_seconds == pytest.approx(before.single_seconds * 0.05 / before.stream_seconds)
     assert told(slower)[0] == pytest.approx(0.05, rel=1e-6)
+    costly = replace(before, stream_seconds=before.stream_seconds + 0.004, transfer_seconds=0.004)
+    busy = with_measured_compute(replace(scenario, machines={**scenario.machines, first: costly}), {first: 0.05})
+    assert busy.machines[first].stream_seconds == pytest.approx(0.054)
+    assert busy.machines[first].single_seconds == pytest.approx(slower.machines[first].single_seconds)
     with pytest.raises(PlanError, match="'lamp' was measured, and the plan does not use it"):
         with_measured_compute(scenario, {"lamp": 1.0})
 
@@ -76,7 +80,7 @@ def test_what_was_measured_takes_the_place_of_what_was_predicted() -> None:
 def test_plans_of_which_nothing_is_known_are_refused() -> None:
     plan = planned(chain_profile({A: [0.02, 0.01], B: [0.02, 0.01]}), stages=2)
     with pytest.raises(PlanError, match="has no prediction"):
-        scenario_of_plan(dataclasses.replace(plan, prediction=None))
-    shared = dataclasses.replace(plan.stages[0], machines=(A, B), shares=(0.5, 0.5), sharding=Sharding("rows"))
+        scenario_of_plan(replace(plan, prediction=None))
+    shared = replace(plan.stages[0], machines=(A, B), shares=(0.5, 0.5), sharding=Sharding("rows"))
     with pytest.raises(PlanError, match=f"the machines of {shared.name} compute it together"):
-        scenario_of_plan(dataclasses.replace(plan, stages=(shared,)))
+        scenario_of_plan(replace(plan, stages=(shared,)))

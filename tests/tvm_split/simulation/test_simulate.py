@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import assume, given, settings, strategies as st
 from tests.helpers.planner.many_machines import many_machines_problem
 from tests.helpers.planner.problems import on_one_host, one_each, random_problem
 from tests.helpers.scenarios import chain
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.deployment.timeline import timeline
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, Stage
@@ -285,3 +287,19 @@ def test_cores_in_two_sets_are_as_scarce_as_the_scarcer() -> None:
     shared = (SharedCores(names, 2), SharedCores(names[:2], 1))
     found = simulate(dataclasses.replace(scenario, shared_cores=shared), micro_batches=400)
     assert found.period_seconds == pytest.approx(0.02, rel=0.02)
+
+
+def test_it_needs_neither_the_compiler_nor_a_network() -> None:
+    """The rules are those of the runtime, and not what carries them out."""
+    script = (
+        "import sys, tvm_split.simulation.simulate, tvm_split.simulation.of_plans\n"
+        "print(*{'tvm', 'tvm_ffi', 'torch', 'onnx', 'grpc'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
+
+
+def test_a_worker_starts_without_what_simulates() -> None:
+    script = "import sys, tvm_split.rpc_runtime.worker.process; print('simpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "False\n")

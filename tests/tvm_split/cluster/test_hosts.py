@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Machine, SharedCores
-from tvm_split.cluster.shared_cores import HostCores, cores_by_address, own_cores, shared_cores
+from tvm_split.cluster.hosts import HostCores, cores_by_address, own_cores, shared_cores
+from tvm_split.cluster.machine import Machine
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
