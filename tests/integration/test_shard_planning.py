@@ -15,6 +15,7 @@ import tvm_split
 from tests.models.torch_models import bert
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.planner.advice import one_machine_advice
 from tvm_split.planner.replanning import Measured
 from tvm_split.planner.request import PlanRequest
@@ -44,9 +45,11 @@ def shared(plan: tvm_split.Plan) -> list[tuple[str, ...]]:
 
 
 def linked(machines: tuple[Machine, ...], bytes_per_second: float, latency_seconds: float) -> Cluster:
+    """Each has cores of its own."""
     names = ["client", *(machine.name for machine in machines)]
     pairs = [(one, other) for place, one in enumerate(names) for other in names[place + 1 :]]
-    return Cluster("local", machines, tuple(Link(*pair, bytes_per_second, latency_seconds) for pair in pairs))
+    links = tuple(Link(*pair, bytes_per_second, latency_seconds) for pair in pairs)
+    return Cluster("local", machines, links, tuple(SharedCores((each.name,), each.threads or 1) for each in machines))
 
 
 def test_latency_is_shared_where_that_is_faster(convolutions: tvm_split.Model) -> None:

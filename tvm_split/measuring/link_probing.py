@@ -137,16 +137,17 @@ class _Probing:
         for host in hosts:
             self._steps.begin(f"streams through {', '.join(host)}")
             alone = spot_checked(host, place_of, self._probe_streams, _agree_on_streams).values
-            in_company = self._probed_stream(host) if len(host) > 1 else alone[host[0]]
-            doubts += (doubt for stream in (*alone.values(), in_company) for doubt in stream.doubts)
+            company = [self._probed_stream(host)] if self._have_own_cores(host) else []
+            doubts += (doubt for stream in (*alone.values(), *company) for doubt in stream.doubts)
             for name in host:
                 (samples,) = alone[name].samples.values()  # an alike machine's have that one's name
-                own, shared = stream_cost(samples), stream_cost(in_company.samples[name])
+                own = stream_cost(samples)
+                shared = [own, *(stream_cost(stream.samples[name]) for stream in company)]
                 # The stages take one tensor in and send one out. Company never helps: what says so is noise.
                 costs[name] = StreamingCost(
-                    transfer_seconds=max(shared.seconds, own.seconds) / 2,
+                    transfer_seconds=max(each.seconds for each in shared) / 2,
                     transfer_seconds_per_byte=machines.values[name].seconds_per_byte,
-                    ratio=max(shared.ratio, own.ratio),
+                    ratio=max(each.ratio for each in shared),
                     alone_transfer_seconds=own.seconds / 2,
                     alone_ratio=own.ratio,
                 )
@@ -204,6 +205,12 @@ class _Probing:
             if not has_spare_cores(name, self._workers):
                 found.setdefault(worker.hostname, []).append(name)
         return [tuple(names) for names in found.values()]
+
+    def _have_own_cores(self, host: Sequence[str]) -> bool:
+        """Whether several can compute at the same time; where cores are too few, a plan counts what they share."""
+        workers = [self._workers[name] for name in host]
+        cores = set().union(*(worker.core_numbers for worker in workers))
+        return len(host) > 1 and sum(worker.threads for worker in workers) <= len(cores)
 
     def _probe_streams(self, names: Sequence[str]) -> dict[str, StreamProbe]:
         return {name: self._probed_stream([name]) for name in names}

@@ -17,12 +17,14 @@ from tests.helpers.relay import Relay
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ProfileError
-from tvm_split.measuring import timing_turns
+from tvm_split.measuring import link_probing, timing_turns
 from tvm_split.measuring.link_probing import LinkProbe, _rounds, has_spare_cores, probe_links
+from tvm_split.measuring.stream_probing import probe_streams
 from tvm_split.planner.profile import LinkProfile, StreamingCost
-from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 A, B = "left", "right"
 SIZES = [12_288, 602_112]
@@ -75,6 +77,27 @@ def test_every_link_of_a_local_cluster_is_measured() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("threads", "is_company"), [(1, True), (2, False)])
+def test_streams_keep_each_other_company_where_each_has_its_cores(
+    threads: int, is_company: bool, workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers on two cores, of which they say that they compute with one thread each, or with two."""
+
+    def told(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
+        place = list(workers.endpoints).index(endpoint.machine)
+        found = describe(endpoint, timeout_seconds)
+        return replace(found, threads=threads, cores=1, core_numbers=(place,))
+
+    probed: list[list[str]] = []
+    monkeypatch.setattr(link_probing, "describe", told)
+    monkeypatch.setattr(
+        link_probing, "probe_streams", lambda names, *others: probed.append([*names]) or probe_streams(names, *others)
+    )
+    probe(cluster(workers))
+    assert ([A, B] in probed) == is_company
+    assert [A] in probed
+
+
 def test_of_alike_workers_two_are_measured() -> None:
     names = [f"machine-{letter}" for letter in "abcde"]
     seen: list[str] = []
