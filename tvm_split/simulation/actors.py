@@ -292,7 +292,7 @@ class Client:
         self._sends = [
             [
                 (tensor.name, machine)
-                for tensor in self.program.inputs
+                for tensor in self.program.given
                 for machine in self.plan.destinations_of(tensor.name, turn)
             ]
             for turn in range(self.plan.period)

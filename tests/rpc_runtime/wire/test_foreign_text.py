@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from tests.helpers.rpc_runtime.stations import Idle
+from tvm_split.cli.found_machines import FoundMachines
 from tvm_split.cli.status import status as status_command
 from tvm_split.rpc_runtime.client.client import WorkerConnection, describe
 from tvm_split.rpc_runtime.client.result_queue import array_slot
@@ -100,7 +101,7 @@ def test_a_description_is_cleaned(hostile: Start) -> None:
 def test_the_table_of_the_workers_is_clean(hostile: Start, capsys: pytest.CaptureFixture[str], answer: Any) -> None:
     endpoint = hostile({"Describe": answer})
     with contextlib.suppress(typer.Exit):  # 1, where the worker refuses
-        status_command(address=[endpoint.address], timeout=10.0)
+        status_command(FoundMachines(), address=[endpoint.address], timeout=10.0)
     out, err = capsys.readouterr()
     assert SHOWN in (out if answer is evil_description else err)
     assert all(line.isprintable() for line in (out + err).split("\n"))
