@@ -175,10 +175,12 @@ class Pipeline(Closing):
             self._streams.moved()
 
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """What each stage, and each replica of one, has done since ``open``, in the program's order.
+        """What each stage, and each replica of one, has done since ``open``, in the program's order."""
+        self._streams.require_usable()
+        return self._workers.statistics()
 
-        When something has failed, until then, and of the stages whose machines still answer.
-        """
+    def last_statistics(self) -> tuple[StageStatistics, ...]:
+        """The same; when something has failed, until then, and of the stages whose machines still answer."""
         if not self._streams.has_failed():
             with contextlib.suppress(WorkerUnavailableError):  # of which the watch has not heard yet
                 return self._workers.statistics()

@@ -139,7 +139,7 @@ class Deployment(Closing):
         asks for.
         """
         if not self._closed:
-            stages = self._pipeline.statistics()
+            stages = self._pipeline.last_statistics()
             answered = {stage.machine for stage in stages}
             self._last = DeploymentStatistics(
                 stages,
