@@ -31,6 +31,7 @@ from tvm_split.cli import (
     solve,
     status,
     tune,
+    up,
     worker,
 )
 from tvm_split.cli.console import print_error
@@ -129,6 +130,8 @@ app.command("simulate")(simulate.simulate)
 app.command("compile")(with_groups(compile.compile))
 app.command("tune")(with_groups(tune.tune))
 app.command("worker", context_settings=worker.PASSED_ON)(worker.worker)
+app.command("up")(up.up)
+app.command("down")(up.down)
 app.command("deploy")(with_groups(deploy.deploy))
 app.command("run")(with_groups(run.run))
 app.command("bench")(with_groups(bench.bench))

@@ -8,6 +8,7 @@
         memory_bytes: 16e9                      # optional: no limit
         token_file: token                       # optional: the secret the worker was started with; found on loopback
         tls: {ca: ca.pem, certificate: client.pem, key: client.key}   # optional; certificate and key for mutual TLS
+        ssh: {to: me@desk, python: python3.12, folder: ~/.cache/tvm-split/ssh, arguments: [--insecure]}   # optional
     links:                                      # optional: without it, every link is measured
       - {from: desk, to: box, bytes_per_second: 1.25e8, latency_seconds: 0.001}   # believed, not measured
       - {from: desk, to: edge, address: 10.0.0.7:7001}   # measured; desk reaches edge at this address
@@ -36,7 +37,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tvm_split.cluster.groups import members_of, pairs_of_entries
-from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, faults
+from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, SshAccess, faults
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import ClusterError
@@ -91,6 +92,13 @@ class _Tls(_Strict):
         return self
 
 
+class _Ssh(_Strict):
+    to: str = Field(pattern=r"^[^-\s]\S*$", description="what ssh is called with, like box or me@box")
+    python: str = Field(default="python3", min_length=1, description="the command that starts Python there")
+    folder: str = Field(default=SshAccess.folder, min_length=1, description="a folder there")
+    arguments: list[str] = Field(default=[], description="a list of further options of `tvm-split worker`")
+
+
 class _Machine(_Strict):
     name: str = Field(min_length=1, description=f"a text other than {CLIENT!r}")
     address: str = Field(description="HOST:PORT of its worker, like 192.0.2.10:7001")
@@ -100,6 +108,10 @@ class _Machine(_Strict):
     token_file: Path | None = Field(default=None, description="the path of a file")
     tls: _Tls | None = Field(
         default=None, description="a mapping of ca, and of both certificate and key or neither, to paths"
+    )
+
+    ssh: _Ssh | None = Field(
+        default=None, description="a mapping of to, and of python, folder and arguments where they are not the usual"
     )
 
     check_name = field_validator("name")(_machine_name)
@@ -221,7 +233,9 @@ def _model_at(location: tuple[int | str, ...]) -> type[BaseModel]:
     """The model that a place of the file is checked with."""
     if not location:
         return _ClusterFile
-    return _Tls if location[-1] == "tls" else _SECTIONS[str(location[0])]
+    if location[-1] in ("tls", "ssh"):
+        return _Tls if location[-1] == "tls" else _Ssh
+    return _SECTIONS[str(location[0])]
 
 
 def _expected(location: tuple[int | str, ...]) -> str:
@@ -255,6 +269,9 @@ def _machine(entry: _Machine, folder: Path, place: str) -> Machine:
         memory_bytes=None if entry.memory_bytes is None else int(entry.memory_bytes),
         endpoint=WorkerEndpoint(entry.name, entry.address, token, tls),
         described_at=place,
+        ssh=None
+        if entry.ssh is None
+        else SshAccess(entry.ssh.to, entry.ssh.python, entry.ssh.folder, tuple(entry.ssh.arguments)),
     )
 
 

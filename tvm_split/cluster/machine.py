@@ -17,13 +17,31 @@ from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
 @dataclass(frozen=True)
+class SshAccess:
+    """How ssh reaches a machine, and what is to run there.
+
+    ``destination`` is as for the command ``ssh``, ``python`` the command that starts Python there, ``folder`` the one
+    below which the worker is installed, and ``arguments`` are further options of the worker.
+    """
+
+    destination: str
+    python: str = "python3"
+    folder: str = "~/.cache/tvm-split/ssh"
+    arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.destination or self.destination.startswith("-"):
+            raise ClusterError(f"ssh takes a destination like box or user@box, got {self.destination!r}")
+
+
+@dataclass(frozen=True)
 class Machine:
     """One machine.
 
     ``target`` is a TVM target as a dictionary (``{"kind": "llvm", "mcpu": "znver4"}``), or None for the machine's own:
     what the worker on it says it is. ``memory_bytes`` limits what weights may take; None is no limit.
     ``endpoint`` is where its worker listens, None as long as no worker runs. ``described_at`` is the place of a file
-    that describes it (``PATH:LINE``), for errors; empty where code does.
+    that describes it (``PATH:LINE``), for errors; empty where code does. ``ssh`` is how its worker can be started.
     """
 
     name: str
@@ -32,6 +50,7 @@ class Machine:
     memory_bytes: int | None = None
     endpoint: WorkerEndpoint | None = None
     described_at: str = field(default="", compare=False)
+    ssh: SshAccess | None = None
 
     @property
     def address(self) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.mutations import WRONG_FILES
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Link
+from tvm_split.cluster.machine import Link, SshAccess
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError
 
@@ -257,3 +257,27 @@ def test_wrong_shared_cores_are_named_with_their_line(tmp_path: Path, right: str
     with pytest.raises(ClusterError) as error:
         Cluster.from_yaml(path)
     assert f"{path}:{message}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("ssh", "message"),
+    [
+        ("{to: -oProxyCommand=true}", "machines[0].ssh.to is '-oProxyCommand=true'; expected is what ssh"),
+        ("{to: box, pyhton: python3}", "machines[0].ssh.pyhton: unknown key 'pyhton'; did you mean 'python'?"),
+        ("{python: python3}", "machines[0].ssh.to is missing"),
+        ("{to: box, arguments: --insecure}", "expected is a list of further options"),
+    ],
+)
+def test_what_may_be_said_of_ssh(tmp_path, ssh, message):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"machines: [{{name: box, address: 'box:7001', ssh: {ssh}}}]")
+    with pytest.raises(ClusterError) as raised:
+        Cluster.from_yaml(path)
+    assert message in str(raised.value)
+
+
+def test_ssh(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text("machines: [{name: box, address: 'box:7001', ssh: {to: me@box, arguments: [--insecure]}}]")
+    (machine,) = Cluster.from_yaml(path).machines
+    assert machine.ssh == SshAccess("me@box", "python3", "~/.cache/tvm-split/ssh", ("--insecure",))

@@ -1,0 +1,227 @@
+"""``up`` and ``down`` against a real sshd on loopback: what comes up answers, and whatever happens, nothing stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.helpers.rpc_lab import free_port
+from tests.helpers.ssh_server import SshServer, require_ssh
+from tests.helpers.waiting import wait_for, wait_while_running
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.errors import DeadlineError, WorkerError, WorkerUnavailableError
+from tvm_split.ssh import ssh_worker
+from tvm_split.ssh.ssh_cluster import SshCluster, stop_workers
+from tvm_split.ssh.ssh_worker import SSH_VARIABLE, SshWorker
+from tvm_split.ssh.worker_source import worker_source
+
+TOKEN = "open-sesame"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshServer]:
+    folder = tmp_path / "sshd"
+    folder.mkdir()
+    with SshServer(folder) as started:
+        monkeypatch.setenv(SSH_VARIABLE, started.command)
+        yield started
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[Path]:
+    """The folder below which machines install. At the end nothing runs that knows of it."""
+    yield tmp_path / "remote"
+    assert wait_for(lambda: not left(tmp_path / "remote"), 20), left(tmp_path / "remote")
+
+
+def left(folder: Path) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if f"{folder}/" in line and process.pid != os.getpid():
+            found.append(line)
+    return found
+
+
+def cluster_file(folder: Path, **machines: dict[str, Any]) -> Path:
+    """Machines with a token; what is given is their ``ssh``."""
+    (folder / "token").write_text(TOKEN)
+    path = folder / "cluster.yaml"
+    listed = [
+        {"name": name, "address": f"127.0.0.1:{free_port()}", "token_file": "token", "ssh": ssh}
+        for name, ssh in machines.items()
+    ]
+    path.write_text(yaml.safe_dump({"machines": listed}))
+    return path
+
+
+def on_box(remote: Path, **more: Any) -> dict[str, Any]:
+    return {"to": "box", "python": sys.executable, "folder": str(remote), **more}
+
+
+def ignore(machine: str, text: str) -> None:
+    """Nobody reads along."""
+
+
+def start_up(path: Path, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from tvm_split_command import main; main()", "up", str(path), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_up_answers_and_ends_with_ctrl_c(server: SshServer, remote: Path, tmp_path: Path) -> None:
+    path = cluster_file(tmp_path, box=on_box(remote), **{"box 2": on_box(remote)})
+    cluster = Cluster.from_yaml(path)
+    process = start_up(path)
+    try:
+        lines = [process.stdout.readline() for _ in range(2)] if process.stdout else []
+        assert sorted(line.split(": answers at ")[0] for line in lines) == ["box", "box 2"], process.communicate()
+        assert sorted(describe(each, 10).machine for each in cluster.endpoints().values()) == ["box", "box 2"]
+        assert len(left(remote)) >= 2
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, "Traceback" in errors) == (130, False), errors
+    finally:
+        process.kill()
+        process.communicate()
+    assert wait_for(lambda: not left(remote), 20)
+    assert not list(remote.glob("*/process"))
+    assert TOKEN not in "".join(file.read_text() for file in remote.glob("*/log"))
+
+
+def test_detached_until_down(server: SshServer, remote: Path, tmp_path: Path) -> None:
+    path = cluster_file(tmp_path, box=on_box(remote))
+    cluster = Cluster.from_yaml(path)
+    said: list[str] = []
+    with SshCluster(cluster, lambda machine, text: said.append(f"{machine}: {text}"), detach=True):
+        pass
+    try:
+        (endpoint,) = cluster.endpoints().values()
+        process = describe(endpoint, 10).process_id
+        assert f"(process {process} there)" in said[-1]
+        with pytest.raises(WorkerError, match="runs here already: `tvm-split down` ends it"):
+            SshCluster(cluster, ignore)
+        assert describe(endpoint, 10).process_id == process
+    finally:
+        ended = stop_workers(cluster, remove=True)
+    assert ended == {"box": process}
+    assert not list(remote.iterdir())
+    assert stop_workers(cluster, remove=False) == {"box": 0}
+
+
+def test_a_client_that_is_killed_leaves_nothing(server: SshServer, remote: Path, tmp_path: Path) -> None:
+    process = start_up(cluster_file(tmp_path, box=on_box(remote)))
+    try:
+        assert process.stdout is not None
+        assert "answers at" in process.stdout.readline()
+        for child in psutil.Process(process.pid).children():
+            child.kill()  # as if the line was cut: with its client, ssh would end by itself only when that is noticed
+    finally:
+        process.kill()
+        process.communicate()
+    assert wait_for(lambda: not left(remote), 20)
+
+
+def test_a_wrong_key(server: SshServer, remote: Path, tmp_path: Path) -> None:
+    cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote) | {"to": "stranger"}))
+    with pytest.raises(WorkerUnavailableError, match=r"machine 'box' \(ssh stranger\) cannot be reached.*denied"):
+        SshCluster(cluster, ignore)
+
+
+def test_one_that_fails_ends_the_others(server: SshServer, remote: Path, tmp_path: Path) -> None:
+    path = cluster_file(tmp_path, box=on_box(remote), other=on_box(remote) | {"to": "stranger"})
+    for detach in (False, True):
+        with pytest.raises(WorkerUnavailableError, match="machine 'other'"):
+            SshCluster(Cluster.from_yaml(path), ignore, detach)
+        assert wait_for(lambda: not left(remote), 20)
+
+
+@pytest.mark.parametrize(
+    ("ssh", "message"),
+    [
+        ({"python": "no-such-python"}, "no-such-python ended with 127: .*not found"),
+        ({"arguments": ["--cores", "4096"]}, "ended with exit code 2 while it started.*cannot run on the cores"),
+        ({"arguments": ["--nonsense"]}, "unrecognized arguments: --nonsense"),
+        ({"folder": "/dev/null/here"}, "/dev/null"),
+    ],
+)
+def test_what_the_machine_refuses(server, remote, tmp_path, ssh: dict[str, Any], message: str) -> None:
+    cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote) | ssh))
+    with pytest.raises(WorkerError, match=rf"(?s)machine 'box' \(ssh box\).*{message}"):
+        SshCluster(cluster, ignore)
+
+
+def test_a_host_that_does_not_answer(remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections and says nothing."""
+    require_ssh()
+    monkeypatch.setattr(ssh_worker, "CONNECT_SECONDS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv(SSH_VARIABLE, f"ssh -F /dev/null -p {silent.getsockname()[1]}")
+        cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote) | {"to": "127.0.0.1"}))
+        with pytest.raises(WorkerUnavailableError, match=r"cannot be reached: .*timed out"):
+            SshCluster(cluster, ignore)
+
+
+def test_a_machine_that_says_nothing(server, remote, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(ssh_worker, "ANSWER_SECONDS", 1.0)
+    sleeper = tmp_path / "python"
+    sleeper.write_text("#!/bin/sh\nexec sleep 30\n")
+    sleeper.chmod(0o700)
+    cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote, python=str(sleeper))))
+    (machine,) = cluster.machines
+    with SshWorker(machine, ignore) as worker, pytest.raises(DeadlineError, match="said nothing for 1 s"):
+        worker.start(worker_source(), detach=False)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_it_installs(tmp_path: Path, remote: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a package index that says nothing, into a Python that has nothing."""
+    bare = Path(sys.base_prefix) / "bin" / f"python{sysconfig.get_python_version()}"
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        url = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
+        folder = tmp_path / "sshd"
+        folder.mkdir()
+        with SshServer(folder, PIP_INDEX_URL=url, PIP_CONFIG_FILE="/dev/null") as server:
+            monkeypatch.setenv(SSH_VARIABLE, server.command)
+            process = start_up(cluster_file(tmp_path, box=on_box(remote, python=str(bare))))
+            try:
+                wait_while_running(process, lambda: any(" pip install " in line for line in left(remote)))
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate(timeout=60)
+                assert process.returncode == 130, errors
+            finally:
+                process.kill()
+                process.communicate()
+            assert wait_for(lambda: not left(remote), 20)
+            assert not list(remote.glob("*/venv"))
+
+
+@pytest.mark.long
+def test_a_python_of_its_own(server: SshServer, remote: Path, tmp_path: Path) -> None:
+    """What a worker needs, and nothing more, is installed from the package index, and a worker runs with it."""
+    bare = Path(sys.base_prefix) / "bin" / f"python{sysconfig.get_python_version()}"
+    cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote, python=str(bare))))
+    for installs in (True, False):
+        said: list[str] = []
+        with SshCluster(cluster, lambda machine, text, said=said: said.append(text)):
+            (endpoint,) = cluster.endpoints().values()
+            assert describe(endpoint, 10).tvm_version
+        assert any("installs apache-tvm" in line for line in said) == installs

@@ -1,0 +1,55 @@
+"""``tvm-split up`` and ``down``: workers on the machines of a cluster file, started and ended over ssh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tvm_split.cli import options
+from tvm_split.cli.console import print_json, print_line, print_note
+
+FileArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE", help="A cluster file whose machines say how ssh reaches them.", exists=True, dir_okay=False
+    ),
+]
+
+
+def up(
+    file: FileArgument,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when all answer; `tvm-split down` ends them.")
+    ] = False,
+) -> None:
+    """Copy, install and start a worker on each machine that has ssh:, and show their logs until Ctrl-C ends all."""
+    from tvm_split.cluster.cluster import Cluster
+    from tvm_split.ssh.ssh_cluster import SshCluster
+
+    with SshCluster(Cluster.from_yaml(file), lambda machine, text: print_line(f"{machine}: {text}"), detach) as started:
+        if detach:
+            print_note(f"`tvm-split down {file}` ends them")
+            return
+        print_note("all answer; Ctrl-C ends them")
+        started.wait()
+
+
+def down(
+    file: FileArgument,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove what was installed there, and the cache, as well.")
+    ] = False,
+    json: options.JsonOption = False,
+) -> None:
+    """End the workers that `tvm-split up` started on the machines of a cluster file."""
+    from tvm_split.cluster.cluster import Cluster
+    from tvm_split.ssh.ssh_cluster import stop_workers
+
+    found = stop_workers(Cluster.from_yaml(file), remove)
+    if json:
+        print_json({"ended": found})
+        return
+    for machine, process in sorted(found.items()):
+        print_line(f"{machine}: " + (f"ended (process {process} there)" if process else "no worker ran"))

@@ -1,0 +1,121 @@
+"""All machines of a cluster file that ssh reaches: brought up together, and ended together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Machine
+from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.closing import Closing
+from tvm_split.rpc_runtime.endings import before_end, cleared
+from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
+from tvm_split.ssh.ssh_worker import SshWorker
+from tvm_split.ssh.worker_source import worker_source
+
+AT_ONCE = 32
+REACH_SECONDS = 10.0
+
+
+class SshCluster(Closing):
+    """The workers of a cluster's machines with ``ssh``, started; all of them answer. A context manager.
+
+    They end with it, with this process, or with the connection, unless ``detach``: then nothing keeps them but
+    themselves, and `stop_workers` ends them. ``on_line`` gets a machine's name and a line of what it says.
+
+    Raises:
+        ClusterError: no machine has ``ssh``.
+        TvmSplitError: of the first machine that does not come up; those of the others that did have ended again.
+    """
+
+    def __init__(self, cluster: Cluster, on_line: Callable[[str, str], None], detach: bool = False) -> None:
+        machines = reached_by_ssh(cluster)
+        self._cluster = cluster
+        self._workers = [SshWorker(each, on_line) for each in machines]
+        self._half_detached = detach
+        before_end(self, self.close)
+        source = worker_source()
+
+        def start(worker: SshWorker) -> None:
+            process = worker.start(source, detach)
+            _require_answer(worker.machine)
+            on_line(worker.machine.name, f"answers at {worker.machine.address} (process {process} there)")
+
+        try:
+            _all(self._workers, start)
+        except BaseException:
+            self.close()
+            raise
+        self._half_detached = False
+        if detach:
+            self.close()
+
+    def wait(self) -> None:
+        """Until one of the workers ends, which is an error: always raises."""
+        _all(self._workers, SshWorker.wait)
+
+    def close(self) -> None:
+        """Ends all workers that are not detached; returns when they are gone. May be called again."""
+        cleared(self)
+        threads = [threading.Thread(target=each.close) for each in self._workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._half_detached:
+            self._half_detached = False
+            stop_workers(self._cluster, remove=False, only_started=True)
+
+
+def stop_workers(cluster: Cluster, remove: bool, only_started: bool = False) -> dict[str, int]:
+    """End the workers that `SshCluster` started, here or elsewhere: the process of each by its machine, 0 for none.
+
+    Raises:
+        TvmSplitError: a machine cannot be reached, or its worker does not end; ``only_started`` passes over these.
+    """
+    found: dict[str, int] = {}
+
+    def stop(worker: SshWorker) -> None:
+        with worker:
+            try:
+                found[worker.machine.name] = worker.stop(remove)
+            except TvmSplitError:
+                if not only_started:
+                    raise
+
+    _all([SshWorker(each, lambda *_: None) for each in reached_by_ssh(cluster)], stop)
+    return found
+
+
+def reached_by_ssh(cluster: Cluster) -> list[Machine]:
+    """Raises `ClusterError` if there is none."""
+    machines = [each for each in cluster.machines if each.ssh is not None]
+    if not machines:
+        raise ClusterError("no machine of the cluster file has ssh:, which says how to reach it")
+    return machines
+
+
+def _require_answer(machine: Machine) -> None:
+    if machine.endpoint is None:
+        return
+    try:
+        describe(machine.endpoint, REACH_SECONDS)
+    except WorkerUnavailableError as error:
+        raise WorkerUnavailableError(
+            f"the worker of machine {machine.name!r} runs there, but cannot be reached from here: {error} Is a "
+            "firewall in between, or the address another one?"
+        ) from error
+
+
+def _all(workers: Iterable[SshWorker], act: Callable[[SshWorker], None]) -> None:
+    """One thread each; raises the first error as soon as it comes."""
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
+        started: list[Future[None]] = [pool.submit(act, each) for each in workers]
+        for future in as_completed(started):
+            future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

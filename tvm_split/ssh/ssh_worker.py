@@ -1,0 +1,227 @@
+"""One worker on a machine that ssh reaches: copied, installed, started, heard, ended.
+
+OpenSSH does the connecting, as its user has configured it: names, ports, keys, jump hosts. It may not ask anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import re
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tvm_split.cluster.machine import Machine, SshAccess
+from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.closing import Closing
+from tvm_split.rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.wire.foreign_text import cleaned
+from tvm_split.rpc_runtime.wire.security import is_loopback, split_address
+from tvm_split.ssh import remote_side
+from tvm_split.ssh.worker_source import WorkerSource
+
+SSH_VARIABLE = "TVM_SPLIT_SSH"
+"""What is called instead of ``ssh``, with options, as git has GIT_SSH_COMMAND."""
+CONNECT_SECONDS = 10
+ANSWER_SECONDS = 30.0
+"""For the first word of the machine, and for one between which nothing takes long."""
+INSTALL_SECONDS = 1200.0
+SILENT_END_SECONDS = 1.0
+"""For ssh alone: where nobody has said a word, nothing runs that would have to end first."""
+END_SECONDS = remote_side.STOP_SECONDS + 5.0
+MOST_LINES_KEPT = 5
+_END = None
+
+
+class SshWorker(Closing):
+    """A connection to one machine, and what runs there because of it. Thread-safe.
+
+    ``on_line`` gets what the machine says while it installs, and what its worker logs.
+    """
+
+    def __init__(self, machine: Machine, on_line: Callable[[str, str], None]) -> None:
+        if machine.ssh is None or machine.endpoint is None:
+            raise ClusterError(f"machine {machine.name!r} has no ssh: in the cluster file, which says how to reach it")
+        self.machine = machine
+        self._access: SshAccess = machine.ssh
+        self._endpoint = machine.endpoint
+        self._on_line = on_line
+        self._lock = threading.Lock()
+        self._closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._said: list[str] = []
+        self._heard = False
+
+    def start(self, source: WorkerSource, detach: bool) -> int:
+        """Returns the worker's process on its machine when it listens.
+
+        Raises:
+            WorkerUnavailableError: ssh does not get through.
+            WorkerError: the machine refuses, or installing or starting fails; says why.
+            DeadlineError: it says nothing for too long.
+        """
+        self._connect()
+        self._send({**self._request("up"), "detach": detach, "digest": source.digest, "needs": source.needs})
+        seconds = ANSWER_SECONDS
+        while True:
+            event = self._next(seconds)
+            match event.get("event"):
+                case "wanted":
+                    self._write(f"{len(source.packed)}\n".encode() + source.packed)
+                case "installing":
+                    seconds = INSTALL_SECONDS
+                    self._on_line(self.machine.name, f"installs {', '.join(event['needs'])}")
+                case "known":
+                    pass
+                case "ready":
+                    return int(event["pid"])
+            if event.get("event") in ("known", "wanted"):
+                seconds = remote_side.READY_SECONDS + ANSWER_SECONDS
+
+    def wait(self) -> None:
+        """Until the worker ends, which it is not meant to: always raises.
+
+        Raises:
+            WorkerError: it ended. WorkerUnavailableError: the connection did.
+        """
+        while True:
+            self._next(None)
+
+    def stop(self, remove: bool) -> int:
+        """Ends the worker that was started in the machine's folder, with its folder if ``remove``.
+
+        Returns its process; 0 if there was none.
+        """
+        self._connect()
+        self._send({**self._request("down"), "remove": remove})
+        while True:
+            event = self._next(ANSWER_SECONDS + 2 * remote_side.STOP_SECONDS)
+            if event.get("event") == "stopped":
+                return int(event["process"])
+
+    def close(self) -> None:
+        """Ends the connection, and with it what runs there, unless it was detached. May be called again."""
+        with self._lock:
+            self._closed = True
+            process, own = self._process, self._socket
+        if own is not None:
+            try:
+                own.shutdown(socket.SHUT_WR)
+            except OSError:
+                own.close()
+        if process is not None:
+            try:
+                process.wait(END_SECONDS if self._heard else SILENT_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _request(self, do: str) -> dict[str, Any]:
+        host, port = split_address(self._endpoint.address)
+        listen = f"{host if is_loopback(host) else '0.0.0.0'}:{port}"  # noqa: S104 (the worker asks for TLS there)
+        arguments = ["--name", self.machine.name, "--threads", str(self.machine.threads), "--listen", listen]
+        folder = f"{self._access.folder}/{_folder_name(self.machine.name)}"
+        token = self._endpoint.token
+        return {"do": do, "folder": folder, "arguments": [*arguments, *self._access.arguments], "token": token}
+
+    def _connect(self) -> None:
+        command = shlex.split(os.environ.get(SSH_VARIABLE, "")) or ["ssh"]
+        script = Path(remote_side.__file__).read_text(encoding="utf-8")
+        remote = shlex.join([self._access.python, "-c", script])
+        settings = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=15")
+        options = ["-T", *(f"-o{each}" for each in settings)]
+        self._socket, other = socket.socketpair()
+        with other, self._lock:
+            if self._closed:
+                raise WorkerUnavailableError("it is ended already")
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 (no shell here; there, what is quoted)
+                    [*command, *options, "--", self._access.destination, remote],
+                    stdin=other.fileno(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,  # Ctrl-C is for this process, which then ends what runs there
+                )
+            except OSError as error:
+                raise WorkerUnavailableError(f"cannot run {command[0]}: {error.strerror}") from error
+        self._errors = threading.Thread(target=self._read_errors, args=(self._process.stderr,), daemon=True)
+        self._errors.start()
+        threading.Thread(target=self._read_events, args=(self._process.stdout,), daemon=True).start()
+
+    def _read_events(self, pipe: Any) -> None:
+        for line in pipe:
+            text = line.decode(errors="replace").rstrip("\n")
+            if text.startswith(remote_side.MARK):
+                try:
+                    event = json.loads(text.removeprefix(remote_side.MARK))
+                except ValueError:
+                    event = {"event": "line", "text": text}
+                self._heard = True
+                self._events.put(event if isinstance(event, dict) else {})
+            else:
+                self._keep(text)
+        self._events.put(_END)
+
+    def _read_errors(self, pipe: Any) -> None:
+        for line in pipe:
+            self._keep(line.decode(errors="replace").rstrip())
+
+    def _keep(self, text: str) -> None:
+        self._said = [*self._said[1 - MOST_LINES_KEPT :], cleaned(text)]
+
+    def _next(self, seconds: float | None) -> dict[str, Any]:
+        """The next event that is no line, which comes within ``seconds``; lines are handed on."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            try:
+                event = self._events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise DeadlineError(f"{self._where()} said nothing for {seconds:g} s{self._quoted()}") from None
+            if event is _END:
+                raise self._ended()
+            if event.get("event") == "line":
+                self._on_line(self.machine.name, cleaned(str(event.get("text", ""))))
+            elif event.get("event") == "refused":
+                raise WorkerError(f"{self._where()}: {cleaned(str(event.get('text', '')))}{self._quoted()}")
+            else:
+                return event
+
+    def _ended(self) -> TvmSplitError:
+        code = None if self._process is None else self._process.wait()
+        self._errors.join(SILENT_END_SECONDS)  # it has ended, and its last words may still be on their way
+        if code == 255:  # ssh's own
+            return WorkerUnavailableError(f"{self._where()} cannot be reached{self._quoted()}")
+        return WorkerError(f"{self._where()}: {self._access.python} ended with {code}{self._quoted()}")
+
+    def _send(self, request: dict[str, Any]) -> None:
+        self._write(json.dumps(request).encode() + b"\n")
+
+    def _write(self, data: bytes) -> None:
+        try:
+            if self._socket is not None:
+                self._socket.settimeout(INSTALL_SECONDS)
+                self._socket.sendall(data)
+        except OSError:
+            pass  # what became of the other side is read from it
+
+    def _where(self) -> str:
+        return f"machine {self.machine.name!r} (ssh {self._access.destination})"
+
+    def _quoted(self) -> str:
+        return f": {' / '.join(self._said)}" if self._said else ""
+
+
+def _folder_name(machine: str) -> str:
+    """One that any file system takes, and that no other machine's name has."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", machine)[:40]
+    return f"{plain}-{hashlib.sha256(machine.encode()).hexdigest()[:8]}"

@@ -1,0 +1,67 @@
+"""The worker as it is sent to a machine: the files it runs from, and the versions of what it imports."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import tvm_split
+
+NEEDED = (
+    "apache-tvm",
+    "apache-tvm-ffi",
+    "grpcio",
+    "grpcio-health-checking",
+    "ml_dtypes",
+    "numpy",
+    "platformdirs",
+    "protobuf",
+)
+IF_HERE = ("lz4", "zstandard")
+"""For links with codecs."""
+
+
+@dataclass(frozen=True)
+class WorkerSource:
+    """A tar file, gzipped, its ``digest``, and the packages with their versions, as they are installed here."""
+
+    packed: bytes
+    digest: str
+    needs: dict[str, str]
+
+
+def worker_source() -> WorkerSource:
+    """Of this very installation: what is deployed to it has to fit."""
+    package = Path(tvm_split.__file__).parent
+    files = {f"tvm_split/{path.relative_to(package)}": path for path in _files(package)}
+    files["tvm_split_command.py"] = _command()
+    contents = {name: path.read_bytes() for name, path in sorted(files.items())}
+    digest = hashlib.sha256()
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as packed:
+        for name, content in contents.items():
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o600
+            packed.addfile(entry, io.BytesIO(content))
+    needs = {name: metadata.version(name) for name in NEEDED}
+    for name in IF_HERE:
+        try:
+            needs[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return WorkerSource(written.getvalue(), digest.hexdigest()[:16], needs)
+
+
+def _files(package: Path) -> list[Path]:
+    return [package / "__init__.py", *(package / "rpc_runtime").rglob("*.py")]
+
+
+def _command() -> Path:
+    import tvm_split_command
+
+    return Path(tvm_split_command.__file__)
