@@ -45,8 +45,9 @@ def compile_and_deploy(
     machine alone; an `OneMachineWarning` then gives the figures.
 
     Args:
-        source: a torch module or exported program, an ONNX model or path, or a `Model`.
-        example_inputs: a tuple of inputs, as the model takes them; needed for a torch module.
+        source: a torch module or exported program, a function of JAX or a module of Flax, a Keras model, a file of
+            any of these or of ONNX, or a `Model`; see `tvm_split.load_model`.
+        example_inputs: a tuple of inputs, as the model takes them; needed for modules and functions.
         cluster: where to run; by default two worker processes on this host.
         split: layers by machine, in the source's own names; without it the planner decides.
         stages: exactly so many stages.

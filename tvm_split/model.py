@@ -35,7 +35,8 @@ class Model:
     model's inputs (weights are bound as constants) and which returns a tuple with one tensor per model output.
 
     ``layers`` gives, for every variable that ``main`` binds, the name of the layer it came from, in the source's own
-    words (torch module path, ONNX node name). Its keys are the variables' name hints, which are unique.
+    words (torch module path, ONNX node name, scopes of JAX, layers of Keras). Its keys are the variables' name hints,
+    which are unique.
     """
 
     name: str

@@ -20,6 +20,8 @@ DISTRIBUTION = "tvm-split"
 EXTRAS = {
     "torch": "models of PyTorch",
     "onnx": "models in ONNX files",
+    "jax": "models of JAX and Flax, and StableHLO files",
+    "keras": "models of Keras",
     "demo": "`tvm-split demo`, and timelines as pictures",
     "images": "images as inputs of `tvm-split run`",
     "tracker": "starting TVM's RPC tracker, for tuning on several machines",

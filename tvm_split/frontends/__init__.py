@@ -24,7 +24,9 @@ def load_model(
     """Import a trained network.
 
     ``source`` is a torch ``nn.Module`` (needs ``example_inputs``), a torch ``ExportedProgram`` or the path of one
-    (``.pt2``), an ONNX model as a path, bytes or ``ModelProto``, or a Model, which is returned as it is.
+    (``.pt2``), an ONNX model as a path, bytes or ``ModelProto``, a function of JAX or a module of Flax (need
+    ``example_inputs``), what ``jax.export`` makes of one (``.jax``), a StableHLO module (``.mlir`` as text or bytecode,
+    ``.mlirbc``), a Keras model or its ``.keras`` file, or a Model, which is returned as it is.
     ``example_inputs`` is a tuple of tensors or arrays (one alone is accepted), or a dict by name. Sizes that the
     source leaves open are bound: ``batch`` binds the first axis, ``dimensions`` binds by name, the rest follow from
     the example inputs.

@@ -31,7 +31,9 @@ def test_broken_files_are_named(name: str, tmp_path: Path) -> None:
         load_model(tmp_path / name)
 
 
-@pytest.mark.parametrize(("name", "extra"), [("model.onnx", "onnx"), ("model.pt2", "torch")])
+@pytest.mark.parametrize(
+    ("name", "extra"), [("model.onnx", "onnx"), ("model.pt2", "torch"), ("model.mlir", "jax"), ("model.keras", "keras")]
+)
 def test_a_missing_framework_is_named_with_its_extra(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None)
     with pytest.raises(ModelImportError, match=rf"pip install tvm-split\[{extra}\]"):
