@@ -21,12 +21,13 @@ from tvm_split.planner.cost import estimated_seconds
 from tvm_split.planner.equal_cost import stages_of_equal_cost
 from tvm_split.planner.estimating import estimated_profile
 from tvm_split.planner.fewer_machines import with_fewest_machines
-from tvm_split.planner.model_problem import model_problem, stages_of_layers, stages_of_pieces, with_turns
+from tvm_split.planner.model_problem import model_problem, stages_of_layers, stages_of_pieces
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Prediction, predict, with_coded_links
 from tvm_split.planner.problem import Objective, Problem, Solution, Stage
 from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.rare_replicas import with_turns
 from tvm_split.planner.replanning import (
     DEFAULT_THRESHOLD,
     Change,

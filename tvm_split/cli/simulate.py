@@ -112,10 +112,11 @@ def _scenario(
         if measured is not None:
             raise WrongUseError("reports are of plans for a model, not for a problem", "--measured")
         from tvm_split.planner.problem_file import read_problem_file, read_solution_file
+        from tvm_split.planner.rare_replicas import with_turns
         from tvm_split.planner.search import evaluate
 
         read, stages = read_problem_file(problem), read_solution_file(plan)
-        expected = evaluate(read, stages)
+        expected = evaluate(read, with_turns(stages))
         predicted = expected.period_seconds, expected.latency_seconds
         return plan.name, scenario_of_problem(read, stages), predicted, None
     loaded = Plan.load(plan)

@@ -14,7 +14,6 @@ from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, Pr
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, StreamingCost
 from tvm_split.planner.request import PlanRequest
 from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.rpc_runtime.program.turns import LONGEST
 
 BUFFERS = 3
 """Micro-batches of a tensor that the runtime may hold between neighbouring stages: `machine_plan.queue_depth`."""
@@ -145,15 +144,3 @@ def stages_of_pieces(profile: ClusterProfile, stages: Sequence[Stage]) -> tuple[
         for stage, held in zip(stages, pieces, strict=True)
         if held
     )
-
-
-def with_turns(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """The stages without replicas whose share is less than the shortest turn."""
-    found = []
-    for stage in stages:
-        kept = [each for each in zip(stage.machines, stage.shares, strict=True) if each[1] * LONGEST >= 1 - 1e-9]
-        if len(kept) < len(stage.machines):
-            machines, shares = zip(*kept, strict=True)
-            stage = replace(stage, machines=machines, shares=tuple(share / math.fsum(shares) for share in shares))
-        found.append(stage)
-    return tuple(found)

@@ -11,6 +11,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import LinkPrediction, Prediction
 from tvm_split.planner.problem import Problem, Stage
+from tvm_split.planner.rare_replicas import with_turns
 from tvm_split.planner.search import evaluate
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.rpc_runtime.program.link_setting import Transport
@@ -71,11 +72,12 @@ def scenario_of_plan(plan: Plan) -> Scenario:
 
 
 def scenario_of_problem(problem: Problem, stages: Sequence[Stage]) -> Scenario:
-    """What a planning problem says of a plan for it.
+    """What a planning problem says of a plan for it; replicas that are too rare for a turn are left out.
 
     Raises:
         PlanError: as `tvm_split.planner.search.evaluate`.
     """
+    stages = with_turns(stages)
     evaluation, instance = evaluate(problem, stages), instance_of(problem)
     ordered = _in_order(stages, [load.machine for load in evaluation.loads])
     name_of = {piece: f"stage_{index}" for index, stage in enumerate(ordered) for piece in stage.layers}

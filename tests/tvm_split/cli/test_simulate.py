@@ -8,6 +8,8 @@ import pytest
 
 from tests.helpers.planner.problems import GOOD
 from tests.helpers.planner.profiles import A, B, chain_profile, planned
+from tvm_split.deployment.deployment_report import DeploymentReport
+from tvm_split.deployment.report_values import Comparison, MachineReport
 
 
 @pytest.fixture
@@ -40,6 +42,22 @@ def test_as_json(invoke, plan_path):
     assert {each["machine"] for each in found["machines"]} == {A, B}
     assert found["single"]["percentiles_seconds"]["90"] > found["single"]["percentiles_seconds"]["50"]
     assert found["happenings"]["compute_scatter"] == 0.2
+
+
+def test_what_was_measured_of_machines_counts(invoke, plan_path, tmp_path):
+    nothing = Comparison(None, None)
+    machines = tuple(
+        MachineReport(name, (stage,), (1.0,), 10, Comparison(0.02, seconds), nothing, nothing)
+        for name, stage, seconds in ((A, "stage_0", 0.05), (B, "stage_1", None))
+    )
+    whole = Comparison(0.02, 0.05), Comparison(0.03, 0.06)
+    report = DeploymentReport("net", "", "", *whole, machines, (), runs=1, streamed=10, advice=())
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report.to_dict()))
+    found = json.loads(invoke("simulate", plan_path, "--measured", path, "--json").stdout)
+    assert found["period_seconds"] == pytest.approx(0.05, rel=1e-6)
+    path.write_text(json.dumps({**report.to_dict(), "model": "other"}))
+    assert "is of model 'other'" in invoke("simulate", plan_path, "--measured", path, code=2).stderr
 
 
 def test_a_problem_and_its_answer(invoke, solved):

@@ -12,10 +12,9 @@ from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.layer_graph import LayerGraph
-from tvm_split.planner.model_problem import BUFFERS, stages_of_layers, stages_of_pieces, with_turns
+from tvm_split.planner.model_problem import BUFFERS, stages_of_layers, stages_of_pieces
 from tvm_split.planner.problem import Pin, Stage
 from tvm_split.planner.profile import ModelPiece, StreamingCost
-from tvm_split.rpc_runtime.program.turns import turns_by_share
 
 TWO = {A: [0.001, 0.002, 0.003], B: [0.002, 0.004, 0.006]}
 
@@ -159,13 +158,3 @@ def test_a_boundary_inside_of_a_piece_was_not_measured():
     cut = (Stage((A,), ("layer_0",)), Stage((B,), ("layer_1", "layer_2")))
     assert stages_of_pieces(profile, cut) is None
     assert stages_of_pieces(profile, (Stage((A,), ("layer_0", "layer_1")),)) is None
-
-
-@given(st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=6))
-def test_replicas_that_are_too_rare_for_a_turn_are_left_out(speeds):
-    shares = tuple(speed / math.fsum(speeds) for speed in speeds)
-    stage = Stage(tuple(f"machine-{index}" for index in range(len(speeds))), ("layer_0",), shares)
-    (kept,) = with_turns([stage])
-    assert math.isclose(math.fsum(kept.shares), 1.0)
-    assert set(range(len(kept.machines))) == set(turns_by_share(kept.shares))
-    assert kept == stage or len(kept.machines) < len(stage.machines)

@@ -26,7 +26,7 @@ def told(scenario: Scenario) -> tuple[float | None, float | None]:
     return found.period_seconds, None if found.single is None else found.single.mean_seconds
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=5), st.floats(1e5, 1e9), st.floats(1.0, 1.5))
 def test_a_plan_is_simulated_as_it_is_predicted(
     seconds: list[tuple[float, float]], bandwidth: float, contention: float

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from tests.helpers.planner.many_machines import many_machines_problem
 from tests.helpers.planner.problems import on_one_host, one_each, random_problem
@@ -63,7 +63,7 @@ def planned(problem: Problem) -> tuple[Stage, ...]:
         raise
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 4), st.booleans())
 def test_the_first_result_takes_the_sum_of_the_parts(seed: int, pieces: int, machines: int, is_chain: bool) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=is_chain, plain=True)
@@ -73,8 +73,9 @@ def test_the_first_result_takes_the_sum_of_the_parts(seed: int, pieces: int, mac
     assert found.single.mean_seconds == pytest.approx(evaluate(problem, stages).latency_seconds, rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.3]))
+@example(16939, 2, 4, False, True, 0.0)  # a replica that is too rare for a turn
 def test_no_stream_is_faster_than_the_busiest_machine_link_or_cores(
     seed: int, pieces: int, machines: int, is_chain: bool, replicas: bool, scatter: float
 ) -> None:
@@ -90,7 +91,7 @@ def test_no_stream_is_faster_than_the_busiest_machine_link_or_cores(
     assert found.period_seconds >= limit * (1 - 20 / 150 - scatter / 3)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(DURATIONS, st.data())
 def test_a_chain_without_scatter_is_as_fast_as_its_busiest_part(
     computing: Sequence[float], data: st.DataObject
@@ -99,6 +100,15 @@ def test_a_chain_without_scatter_is_as_fast_as_its_busiest_part(
     found = simulate(chain(computing, wires), micro_batches=100)
     assert found.period_seconds == pytest.approx(max(*computing, *wires), rel=1e-9)
     assert found.first_seconds == pytest.approx(math.fsum([*computing, *wires]), rel=1e-9)
+
+
+def test_replicas_that_are_too_rare_for_a_turn_are_left_out() -> None:
+    problem = on_one_host(2, 1, 2)
+    names = tuple(machine.name for machine in problem.machines)
+    slow = dataclasses.replace(problem.pieces[0], seconds={names[0]: 0.01, names[1]: 1.0})
+    problem = dataclasses.replace(problem, pieces=(slow,), replicas=True)
+    stages = (Stage(names, ("layer-0",), (1 / 1.01, 0.01 / 1.01)),)
+    assert scenario_of_problem(problem, stages).program.machines == names[:1]
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
@@ -160,7 +170,7 @@ def test_windows_of_far_links_widen_and_those_in_memory_do_not() -> None:
     assert 0.21 / 3 <= fixed.period_seconds <= 0.22 / 2
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(DURATIONS, SEEDS, st.sampled_from([0.0, 0.05, 0.2]), st.booleans())
 def test_no_more_is_under_way_than_credits_allow(
     computing: Sequence[float], seed: int, latency: float, shares_memory: bool
