@@ -14,6 +14,7 @@ from tvm_split.planner.parts import Delivery, Part, PlanParts
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.search import evaluate, solve
 from tvm_split.planner.search.candidate import best_of, one_machine_candidates
+from tvm_split.planner.search.division_bound import division_bound
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.milp import PlacementProgram, period_bound
 
@@ -117,6 +118,14 @@ def test_the_mixed_integer_program_finds_and_proves_the_best(seed: int, pieces: 
     values = [each.value(problem) for each in (alone, found) if each is not None]
     assert min(values) == pytest.approx(expected[0], rel=1e-5, abs=1e-12)
     assert min([bound, *values]) == pytest.approx(expected[0], rel=1e-5, abs=1e-12)
+
+
+def test_the_bound_of_a_latency_knows_no_cores_as_no_latency_does() -> None:
+    problem = on_one_host(2, 2, 1, objective="latency")
+    latency = solve(problem).evaluation.latency_seconds
+    assert latency == pytest.approx(0.02)
+    assert division_bound(problem) == pytest.approx(latency / 2, rel=1e-5)
+    assert division_bound(dataclasses.replace(problem, objective="throughput")) == pytest.approx(0.02, rel=1e-5)
 
 
 @settings(max_examples=15)

@@ -17,12 +17,12 @@ def division_bound(problem: Problem, time_limit_seconds: float = 1.0) -> float:
 
     A part of a piece is taken to need at least its share of the piece's time; one that fits into a cache where the
     whole does not could be below. One input alone crosses at least one link between machines, to become whole again,
-    and waits for the quickest link from and to the client.
+    and waits for the quickest link from and to the client; it waits for no core, as in every latency.
     """
     if problem.objective == "throughput":
         return period_bound(instance_of(problem), time_limit_seconds)
     alone = tuple(replace(machine, contention=1.0) for machine in problem.machines)
-    instance = instance_of(replace(problem, machines=alone))
+    instance = instance_of(replace(problem, machines=alone, shared_cores=()))
     machines = range(len(instance.machines))
     between = [float(instance.latency[a, b]) for a in machines for b in machines if a != b and instance.linked[a, b]]
     divided = max(period_bound(instance, time_limit_seconds), min(between, default=0.0))
