@@ -23,7 +23,8 @@ from tvm_split.rpc_runtime.own_process import OwnProcess
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE
+from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE, is_loopback
+from tvm_split.rpc_runtime.wire.tracker import joined
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ TERMINATE_SECONDS = 5.0
 
 
 class LocalWorkers(Closing):
-    """One worker process per name, on loopback, with a random token. A context manager.
+    """One worker process per name, with a random token, or the one given; on loopback, unless ``host`` is another
+    address of this host, where nothing but the token protects it. A context manager.
 
     With enough cores for all, each worker gets ``threads`` cores of its own (``pin=False`` leaves that to the system).
     ``cache`` is the folder for blobs, by default one that is removed at the end.
@@ -49,6 +51,8 @@ class LocalWorkers(Closing):
         threads: int = 1,
         cache: Path | None = None,
         pin: bool = True,
+        host: str = "127.0.0.1",
+        token: str | None = None,
         start_timeout_seconds: float = 60.0,
     ) -> None:
         if not names or len(set(names)) != len(names) or CLIENT in names or "" in names:
@@ -56,7 +60,8 @@ class LocalWorkers(Closing):
         if threads < 1:
             raise InputError(f"a worker needs at least one thread, got {threads}")
         self._folder = ScratchFolder("workers")
-        self._token = secrets.token_hex(16)
+        self._token = token or secrets.token_hex(16)
+        self._host = host
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._endpoints: dict[str, WorkerEndpoint] = {}
         self._closed = False
@@ -119,6 +124,7 @@ class LocalWorkers(Closing):
     def _start(self, name: str, threads: int, cores: tuple[int, ...], cache: Path | None) -> subprocess.Popen[bytes]:
         command = [*own_modules.command("worker"), "--exit-with-parent", "--name", name]
         command += ["--threads", str(threads), "--cache", str(cache or self._folder.path / "blobs")]
+        command += ["--listen", joined(self._host, 0), *([] if is_loopback(self._host) else ["--insecure"])]
         if cores:
             command += ["--cores", ",".join(map(str, cores))]
         with (self._folder.path / f"{len(self._processes)}.log").open("wb") as log:

@@ -16,6 +16,7 @@ from tvm_split.cluster.asked import planned_machines
 from tvm_split.cluster.cluster_file import read_cluster_file
 from tvm_split.cluster.machine import Link, Machine, faults
 from tvm_split.cluster.pods import pod_machines
+from tvm_split.cluster.ray_workers import RayWorkers
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.cluster.tracked import tracked_machines
 from tvm_split.errors import ClusterError
@@ -35,9 +36,9 @@ MOST_ON_THIS_HOST = 26 + 26 * 26
 class Cluster:
     """The machines that a model may be split over.
 
-    Make one with `local`, `in_process`, `from_yaml`, `from_tracker` or `from_kubernetes`. A local cluster starts its
-    worker processes when they are first needed; used as a context manager it keeps them between deployments, otherwise
-    the deployment that started them ends them.
+    Make one with `local`, `in_process`, `from_yaml`, `from_tracker`, `from_kubernetes` or `from_ray`. A local cluster
+    starts its worker processes when they are first needed; used as a context manager it keeps them between deployments,
+    otherwise the deployment that started them ends them.
 
     ``links`` is empty where all are to be measured. Else each counts in both directions unless its reverse is given as
     well (an address in its own only), and every pair of machines needs one. ``shared_cores`` says which machines
@@ -54,6 +55,7 @@ class Cluster:
     # The workers' blobs outlive the workers: a later deployment on the same cluster sends only what is new.
     _cache: ScratchFolder | None = field(default=None, repr=False)
     _keep_workers: bool = field(default=False, repr=False)
+    _ray: RayWorkers | None = field(default=None, repr=False, compare=False)
     _by_ends: dict[tuple[str, str], Link] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -140,6 +142,42 @@ class Cluster:
         machines, left_out = planned_machines(found, f"Kubernetes, with the labels {selector},", advice)
         return cls("remote", machines, left_out=left_out)
 
+    @classmethod
+    def from_ray(
+        cls,
+        address: str | None = None,
+        *,
+        workers: int = 2,
+        threads: int = 1,
+        resources: Mapping[str, float] | None = None,
+        strategy: str = "SPREAD",
+        timeout_seconds: float = 60.0,
+    ) -> Cluster:
+        """Workers that Ray places on its nodes, ``machine-a``, ``machine-b``, …, each with ``threads`` of its CPUs.
+
+        They end with `close` (the cluster is a context manager), or with this process; Ray starts one that dies again.
+
+        Args:
+            address: HOST:PORT of Ray's head; by default the Ray that this process is connected to, else one that runs
+                on this host.
+            resources: what else each worker takes, such as ``{"GPU": 1}`` or a node's own label.
+            strategy: of the placement group: ``SPREAD``, ``STRICT_SPREAD``, ``PACK`` or ``STRICT_PACK``.
+
+        Raises:
+            ClusterError: there is no Ray in this Python, or a number that makes no sense.
+            WorkerUnavailableError: no Ray runs there, or a worker does not come up.
+            DeadlineError: its nodes have no room for so many workers.
+        """
+        machines = _lettered_machines(workers, threads)
+        started = RayWorkers([each.name for each in machines], threads, address, resources, strategy, timeout_seconds)
+        try:
+            placed = started.endpoints()
+            machines = tuple(replace(each, endpoint=placed[each.name]) for each in machines)
+            return cls("remote", machines, _ray=started)
+        except BaseException:
+            started.close()
+            raise
+
     @property
     def machine_names(self) -> tuple[str, ...]:
         return tuple(machine.name for machine in self.machines)
@@ -174,6 +212,8 @@ class Cluster:
                     self.machine_names, threads=self.machines[0].threads, cache=self._cache.path / "blobs"
                 )
             return dict(self._workers.endpoints)
+        if self._ray is not None:
+            return self._ray.endpoints()
         return {machine.name: _require_endpoint(machine) for machine in self.machines}
 
     @contextmanager
@@ -203,6 +243,8 @@ class Cluster:
         if self._cache is not None:
             self._cache.close()
             self._cache = None
+        if self._ray is not None:
+            self._ray.close()
 
     def _end_workers(self) -> None:
         if self._workers is not None:

@@ -1,0 +1,113 @@
+"""A real Ray on loopback: workers placed by it, deployed to, lost and started again."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import tvm_split
+from tests.helpers.waiting import wait_for
+from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.errors import DeadlineError, WorkerUnavailableError
+
+MODULE = "rpc_runtime.worker"
+
+
+def workers_running(home: Path, machine: str = "machine-a") -> set[int]:
+    """The worker processes of a machine that Ray started here, told by ``HOME``: nobody's children in this process."""
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            is_one = machine in words and any(word.endswith(MODULE) for word in words)
+            if is_one and process.environ().get("HOME") == str(home):
+                found.add(process.pid)
+    return found
+
+
+@pytest.fixture
+def own_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """With two CPUs, on loopback; its files go with it."""
+    ray = pytest.importorskip("ray", reason="pip install 'tvm-split[ray]'")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    # Sockets lie below, whose paths may not be long.
+    folder = Path("/tmp") / f"ray-{tmp_path.name[-20:]}"
+    ray.init(
+        num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=str(folder), _node_ip_address="127.0.0.1"
+    )
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def deploy_and_check(cluster: tvm_split.Cluster) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
+        x = torch.randn(1, 8)
+    split = {"machine-a": ["0", "1"], "machine-b": ["2"]}
+    with tvm_split.compile_and_deploy(network, (x,), cluster, split=split) as deployment:
+        np.testing.assert_allclose(deployment.run(x)[0], network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_workers_of_ray(own_ray: Any, tmp_path: Path) -> None:
+    with tvm_split.Cluster.from_ray(workers=2, strategy="PACK") as cluster:
+        assert cluster.machine_names == ("machine-a", "machine-b")
+        deploy_and_check(cluster)
+        (process,) = workers_running(tmp_path)
+        first = cluster.endpoints()["machine-a"].address
+        own_ray.kill(cluster._ray._actors["machine-a"], no_restart=False)
+        assert wait_for(lambda: process not in workers_running(tmp_path), 20)
+        assert wait_for(lambda: cluster.endpoints()["machine-a"].address != first, 60)
+        deploy_and_check(cluster)
+        with pytest.raises(DeadlineError, match=r"no room within 2 s for 2 workers with \{'CPU': 64\.0\} each"):
+            tvm_split.Cluster.from_ray(workers=2, threads=64, timeout_seconds=2.0)
+    assert wait_for(lambda: not workers_running(tmp_path), 20)
+    assert own_ray.is_initialized()
+    assert wait_for(lambda: own_ray.available_resources().get("CPU") == 2.0, 20)
+
+
+@pytest.mark.slow
+def test_another_process_joins_and_leaves(own_ray: Any, tmp_path: Path) -> None:
+    address = own_ray.get_runtime_context().gcs_address
+    code = (
+        "import tvm_split, sys\n"
+        "from tvm_split.rpc_runtime.client.client import describe\n"
+        "cluster = tvm_split.Cluster.from_ray(sys.argv[1], workers=2, strategy='PACK')\n"
+        "print(*(describe(each, 30).machine for each in cluster.endpoints().values()))\n"
+    )  # it closes nothing, and ends
+    done = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "machine-a machine-b\n", done.stderr
+    assert wait_for(lambda: not workers_running(tmp_path), 20)
+    assert wait_for(lambda: own_ray.available_resources().get("CPU") == 2.0, 20)
+
+
+def test_without_a_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClusterError, match="strategies are SPREAD"):
+        tvm_split.Cluster.from_ray(strategy="ANYWHERE")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ClusterError, match=r"pip install 'tvm-split\[ray\]'"):
+        tvm_split.Cluster.from_ray("127.0.0.1:9")
+
+
+@pytest.mark.slow
+def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(WorkerUnavailableError, match=r"no Ray can be joined at 127\.0\.0\.1:9"):
+        tvm_split.Cluster.from_ray("127.0.0.1:9")
