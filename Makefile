@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # JAX, Flax and Keras, half a gigabyte that only their models need: packages of their own, laid over those of .venv.
 FRAMEWORKS := .frameworks
 
-.PHONY: setup demo test test-slow test-long test-frameworks test-properties fuzz lint format protocol clean
+.PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-properties fuzz lint format protocol clean
 .PHONY: check-models check-shards check-cuda check-shaped check-simulation check-unequal check-unloading
 .PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-planner bench-plans bench-shards
 
@@ -49,6 +49,17 @@ KERAS_TESTS := tests/frameworks/test_keras_models.py
 test-frameworks: $(FRAMEWORKS)/.installed
 	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=jax $(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks
 	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=torch $(BIN)/python -m pytest -n 2 --dist worksteal $(KERAS_TESTS)
+
+# TensorFlow takes another 1.4 GB, so that its SavedModels have a target of their own.
+TENSORFLOW := .tensorflow
+$(TENSORFLOW)/.installed: requirements-tensorflow.lock $(STAMP)
+	rm -rf $(TENSORFLOW)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(TENSORFLOW) --requirement requirements-tensorflow.lock
+	touch $@
+
+test-tensorflow: $(FRAMEWORKS)/.installed $(TENSORFLOW)/.installed
+	PYTHONPATH=$(CURDIR)/$(TENSORFLOW):$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=tensorflow \
+		$(BIN)/python -m pytest tests/frameworks/tensorflow
 
 # What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
 TIMES ?= 20
@@ -121,4 +132,4 @@ bench-links: setup
 	$(BIN)/python -m scripts.bench_links $(if $(ALSO),--also $(ALSO))
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

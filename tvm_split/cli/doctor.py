@@ -22,6 +22,7 @@ EXTRAS = {
     "onnx": "models in ONNX files",
     "jax": "models of JAX and Flax, and StableHLO files",
     "keras": "models of Keras",
+    "tensorflow": "TensorFlow's SavedModels",
     "demo": "`tvm-split demo`, and timelines as pictures",
     "images": "images as inputs of `tvm-split run`",
     "tracker": "starting TVM's RPC tracker, for tuning on several machines",

@@ -49,8 +49,8 @@ class ModelOptions:
 
         shapes = [_tensor(text) for text in self.input_shape or ()]
         given: Any
-        if Path(source).suffix.lower() in FILE_SUFFIXES:
-            if not Path(source).is_file():
+        if Path(source).suffix.lower() in FILE_SUFFIXES or Path(source).is_dir():
+            if not Path(source).exists():
                 raise WrongUseError(f"there is no file {source!r}", "MODEL")
             if shapes:
                 raise WrongUseError(

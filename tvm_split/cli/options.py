@@ -11,9 +11,9 @@ import typer
 from tvm_split.rpc_runtime.errors import TvmSplitError
 
 MODEL_HELP = (
-    "A file (.onnx, .pt2 as torch.export.save writes it, .keras, .mlir, or .jax as jax.export serialises it), or "
-    "MODULE:NAME, a Python function that returns a network and its example inputs, or an nn.Module (then with "
-    "--input-shape)."
+    "A file (.onnx, .pt2 as torch.export.save writes it, .keras, .mlir, or .jax as jax.export serialises it), the "
+    "folder of a SavedModel, or MODULE:NAME, a Python function that returns a network and its example inputs, or an "
+    "nn.Module (then with --input-shape)."
 )
 
 

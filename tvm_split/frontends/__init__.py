@@ -26,7 +26,8 @@ def load_model(
     ``source`` is a torch ``nn.Module`` (needs ``example_inputs``), a torch ``ExportedProgram`` or the path of one
     (``.pt2``), an ONNX model as a path, bytes or ``ModelProto``, a function of JAX or a module of Flax (need
     ``example_inputs``), what ``jax.export`` makes of one (``.jax``), a StableHLO module (``.mlir`` as text or bytecode,
-    ``.mlirbc``), a Keras model or its ``.keras`` file, or a Model, which is returned as it is.
+    ``.mlirbc``), a Keras model or its ``.keras`` file, the folder of a TensorFlow SavedModel, or a Model, which is
+    returned as it is.
     ``example_inputs`` is a tuple of tensors or arrays (one alone is accepted), or a dict by name. Sizes that the
     source leaves open are bound: ``batch`` binds the first axis, ``dimensions`` binds by name, the rest follow from
     the example inputs.
@@ -47,7 +48,13 @@ def load_model(
     return model
 
 
-_NEEDED = {"torch": ("torch",), "onnx": ("onnx",), "jax": ("jax",), "keras": ("keras",)}
+_NEEDED = {
+    "torch": ("torch",),
+    "onnx": ("onnx",),
+    "jax": ("jax",),
+    "keras": ("keras",),
+    "tensorflow": ("tensorflow", "jax"),
+}
 """By extra, which is also the frontend's name: the packages that it imports."""
 
 _BY_SUFFIX = {
@@ -76,13 +83,15 @@ def _framework(source: Any) -> str:
     if isinstance(source, bytes | bytearray | memoryview):
         return "jax" if bytes(source[:4]) == _MLIR_BYTECODE else "onnx"
     if isinstance(source, str | Path):
+        if (Path(source) / "saved_model.pb").is_file():
+            return "tensorflow"
         suffix = Path(source).suffix.lower()
         if suffix in _BY_SUFFIX:
             return _BY_SUFFIX[suffix]
         raise ModelImportError(
             f"{str(source)!r} is none of the files that are imported: .onnx, .pt2 (written by torch.export.save), "
-            ".mlir and .mlirbc (StableHLO), .jax (serialised by jax.export), .keras; other files (checkpoints, "
-            "TorchScript) hold no exported graph: load them in their framework and give the module"
+            ".mlir and .mlirbc (StableHLO), .jax (serialised by jax.export), .keras, the folder of a SavedModel; other "
+            "files (checkpoints, TorchScript) hold no exported graph: load them in their framework and give the module"
         )
     found = [_BY_CLASS[name] for base in type(source).__mro__ if (name := _class_name(base)) in _BY_CLASS]
     if found:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from tvm_split.errors import ModelImportError, OpenAxesError
+
+Array = np.ndarray[Any, Any]
+Specs = Sequence[tuple[str, Sequence[int | None], str]]
+"""Name, sizes (None: open) and dtype of each input."""
 
 
 class OpenSizes:
@@ -77,3 +84,58 @@ def rows_to_repeat(batch: int, shapes: Sequence[Sequence[int]]) -> bool:
             "Leave batch out and give example inputs of the wanted sizes"
         )
     return True
+
+
+def checked_examples(specs: Specs, given: Any) -> list[Array]:
+    """Arrays for the inputs, given in their order or by name. Raises ModelImportError where they do not fit."""
+    names = [name for name, _, _ in specs]
+    if isinstance(given, Mapping):
+        if set(given) != set(names):
+            raise ModelImportError(f"the model's inputs are {names}, example_inputs has {sorted(given)}")
+        given = [given[name] for name in names]
+    if len(given) != len(names):
+        raise ModelImportError(
+            f"the model takes {len(names)} inputs ({', '.join(names)}), example_inputs has {len(given)}"
+        )
+    arrays = [np.asarray(value) for value in given]
+    for array, (name, shape, dtype) in zip(arrays, specs, strict=True):
+        fits = array.ndim == len(shape) and all(
+            size in (None, mine) for size, mine in zip(shape, array.shape, strict=True)
+        )
+        if not fits or str(array.dtype) != dtype:
+            shown = [size if size is not None else "open" for size in shape]
+            raise ModelImportError(
+                f"input {name!r} is {dtype}{shown}, example_inputs has {array.dtype}{list(array.shape)}"
+            )
+    return arrays
+
+
+def bound_shapes(
+    specs: Specs,
+    examples: Sequence[Array] | None,
+    batch: int | None,
+    dimensions: Mapping[str, int],
+    symbols: Mapping[str, str] | None = None,
+) -> list[list[int]]:
+    """The shape of each input, its open sizes from ``dimensions``, ``batch`` or the examples, in this order.
+
+    ``symbols`` are the names of open sizes by their places (``x[1]``); without one, a size is called by its place.
+    Raises ModelImportError.
+    """
+    sizes = OpenSizes(batch, dimensions)
+    has_open_batch = any(None in shape[:1] for _, shape, _ in specs)
+    shapes: list[list[int | str]] = []
+    for place, (name, shape, _) in enumerate(specs):
+        shapes.append([])
+        for axis, size in enumerate(shape):
+            at = f"{name}[{axis}]"
+            symbol = (symbols or {}).get(at, at)
+            if size is not None:
+                sizes.fixed(at, size, *([(batch, "batch")] if axis == 0 and not has_open_batch else []))
+            else:
+                sizes.open(symbol, at)
+                if examples is not None and symbol not in sizes.found:
+                    sizes.bind(symbol, examples[place].shape[axis], f"the example input at {at}")
+            shapes[-1].append(symbol if size is None else size)
+    found = sizes.sizes()
+    return [[size if isinstance(size, int) else found[size] for size in shape] for shape in shapes]

@@ -12,16 +12,17 @@ from typing import Any
 import jax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are, below_the_network
 from tvm_split.units import short_list
 
 
 @dataclass(frozen=True)
 class Function:
-    """What to trace, its name ("": the caller's), and how many words of each path stand for the network itself."""
+    """What to trace, its name ("": the caller's), and what makes names of layers of its paths."""
 
     call: Callable[..., Any]
     name: str = ""
-    left_out: int = 0
+    naming: Naming = as_they_are
 
 
 def function_of(source: Any) -> Function:
@@ -36,7 +37,7 @@ def function_of(source: Any) -> Function:
             )
         module, variables = source.unbind()
         # linen names a network's own scope after its class.
-        return Function(functools.partial(module.apply, variables), type(module).__name__, 1)
+        return Function(functools.partial(module.apply, variables), type(module).__name__, below_the_network)
     if nnx is not None and isinstance(source, nnx.Module):
         _check_evaluation_mode(source, nnx)
         return Function(_nnx_function(source, nnx), type(source).__name__)

@@ -14,9 +14,10 @@ from jax.extend import core
 
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends import flax_modules
-from tvm_split.frontends.dimensions import OpenSizes, rows_to_repeat
+from tvm_split.frontends.dimensions import bound_shapes, checked_examples, rows_to_repeat
 from tvm_split.frontends.normal_form import UniqueNames, identifier
 from tvm_split.frontends.stablehlo.building import model_of
+from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are
 from tvm_split.frontends.stablehlo.modules import (
     Array,
     block_of,
@@ -97,7 +98,7 @@ def _load_function(source: Any, example_inputs: Any, batch: int | None, name: st
         return tree_util.tree_leaves(function.call(*positional, **keywords))
 
     return traced_model(
-        on_arrays, arrays, names, framework="jax", name=name or function.name or shown, left_out=function.left_out
+        on_arrays, arrays, names, framework="jax", name=name or function.name or shown, naming=function.naming
     )
 
 
@@ -108,13 +109,12 @@ def traced_model(
     *,
     framework: str,
     name: str,
-    left_out: int = 0,
+    naming: Naming = as_they_are,
     are_examples: bool = True,
 ) -> Model:
     """A Model of ``call``, which takes ``arrays``, called ``names``, and returns a list of arrays.
 
-    Of each layer's path the first ``left_out`` words stand for the network itself. Unless they ``are_examples``, only
-    shapes and dtypes of the arrays matter.
+    ``naming`` makes layers' names of paths. Unless they ``are_examples``, only shapes and dtypes of the arrays matter.
     """
     module, weights = _lowered(call, arrays, name)
     places = range(len(weights), len(weights) + len(arrays))
@@ -124,7 +124,7 @@ def traced_model(
     inputs = {place: unique.take(each) for place, each in zip(places, names, strict=True)}
     return model_of(
         module, dict(enumerate(weights)), inputs, examples if are_examples else None,
-        framework=framework, name=name, left_out=left_out,
+        framework=framework, name=name, naming=naming,
     )  # fmt: skip
 
 
@@ -177,61 +177,27 @@ def _load_module(
     source: Any, example_inputs: Any, batch: int | None, dimensions: Mapping[str, int], name: str
 ) -> Model:
     """A module whose inputs are all of its main function's arguments; ``source`` is an Exported, or bytes."""
+    symbols: list[list[tuple[int, str]]] = []
+    names: list[str] = []
     if isinstance(source, bytes):
-        module, symbols, names = parsed(source, "the module"), None, None
+        module = parsed(source, "the module")
     else:
         module = parsed(source.mlir_module_serialized, f"the exported function {source.fun_name!r}")
-        symbols = [[str(size) if not isinstance(size, int) else "" for size in each.shape] for each in source.in_avals]
+        symbols = [
+            [(axis, str(size)) for axis, size in enumerate(each.shape) if not isinstance(size, int)]
+            for each in source.in_avals
+        ]
         positional, keywords = tree_util.tree_unflatten(source.in_tree, list(range(len(source.in_avals))))
         names = _names(None, positional, keywords)
     arguments = list(block_of(main_of(module)).arguments)
     names = names or [f"input_{place}" for place in range(len(arguments))]
-    kinds = [shape_and_dtype(argument.type) for argument in arguments]
-    examples = None if example_inputs is None else _checked_examples(example_inputs, names, kinds)
-    sizes = OpenSizes(batch, dimensions)
-    shapes: list[list[int | str]] = []
-    for place, (given, (shape, _)) in enumerate(zip(names, kinds, strict=True)):
-        shapes.append([])
-        for axis, size in enumerate(shape):
-            at = f"{given}[{axis}]"
-            example = None if examples is None else examples[place].shape[axis]
-            if size is not None:
-                said = [(batch, "batch")] if axis == 0 and not any(None in shape[:1] for shape, _ in kinds) else []
-                sizes.fixed(at, size, *said)
-                shapes[-1].append(size)
-            else:
-                symbol = (symbols[place][axis] if symbols is not None else "") or at
-                sizes.open(symbol, at)
-                if symbol not in sizes.found:
-                    sizes.bind(symbol, example, f"the example input at {at}")
-                shapes[-1].append(symbol)
-    found = sizes.sizes()
-    static = [[size if isinstance(size, int) else found[size] for size in shape] for shape in shapes]
+    specs = [(given, *shape_and_dtype(argument.type)) for given, argument in zip(names, arguments, strict=True)]
+    if example_inputs is not None and not isinstance(example_inputs, Mapping):
+        example_inputs = tree_util.tree_leaves(example_inputs)
+    examples = None if example_inputs is None else checked_examples(specs, example_inputs)
+    called = {f"{given}[{axis}]": symbol for given, axes in zip(names, symbols, strict=False) for axis, symbol in axes}
+    static = bound_shapes(specs, examples, batch, dimensions, called)
     module = with_sizes(module, static)
     if examples is not None and any(list(each.shape) != shape for each, shape in zip(examples, static, strict=True)):
         examples = None
     return model_of(module, {}, dict(enumerate(names)), examples, framework="stablehlo", name=name)
-
-
-def _checked_examples(given: Any, names: Sequence[str], kinds: Sequence[tuple[Any, str]]) -> list[Array]:
-    if isinstance(given, Mapping):
-        if set(given) != set(names):
-            raise ModelImportError(f"the model's inputs are {list(names)}, example_inputs has {sorted(given)}")
-        values = [given[name] for name in names]
-    else:
-        values = tree_util.tree_leaves(given)
-    if len(values) != len(names):
-        raise ModelImportError(
-            f"the model takes {len(names)} inputs ({', '.join(names)}), example_inputs has {len(values)}"
-        )
-    arrays = [np.asarray(value) for value in values]
-    for name, array, (shape, dtype) in zip(names, arrays, kinds, strict=True):
-        fits = array.ndim == len(shape) and all(
-            size in (None, mine) for size, mine in zip(shape, array.shape, strict=True)
-        )
-        if not fits or str(array.dtype) != dtype:
-            shown = [size if size is not None else "open" for size in shape]
-            raise ModelImportError(
-                f"input {name!r} is {dtype}{shown}, example_inputs has {array.dtype}{list(array.shape)}"
-            )
-    return arrays

@@ -61,9 +61,16 @@ def load_keras(
         model = _through_torch(call, source, arrays, identifiers, called)
         return model if example_inputs is not None else replace(model, example_inputs=None)
     from tvm_split.frontends.jax_frontend import traced_model
+    from tvm_split.frontends.stablehlo.layer_names import below_the_network
 
     return traced_model(
-        call, arrays, identifiers, framework="keras", name=called, left_out=1, are_examples=example_inputs is not None
+        call,
+        arrays,
+        identifiers,
+        framework="keras",
+        name=called,
+        naming=below_the_network,
+        are_examples=example_inputs is not None,
     )
 
 

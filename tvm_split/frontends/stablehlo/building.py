@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_split.frontends.normal_form import identifier, normal_form
 from tvm_split.frontends.stablehlo.flattening import flattened
 from tvm_split.frontends.stablehlo.importer import import_program
+from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are
 from tvm_split.frontends.stablehlo.modules import Array, bytecode
 from tvm_split.model import Model
 
@@ -23,15 +24,15 @@ def model_of(
     *,
     framework: str,
     name: str,
-    left_out: int = 0,
+    naming: Naming = as_they_are,
 ) -> Model:
     """A Model of ``module``, whose main function's arguments are ``weights`` and named ``inputs``, by place.
 
-    ``left_out`` words at the beginning of each path are no part of a layer's name. Raises ModelImportError.
+    ``naming`` makes layers' names of paths. Raises ModelImportError.
     """
     from tvm_split.frontends.stablehlo.reference import StableHloReference
 
-    program = flattened(module, weights, left_out)
+    program = flattened(module, weights, naming)
     found = import_program(program, inputs)
     form = normal_form(found.imported.function, found.imported.layers, list(inputs.values()))
     reference = StableHloReference(

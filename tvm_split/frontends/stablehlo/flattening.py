@@ -13,7 +13,7 @@ from jaxlib.mlir.dialects import func
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.importing import BRANCH, LOOP, refuse
 from tvm_split.frontends.stablehlo.folding import folded
-from tvm_split.frontends.stablehlo.layer_names import Frame, Origin, layers_of
+from tvm_split.frontends.stablehlo.layer_names import Frame, Naming, Origin, as_they_are, layers_of
 from tvm_split.frontends.stablehlo.locations import words_of
 from tvm_split.frontends.stablehlo.modules import Array, block_of, functions, in_context, main_of
 
@@ -53,21 +53,21 @@ class Program:
     known: Mapping[ir.Value, Array]
 
 
-def flattened(module: ir.Module, weights: Mapping[int, Array], left_out: int = 0) -> Program:
+def flattened(module: ir.Module, weights: Mapping[int, Array], naming: Naming = as_they_are) -> Program:
     """``module`` (static sizes) written out; ``weights`` are what is known of the main function's arguments, by place.
 
-    ``left_out`` words at the beginning of each path are no part of a layer's name. Raises ModelImportError for loops
-    and branches that depend on data, each with its layer.
+    ``naming`` makes layers' names of paths. Raises ModelImportError for loops and branches that depend on data, each
+    with its layer.
     """
     with in_context():
-        return _Flattening(module, weights, left_out).run()
+        return _Flattening(module, weights, naming).run()
 
 
 @dataclass
 class _Flattening:
     source: ir.Module
     weights: Mapping[int, Array]
-    left_out: int
+    naming: Naming
     operations: list[ir.Operation] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     known: dict[ir.Value, Array] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class _Flattening:
         self.known.update({arguments[place]: array for place, array in self.weights.items()})
         results = self._block(block_of(main), arguments, Frame())
         func.ReturnOp(results, ip=self.point)
-        layers = layers_of([*self.origins, *(origin for _, origin in self.problems)], self.left_out)
+        layers = layers_of([*self.origins, *(origin for _, origin in self.problems)], self.naming)
         of_problems = layers[len(self.origins) :]
         refuse((what, layer) for (what, _), layer in zip(self.problems, of_problems, strict=True))
         steps = tuple(Step(operation, layer) for operation, layer in zip(self.operations, layers, strict=False))

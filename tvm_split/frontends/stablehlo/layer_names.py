@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from tvm_split.frontends.normal_form import UniqueNames
@@ -47,14 +47,29 @@ class Origin:
         object.__setattr__(self, "path", path_of(self.words[:-1]))
 
 
-def layers_of(origins: Sequence[Origin], left_out: int = 0) -> list[str]:
-    """A layer for each origin, in order; of each path the first ``left_out`` words are no part of the name.
+Path = tuple[str, ...]
+Naming = Callable[[Sequence[Path]], Sequence[Path]]
+"""From the paths of all operations to those that make up the layers' names, in the same order."""
+
+
+def as_they_are(paths: Sequence[Path]) -> Sequence[Path]:
+    """The naming for sources whose paths are the user's own."""
+    return paths
+
+
+def below_the_network(paths: Sequence[Path]) -> Sequence[Path]:
+    """The naming for sources whose paths begin with the network's own name."""
+    return [path[1:] for path in paths]
+
+
+def layers_of(origins: Sequence[Origin], naming: Naming = as_they_are) -> list[str]:
+    """A layer for each origin, in order.
 
     An operation in a module without modules of its own belongs to that module (``block/conv``); where others were
     computed in between, it is called again (``block/conv@1``). What a module with others in it computes itself is named
     by the call (``block/relu``, one layer each time) or the operation (``block/add``) after its path, and numbered.
     """
-    paths = [origin.path[left_out:] for origin in origins]
+    paths = naming([origin.path for origin in origins])
     containers = {path[:length] for path in paths for length in range(len(path))} | {()}
     names = UniqueNames()
     of_frame: dict[Frame, str] = {}

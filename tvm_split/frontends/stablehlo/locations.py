@@ -1,4 +1,4 @@
-"""What JAX wrote into the locations of operations: in which modules of the user's each was made."""
+"""What JAX and TensorFlow wrote into the locations of operations: in which modules of the user's each was made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 _NAMED = re.compile(r'\A"((?:[^"\\]|\\.)*)"(?!:\d)')
 _STRUCTURE = re.compile(
     r"(jit|pjit|xla_call|core_call|closed_call|remat\d?|checkpoint|rematted_computation|shard_map|custom_jvp_call"
-    r"|custom_vjp_call(_jaxpr)?|custom_lin|while|cond|body|scan|branch_\d+_fun|pallas_call)(\(.*\))?|.*->.*"
+    r"|custom_vjp_call(_jaxpr)?|custom_lin|while|cond|body|scan|branch_\d+_fun|pallas_call|(Stateful)?PartitionedCall)(\(.*\))?|.*->.*"
 )
 _AROUND = re.compile(r"(vmap|jvp|transpose|jacfwd|jacrev)\((.*)\)")
 _INLINED = re.compile(r"(?:jit|pjit)\((.*)\)")

@@ -23,6 +23,9 @@ Array = np.ndarray[Any, Any]
 BYTECODE = b"ML\xefR"
 """What every file of MLIR's bytecode begins with."""
 
+_PORTABLE = b"StableHLO_v"
+"""Stands at the beginning of bytecode that is meant for other versions as well."""
+
 _DTYPES = {
     "i1": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
     "ui8": "uint8", "ui16": "uint16", "ui32": "uint32", "ui64": "uint64",
@@ -55,7 +58,7 @@ def parsed(text: str | bytes, shown: str) -> ir.Module:
     """The module of a text or bytecode, portable artefacts of other versions included; ``shown`` names it in errors."""
     with in_context():
         try:
-            if isinstance(text, bytes) and text.startswith(BYTECODE):
+            if isinstance(text, bytes) and _PORTABLE in text[:32]:
                 return stablehlo.deserialize_portable_artifact(_context(), text)
             return ir.Module.parse(text)
         except Exception as error:

@@ -1,0 +1,119 @@
+"""SavedModels of TensorFlow and of Keras, split over two workers by their layers' names, against TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tvm_split
+from tests.helpers.frontends.contract import assert_keeps_contract
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends import load_model
+from tvm_split.frontends.tensorflow_frontend import scopes_of_keras
+
+LIMIT = 1e-4
+
+
+def convolutions() -> Any:
+    image = layers.Input((16, 16, 3), name="image")
+    x = layers.Conv2D(8, 3, strides=2, padding="same", name="stem")(image)
+    x = layers.ReLU(name="act")(layers.BatchNormalization(name="norm")(x))
+    block = keras.Sequential([layers.Conv2D(8, 3, padding="same", name="conv"), layers.ReLU(name="relu")], name="block")
+    x = layers.Add(name="skip")([block(x), x])
+    x = layers.DepthwiseConv2D(3, padding="same", dilation_rate=2, name="depthwise")(block(x))
+    x = layers.Conv2DTranspose(4, 3, strides=2, padding="same", name="up")(x)
+    return keras.Model(image, layers.Dense(4, name="head")(layers.GlobalAveragePooling2D(name="pool")(x)), name="net")
+
+
+def recurrent() -> Any:
+    sequence = layers.Input((5, 6), name="sequence")
+    x = layers.Bidirectional(layers.LSTM(4, return_sequences=True), name="both_ways")(sequence)
+    return keras.Model(sequence, layers.Dense(3, name="head")(layers.GRU(4, name="gru")(x)), name="recurrent")
+
+
+def attention() -> Any:
+    sequence = layers.Input((6, 8), name="sequence")
+    x = layers.MultiHeadAttention(2, 4, name="attention")(sequence, sequence)
+    x = layers.LayerNormalization(name="norm")(layers.Add(name="skip")([x, sequence]))
+    return keras.Model(sequence, layers.Dense(3, activation="gelu", name="head")(x), name="attention_net")
+
+
+@pytest.mark.parametrize(
+    ("build", "first", "second"),
+    [(convolutions, "stem", "depthwise"), (recurrent, "both_ways", "head"), (attention, "attention", "norm")],
+)
+def test_answers_are_those_of_tensorflow(
+    build: Callable[[], Any], first: str, second: str, three_workers: tvm_split.Cluster, tmp_path: Path
+) -> None:
+    keras.utils.set_random_seed(0)
+    network = build()
+    generator = np.random.default_rng(1)
+    network.set_weights([each + 0.2 * generator.random(each.shape).astype("float32") for each in network.get_weights()])
+    network.export(tmp_path / "saved", verbose=False)
+    x = generator.standard_normal((2, *network.inputs[0].shape[1:])).astype("float32")
+    wanted = network.predict(x, verbose=0)
+    model = load_model(tmp_path / "saved", batch=2)
+    assert_keeps_contract(model)
+    split = {"machine-a": [first], "machine-b": [second]}
+    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
+        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
+        (found,) = deployment.run(x)
+    assert np.abs(found - wanted).max() < LIMIT * np.ptp(wanted)
+
+
+def test_layers_keep_the_names_that_they_have_in_keras(tmp_path: Path) -> None:
+    convolutions().export(tmp_path / "saved", verbose=False)
+    names = load_model(tmp_path / "saved", batch=1).layer_names
+    assert {"stem", "act", "block/conv", "block/conv@1", "skip", "head"} <= set(names)
+    assert {layer.name for layer in convolutions().layers[1:]} <= {name.partition("/")[0] for name in names}
+
+
+class Plain(tf.Module):
+    def __init__(self) -> None:
+        super().__init__(name="plain")
+        self.weight = tf.Variable(np.random.default_rng(0).standard_normal((3, 4)).astype("float32"))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.float32, name="x"), tf.TensorSpec([4], name="bias")])
+    def __call__(self, x: Any, bias: Any) -> Any:
+        with tf.name_scope("hidden"):
+            hidden = tf.nn.relu(x @ self.weight + bias)
+        with tf.name_scope("out"):
+            return {"b": tf.nn.softmax(hidden), "a": tf.reduce_sum(hidden, 1)}
+
+
+def test_a_module_of_tensorflow_and_its_open_sizes(tmp_path: Path) -> None:
+    module = Plain()
+    tf.saved_model.save(module, str(tmp_path / "saved"))
+    x, bias = np.ones((2, 3), "float32"), np.arange(4, dtype="float32")
+    model = load_model(str(tmp_path / "saved"), {"x": x, "bias": bias})
+    by_name = dict(zip([spec.name for spec in model.inputs], [spec.shape for spec in model.inputs], strict=True))
+    assert by_name == {"x": (2, 3), "bias": (4,)}
+    assert {"hidden", "out"} <= {name.partition("/")[0] for name in model.layer_names}
+    given = [{"x": x, "bias": bias}[spec.name] for spec in model.inputs]
+    wanted = module(x, bias)
+    for found, right in zip(model.reference.outputs(given), (wanted["a"], wanted["b"]), strict=True):
+        np.testing.assert_allclose(found, right.numpy(), rtol=1e-5)
+    with pytest.raises(ModelImportError, match=r"axis 0 of input 'x'.*batch=1"):
+        load_model(tmp_path / "saved")
+    with pytest.raises(ModelImportError, match=r"'x' is float32\['open', 3\].*\[2, 5\]"):
+        load_model(tmp_path / "saved", {"x": np.ones((2, 5), "float32"), "bias": bias})
+
+
+def test_a_broken_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(b"nothing")
+    with pytest.raises(ModelImportError, match="cannot be read as a SavedModel"):
+        load_model(tmp_path)
+
+
+def test_scopes_that_nobody_counted_stay_as_they_are() -> None:
+    paths = [("net_1", "conv_1", "batchnorm"), ("net_1", "conv_1_3")]
+    assert scopes_of_keras(paths) == [("conv", "batchnorm"), ("conv_1",)]
+    assert scopes_of_keras([("net", "conv_1"), ("net", "conv_2")]) == [("net", "conv_1"), ("net", "conv_2")]
+    assert scopes_of_keras([("hidden",), ("out",)]) == [("hidden",), ("out",)]
