@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 Value = TypeVar("Value")
@@ -24,3 +27,16 @@ def wait_while_running(process: subprocess.Popen[str], look: Callable[[], Value]
     assert process.poll() is None, process.communicate()
     assert value, f"it did not happen in {seconds} s"
     return value
+
+
+def stop(process: int) -> None:
+    """SIGSTOP; returns when all threads of a process stand still, which takes a moment on a busy machine."""
+    os.kill(process, signal.SIGSTOP)
+
+    def stands_still() -> bool:
+        states = [
+            path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{process}/task").glob("*/stat")
+        ]
+        return set(states) == {"T"}
+
+    assert wait_for(stands_still)

@@ -20,7 +20,7 @@ from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
 from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import stop, wait_for
 from tvm_split.rpc_runtime.client import client
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
@@ -73,7 +73,7 @@ def test_a_hanging_worker_is_named(own_workers: LocalWorkers, maker: ProgramMake
     with open_on(own_workers, program, maker) as pipe:
         results = pipe.stream(endless(program))
         next(results)
-        os.kill(own_workers.process_ids[B], signal.SIGSTOP)
+        stop(own_workers.process_ids[B])
         with pytest.raises(WorkerUnavailableError, match=f"{B}.*silent") as caught:
             list(results)
         assert "'two'" in str(caught.value)
@@ -182,7 +182,7 @@ def test_no_progress_names_the_stage(own_workers: LocalWorkers, maker: ProgramMa
     program = chain(maker)
     with open_on(own_workers, program, maker, timeout_seconds=2.0) as pipe:
         pipe.run(batches_for(program, 1)[0])
-        os.kill(own_workers.process_ids[C], signal.SIGSTOP)
+        stop(own_workers.process_ids[C])
         with pytest.raises(DeadlineError, match=rf"stage '(two|three)' on machine '({B}|{C})'"):
             pipe.run(batches_for(program, 1)[0])
         os.kill(own_workers.process_ids[C], signal.SIGCONT)

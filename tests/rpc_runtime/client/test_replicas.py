@@ -19,6 +19,7 @@ from tvm.relax import op
 from tests.helpers.rpc_runtime.pipelines import open_on, same, statistics_of_all_sent
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import add, batches_for, double, subtract
+from tests.helpers.waiting import stop
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import DeadlineError, WorkerUnavailableError
@@ -179,7 +180,7 @@ def test_a_replica_that_stands_still_for_a_moment_loses_no_order(
     with open_on(four_workers, program, maker) as pipeline:
         results = pipeline.stream(batches)
         got = [next(results) for _ in range(10)]
-        os.kill(process, signal.SIGSTOP)
+        stop(process)
         goes_on = threading.Timer(1.5, os.kill, (process, signal.SIGCONT))
         goes_on.start()
         try:
@@ -197,7 +198,7 @@ def test_no_progress_names_the_replica_whose_turn_it_is(maker: ProgramMaker) -> 
         open_on(own_workers, program, maker, timeout_seconds=2.0) as pipeline,
     ):
         pipeline.run(batch)
-        os.kill(own_workers.process_ids[C], signal.SIGSTOP)
+        stop(own_workers.process_ids[C])
         # Micro-batch 1 is the turn of machine C; what it sends, B and D do not miss.
         with pytest.raises(DeadlineError, match=f"stage '(one|two)' on machine '({A}|{C})'.* to compute micro-batch 1"):
             pipeline.run(batch)
