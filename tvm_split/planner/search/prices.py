@@ -74,4 +74,5 @@ def _rate(column: Floats, typical: Floats) -> float:
 
 def _prices(seconds: Floats, prices: Floats) -> Prices:
     pieces = np.min(seconds * prices, axis=1)
-    return Prices(prices, pieces, float(pieces.sum()))
+    added = len(pieces) * SHORTEST  # at most, since no price is above 1
+    return Prices(prices, pieces, max(float(pieces.sum()) - added, 0.0))

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from tests.helpers.planner.many_machines import (
     LinkKinds,
@@ -84,6 +84,7 @@ def test_ten_pieces_a_machine_end_near_the_bound() -> None:
 
 @settings(max_examples=60)
 @given(SEEDS, st.integers(2, 6), st.integers(2, 3), st.booleans(), st.booleans())
+@example(971, 2, 2, False, False)  # whose pieces take no time
 def test_plans_hold_and_bounds_are_below_every_plan(
     seed: int, pieces: int, machines: int, chain: bool, replicas: bool
 ) -> None:
