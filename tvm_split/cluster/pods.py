@@ -62,10 +62,10 @@ def _pods(selector: str, namespace: str | None) -> list[Mapping[str, Any]]:
 
 def _asked(pod: Mapping[str, Any], token: str | None, tls: TlsFiles | None, timeout_seconds: float) -> AskedMachine:
     try:
-        name, phase = str(pod["metadata"]["name"]), str(pod["status"]["phase"])
+        name, phase = cleaned(str(pod["metadata"]["name"])), cleaned(str(pod["status"]["phase"]))
         conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", ())}
         port = _port(pod["spec"]["containers"])
-        host = _host(pod)
+        host = cleaned(_host(pod))
     except (KeyError, TypeError, AttributeError) as error:
         raise ProtocolError(f"kubectl answers with a pod that is none: it lacks {error}") from error
     endpoint = WorkerEndpoint(name, joined(host, port or 0), token, tls)
@@ -74,7 +74,7 @@ def _asked(pod: Mapping[str, Any], token: str | None, tls: TlsFiles | None, time
     if "deletionTimestamp" in pod["metadata"]:
         return AskedMachine(endpoint, reason="its pod is ending")
     if phase != "Running" or conditions.get("Ready") != "True":
-        return AskedMachine(endpoint, reason=f"its pod is not ready (phase {cleaned(phase)})")
+        return AskedMachine(endpoint, reason=f"its pod is not ready (phase {phase})")
     return ask(endpoint, timeout_seconds)
 
 
