@@ -72,10 +72,7 @@ _BY_CLASS = {
     "jax._src.export._export.Exported": "jax",
     "keras.src.models.model.Model": "keras",
 }
-"""By base class; of several the last, since a Keras model is a torch module on torch."""
-
-SUFFIXES = tuple(_BY_SUFFIX)
-"""The endings of files that are imported."""
+"""By base class; Keras's comes before torch's, whose module it is as well where it computes with torch."""
 
 
 def _framework(source: Any) -> str:

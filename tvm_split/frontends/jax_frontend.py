@@ -28,8 +28,8 @@ from tvm_split.frontends.stablehlo.modules import (
 )
 from tvm_split.model import Model
 
-STABLEHLO_SUFFIXES = (".mlir", ".mlirbc", ".stablehlo")
-EXPORTED_SUFFIXES = (".jax", ".jax_export")
+EXPORTED_SUFFIX = ".jax"
+"""What a file of ``jax.export.Exported.serialize`` is called here; JAX has no name for it."""
 
 
 def load_jax(
@@ -65,7 +65,7 @@ def _read(path: Path) -> Any:
     if not path.is_file():
         raise ModelImportError(f"there is no file {str(path)!r}")
     content = path.read_bytes()
-    if path.suffix.lower() in EXPORTED_SUFFIXES:
+    if path.suffix.lower() == EXPORTED_SUFFIX:
         try:
             return export.deserialize(bytearray(content))
         except Exception as error:
