@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -33,14 +34,16 @@ class SshCluster(Closing):
 
     def __init__(self, cluster: Cluster, on_line: Callable[[str, str], None], detach: bool = False) -> None:
         machines = reached_by_ssh(cluster)
-        self._cluster = cluster
         self._workers = [SshWorker(each, on_line) for each in machines]
-        self._half_detached = detach
+        self._detached: list[Machine] = []
+        """Whose workers go on without us, while others are still starting."""
         before_end(self, self.close)
         source = worker_source()
 
         def start(worker: SshWorker) -> None:
             process = worker.start(source, detach)
+            if detach:
+                self._detached.append(worker.machine)
             _require_answer(worker.machine)
             on_line(worker.machine.name, f"answers at {worker.machine.address} (process {process} there)")
 
@@ -49,8 +52,8 @@ class SshCluster(Closing):
         except BaseException:
             self.close()
             raise
-        self._half_detached = False
         if detach:
+            self._detached.clear()
             self.close()
 
     def wait(self) -> None:
@@ -65,28 +68,28 @@ class SshCluster(Closing):
             thread.start()
         for thread in threads:
             thread.join()
-        if self._half_detached:
-            self._half_detached = False
-            stop_workers(self._cluster, remove=False, only_started=True)
+        started, self._detached = self._detached, []
+        with contextlib.suppress(TvmSplitError):  # what failed before says why
+            _stop_all(started, remove=False)
 
 
-def stop_workers(cluster: Cluster, remove: bool, only_started: bool = False) -> dict[str, int]:
+def stop_workers(cluster: Cluster, remove: bool) -> dict[str, int]:
     """End the workers that `SshCluster` started, here or elsewhere: the process of each by its machine, 0 for none.
 
     Raises:
-        TvmSplitError: a machine cannot be reached, or its worker does not end; ``only_started`` passes over these.
+        TvmSplitError: a machine cannot be reached, or its worker does not end.
     """
+    return _stop_all(reached_by_ssh(cluster), remove)
+
+
+def _stop_all(machines: Iterable[Machine], remove: bool) -> dict[str, int]:
     found: dict[str, int] = {}
 
     def stop(worker: SshWorker) -> None:
         with worker:
-            try:
-                found[worker.machine.name] = worker.stop(remove)
-            except TvmSplitError:
-                if not only_started:
-                    raise
+            found[worker.machine.name] = worker.stop(remove)
 
-    _all([SshWorker(each, lambda *_: None) for each in reached_by_ssh(cluster)], stop)
+    _all([SshWorker(each, lambda *_: None) for each in machines], stop)
     return found
 
 

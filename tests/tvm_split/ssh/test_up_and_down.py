@@ -119,6 +119,8 @@ def test_detached_until_down(server: SshServer, remote: Path, tmp_path: Path) ->
         assert f"(process {process} there)" in said[-1]
         with pytest.raises(WorkerError, match="runs here already: `tvm-split down` ends it"):
             SshCluster(cluster, ignore)
+        with pytest.raises(WorkerError, match="runs here already: `tvm-split down` ends it"):
+            SshCluster(cluster, ignore, detach=True)
         assert describe(endpoint, 10).process_id == process
     finally:
         ended = stop_workers(cluster, remove=True)
