@@ -141,7 +141,8 @@ def _remarks(routes: Mapping[Route, Link], shared: _SharedMemory) -> Iterator[st
         elif shared.joins(route.source, route.destination):
             passed_over.setdefault(f"{ends}: {link.codec}", []).append(route.tensor.name)
     for codec, tensors in passed_over.items():
-        yield f"{codec} is passed over while both ends share memory: {short_list(tensors)} stays exact"
+        whole = short_list(tensors)
+        yield f"{codec} is passed over if both ends share memory, as is expected: {whole} then stays exact"
 
 
 def _untried(routes: Mapping[Route, Link]) -> Iterator[PlannedCodec]:

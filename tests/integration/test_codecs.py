@@ -159,7 +159,8 @@ def test_where_memory_is_shared_codecs_are_passed_over_and_that_is_said(
     plan = tvm_split.plan(model, cluster, split=SPLIT)
     ((tensor, codec),) = [(each.tensor, each.codec) for each in plan.codecs]
     assert codec is Codec.INT8
-    assert plan.remarks == (f"{A} → {B}: int8 is passed over while both ends share memory: {tensor} stays exact",)
+    told = f"{A} → {B}: int8 is passed over if both ends share memory, as is expected: {tensor} then stays exact"
+    assert plan.remarks == (told,)
     with tvm_split.deploy(tvm_split.compile(model, plan), cluster) as deployment, torch.no_grad():
         assert error_of(deployment.run(x)[0], network(x).numpy()) <= EXACT
         (link,) = [each for each in deployment.report().links if (each.source, each.destination) == (A, B)]

@@ -23,6 +23,7 @@ from tvm_split.deployment.timeline import (
     Timeline,
     axis,
     cells,
+    columns_in,
     draw,
     headings,
     machines_at_once,
@@ -33,7 +34,6 @@ from tvm_split.rpc_runtime.program.measurements import COMPUTE
 from tvm_split.units import seconds_text
 
 COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "red", "bright_green", "bright_black")
-LEAST_COLUMNS, MOST_COLUMNS = 40, 150
 
 
 def as_json(found: Demonstration, folder: Path) -> dict[str, Any]:
@@ -91,8 +91,7 @@ def print_report(found: Demonstration, folder: Path, console: Console = STDOUT) 
         statistics_table(found.ran.statistics, f"{found.ran.statistics[0].micro_batches} micro-batches in all")
     )
     console.print(Rule(f"The first {SHOWN_MICRO_BATCHES} micro-batches"))
-    width = len(max(machines, key=len)) + len("  receive ")
-    columns = min(max(console.width - width - 1, LEAST_COLUMNS), MOST_COLUMNS)
+    columns = columns_in(console.width, machines)
     console.print(_coloured(timeline(found.ran.first_events, machines, columns)), no_wrap=True, overflow="crop")
     console.print(Text(_overlap(found)))
     console.print(f"As a picture: {folder}/timeline.png and timeline.svg", style="dim", soft_wrap=True)

@@ -94,9 +94,11 @@ def simulate(
     else:
         _print(title, found, happenings, predicted)
         if timeline:
-            from tvm_split.deployment.timeline import draw, timeline as lanes
+            from tvm_split.deployment.timeline import columns_in, draw, timeline as lanes
 
-            STDOUT.print(draw(lanes(found.events, scenario.program.machines)), markup=False, highlight=False)
+            machines = scenario.program.machines
+            drawn = draw(lanes(found.events, machines, columns_in(STDOUT.width, machines)))
+            STDOUT.print(drawn, markup=False, highlight=False, no_wrap=True, overflow="crop")
     if found.results < (micro_batches or MICRO_BATCHES):
         raise typer.Exit(1)
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 
+LEAST_COLUMNS, MOST_COLUMNS = 40, 150
 LANE_NAMES = {RECEIVE: "receive", COMPUTE: "compute", SEND: "send"}
 """The kinds of events that have a lane, in the order in which a micro-batch passes them. Waiting is an empty place."""
 FILL = {RECEIVE: "◂", COMPUTE: "█", SEND: "▸"}
@@ -69,6 +70,12 @@ def first_micro_batches(events: Iterable[TraceEvent], first: int, count: int) ->
     return tuple(
         replace(event, sequence=event.sequence - first) for event in events if first <= event.sequence < first + count
     )
+
+
+def columns_in(width: int, machines: Sequence[str]) -> int:
+    """How many columns lanes may have beside their headings, on a page that is ``width`` characters wide."""
+    headings = len(max(machines, key=len)) + len("  receive ")
+    return min(max(width - headings - 1, LEAST_COLUMNS), MOST_COLUMNS)
 
 
 def timeline(events: Sequence[TraceEvent], machines: Sequence[str], columns: int = 96) -> Timeline:

@@ -32,6 +32,7 @@ def test_a_plan_is_told_beside_its_prediction(invoke, plan_path):
     text = invoke("simulate", plan_path, "--timeline").stdout
     for words in ("net, simulated: 300 results", A, "50 micro-batches a second (predicted: 50)", "Alone: 3", "compute"):
         assert words in text, text
+    assert all("compute" in line for line in text.splitlines() if "··" in line), text  # none goes on in another line
 
 
 def test_as_json(invoke, plan_path):
