@@ -181,14 +181,15 @@ class Pipeline(Closing):
 
     def last_statistics(self) -> tuple[StageStatistics, ...]:
         """The same; when something has failed, until then, and of the stages whose machines still answer."""
-        if not self._streams.has_failed():
+        self._streams.require_open()
+        if not self._streams.has_failed:
             with contextlib.suppress(WorkerUnavailableError):  # of which the watch has not heard yet
                 return self._workers.statistics()
         return self._workers.last_statistics()
 
     def links(self) -> tuple[LinkStatistics, ...]:
         """What carries each link; when something has failed, what did."""
-        self._streams.has_failed()
+        self._streams.require_open()
         return (*(call.statistics for call in self._calls), *self._links_of_workers)
 
     def processor_seconds(self) -> dict[str, float]:

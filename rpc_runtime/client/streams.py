@@ -131,12 +131,15 @@ class Streams:
         with self.lock:
             self._require_usable_locked()
 
-    def has_failed(self) -> bool:
-        """Whether something has; raises a `WorkerError` if all was closed."""
+    def require_open(self) -> None:
+        """Raises a `WorkerError` if all was closed; what has failed may be asked what it did until then."""
         self.own_process.require()
         with self.lock:
             self._require_open_locked()
-            return self._failure is not None
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
 
     def fail(self, error: TvmSplitError) -> None:
         """The pipeline is done for: everybody who waits, or comes later, gets this error."""

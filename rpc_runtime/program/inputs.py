@@ -30,8 +30,7 @@ def checked_inputs(program: Program, given: Sequence[Any]) -> tuple[Array, ...]:
 
 def given_arrays(program: Program, inputs: Sequence[Array]) -> list[Array]:
     """What the client has of a micro-batch, as `Program.given`: the inputs, and copies of its cuts of them."""
-    places = {tensor.name: place for place, tensor in enumerate(program.inputs)}
-    return [*inputs, *(inputs[places[cut.input]][cut.place].copy() for cut in program.cuts)]
+    return [*inputs, *(inputs[index][place].copy() for index, place in program.cut_places)]
 
 
 def _checked(position: int, spec: TensorSpec, value: Any) -> Array:

@@ -135,11 +135,6 @@ class InputCut:
     axis: int
     begin: int
 
-    @property
-    def place(self) -> tuple[slice, ...]:
-        """Where it lies in the input."""
-        return (slice(None),) * self.axis + (slice(self.begin, self.begin + self.tensor.shape[self.axis]),)
-
 
 @dataclass(frozen=True)
 class Program:
@@ -168,6 +163,18 @@ class Program:
     def given(self) -> tuple[TensorSpec, ...]:
         """What the client has: the inputs, and its cuts of them."""
         return (*self.inputs, *(cut.tensor for cut in self.cuts))
+
+    @cached_property
+    def cut_places(self) -> tuple[tuple[int, tuple[slice, ...]], ...]:
+        """Of each cut, which input it is of, and where it lies there."""
+        names = [tensor.name for tensor in self.inputs]
+        return tuple(
+            (
+                names.index(cut.input),
+                (slice(None),) * cut.axis + (slice(cut.begin, cut.begin + cut.tensor.shape[cut.axis]),),
+            )
+            for cut in self.cuts
+        )
 
     @property
     def machines(self) -> tuple[str, ...]:

@@ -71,25 +71,20 @@ def test_what_ignores_interrupts_still_does():
 
 
 @pytest.mark.parametrize("module", ["tvm_split", "tvm_split.rpc_runtime.worker"])
-def test_the_package_itself_may_be_interrupted(tmp_path: Path, module: str):
-    """As Python loads it before the module that it was told to run: here by what it imports first."""
-    (tmp_path / "typing.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+@pytest.mark.parametrize(
+    ("number", "code", "told"), [(signal.SIGINT, 130, b""), (signal.SIGTERM, 143, b"terminated\n")], ids=str
+)
+def test_the_package_itself_may_be_interrupted(tmp_path: Path, module: str, number: int, code: int, told: bytes):
+    """As Python loads it before the module that it was told to run: here by what it imports first.
+
+    SIGTERM with the word and code of a command that it ends later.
+    """
+    (tmp_path / "typing.py").write_text(f"import signal; signal.raise_signal({int(number)})")
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules.pop('typing', None)")
     process = subprocess.run(
         [sys.executable, "-m", module], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True
     )
-    assert (process.returncode, process.stderr) == (130, b"")
-
-
-@pytest.mark.parametrize("module", ["tvm_split", "tvm_split.rpc_runtime.worker"])
-def test_sigterm_while_modules_are_loaded_is_told(tmp_path: Path, module: str):
-    """With the word and code of a command that it ends later."""
-    (tmp_path / "typing.py").write_text("import signal; signal.raise_signal(signal.SIGTERM)")
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules.pop('typing', None)")
-    process = subprocess.run(
-        [sys.executable, "-m", module], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True
-    )
-    assert (process.returncode, process.stderr) == (143, b"terminated\n")
+    assert (process.returncode, process.stderr) == (code, told)
 
 
 def test_sigterm_ends_a_command_at_any_moment_with_one_word():

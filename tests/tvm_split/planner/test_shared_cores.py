@@ -13,10 +13,10 @@ from tvm_split.planner.part_evaluation import evaluate_parts
 from tvm_split.planner.parts import Delivery, Part, PlanParts
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.search import evaluate, solve
-from tvm_split.planner.search.candidate import best_of, one_machine_candidates
+from tvm_split.planner.search.candidate import one_machine_candidates
 from tvm_split.planner.search.division_bound import division_bound
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.milp import PlacementProgram, period_bound
+from tvm_split.planner.search.milp import period_bound
 
 SEEDS = st.integers(0, 2**32)
 
@@ -104,20 +104,6 @@ def test_the_bound_of_divided_pieces_is_below_every_plan(seed: int, pieces: int,
     assert expected is not None
     alone = [each.evaluation.period_seconds for each in one_machine_candidates(instance_of(problem))]
     assert min([period_bound(instance_of(problem), 60.0), *alone]) <= expected[0] * (1 + 1e-9)
-
-
-@settings(max_examples=40)
-@given(SEEDS, st.integers(2, 6), st.integers(2, 3))
-def test_the_mixed_integer_program_finds_and_proves_the_best(seed: int, pieces: int, machines: int) -> None:
-    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, plain=True, shared_cores=True)
-    expected = best(problem, graph_plans(problem))
-    assert expected is not None
-    instance = instance_of(problem)
-    alone = best_of(problem, one_machine_candidates(instance))
-    bound, found = PlacementProgram(instance, alone, 0.0).solve(60.0, 1e-7)
-    values = [each.value(problem) for each in (alone, found) if each is not None]
-    assert min(values) == pytest.approx(expected[0], rel=1e-5, abs=1e-12)
-    assert min([bound, *values]) == pytest.approx(expected[0], rel=1e-5, abs=1e-12)
 
 
 def test_the_bound_of_a_latency_knows_no_cores_as_no_latency_does() -> None:

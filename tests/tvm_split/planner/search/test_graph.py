@@ -43,10 +43,13 @@ def test_nine_pieces_on_three_machines_equal_the_best_of_all_plans(seed: int) ->
     assert_is_best(problem, best(problem, graph_plans(problem)))
 
 
+@pytest.mark.parametrize("shared_cores", [False, True])
 @settings(max_examples=40)
 @given(SEEDS, st.integers(2, 6), st.integers(2, 3))
-def test_the_mixed_integer_program_finds_and_proves_the_best(seed: int, pieces: int, machines: int) -> None:
-    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, plain=True)
+def test_the_mixed_integer_program_finds_and_proves_the_best(
+    shared_cores: bool, seed: int, pieces: int, machines: int
+) -> None:
+    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, plain=True, shared_cores=shared_cores)
     expected = best(problem, graph_plans(problem))
     assert expected is not None
     instance = instance_of(problem)
