@@ -20,7 +20,9 @@ CYCLE = 840
 """Every list of turns has a length that divides this (all up to 8 do): whatever replicated stages a tensor
 passes, its route repeats after so many micro-batches at most."""
 LONGEST = 60
-"""Turns are no longer; a share of 1/60 is met exactly."""
+"""Turns of few replicas are no longer; a share of 1/60 is met exactly."""
+LONGEST_PER_REPLICA = 8
+"""Of many replicas an even share is small already, and results wait for the slowest one's turn about as long anyway."""
 CLOSE = 0.01
 """A shorter list of turns is preferred if no replica has more work by it than by the best list, up to this share."""
 
@@ -95,20 +97,29 @@ def turns_of(replica: int, turns: Sequence[int]) -> Recurrence:
     return Recurrence(len(turns), tuple(place for place, turn in enumerate(turns) if turn == replica))
 
 
-def turns_by_share(shares: Sequence[float], maximum_length: int = LONGEST) -> tuple[int, ...]:
+def longest_turns(replicas: int) -> int:
+    """Turns of so many replicas are no longer, and a share of one by that is the smallest."""
+    limit = max(LONGEST, LONGEST_PER_REPLICA * replicas)
+    return max(length for length in range(1, CYCLE + 1) if CYCLE % length == 0 and length <= limit)
+
+
+def turns_by_share(shares: Sequence[float], maximum_length: int | None = None) -> tuple[int, ...]:
     """Turns that give each replica its share of the micro-batches, as evenly as whole micro-batches allow.
 
     ``shares`` are positive and count in proportion. The length is the one, of the divisors of `CYCLE` up to
-    ``maximum_length``, by which no replica is given much beyond its share; the shortest of those that are as good up to
-    `CLOSE`. Over its length each replica has its share to within one micro-batch, and at every moment of a stream what
-    it has of the turns so far is within one of what the whole turns give it. (That this can be done: Tijdeman 1980,
-    "The chairman assignment problem"; by earliest deadline first: Baruah et al. 1996, "Proportionate progress".)
+    ``maximum_length`` (by default `longest_turns`), by which no replica is given much beyond its share; the shortest of
+    those that are as good up to `CLOSE`. Over its length each replica has its share to within one micro-batch, and at
+    every moment of a stream what it has of the turns so far is within one of what the whole turns give it. (That this
+    can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest deadline first: Baruah et al. 1996,
+    "Proportionate progress".)
 
     Raises:
         ValueError: no shares, one that is not positive, or one too small for a single turn.
     """
     if not shares or not all(math.isfinite(share) and share > 0 for share in shares):
         raise ValueError(f"shares are positive numbers, one for each replica, not {list(shares)}")
+    if maximum_length is None:
+        maximum_length = longest_turns(len(shares))
     if maximum_length < 1:
         raise ValueError(f"turns have a length of at least 1, not {maximum_length}")
     whole = math.fsum(shares)
