@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.search.candidate import Candidate, candidate, fits
+from tvm_split.planner.search.crowded_cores import crowded_cores, pooled, ways_to_count
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.ideals import predecessors, topological_orders
 from tvm_split.planner.search.instance import Instance
@@ -56,6 +57,10 @@ class ManyMachines:
         self._counts = self._singles.counts.astype(np.float64)
         self._prices = fair_prices(self._singles.seconds, self._counts, self._until(0.1))
         self.bound = self._prices.bound * (1 - 1e-9)
+        self._crowded = crowded_cores(instance)
+        if self._crowded:
+            cores = fair_prices(*pooled(self._singles, self._counts, self._crowded), self._until(0.2))
+            self.bound = max(self.bound, cores.bound * (1 - 1e-9))
         self.found: list[Candidate] = []
         self._longest = longest_latency(instance)
 
@@ -120,21 +125,29 @@ class ManyMachines:
 
     def _place(self, costs: OrderCosts, units: Units, prices: Prices, width: int) -> None:
         """Halve upon the period of plans on all units, or on the fastest of them if not all may be used."""
-        beam = StageBeam(costs, units, prices, width)
         size = len(units.members[0][0])
-        self._halve(beam, _fastest(units, prices, self._most_machines // size), FINE, self.bound, self._least())
-        if not self.found and self._most_machines < len(self._instance.machines):  # some must be on slow machines
-            self._halve(beam, units.counts, FINE, self.bound, math.inf)
+        for counted, counts in ways_to_count(units, self._crowded, prices.kinds):
+            beam = StageBeam(costs, counted, prices, width)
+            left = _fastest(counts, prices, self._most_machines // size)
+            self._halve(beam, left, FINE, self.bound, self._least())
+            if not self.found and self._most_machines < len(self._instance.machines):  # some must be on slow machines
+                self._halve(beam, counts, FINE, self.bound, math.inf)
 
     def _place_on_fewer(self, costs: OrderCosts) -> None:
         """Plans of the fastest half, quarter, … of machines: they answer sooner, and use fewer that hardly help."""
         beam = StageBeam(costs, self._singles, self._prices, FIRST_WIDTH)
         rates, count = self._prices.kinds, self._most_machines // 2
+        counts = self._with_own_cores()
         while count > 1 and time.monotonic() < self._until(0.6):
-            left = _fastest(self._singles, self._prices, count)
+            left = _fastest(counts, self._prices, count)
             share = float(left @ rates) / float(self._counts @ rates)
             self._halve(beam, left, COARSE, self.bound / share, math.inf)
             count //= 2
+
+    def _with_own_cores(self) -> Counts:
+        """As many machines of each kind as find cores of their own."""
+        _, counts = next(ways_to_count(self._singles, self._crowded, self._prices.kinds))
+        return counts
 
     @property
     def _most_stages(self) -> int:
@@ -180,16 +193,20 @@ class ManyMachines:
 
     def _deal_out(self, costs: OrderCosts) -> None:
         """Plans whose stages have replicas: all on all that can hold it, and pipelines of ever smaller units."""
-        for each in _whole_sets(self._instance):
-            self._keep([Placed(each, tuple(range(len(self._instance.pieces))))])
-        for sets in _groupings(self._instance, self._singles, self._prices):
+        ways = [self._singles.counts]
+        if self._crowded:
+            ways.insert(0, self._with_own_cores())
+        for counts in ways:
+            for each in _whole_sets(self._instance, _members(self._singles, counts)):
+                self._keep([Placed(each, tuple(range(len(self._instance.pieces))))])
+        for sets in _groupings(self._instance, self._singles, self._prices, ways[0]):
             if self._is_near() or time.monotonic() > self._until(0.5):
                 return
             units = units_of(self._instance, self._classes, sets)
             if np.isinf(units.seconds).all(axis=1).any():  # a piece that only single machines can run
                 continue
-            counts = units.counts.astype(np.float64)
-            self._place(costs, units, fair_prices(units.seconds, counts, self._until(0.5)), FIRST_WIDTH)
+            prices = fair_prices(units.seconds, units.counts.astype(np.float64), self._until(0.5))
+            self._place(costs, units, prices, FIRST_WIDTH)
 
 
 def _orders(instance: Instance) -> list[list[int]]:
@@ -203,18 +220,25 @@ def _is_only_order(instance: Instance, order: Sequence[int]) -> bool:
     return all(one in before[other] for one, other in itertools.pairwise(order))
 
 
-def _fastest(units: Units, prices: Prices, most: int) -> Counts:
-    """So many units of each kind that they are ``most`` together, those whose time is worth most first."""
-    left = np.zeros_like(units.counts)
+def _fastest(counts: Counts, prices: Prices, most: int) -> Counts:
+    """Of so many units of each kind those whose time is worth most: ``most`` together."""
+    left = np.zeros_like(counts)
     for kind in np.argsort(-prices.kinds, kind="stable"):
-        left[kind] = min(units.counts[kind], most)
+        left[kind] = min(counts[kind], most)
         most -= int(left[kind])
     return left
 
 
-def _whole_sets(instance: Instance) -> Iterator[Unit]:
+def _members(singles: Units, counts: Counts) -> list[int]:
+    return sorted(
+        unit[0] for units, count in zip(singles.members, counts.tolist(), strict=True) for unit in units[:count]
+    )
+
+
+def _whole_sets(instance: Instance, machines: Sequence[int]) -> Iterator[Unit]:
     """The machines that can hold everything, as far as their links to the client are as good as a limit."""
-    able = np.flatnonzero(np.isfinite(instance.seconds).all(axis=0))
+    able = np.array(machines, dtype=np.intp)
+    able = able[np.isfinite(instance.seconds[:, able]).all(axis=0)]
     seconds = instance.seconds[:, able].sum(axis=0)
     able = able[np.argsort(seconds, kind="stable")][: instance.machine_limit]
     slow = np.maximum(instance.seconds_per_byte[-1, able], instance.seconds_per_byte[able, -1])
@@ -228,12 +252,15 @@ def _whole_sets(instance: Instance) -> Iterator[Unit]:
             yield tuple(sorted(chosen.tolist()))
 
 
-def _groupings(instance: Instance, singles: Units, prices: Prices) -> Iterator[list[Unit]]:
-    """Machines as units of several: all of one neighbourhood, then runs of 2, 4, … of about one speed in each."""
+def _groupings(instance: Instance, singles: Units, prices: Prices, counts: Counts) -> Iterator[list[Unit]]:
+    """Machines as units of several: all of one neighbourhood, then runs of 2, 4, … of about one speed in each.
+
+    So many of each kind are used at most.
+    """
     group_of, links = neighbourhoods(singles.seconds_per_byte[:-1, :-1], singles.counts)
     together = len(links) <= MOST_NEIGHBOURHOODS
     places: dict[int, list[int]] = {}
-    left = _fastest(singles, prices, instance.machine_limit)
+    left = _fastest(counts, prices, instance.machine_limit)
     for kind in np.argsort(-prices.kinds, kind="stable").tolist():
         members = [unit[0] for unit in singles.members[kind][: left[kind]]]
         places.setdefault(int(group_of[kind]) if together else 0, []).extend(members)

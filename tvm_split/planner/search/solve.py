@@ -11,6 +11,7 @@ from tvm_split.planner.problem import Problem, Solution, gap_of
 from tvm_split.planner.search.candidate import Candidate, candidate, within_limits
 from tvm_split.planner.search.certificate import alternatives, why_no_more_machines
 from tvm_split.planner.search.chain import ChainSearch, is_small_enough, solve_chain
+from tvm_split.planner.search.crowded_chain import is_crowded_chain, solve_crowded_chain
 from tvm_split.planner.search.diagnosis import require_places, why_impossible
 from tvm_split.planner.search.exhaustive import is_small
 from tvm_split.planner.search.graph import GraphSearch, nearest_to_memory
@@ -20,6 +21,7 @@ DEFAULT_TIME_LIMIT_SECONDS = 10.0
 DIAGNOSIS_SECONDS = 1.0
 CHAIN_METHOD = "exact: dynamic programming over sets of machines and cuts of a chain"
 REPLICA_METHOD = "exact: dynamic programming over sets of machines, replicas and cuts of a chain"
+CROWDED_METHOD = "exact: dynamic programming over cuts of a chain on machines that share cores"
 CORES_AFTERWARDS = "dynamic programming over a chain without shared cores, which were counted afterwards"
 CORES_GAP = 0.02
 """What plans without shared cores may be better by at most, if a plan that was found without them is to do; about what
@@ -39,7 +41,7 @@ def solve(problem: Problem, *, time_limit_seconds: float = DEFAULT_TIME_LIMIT_SE
     instance = instance_of(problem)
     require_places(instance)
     if not _is_chain(instance):
-        return _solve_graph(instance, time_limit_seconds, start)
+        return _crowded(instance) or _solve_graph(instance, time_limit_seconds, start)
     # Tables know each stage by itself: cores are counted when the best plan without them is known.
     search = ChainSearch(
         dataclasses.replace(instance, problem=dataclasses.replace(problem, shared_cores=()), core_sets=())
@@ -54,9 +56,21 @@ def solve(problem: Problem, *, time_limit_seconds: float = DEFAULT_TIME_LIMIT_SE
     if gap <= TOLERANCE or (holds and problem.objective == "latency"):
         method = REPLICA_METHOD if problem.replicas else CHAIN_METHOD
         return _solution(instance, chosen, others, bound, method, exact=True)
+    if (crowded := _crowded(instance)) is not None:
+        return crowded
     if holds and gap <= CORES_GAP:
         return _solution(instance, chosen, others, bound, CORES_AFTERWARDS, exact=False)
     return _solve_graph(instance, time_limit_seconds, time.monotonic(), [chosen, *others], bound)
+
+
+def _crowded(instance: Instance) -> Solution | None:
+    """The best plan of a chain on alike machines that all share the same cores; None if it is none, or has none."""
+    if is_small(instance) or not is_crowded_chain(instance):
+        return None
+    chosen, others = solve_crowded_chain(instance)
+    if chosen is None:
+        return None
+    return _solution(instance, chosen, others, chosen.value(instance.problem), CROWDED_METHOD, exact=True)
 
 
 def _solve_graph(

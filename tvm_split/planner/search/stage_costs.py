@@ -20,6 +20,8 @@ class StageCosts:
             group computes and exchanges with the client. Infinite where it is no stage or the group cannot hold it.
         crossing_bytes: (P,) what passes from the stage before a position to the one behind it, over the link of their
             groups.
+        computed: of chains, for each class of machines a (P, P) matrix of what one computes for a stage, transfers
+            included.
         crosses: (P,) whether anything passes there, if only 0 bytes.
         memory: (P, P) bytes that each stage takes.
     """
@@ -30,6 +32,7 @@ class StageCosts:
     crossing_bytes: Floats
     crosses: Floats
     memory: Floats
+    computed: tuple[Floats, ...] = ()
 
 
 def chain_costs(instance: Instance, groups: Groups) -> StageCosts:
@@ -62,7 +65,8 @@ def chain_costs(instance: Instance, groups: Groups) -> StageCosts:
             stage_latency[-1] += send + lag[number, -1]
         period.append(stage_period)
         latency.append(stage_latency)
-    return StageCosts(groups, tuple(period), tuple(latency), sizes, (counts > 0).astype(float), memory)
+    crosses = (counts > 0).astype(float)
+    return StageCosts(groups, tuple(period), tuple(latency), sizes, crosses, memory, tuple(full))
 
 
 def crossings_of_chain(instance: Instance) -> tuple[Floats, Floats]:

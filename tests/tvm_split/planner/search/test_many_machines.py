@@ -20,8 +20,9 @@ from tests.helpers.planner.many_machines import (
 )
 from tests.helpers.planner.oracle import best, graph_plans, judge
 from tests.helpers.planner.problems import random_problem
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Problem, Solution
+from tvm_split.planner.problem import Problem, ProblemLink, ProblemMachine, Solution
 from tvm_split.planner.search import evaluate, solve
 from tvm_split.planner.search.candidate import one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
@@ -83,13 +84,19 @@ def test_ten_pieces_a_machine_end_near_the_bound() -> None:
 
 
 @settings(max_examples=60)
-@given(SEEDS, st.integers(2, 6), st.integers(2, 3), st.booleans(), st.booleans())
-@example(971, 2, 2, False, False)  # whose pieces take no time
+@given(SEEDS, st.integers(2, 6), st.integers(2, 3), st.booleans(), st.booleans(), st.booleans())
+@example(971, 2, 2, False, False, False)  # whose pieces take no time
 def test_plans_hold_and_bounds_are_below_every_plan(
-    seed: int, pieces: int, machines: int, chain: bool, replicas: bool
+    seed: int, pieces: int, machines: int, chain: bool, replicas: bool, shared_cores: bool
 ) -> None:
     problem = random_problem(
-        seed, pieces=pieces, machines=machines, chain=chain, replicas=replicas, objective="throughput"
+        seed,
+        pieces=pieces,
+        machines=machines,
+        chain=chain,
+        replicas=replicas,
+        shared_cores=shared_cores,
+        objective="throughput",
     )
     problem = dataclasses.replace(problem, maximum_latency_seconds=math.inf, maximum_period_seconds=math.inf)
     instance = instance_of(problem)
@@ -170,3 +177,36 @@ def test_idle_machines_are_named_up_to_a_dozen() -> None:
 def test_a_search_without_time_still_has_a_plan_and_a_bound() -> None:
     found = solve(many_machines_problem(16, 40), time_limit_seconds=0.0)
     assert 0.0 < found.lower_bound_seconds < found.evaluation.period_seconds
+
+
+def crowded(problem: Problem, machines_a_host: int, cores: int) -> Problem:
+    """The same, where so many machines after each other share so many cores."""
+    names = [machine.name for machine in problem.machines]
+    hosts = [tuple(names[start : start + machines_a_host]) for start in range(0, len(names), machines_a_host)]
+    return dataclasses.replace(problem, shared_cores=tuple(SharedCores(host, cores) for host in hosts))
+
+
+@pytest.mark.parametrize("replicas", [False, True])
+@pytest.mark.parametrize("kinds", ["three kinds", "unlike"])
+def test_hosts_whose_cores_are_too_few_are_as_good_as_their_cores(kinds: MachineKinds, replicas: bool) -> None:
+    """Of four alike machines on one core three could as well not be there; that is found, and nearly proven."""
+    four = 4
+    few = many_machines_problem(6, 120, kinds=kinds, replicas=replicas, seed=4)
+    names = [f"{machine.name}-{place}" for machine in few.machines for place in range(four)]
+    hosts_of = {name: name.rpartition("-")[0] for name in names}
+    many = dataclasses.replace(
+        few,
+        machines=tuple(ProblemMachine(name, 16e9) for name in names),
+        pieces=tuple(
+            dataclasses.replace(piece, seconds={name: piece.seconds[hosts_of[name]] for name in names})
+            for piece in few.pieces
+        ),
+        links=(
+            *(ProblemLink(one, other, 1.25e8, 2e-4) for one in names for other in names if one != other),
+            *(ProblemLink("client", name, 1.25e8, 2e-4) for name in names),
+            *(ProblemLink(name, "client", 1.25e8, 2e-4) for name in names),
+        ),
+    )
+    period, bound = searched(crowded(many, four, 1))
+    assert bound <= period <= bound * 1.06
+    assert period <= searched(few)[0] * 1.01
