@@ -33,6 +33,7 @@ from tvm_split.relay_passes.contract import (
 from tvm_split.relay_passes.input_cuts import cut_inputs, range_of
 from tvm_split.relay_passes.partition import Placement
 from tvm_split.relay_passes.shards.channels import require_channels, split_channels
+from tvm_split.relay_passes.shards.direct_joins import Place, with_direct_joins
 from tvm_split.relay_passes.shards.region import Region, Sharded, ShardError, part_name
 from tvm_split.relay_passes.shards.rows import computed_rows, split_rows
 
@@ -91,7 +92,7 @@ def placed_model(model: Model, plan: Plan) -> PlacedModel:
         source_of.update(sharded.source_of)
         model = replace(model, module=sharded.module)
         model = replace(model, layers={each.var.name: layers[each.var.name] for each in _operations(model)})
-    homes = _placed_cuts_and_joins(model, plan, {name: homes[name] for name in model.layers})
+    model, homes = _placed_cuts_and_joins(model, plan, {name: homes[name] for name in model.layers}, source_of)
     module, cuts = cut_inputs(model.module, _cuts_of_inputs(model, plan, homes, source_of))
     for each in cuts:
         del homes[each.var.name]
@@ -167,35 +168,46 @@ def _region(model: Model, stage: Stage, names: Sequence[str]) -> Region:
     return Region(tuple(names), stage.machines, stage.shares)
 
 
-def _placed_cuts_and_joins(model: Model, plan: Plan, homes: Mapping[str, _Home]) -> dict[str, _Home]:
-    """The homes with machines for cuts and joins.
+def _placed_cuts_and_joins(
+    model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: dict[str, str]
+) -> tuple[Model, dict[str, _Home]]:
+    """The model and homes with a machine for every cut and join; ``source_of`` gets what new variables are of.
 
-    A cut is where its value is made; a join where it is used, if that is one stage of one machine, else on the machine
-    with the largest share.
+    A cut is where its value is made. A join is made on every machine that uses it, in the first stage there that does;
+    what is returned, on the machine with the largest share.
     """
-    users = dict(_users(model))
-    used_in: dict[str, _Home] = {}
-    for binding in reversed(_operations(model)):
-        name = binding.var.name
-        later = {used_in.get(each, homes[each]) for each in users.get(name, ())}
-        if _is_shared(homes[name], plan) and homes[name].machine is None and len(later) == 1:
-            (only,) = later
-            if not _is_shared(only, plan):
-                used_in[name] = only
+    used = {each.var.name: {of.name for of in used_variables(each.value)} for each in _operations(model)}
+    is_open = [name for name, home in homes.items() if _is_shared(home, plan) and home.machine is None]
+    cuts = {name for name in is_open if source_of[name] in used[name]}
+    holders = {name: _holder(plan.stages[homes[name].stage]) for name in is_open}
+    places = {
+        name: Place((home.machine,) if home.machine is not None else plan.stages[home.stage].machines, home.stage)
+        for name, home in homes.items()
+        if name not in holders
+    }
+    spread = with_direct_joins(model.module, places, cuts, {name: (holders[name],) for name in holders})
+    source_of.update({name: source_of.get(source, source) for name, source in spread.source_of.items()})
+    layers = {**model.layers, **{name: model.layers[source] for name, source in spread.source_of.items()}}
+    model = replace(model, module=spread.module)
+    model = replace(model, layers={each.var.name: layers[each.var.name] for each in _operations(model)})
     found: dict[str, _Home] = {}
     for binding in _operations(model):
-        name, home = binding.var.name, homes[binding.var.name]
-        if _is_shared(home, plan) and home.machine is None:
-            before = [found[each.name] for each in used_variables(binding.value) if each.name in found]
-            if before and all(each.stage != home.stage for each in before):
-                home = before[0]
-            elif name in used_in:
-                home = used_in[name]
-            else:
-                stage = plan.stages[home.stage]
-                home = replace(home, machine=max(zip(stage.shares, stage.machines, strict=True), key=itemgetter(0))[1])
-        found[name] = home
-    return found
+        name = binding.var.name
+        if name in spread.beside:
+            found[name] = homes[spread.beside[name]]
+        elif name in cuts:
+            (operand,) = (each.name for each in used_variables(binding.value))
+            found[name] = found[operand]
+        elif name in holders:
+            found[name] = replace(homes[name], machine=holders[name])
+        else:
+            found[name] = homes[name]
+    return model, found
+
+
+def _holder(stage: Stage) -> str:
+    """The machine with the largest share, the first of equal ones."""
+    return max(zip(stage.shares, stage.machines, strict=True), key=itemgetter(0))[1]
 
 
 def _cuts_of_inputs(model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: Mapping[str, str]) -> list[str]:
@@ -262,17 +274,6 @@ def _leveled(model: Model, plan: Plan, homes: Mapping[str, _Home], source_of: Ma
 
 def _is_shared(home: _Home, plan: Plan) -> bool:
     return plan.stages[home.stage].sharding is not None
-
-
-def _users(model: Model) -> Iterator[tuple[str, list[str]]]:
-    """Every variable that is used, and the variables that use it; what the model returns is used by nobody alone."""
-    users: dict[str, list[str]] = {}
-    for binding in _operations(model):
-        for used in used_variables(binding.value):
-            users.setdefault(used.name, []).append(binding.var.name)
-    for field in returned_fields(main_function(model.module)):
-        users.pop(field.name, None)
-    yield from users.items()
 
 
 def _placed_by(model: Model, plan: Plan, homes: Mapping[str, _Home], placement: Placement) -> PlacedModel:

@@ -13,7 +13,7 @@ from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND, call
 from tvm_split.planner.parts import Delivery, Part, PlanParts
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
-from tvm_split.planner.profile import ClusterProfile, Origin
+from tvm_split.planner.profile import ClusterProfile, Origin, PieceTime
 from tvm_split.planner.tensor_types import size_bytes
 from tvm_split.relay_passes.contract import (
     dependent_names,
@@ -40,17 +40,25 @@ class OperationCost:
 
 @dataclass(frozen=True)
 class _Rate:
-    """A machine's seconds for a second of the roofline of a layer's operations."""
+    """A machine's seconds for a second of the roofline of a layer's operations and for a byte of its weights.
+
+    ``contention`` is how many times as long both take in company.
+    """
 
     seconds: float
-    contended_seconds: float
+    weight_byte_seconds: float
+    contention: float
+
+    def of(self, roofline: float, weights: float, *, in_company: bool) -> float:
+        return (self.seconds * roofline + self.weight_byte_seconds * weights) * (self.contention if in_company else 1.0)
 
 
 class PartEstimates:
     """Estimates of one model's parts by one profile.
 
-    An operation of a part takes the time of its layer's piece times its share of the piece's work, both by the roofline
-    of `planner.cost`: so rows that two machines compute count twice, and slices and joins by their bytes.
+    Of the time of its layer's piece an operation of a part takes what the machine needs to read the part's weights (as
+    many rows have as few), and of the rest its share of the piece's work, both by the roofline of `planner.cost`: so
+    rows that two machines compute count twice, and slices and joins by their bytes.
     ``corrections`` has, by machine, how many times as long as it was profiled it takes, which is in the estimates.
     """
 
@@ -62,17 +70,15 @@ class PartEstimates:
         dependent = dependent_names(main_function(model.module))
         work: dict[str, float] = {}
         held: dict[str, float] = {}
-        constants = _constant_bytes(model)
+        self._constants = constants = _constant_bytes(model)
         # What is made of constants alone is made once, when a stage is compiled.
-        self._roofline = {
-            name: _roofline_seconds(operations, moved)
-            for name, operations, moved in calls(model.module)
-            if name in dependent
+        self._calls = {
+            name: (operations, moved) for name, operations, moved in calls(model.module) if name in dependent
         }
-        for name, seconds in self._roofline.items():
+        for name, (operations, moved) in self._calls.items():
             piece = piece_of.get(model.layers.get(name, ""))
             if piece is not None:
-                work[piece.name] = work.get(piece.name, 0.0) + seconds
+                work[piece.name] = work.get(piece.name, 0.0) + _roofline_seconds(operations, moved)
                 held[piece.name] = held.get(piece.name, 0.0) + constants.get(name, 0)
         self._rates: dict[tuple[str, str], _Rate] = {}
         self._prepacked: dict[str, float] = {}
@@ -87,9 +93,9 @@ class PartEstimates:
             self._prepacked[layer] = piece.weight_bytes / weights if weights else 0.0
             for machine in profile.machines:
                 time = machine.pieces[piece.name]
-                scale = 1.0 / whole if whole else 0.0
-                rate = _Rate(time.seconds * scale, time.contended_seconds * scale)
-                self._rates[machine.machine, layer] = rate
+                self._rates[machine.machine, layer] = _rate(
+                    time, whole, weights, piece.weight_bytes / machine.bytes_per_second
+                )
 
     def parts_of(self, plan: Plan) -> PlanParts:
         """The parts of a plan, all estimated.
@@ -137,8 +143,8 @@ class PartEstimates:
                 yield OperationCost(
                     number,
                     layer,
-                    rate.seconds * roofline,
-                    (rate.contended_seconds if together[number] else rate.seconds) * roofline,
+                    rate.of(roofline, weights, in_company=False),
+                    rate.of(roofline, weights, in_company=together[number]),
                     weights * self._prepacked[layer],
                     moved - weights,
                 )
@@ -163,8 +169,10 @@ class PartEstimates:
         for (name, machine), share in computed_shares(self._model, shared).items():
             layer = self._model.layers[name]
             rate = self._rates.get((machine, layer))
-            if rate is not None and name in self._roofline:
-                seconds = (rate.contended_seconds if company[machine] else rate.seconds) * self._roofline[name] * share
+            if rate is not None and name in self._calls:
+                (operations, moved), weights = self._calls[name], self._constants[name]
+                roofline = _roofline_seconds(operations * share, (moved - weights) * share + weights)
+                seconds = rate.of(roofline, weights, in_company=company[machine])
                 found[layer, machine] = found.get((layer, machine), 0.0) + seconds
         return found
 
@@ -197,6 +205,16 @@ def deliveries_of(placed: PlacedModel) -> tuple[Delivery, ...]:
         Delivery(name, stages[stage_of[name]].name if name in stage_of else CLIENT, tuple(names), float(sizes[name]))
         for name in sizes
         for names in takers.get(name, {}).values()
+    )
+
+
+def _rate(time: PieceTime, work: float, weights: float, reading_seconds: float) -> _Rate:
+    """Of a piece whose operations have so much work and weights; ``reading_seconds`` is what its weights take alone."""
+    reading = min(reading_seconds, time.seconds) if weights else 0.0
+    return _Rate(
+        (time.seconds - reading) / work if work else 0.0,
+        reading / weights if weights else 0.0,
+        time.contended_seconds / time.seconds,
     )
 
 

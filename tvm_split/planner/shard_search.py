@@ -1,9 +1,10 @@
 """Which blocks of a model machines should share, and how: the cheapest way through, by estimates. Numbers only.
 
-Dynamic programming over (blocks done, machine that has what they made, whether any was shared). From there either one
-more block is computed by one machine, or a stage is shared that ends some blocks later, and what it made is put
-together on one machine again. Plans without shared stages are `search`'s, so here at least one is. What it finds is a
-candidate: its real latency is that of its `timetable`, which sees what overlaps.
+Dynamic programming over (blocks done, who has what they made, whether any was shared). That is one machine, or the
+machines of a shared stage, each its part. From there either one more block is computed by one machine, which all send
+their parts to, or a stage is shared that ends some blocks later, and each of its machines gets what it needs from those
+who have it. Plans without shared stages are `search`'s, so here at least one is. What it finds is a candidate: its real
+latency is that of its `timetable`, which sees what overlaps.
 """
 
 from __future__ import annotations
@@ -12,16 +13,31 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
-from tvm_split.planner.problem import ProblemLink, Sharding
+from tvm_split.planner.problem import Axis, ProblemLink, Sharding
 from tvm_split.planner.shard_blocks import Block
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 CUT_AXES = ("rows", "columns", "batch")
+TOUCHES = 1e-6
+"""Of a value: sums of shares differ by rounding."""
+Links = Mapping[tuple[str, str], ProblemLink]
 STAGE_SECONDS = 1e-4
 """What one more stage has to gain: handing over and waking up take about this, and fewer stages are easier to read."""
+
+
+class Dealt(NamedTuple):
+    """Who has which part of a value along an axis; all of it where there is but one machine."""
+
+    axis: Axis | None
+    machines: tuple[str, ...]
+    shares: tuple[float, ...]
+
+
+def whole_on(machine: str) -> Dealt:
+    return Dealt(None, (machine,), (1.0,))
 
 
 @dataclass(frozen=True)
@@ -53,10 +69,15 @@ class Way:
         """The machine with the largest share, the first of equal ones."""
         return self.machines[self.shares.index(max(self.shares))]
 
+    @property
+    def dealt(self) -> Dealt:
+        """How its results lie on its machines."""
+        return Dealt(self.sharding.axis, self.machines, self.shares)
+
 
 @dataclass(frozen=True)
 class Segment:
-    """Blocks from ``first`` to before ``end``, on one machine, or shared in a way."""
+    """Blocks from ``first`` to before ``end``, on one machine, or shared in a way, ``machine`` having the most."""
 
     first: int
     end: int
@@ -67,7 +88,7 @@ class Segment:
 def cheapest(
     blocks: Sequence[Block],
     ways: Sequence[Way],
-    links: Mapping[tuple[str, str], ProblemLink],
+    links: Links,
     input_bytes: float,
     output_bytes: float,
     *,
@@ -78,57 +99,79 @@ def cheapest(
     With ``all_shared`` no machine has a block to itself that there is a way to share.
     """
     shareable = {block for way in ways for end in way.seconds for block in range(way.begin, end) if all_shared}
-    machines = list(dict.fromkeys(name for block in blocks for name in block.seconds))
-    start = _State(0, CLIENT, False)
+    start = _State(0, whole_on(CLIENT), False)
     best: dict[_State, float] = {start: 0.0}
     came: dict[_State, tuple[_State, Segment]] = {}
+    at: list[list[_State]] = [[start], *([] for _ in blocks)]
 
     def reach(before: _State, segment: Segment, seconds: float) -> None:
-        state = _State(segment.end, segment.machine, before.shared or segment.way is not None)
-        if segment.way is not None or before.holder != segment.machine:
+        held = whole_on(segment.machine) if segment.way is None else segment.way.dealt
+        state = _State(segment.end, held, before.shared or segment.way is not None)
+        if segment.way is not None or before.held != held:
             seconds += STAGE_SECONDS
+        if state not in best:
+            at[state.place].append(state)
         if seconds < best.get(state, math.inf):
             best[state], came[state] = seconds, (before, segment)
 
     for place in range(len(blocks)):
         alive = blocks[place - 1].bytes_after if place else input_bytes
-        holders = [_State(place, name, shared) for name in machines for shared in (False, True)] if place else [start]
-        for before in holders:
-            known = best.get(before, math.inf)
-            if math.isinf(known):
-                continue
-            alone = {} if place in shareable else blocks[place].seconds
-            for machine, seconds in alone.items():
-                arrives = known + _seconds(links, before.holder, machine, alive)
-                reach(before, Segment(place, place + 1, machine), arrives + seconds)
+        for before in at[place]:
+            known = best[before]
+            for machine, seconds in ({} if place in shareable else blocks[place].seconds).items():
+                arrives = known + seconds_to_hand_over(links, before.held, whole_on(machine), alive)
+                if not math.isinf(arrives):
+                    reach(before, Segment(place, place + 1, machine), arrives + seconds)
             for way in ways:
-                # What comes from the client is cut along pixels and samples; channels and heads are made of all of it.
-                is_cut = place or way.sharding.axis in CUT_AXES
-                parts = way.shares if is_cut else [1.0] * len(way.shares)
-                arrives = known + _slowest(
-                    _seconds(links, before.holder, machine, alive * part)
-                    for machine, part in zip(way.machines, parts, strict=True)
-                )
-                for end, seconds in way.ends(place):
-                    after = blocks[end - 1].bytes_after if end < len(blocks) else output_bytes
-                    for machine in machines if end < len(blocks) else (way.holder,):
-                        gathers = _slowest(
-                            _seconds(links, each, machine, after * part)
-                            for each, part in zip(way.machines, way.shares, strict=True)
-                        )
-                        reach(before, Segment(place, end, machine, way), arrives + seconds + gathers)
-    ends = [_State(len(blocks), name, True) for name in machines]
-    last = min(
-        ends,
-        key=lambda end: best.get(end, math.inf) + _seconds(links, end.holder, CLIENT, output_bytes),
-        default=start,
-    )
-    return _joined(_way_back(came, last))
+                arrives = known + seconds_to_hand_over(links, before.held, way.dealt, alive)
+                for end, seconds in way.ends(place) if not math.isinf(arrives) else ():
+                    reach(before, Segment(place, end, way.holder, way), arrives + seconds)
+
+    def at_client(state: _State) -> float:
+        """Shared results are put together by one of their machines."""
+        held = state.held
+        holder = whole_on(held.machines[held.shares.index(max(held.shares))])
+        gathered = seconds_to_hand_over(links, held, holder, output_bytes)
+        return best[state] + gathered + seconds_to_hand_over(links, holder, whole_on(CLIENT), output_bytes)
+
+    return _joined(_way_back(came, min((state for state in at[-1] if state.shared), key=at_client, default=start)))
+
+
+def seconds_to_hand_over(links: Links, held: Dealt, wanted: Dealt, size: float) -> float:
+    """Until each machine of ``wanted`` has what it needs of a value of so many bytes, all links at the same time.
+
+    Along pixels and samples that is its part, which is not sent by who has it; beside its own, machines exchange at
+    least a halo. Channels and heads are made of all of it.
+    """
+    slowest = 0.0
+    parts, needs = (list(zip(each.machines, _ranges(each), strict=True)) for each in (held, wanted))
+    for (source, has), (end, needed) in product(parts, needs):
+        if wanted.axis not in CUT_AXES:
+            moved = has[1] - has[0]
+        elif held.axis == wanted.axis:
+            moved = max(0.0, min(has[1], needed[1]) - max(has[0], needed[0]))
+        else:
+            moved = (has[1] - has[0]) * (needed[1] - needed[0])
+        is_beside = held.axis == wanted.axis and wanted.axis in ("rows", "columns")
+        if source != end and size and (moved > TOUCHES or (is_beside and _touch(has, needed))):
+            link = links.get((source, end))
+            seconds = math.inf if link is None else link.latency_seconds + size * moved / link.bytes_per_second
+            slowest = max(slowest, seconds)
+    return slowest
+
+
+def _ranges(dealt: Dealt) -> list[tuple[float, float]]:
+    ends = [0.0, *accumulate(dealt.shares)]
+    return list(pairwise(ends))
+
+
+def _touch(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return max(one[0], other[0]) - min(one[1], other[1]) < TOUCHES
 
 
 class _State(NamedTuple):
     place: int
-    holder: str
+    held: Dealt
     shared: bool
 
 
@@ -149,14 +192,3 @@ def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
         else:
             found.append(each)
     return tuple(found)
-
-
-def _seconds(links: Mapping[tuple[str, str], ProblemLink], source: str, end: str, size: float) -> float:
-    if source == end or size == 0:
-        return 0.0
-    link = links.get((source, end))
-    return math.inf if link is None else link.latency_seconds + size / link.bytes_per_second
-
-
-def _slowest(seconds: Iterator[float]) -> float:
-    return max(seconds, default=0.0)

@@ -209,20 +209,57 @@ def test_a_sum_that_both_machines_need_is_made_by_each_on_one_level() -> None:
     }
 
 
-def test_two_shards_after_each_other() -> None:
+def test_each_machine_of_a_second_shard_joins_what_it_needs_whole() -> None:
     second = shared("channels", "conv2", "last", shares={B: 0.5, C: 0.5})
     found = parted(model_of(chain), shared("rows", "conv1", "relu"), second)
     assert found == {
         "stage_0_machine_a_0": (A, ["conv1_machine_a", "relu_machine_a"]),
         "stage_0_machine_b_0": (B, ["conv1_machine_b", "relu_machine_b"]),
-        "stage_0_machine_a_1": (A, ["relu"]),
-        "stage_1_machine_b_0": (B, ["conv2_machine_b", "last_machine_b"]),
-        "stage_1_machine_c_0": (C, ["conv2_machine_c", "last_machine_c"]),
+        "stage_1_machine_b_0": (B, ["relu", "conv2_machine_b", "last_machine_b"]),
+        "stage_1_machine_c_0": (C, ["relu_whole_machine_c", "conv2_machine_c", "last_machine_c"]),
         "stage_1_machine_b_1": (B, ["last"]),
     }
 
 
-def test_what_several_stages_use_is_joined_once() -> None:
+def test_of_a_first_shard_s_rows_a_second_takes_from_each_machine_what_it_lacks() -> None:
+    """As an exchange in one shard would: nobody has the whole in between."""
+    second = shared("rows", "conv2", "last", shares={A: 0.25, B: 0.75})
+    plan = planned(shared("rows", "conv1", "relu"), second)
+    found = parted(model_of(chain), *plan.stages)
+    assert found == {
+        "stage_0_machine_a_0": (
+            A,
+            ["conv1_machine_a", "relu_machine_a", "relu_machine_a_0_to_3", "relu_machine_a_1_to_4"],
+        ),
+        "stage_0_machine_b_0": (B, ["conv1_machine_b", "relu_machine_b"]),
+        "stage_1_machine_a_0": (A, ["conv2_machine_a", "last_machine_a"]),
+        "stage_1_machine_b_0": (B, ["relu_machine_b_2", "conv2_machine_b", "last_machine_b"]),
+        "stage_1_machine_b_1": (B, ["last"]),
+    }  # fmt: skip
+    assert [each.received for each in cut_model(model_of(chain), plan).computations[2:4]] == [
+        ("relu_machine_a_0_to_3",),
+        ("relu_machine_a_1_to_4", "relu_machine_b"),
+    ]
+
+
+def test_columns_of_what_has_rows_are_sent_by_each_machine() -> None:
+    second = shared("columns", "conv2", "last", shares={A: 0.5, C: 0.5})
+    found = parted(model_of(chain), shared("rows", "conv1", "relu"), second)
+    assert found["stage_0_machine_b_0"] == (
+        B,
+        ["conv1_machine_b", "relu_machine_b", "relu_machine_b_0_to_5", "relu_machine_b_3_to_8"],
+    )
+    assert found["stage_1_machine_c_0"] == (C, ["relu_machine_c", "conv2_machine_c", "last_machine_c"])
+
+
+def test_a_sum_is_cut_where_it_is_added_up() -> None:
+    second = shared("rows", "last", shares={B: 0.5, C: 0.5})
+    found = parted(model_of(chain), shared("channels", "conv1", "relu", "conv2"), second)
+    assert found["stage_1_machine_b_0"] == (B, ["conv2", "conv2_machine_b_2", "last_machine_b"])
+    assert found["stage_1_machine_c_0"] == (C, ["conv2_whole_machine_c", "conv2_machine_c", "last_machine_c"])
+
+
+def test_what_several_machines_use_is_joined_by_each_and_by_its_stages_once() -> None:
     def fork(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
         before = emit(op.nn.relu(x), "before")
         conv = emit(op.nn.conv2d(before, weights(4, 4, 1, 1)), "conv")
@@ -230,12 +267,23 @@ def test_what_several_stages_use_is_joined_once() -> None:
 
     model = model_of(fork)
     found = parted(model, whole(C, "before"), shared("rows", "conv"), whole(A, "left"), whole(C, "right"))
-    assert found["stage_1_machine_a_1"] == (A, ["conv"])
-    assert (found["stage_2"], found["stage_3"]) == ((A, ["left"]), (C, ["right"]))
-    # In one stage, it is joined there, however many layers use it.
+    assert (found["stage_2"], found["stage_3"]) == ((A, ["conv", "left"]), (C, ["conv_whole_machine_c", "right"]))
+    # In one stage, it is joined once, however many layers use it; and so on one machine, however many stages.
     found = parted(model, whole(C, "before"), shared("rows", "conv"), whole(C, "left", "right"))
     assert found["stage_2"] == (C, ["conv", "left", "right"])
     assert len(found) == 4
+    found = parted(model, whole(C, "before"), shared("rows", "conv"), whole(C, "right"), whole(C, "left"))
+    assert (found["stage_2"], found["stage_3"]) == ((C, ["conv", "right"]), (C, ["left"]))
+
+
+def test_what_is_returned_is_joined_by_the_largest_share_even_if_others_use_it() -> None:
+    def skip(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
+        conv = emit(op.nn.conv2d(x, weights(4, 4, 1, 1)), "conv")
+        return [emit(op.tanh(conv), "last"), conv]
+
+    found = parted(model_of(skip), shared("rows", "conv", shares={A: 0.25, B: 0.75}), whole(C, "last"))
+    assert found["stage_0_machine_b_1"] == (B, ["conv"])
+    assert found["stage_1"] == (C, ["conv_whole_machine_c", "last"])
 
 
 def test_the_stages_are_cut_like_any_others() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -67,6 +68,7 @@ def test_a_machine_twice_as_slow_takes_twice_as_long(model: tvm_split.Model, clu
     first, second = profile.machines
     slow = replace(
         second,
+        bytes_per_second=second.bytes_per_second / 2,
         pieces={
             name: replace(each, seconds=2 * each.seconds, contended_seconds=3 * each.seconds)
             for name, each in second.pieces.items()
@@ -80,6 +82,30 @@ def test_a_machine_twice_as_slow_takes_twice_as_long(model: tvm_split.Model, clu
             assert part.seconds == pytest.approx(fast[part.name].seconds * (1.0 if part.machine == A else 2.0))
             if part.machine == B:
                 assert part.together_seconds == pytest.approx(fast[part.name].seconds * ratio)
+
+
+def test_weights_are_read_by_each_machine_that_computes_rows(cluster: tvm_split.Cluster) -> None:
+    """Of a layer that mostly reads its weights, half of the rows takes nearly as long as all."""
+    network = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 1024, 3, padding=1), nn.Conv2d(1024, 4, 1))
+    model = tvm_split.load_model(network.eval(), (torch.zeros(1, 4, 16, 16),))
+    profile = profile_of(model, cluster)
+    plan = {axis: planned(model, cluster, tvm_split.Shard("1", "1", axis, HALVES)) for axis in ("rows", "channels")}
+
+    def slowest(speed: float) -> dict[str, float]:
+        machines = tuple(replace(each, bytes_per_second=speed) for each in profile.machines)
+        estimates = PartEstimates(model, replace(profile, machines=machines))
+        ahead = estimates.looked_ahead(plan["rows"], 1)
+        found = {
+            axis: {part.name: part.seconds for part in estimates.parts_of(each).parts} for axis, each in plan.items()
+        }
+        rows = found["rows"]["stage_1_machine_b_0"]
+        assert ahead["1", B] == pytest.approx(rows)
+        return {"rows": rows, "channels": found["channels"]["stage_1_machine_b_0"]}
+
+    whole = profile.machines[0].pieces["1"].seconds
+    weights = next(each.weight_bytes for each in profile.pieces if each.name == "1")
+    assert slowest(math.inf) == {axis: pytest.approx(whole / 2, rel=0.1) for axis in plan}
+    assert slowest(weights / whole) == {"rows": pytest.approx(whole), "channels": pytest.approx(whole / 2)}
 
 
 @pytest.mark.parametrize(("axis", "exchange"), [("rows", "each"), ("rows", "fused"), ("channels", "fused")])

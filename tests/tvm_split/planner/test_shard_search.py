@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from tvm_split.planner.problem import ProblemLink, Sharding
 from tvm_split.planner.shard_blocks import Block
-from tvm_split.planner.shard_search import STAGE_SECONDS, Segment, Way, cheapest
+from tvm_split.planner.shard_search import STAGE_SECONDS, Dealt, Segment, Way, cheapest, seconds_to_hand_over, whole_on
 
 A, B, CLIENT = "a", "b", "client"
 FUSED = Sharding("rows", "fused")
@@ -53,7 +53,6 @@ def test_the_stage_ends_where_halos_would_cost_more() -> None:
     way = Way(FUSED, (A, B), (0.5, 0.5), 0, {end: [*each] for end, each in seconds.items()})
     later = Way(FUSED, (A, B), (0.5, 0.5), 2, {end: each[2:] for end, each in from_two.items()})
     found = cheapest(blocks(10.0, 10.0, 10.0, 10.0), [way, later], links(100.0), 0.0, 0.0)
-    # An exchange of 100 bytes takes half a second to gather and half to deal out again.
     assert [(each.first, each.end) for each in found] == [(0, 2), (2, 4)]
 
 
@@ -64,11 +63,32 @@ def test_what_comes_from_the_client_is_cut_along_pixels_only() -> None:
     assert [segment.way for segment in found] == [by_rows]
 
 
+def test_between_shared_stages_each_gets_what_it_lacks_from_who_has_it() -> None:
+    """Of 100 bytes: halos alone, what lies between shares, a quarter of each other's columns, or all parts."""
+    ways = links(10.0, 1.0)
+    held = Dealt("rows", (A, B), (0.5, 0.5))
+    wanted = {
+        Dealt("rows", (A, B), (0.5, 0.5)): 1.0,
+        Dealt("rows", (A, B), (0.8, 0.2)): 1.0 + 3.0,
+        Dealt("columns", (A, B), (0.5, 0.5)): 1.0 + 2.5,
+        Dealt("channels", (A, B), (0.5, 0.5)): 1.0 + 5.0,
+        Dealt("batch", (A, B), (0.8, 0.2)): 1.0 + 4.0,
+        whole_on(A): 1.0 + 5.0,
+        whole_on(CLIENT): 1.0 + 5.0,
+    }
+    assert {each: seconds_to_hand_over(ways, held, each, 100.0) for each in wanted} == {
+        each: pytest.approx(seconds) for each, seconds in wanted.items()
+    }
+    samples = Dealt("batch", (A, B), (0.5, 0.5))
+    assert seconds_to_hand_over(ways, samples, samples, 100.0) == 0.0
+    assert seconds_to_hand_over({}, held, held, 100.0) == math.inf
+
+
 def test_pipelines_stand_around_what_is_shared() -> None:
     only = [Block(("in",), {A: 1.0}, 100.0), Block(("all",), {A: 10.0, B: 10.0}, 100.0), Block(("out",), {B: 1.0}, 0.0)]
     way = halves(1, 5.0, begin=1)
     found = cheapest(only, [way], links(1e6), 100.0, 10.0)
-    assert found == (Segment(0, 1, A), Segment(1, 2, B, way), Segment(2, 3, B))
+    assert found == (Segment(0, 1, A), Segment(1, 2, A, way), Segment(2, 3, B))
 
 
 def test_blocks_that_no_machine_may_have() -> None:
@@ -76,33 +96,52 @@ def test_blocks_that_no_machine_may_have() -> None:
     assert cheapest([*blocks(1.0), Block(("x",), {}, 0.0)], [], links(1.0), 1.0, 1.0) == ()
 
 
+UNITS = 10
+
+
+def owners(segment: Segment | None) -> str | list[str]:
+    """Who has which tenth of a value; a name, where one has all."""
+    if segment is None:
+        return CLIENT
+    if segment.way is None:
+        return segment.machine
+    tenths = zip(segment.way.machines, segment.way.shares, strict=True)
+    return [machine for machine, share in tenths for _ in range(round(UNITS * share))]
+
+
 def cost(
     segments: list[Segment], each: list[Block], ways: dict[tuple[str, str], ProblemLink], size: float, out: float
 ) -> float:
-    """Of segments in a row, added up anew."""
+    """Of segments in a row, which share by rows, added up anew."""
 
-    def wire(one: str, other: str, moved: float) -> float:
-        return (
-            0.0
-            if one == other or not moved
-            else ways[one, other].latency_seconds + moved / ways[one, other].bytes_per_second
+    def wire(before: str | list[str], after: str | list[str], alive: float) -> float:
+        has = [before] * UNITS if isinstance(before, str) else before
+        moved: dict[tuple[str, str], int] = {}
+        for unit, source in enumerate(has):
+            beside = range(max(0, unit - 1), min(UNITS, unit + 2)) if isinstance(before, list) else (unit,)
+            ends = {after: 1} if isinstance(after, str) else {after[other]: int(other == unit) for other in beside}
+            if not isinstance(after, str):
+                ends[after[unit]] = 1
+            for end, units in ends.items():
+                if end != source:
+                    moved[source, end] = moved.get((source, end), 0) + units
+        return max(
+            (ways[ends].latency_seconds + alive * n / UNITS / ways[ends].bytes_per_second for ends, n in moved.items()),
+            default=0.0,
         )
 
-    holder, alive, total = CLIENT, size, 0.0
+    total, last = 0.0, None
     for segment in segments:
-        total += STAGE_SECONDS if segment.way is not None or segment.machine != holder else 0.0
-        after = each[segment.end - 1].bytes_after if segment.end < len(each) else out
+        alive = each[segment.first - 1].bytes_after if last else size
+        total += STAGE_SECONDS if segment.way is not None or owners(segment) != owners(last) else 0.0
+        total += wire(owners(last), owners(segment), alive)
         if segment.way is None:
-            total += wire(holder, segment.machine, alive)
             total += math.fsum(block.seconds[segment.machine] for block in each[segment.first : segment.end])
         else:
-            shares = dict(zip(segment.way.machines, segment.way.shares, strict=True))
-            total += max(wire(holder, m, alive * part) for m, part in shares.items())
-            seconds = segment.way.seconds[segment.end]
-            total += math.fsum(seconds[segment.first - segment.way.begin :])
-            total += max(wire(m, segment.machine, after * part) for m, part in shares.items())
-        holder, alive = segment.machine, after
-    return total + wire(holder, CLIENT, out)
+            total += math.fsum(segment.way.seconds[segment.end][segment.first - segment.way.begin :])
+        last = segment
+    holder = segments[-1].machine
+    return total + wire(owners(last), holder, out) + wire(holder, CLIENT, out)
 
 
 @given(st.integers(0, 10**6))
@@ -110,25 +149,22 @@ def test_no_other_way_is_cheaper(seed: int) -> None:
     generator = random.Random(seed)
     count = generator.randint(1, 4)
     each = [
-        Block((f"layer_{n}",), {A: generator.uniform(1, 9), B: generator.uniform(1, 9)}, generator.uniform(0, 300))
+        Block((f"layer_{n}",), {A: generator.uniform(1, 9), B: generator.uniform(1, 9)}, generator.uniform(1, 300))
         for n in range(count)
     ]
-    share = generator.choice((0.5, 0.7))
-    ends = {end: [generator.uniform(0.5, 5) for _ in range(end)] for end in range(1, count + 1)}
-    way = Way(FUSED, (A, B), (share, 1 - share), 0, ends)
+    shares = generator.choice(((0.5, 0.5), (0.7, 0.3))), generator.choice(((0.5, 0.5), (0.8, 0.2)))
+    shared = []
+    for pair in shares:
+        seconds = {end: [generator.uniform(0.5, 5) for _ in range(end)] for end in range(1, count + 1)}
+        shared.append(Way(FUSED, (A, B), pair, 0, seconds))
     ways = links(generator.choice((50.0, 1000.0)), generator.choice((0.0, 0.5)))
-    found = cheapest(each, [way], ways, 100.0, 50.0)
+    found = cheapest(each, shared, ways, 100.0, 50.0)
     least = math.inf
     for cuts in itertools.product((False, True), repeat=count - 1):
         bounds = [0, *(n + 1 for n, cut in enumerate(cuts) if cut), count]
-        spans = list(itertools.pairwise(bounds))
         options = [
-            [
-                Segment(*span, A),
-                Segment(*span, B),
-                *(Segment(*span, m, way) for m in (A, B) if span[1] < count or m == way.holder),
-            ]
-            for span in spans
+            [Segment(*span, A), Segment(*span, B), *(Segment(*span, way.holder, way) for way in shared)]
+            for span in itertools.pairwise(bounds)
         ]
         for chosen in itertools.product(*options):
             if any(segment.way for segment in chosen):
