@@ -23,8 +23,9 @@ from tvm_split.planner.search.candidate import (
 )
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.exhaustive import ExhaustiveSearch, is_small
-from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of
+from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of, topological_orders
 from tvm_split.planner.search.instance import Instance
+from tvm_split.planner.search.latency_beam import LatencyBeam
 from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.local_search import improved
 from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
@@ -195,11 +196,25 @@ class GraphSearch:
         groups, all_groups = self._groups(len(ideals.members))
         if all_groups or self._instance.problem.objective == "latency":
             self._search_ideals(ideals, groups, all_groups)
+            if not all_groups:
+                self._search_latencies()
         else:
             search = ManyMachines(self._instance, self._deadline(0.5 if self._has_program else 0.85))
             search.search()
             self._raise_bound(search.bound, "what the machines' time is worth")
             self._keep(search.found)
+
+    def _search_latencies(self) -> None:
+        """Plans on any of the machines, where tables have only the fastest."""
+        deadline = self._deadline(0.4)
+        for order in topological_orders(self._instance):
+            for stages in LatencyBeam(self._instance, order).plans(deadline):
+                try:
+                    self._keep([candidate(self._instance, stages)])
+                except PlanError:  # a link is missing between stages that are no neighbours
+                    continue
+            if time.monotonic() > deadline:
+                return
 
     def _search_ideals(self, ideals: Ideals, groups: Groups, all_groups: bool) -> None:
         """Plans that are sequences of ideals, by three views of what crossing costs; the first gives the bound."""

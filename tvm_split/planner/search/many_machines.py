@@ -32,6 +32,8 @@ FIRST_WIDTH, LAST_WIDTH = 4, 32
 """Partial plans that are kept side by side: at first, and where time is left."""
 COARSE, FINE = 0.02, 0.001
 """Share of a period to which it is halved upon: for plans of fewer machines, and for the plan."""
+LONG = 1.0
+"""Share of a period by which the next one is longer where there is no time left."""
 SLIGHT = 1e-7
 """Share of a period by which the next one is tried, once it was halved upon."""
 NEAR_ENOUGH = 0.005
@@ -105,7 +107,7 @@ class ManyMachines:
         proves = not instance.problem.replicas and _is_only_order(instance, order)
         best: Prices | None = None
         for _ in range(VALUES_TRIED):
-            if math.isinf(high) or high <= low * (1 + NEAR_ENOUGH):
+            if math.isinf(high) or low * high <= 0 or high <= low * (1 + NEAR_ENOUGH):
                 break
             tried = math.sqrt(low * high)
             left = (self._deadline - time.monotonic()) / 4
@@ -161,15 +163,18 @@ class ManyMachines:
     def _halve(self, beam: StageBeam, left: Counts, share: float, low: float, high: float) -> None:
         """Between two periods, until they are as near as that share; upwards first, if nothing is known above.
 
-        In the end slightly below the best, as often as that succeeds.
+        In the end slightly below the best, as often as that succeeds. Without any plan yet it goes on when the time is
+        over, in long steps: one machine alone may be hundreds of times slower.
         """
         low, step = max(low, self._longest * SHORTEST), COARSE
-        while low < self._longest and high > self.bound and time.monotonic() < self._deadline:
+        while low < self._longest and high > self.bound and (not self.found or time.monotonic() < self._deadline):
+            if time.monotonic() > self._deadline:
+                step = max(step, LONG)
             is_near = high <= low * (1 + share)
             if is_near and share > FINE:
                 return
             period = high * (1 - SLIGHT) if is_near else min(low * (1 + step), math.sqrt(low * high))
-            stages = beam.stages(period, self._most_stages, left, self._deadline)
+            stages = beam.stages(period, self._most_stages, left, self._deadline if self.found else math.inf)
             reached = None if stages is None else self._keep(stages)
             if is_near and (reached is None or reached > period):
                 return

@@ -175,8 +175,10 @@ def test_idle_machines_are_named_up_to_a_dozen() -> None:
 
 
 def test_a_search_without_time_still_has_a_plan_and_a_bound() -> None:
-    found = solve(many_machines_problem(16, 40), time_limit_seconds=0.0)
+    problem = many_machines_problem(16, 40)
+    found = solve(problem, time_limit_seconds=0.0)
     assert 0.0 < found.lower_bound_seconds < found.evaluation.period_seconds
+    assert found.evaluation.period_seconds < evaluate(problem, best_single(problem)).period_seconds / 2
 
 
 def crowded(problem: Problem, machines_a_host: int, cores: int) -> Problem:

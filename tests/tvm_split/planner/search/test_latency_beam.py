@@ -1,0 +1,79 @@
+"""The least latency on more machines than tables can list, and plans that hold on few."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from tests.helpers.planner.many_machines import Networks, many_machines_problem
+from tests.helpers.planner.oracle import best, graph_plans, judge
+from tests.helpers.planner.problems import random_problem
+from tvm_split.errors import PlanError
+from tvm_split.planner.problem import Problem
+from tvm_split.planner.search import solve
+from tvm_split.planner.search.candidate import Candidate, candidate, fits, within_limits
+from tvm_split.planner.search.ideals import topological_orders
+from tvm_split.planner.search.instance import instance_of
+from tvm_split.planner.search.latency_beam import LatencyBeam
+
+
+def found(problem: Problem) -> list[Candidate]:
+    """What the beam finds along all orders that holds."""
+    instance = instance_of(problem)
+    kept = []
+    for order in topological_orders(instance):
+        for stages in LatencyBeam(instance, order).plans(math.inf):
+            try:
+                plan = candidate(instance, stages)
+            except PlanError:
+                continue
+            if fits(instance, plan) and within_limits(problem, plan.evaluation):
+                kept.append(plan)
+    return kept
+
+
+@pytest.mark.parametrize("network", ["chain", "residual", "branches"])
+def test_what_only_many_machines_can_hold_is_planned_for_latency(network: Networks) -> None:
+    """Each holds a sixteenth of the weights, so that the fastest dozen are too few."""
+    problem = many_machines_problem(24, 48, network=network, seed=6)
+    weights = sum(piece.weight_bytes for piece in problem.pieces)
+    small = tuple(dataclasses.replace(machine, memory_bytes=weights / 16 + 8e6) for machine in problem.machines)
+    problem = dataclasses.replace(problem, objective="latency", machines=small)
+    plan = solve(problem, time_limit_seconds=2.0)
+    assert len(plan.stages) > 12
+    assert plan.lower_bound_seconds <= plan.evaluation.latency_seconds
+
+
+def test_each_piece_goes_where_it_is_fastest() -> None:
+    """Thirty machines, each of them fast with its own two pieces only; the dozen of least sums would miss most."""
+    problem = many_machines_problem(30, 60, kinds="equal", seed=7)
+    pieces = tuple(
+        dataclasses.replace(
+            piece,
+            seconds={
+                name: seconds * (0.05 if place == number // 2 else 1.0)
+                for place, (name, seconds) in enumerate(piece.seconds.items())
+            },
+        )
+        for number, piece in enumerate(problem.pieces)
+    )
+    problem = dataclasses.replace(problem, objective="latency", pieces=pieces)
+    assert len(solve(problem, time_limit_seconds=2.0).stages) > 20
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32), st.integers(2, 5), st.integers(2, 4), st.booleans())
+def test_plans_hold_and_none_is_better_than_the_best(seed: int, pieces: int, machines: int, chain: bool) -> None:
+    problem = random_problem(seed, pieces=pieces, machines=machines, chain=chain, replicas=False, objective="latency")
+    if np.isinf(instance_of(problem).seconds).all(axis=1).any():
+        return
+    expected = best(problem, graph_plans(problem))
+    for plan in found(problem):
+        judged = judge(problem, [(stage.machines, list(stage.layers)) for stage in plan.named(instance_of(problem))])
+        assert judged == pytest.approx((plan.evaluation.period_seconds, plan.evaluation.latency_seconds), rel=1e-9)
+        assert expected is not None
+        assert plan.evaluation.latency_seconds >= expected[0] * (1 - 1e-9)
