@@ -1,6 +1,7 @@
 """Simulated and measured throughput and latency of real small deployments on this host.
 
-A chain of equal convolutions on 2, 4 and 8 workers of one thread each, as many stages as workers, and on two replicas.
+A chain of equal convolutions on 2, 4, 8 and 16 workers of one thread each, as many stages as workers, and on two
+replicas; and 64 linear layers that are so small that there is more passing on than computing.
 Each is profiled, planned, deployed and measured; then its plan is simulated, with the scatter that single runs show,
 and once more with the computing times that were measured in the stream, where workers do not share cores. Where there
 are fewer cores than workers, these share them, in both. Writes JSON; fails where what was simulated of the prediction
@@ -35,22 +36,28 @@ from tvm_split.simulation.simulate import Simulation, simulate
 
 AIM = 0.10
 BLOCKS, CHANNELS, PIXELS = 24, 64, 28
+LAYERS, FEATURES = 64, 64
 SINGLE_RUNS = 30
 
 
 @dataclass(frozen=True)
 class Case:
-    """So many workers, in as many stages or as replicas of one."""
+    """So many workers, in as many stages or as replicas of one, of convolutions or of linear layers."""
 
     workers: int
     replicas: bool = False
+    linear: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.workers} replicas" if self.replicas else f"{self.workers} workers"
+        layers = ", linear layers" if self.linear else ""
+        return f"{self.workers} {'replicas' if self.replicas else 'workers'}{layers}"
 
 
-CASES = (Case(2), Case(4), Case(8), Case(2, replicas=True))
+CASES = (
+    *(Case(2), Case(4), Case(8), Case(2, replicas=True), Case(16)),
+    *(Case(2, linear=True), Case(8, linear=True)),
+)
 
 
 @dataclass(frozen=True)
@@ -74,15 +81,18 @@ class Compared:
         return all(abs(each - 1) <= AIM for each in ratios)
 
 
-def network(blocks: int) -> nn.Module:
+def network(blocks: int, *, linear: bool = False) -> tuple[nn.Module, torch.Tensor]:
+    """The network and an input."""
     torch.manual_seed(0)
+    if linear:
+        return nn.Sequential(*[nn.Linear(FEATURES, FEATURES) for _ in range(LAYERS)]).eval(), torch.randn(1, FEATURES)
     layers = [nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.ReLU()) for _ in range(blocks)]
-    return nn.Sequential(*layers).eval()
+    return nn.Sequential(*layers).eval(), torch.randn(1, CHANNELS, PIXELS, PIXELS)
 
 
 def compare(case: Case, blocks: int, rounds: int, micro_batches: int) -> Compared:
-    x = torch.randn(1, CHANNELS, PIXELS, PIXELS)
-    model = tvm_split.load_model(network(blocks), (x,))
+    module, x = network(blocks, linear=case.linear)
+    model = tvm_split.load_model(module, (x,))
     with tvm_split.Cluster.local(workers=case.workers) as cluster, ScratchFolder("profiles") as profiles:
         with step_progress("profiling") as progress:
             profile = profile_model(model, cluster, cache_folder=profiles.path, on_progress=progress).profile

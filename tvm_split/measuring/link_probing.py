@@ -7,12 +7,11 @@ different machines are never compared, and what is added up for a prediction is 
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,18 +22,20 @@ from tvm_split.errors import CompileError, ProfileError
 from tvm_split.measuring import timing_turns
 from tvm_split.measuring.link_samples import (
     SMALLEST_BYTES,
+    CrowdCost,
     LinkSample,
+    crowd_cost,
     fitted_line,
     probe_sizes,
     stream_cost,
     waking_seconds,
     worthwhile_size,
 )
-from tvm_split.measuring.link_store import MachineProbe, PairProbe, StreamProbe, link_store
+from tvm_split.measuring.link_store import CrowdProbe, MachineProbe, PairProbe, StreamProbe, link_store
 from tvm_split.measuring.passages import Passage, measured_passage
 from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.spot_checks import SpotChecked, first_of, spot_checked
-from tvm_split.measuring.stream_probing import probe_streams
+from tvm_split.measuring.stream_probing import probe_crowd, probe_streams
 from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
@@ -46,6 +47,8 @@ from tvm_split.steps import StepProgress, Steps
 SERIES_SECONDS = 0.04
 """How long single runs, and as long a stream, of one size on a fast link; every machine's own round trip thrice."""
 PARALLEL_PAIRS = 4
+LONGEST_CROWD = 8
+"""Machines that share too few cores, in a chain: with more, each has the caches no less to itself."""
 ALIKE_SECONDS = 2e-4
 """By which times of alike machines and links may part however short they are: what waking threads varies by."""
 HANDED_OVER_BYTES_PER_SECOND = 1e12
@@ -139,6 +142,7 @@ class _Probing:
             alone = spot_checked(host, place_of, self._probe_streams, _agree_on_streams).values
             company = [self._probed_stream(host)] if self._have_own_cores(host) else []
             doubts += (doubt for stream in (*alone.values(), *company) for doubt in stream.doubts)
+            crowd = self._crowd_cost(host) if len(host) > 1 and not company else None
             for name in host:
                 (samples,) = alone[name].samples.values()  # an alike machine's have that one's name
                 own = stream_cost(samples)
@@ -151,7 +155,13 @@ class _Probing:
                     alone_transfer_seconds=own.seconds / 2,
                     alone_ratio=own.ratio,
                 )
-                waking[name] = waking_seconds(samples, machines.values[name].round_trip_seconds)
+                round_trip = machines.values[name].round_trip_seconds
+                waking[name] = waking_seconds(samples, round_trip)
+                if crowd is not None:
+                    costs[name] = replace(
+                        costs[name], crowded_transfer_seconds=crowd.transfer_seconds, crowded_ratio=crowd.ratio
+                    )
+                    waking[name] = max(waking[name], crowd.hop_seconds - round_trip / 2)
         self._steps.done()
         return LinkProbe(tuple(self._links(machines, measured, waking)), costs, tuple(dict.fromkeys(doubts)))
 
@@ -174,7 +184,7 @@ class _Probing:
             probe_machine = partial(self._probe_machine, name)
             machines[name] = self._store.known_or(MachineProbe, [name], probe_machine)
             if machines[name].measured_at < begun and not self._is_believable(name, machines[name]):
-                self._store = dataclasses.replace(self._store, refresh=True)
+                self._store = replace(self._store, refresh=True)
                 machines[name] = self._store.known_or(MachineProbe, [name], probe_machine)
         return machines
 
@@ -221,6 +231,13 @@ class _Probing:
 
         probe = partial(probe_streams, names, opened, self._timeout_seconds)
         return self._store.known_or(StreamProbe, names, probe)
+
+    def _crowd_cost(self, host: Sequence[str]) -> CrowdCost:
+        """Of machines that share too few cores, by a chain over all of them, or as many as are enough to tell."""
+        names = host[:LONGEST_CROWD]
+        cores = len(set().union(*(self._workers[name].core_numbers for name in names)))
+        probe = partial(probe_crowd, lambda products: self._opened(self._programs.busy_chain(names, products)), cores)
+        return crowd_cost(self._store.known_or(CrowdProbe, names, probe).samples, len(names), cores)
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)

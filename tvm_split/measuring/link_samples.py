@@ -64,6 +64,30 @@ class StreamCost:
 
 
 @dataclass(frozen=True)
+class CrowdSample:
+    """A chain of stages on machines that share too few cores, each of which computes the same number of ``products``.
+
+    ``compute_seconds`` is what all of them compute for a single micro-batch; others as of a `StreamSample`.
+    """
+
+    products: int
+    compute_seconds: float
+    single_seconds: float
+    period_seconds: float
+
+
+@dataclass(frozen=True)
+class CrowdCost:
+    """Where cores are too few, what a stream takes of them: ``transfer_seconds`` at each end of each tensor, ``ratio``
+    times what is computed; and what a hop of a single micro-batch takes, until its stage computes as if it always did.
+    """
+
+    transfer_seconds: float
+    ratio: float
+    hop_seconds: float
+
+
+@dataclass(frozen=True)
 class LinkLine:
     """A tensor of ``b`` bytes takes ``latency_seconds + b / bytes_per_second``."""
 
@@ -127,6 +151,27 @@ def stream_cost(samples: Sequence[StreamSample]) -> StreamCost:
     ratio = (long.period_seconds - short.period_seconds) / difference if difference > 0 else 1.0
     ratio = max(1.0, ratio)
     return StreamCost(max(0.0, short.period_seconds - ratio * short.compute_seconds), ratio)
+
+
+def crowd_cost(samples: Sequence[CrowdSample], machines: int, cores: int) -> CrowdCost:
+    """The lines through a short and a long duration of computing, of a chain over so many machines on so many cores.
+
+    A stage whose core and caches others had meanwhile begins slowly. That costs the same however long it computes
+    then, so what a product takes comes from the difference of the two, and the rest is counted to the hops: there are
+    one more than machines, with two ends each.
+    """
+    short, long = sorted(samples, key=lambda each: each.products)
+    product = max(long.compute_seconds - short.compute_seconds, 0.0) / (long.products - short.products)
+    computed = product * short.products
+    difference = product * (long.products - short.products)
+    taken = cores * (long.period_seconds - short.period_seconds)
+    ratio = max(1.0, taken / difference) if difference > 0 else 1.0
+    hops = machines + 1
+    return CrowdCost(
+        max(0.0, cores * short.period_seconds - ratio * computed) / (2 * hops),
+        ratio,
+        max(0.0, short.single_seconds - computed) / hops,
+    )
 
 
 def median_sample(samples: Sequence[StreamSample]) -> StreamSample:

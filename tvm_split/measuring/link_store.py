@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.measuring.link_samples import LinkSample, StreamSample
+from tvm_split.measuring.link_samples import CrowdSample, LinkSample, StreamSample
 from tvm_split.measuring.store import Store, entry_key
 from tvm_split.rpc_runtime.client.client import WorkerDescription
 from tvm_split.rpc_runtime.program.link_setting import DEFAULT, LinkSettings
@@ -64,7 +64,16 @@ class StreamProbe:
         )
 
 
-Probe = TypeVar("Probe", MachineProbe, PairProbe, StreamProbe)
+@dataclass(frozen=True)
+class CrowdProbe:
+    """A stream through one machine after the other, of those that share too few ``cores``."""
+
+    measured_at: float
+    cores: int
+    samples: tuple[CrowdSample, ...]
+
+
+Probe = TypeVar("Probe", MachineProbe, PairProbe, StreamProbe, CrowdProbe)
 
 
 @dataclass(frozen=True)

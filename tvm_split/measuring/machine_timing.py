@@ -4,16 +4,20 @@ Machines of one host share its memory, its caches and the power that its cores m
 others compute. By how much is often less than what a machine drifts within seconds, so the two are timed in short turns
 and not one long after the other. Times that are known from the cache are not taken again; but where one machine has
 something to measure in company, the others must be at work too.
+
+Of equal machines the first and the last are timed, and all only where these part. In company are as many as find cores
+of their own: what more of them add is waiting for a core.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -24,6 +28,7 @@ from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.measuring import timing_turns
 from tvm_split.measuring.ceilings import EFFORT as CEILING_EFFORT, CeilingCode
 from tvm_split.measuring.machine_facts import MachineFacts
+from tvm_split.measuring.spot_checks import first_of
 from tvm_split.measuring.store import Store, entry_key
 from tvm_split.measuring.target_code import TargetCode, symbol
 from tvm_split.measuring.timing_turns import TURNS, combined, contradictions, quietest, seconds_of, unlikeness
@@ -71,7 +76,7 @@ class CachedTime:
 _CACHED_TIME = TypeAdapter(CachedTime)
 
 
-@dataclass
+@dataclass(eq=False)
 class MachineTimes:
     """What is known of one machine: times by digest, alone and in company, and why others are not known."""
 
@@ -113,9 +118,13 @@ class MachineTimes:
         slowest = timing_turns.DISAGREEMENT * min(now.seconds, timing_turns.DISAGREEMENT * now.best_seconds)
         believed = bool(now.error) or now.best_seconds / timing_turns.DISAGREEMENT <= known <= slowest
         if not believed:
-            self.alone.clear()
-            self.contended.clear()
+            self.forget()
         return believed
+
+    def forget(self) -> None:
+        """All that is known of its kernels."""
+        self.alone.clear()
+        self.contended.clear()
 
     @property
     def known(self) -> frozenset[str]:
@@ -136,10 +145,10 @@ class MachineTimes:
             if digest not in self.code.untimeable and self.code.timed(digest).size_bytes < MOST_OF_MEMORY * room
         )
 
-    def is_equal_to(self, other: MachineTimes) -> bool:
-        """Whether the two run the same code on equal processors."""
-        own, others = ({**each.machine.identity, "machine": ""} for each in (self, other))
-        return self.code is other.code and own == others
+    @property
+    def kind(self) -> tuple[int, str]:
+        """What machines have in common that run the same code on equal processors of one host."""
+        return id(self.code), json.dumps({**self.machine.identity, "machine": ""}, sort_keys=True)
 
     @property
     def lacks_ceilings(self) -> bool:
@@ -168,6 +177,20 @@ class MachineTimes:
         self.measured |= found.keys()
         if not self.doubt:
             self.cache.put({self._key(digest, companions): each for digest, each in found.items()})
+
+    def take_from(self, equal: MachineTimes) -> None:
+        """Takes what was measured of an equal machine, and keeps it for later."""
+        for own, others, companions in (
+            (self.alone, equal.alone, ()),
+            (self.contended, equal.contended, self.companions),
+        ):
+            found = {digest: others[digest] for digest in equal.measured & others.keys()}
+            own.update(found)
+            self.cache.put({self._key(digest, companions): each for digest, each in found.items()})
+        self.problems.update(equal.problems)
+        self.measured |= equal.measured
+        self.ceiling_times.update(equal.ceiling_times)
+        self.cache.put({self._ceiling_key(digest): each for digest, each in equal.ceiling_times.items()})
 
     def take_ceilings(self, times: Sequence[KernelTime]) -> None:
         by_symbol = {symbol(digest): digest for digest in (self.ceilings.kernels if self.ceilings else ())}
@@ -216,31 +239,58 @@ class HostTiming:
         }
         if len(machines) > 1 and any(self.wanted.values()):
             self.wanted = {each.machine.name: self.wanted[each.machine.name] or each.timeable for each in machines}
+        self._first = [each for each in first_of(machines, lambda each: each.kind) if self.wanted[each.machine.name]]
 
     @property
     def steps(self) -> int:
-        count = sum(bool(digests) for digests in self.wanted.values())
+        count = len(self._first)
         return TURNS * (count + 1 if count > 1 else count)
 
     def check(self, library_of: Callable[[MachineTimes, str], BlobSpec], blobs: BlobFolder) -> None:
-        """Time one kernel of every machine that is known from the cache, and forget those that it contradicts."""
-        for each in self._machines:
-            digest = each.checked_kernel
-            if digest is not None:
-                self._on_step(f"checking what is known of {each.machine.name}")
-                with contextlib.closing(self._session(each)) as session:
-                    session.load(each.kernel_set(frozenset({digest}), library_of(each, digest)), blobs.path)
-                    (now,) = session.measure(CHECK_EFFORT)
-                each.believe_if(now)
+        """Time one kernel of every kind of machine that is known from the cache, and forget those that it contradicts.
+
+        Of a kind the first and the last are looked at; if they are not believed, none is.
+        """
+        known = [each for each in self._machines if each.checked_kernel is not None]
+        doubtful = set()
+        for each in first_of(known, lambda each: each.kind):
+            self._on_step(f"checking what is known of {each.machine.name}")
+            digest = each.checked_kernel or ""
+            with contextlib.closing(self._session(each)) as session:
+                session.load(each.kernel_set(frozenset({digest}), library_of(each, digest)), blobs.path)
+                (now,) = session.measure(CHECK_EFFORT)
+            if not each.believe_if(now):
+                doubtful.add(each.kind)
+        for each in known:
+            if each.kind in doubtful:
+                each.forget()
 
     def measure(self, libraries: Mapping[int, BlobSpec], ceilings: Mapping[int, BlobSpec], blobs: BlobFolder) -> None:
         """Time what is wanted, with the libraries by ``id`` of the machine's code."""
+        kinds: dict[tuple[int, str], list[MachineTimes]] = {}
+        for each in self._machines:
+            if self.wanted[each.machine.name] or each.lacks_ceilings:
+                kinds.setdefault(each.kind, []).append(each)
+        first = first_of(itertools.chain(*kinds.values()), lambda each: each.kind)
+        self._time(first, libraries, ceilings, blobs)
+        parted = [kind for kind in kinds.values() if any(each.doubt for each in kind)]
+        self._time([each for kind in parted for each in kind[1:-1]], libraries, ceilings, blobs)
+        for kind in kinds.values():
+            for each in kind[1:-1] if kind not in parted else ():
+                each.take_from(kind[0])
+
+    def _time(
+        self,
+        machines: Sequence[MachineTimes],
+        libraries: Mapping[int, BlobSpec],
+        ceilings: Mapping[int, BlobSpec],
+        blobs: BlobFolder,
+    ) -> None:
+        """Time these machines, with others at work beside them that find cores."""
         at_work: list[_MachineAtWork] = []
         with contextlib.ExitStack() as stack:
-            for each in self._machines:
+            for each in machines:
                 wanted = self.wanted[each.machine.name]
-                if not wanted and not each.lacks_ceilings:
-                    continue
                 session = self._session(each)
                 stack.callback(session.close)
                 if each.lacks_ceilings and each.ceilings is not None:
@@ -250,16 +300,45 @@ class HostTiming:
                 if wanted:
                     session.load(each.kernel_set(wanted, libraries[id(each.code)]), blobs.path)
                     at_work.append(_MachineAtWork(each, session, len(wanted)))
+            company = [*at_work]
+            for each in self._beside(machines) if at_work else ():
+                session = self._session(each)
+                stack.callback(session.close)
+                session.load(each.kernel_set(self.wanted[each.machine.name], libraries[id(each.code)]), blobs.path)
+                company.append(_MachineAtWork(each, session, len(self.wanted[each.machine.name])))
             if at_work:
-                self._measure_in_turns(at_work)
+                self._measure_in_turns(at_work, company)
         doubts = self._contradictions(at_work)
+        waiting = self._crowding(self._machines) / self._crowding([each.times for each in company])
         for machine in at_work:
             machine.times.doubt = doubts.get(machine.name, "")
             machine.times.take(combined(quietest(machine.alone)), ())
             if machine.contended:
-                machine.times.take(combined(quietest(machine.contended)), machine.times.companions)
+                times = combined(quietest(machine.contended))
+                machine.times.take([_longer(each, waiting) for each in times], machine.times.companions)
 
-    def _measure_in_turns(self, at_work: Sequence[_MachineAtWork]) -> None:
+    def _beside(self, machines: Sequence[MachineTimes]) -> list[MachineTimes]:
+        """Others of the host that find cores of their own beside these."""
+        cores = self._cores
+        found: list[MachineTimes] = []
+        for each in self._machines:
+            if each not in machines and self.wanted[each.machine.name]:
+                threads = sum(other.machine.threads for other in (*machines, *found, each))
+                if not cores or threads <= cores:
+                    found.append(each)
+        return found
+
+    @property
+    def _cores(self) -> int:
+        """Of the host, as far as its machines may use them; 0 if that is not known."""
+        return len(set().union(*(each.machine.core_numbers for each in self._machines)))
+
+    def _crowding(self, machines: Iterable[MachineTimes]) -> float:
+        """How many times longer these take all together because they wait for cores."""
+        threads = sum(each.machine.threads for each in machines if not each.machine.has_gpu)
+        return max(1.0, threads / self._cores) if self._cores else 1.0
+
+    def _measure_in_turns(self, at_work: Sequence[_MachineAtWork], company: Sequence[_MachineAtWork]) -> None:
         """So many turns as it takes for times that agree: up to `MOST_TURNS`, or to `TURNS_TO_BE_ALIKE` of equals."""
         start = time.monotonic()
         limit = self._timeout_seconds * (len(at_work) + 1)
@@ -271,8 +350,8 @@ class HostTiming:
                 break
             for machine in wanted if turn % 2 == 0 else wanted[::-1]:
                 self._measure_alone(machine)
-            if len(at_work) > 1:
-                self._measure_in_company(at_work)
+            if len(company) > 1:
+                self._measure_in_company(company, max(each.round_seconds for each in at_work))
 
     def _wanted_in(self, turn: int, at_work: Sequence[_MachineAtWork]) -> Sequence[_MachineAtWork]:
         """The machines that are timed alone in a turn: all at first, then those whose times are in doubt."""
@@ -284,7 +363,7 @@ class HostTiming:
     def _contradictions(self, at_work: Sequence[_MachineAtWork], *, with_equals: bool = True) -> dict[str, str]:
         found = contradictions({each.name: (each.alone, each.contended) for each in at_work})
         for one, other in itertools.combinations(at_work, 2) if with_equals else ():
-            if one.times.is_equal_to(other.times) and not found.keys() & {one.name, other.name}:
+            if one.times.kind == other.times.kind and not found.keys() & {one.name, other.name}:
                 layers = {symbol(digest): call.kernel.layers for digest, call in one.times.code.distinct.items()}
                 alone = unlikeness({each.name: each.alone for each in (one, other)}, layers)
                 in_company = unlikeness({each.name: each.contended for each in (one, other)}, layers)
@@ -297,13 +376,13 @@ class HostTiming:
         effort = self._limited(TURN_EFFORT.minimum_rounds, TURN_EFFORT.minimum_seconds)
         machine.alone.append(machine.session.measure(effort))
 
-    def _measure_in_company(self, at_work: Sequence[_MachineAtWork]) -> None:
+    def _measure_in_company(self, at_work: Sequence[_MachineAtWork], round_seconds: float) -> None:
         self._on_step(f"timing {' and '.join(machine.name for machine in at_work)} at the same time")
         rounds = TURN_EFFORT.minimum_rounds
-        together = OVERLAP * (1 + rounds) * max(machine.round_seconds for machine in at_work)
+        together = OVERLAP * (1 + rounds) * round_seconds
 
         def measured(machine: _MachineAtWork) -> tuple[KernelTime, ...]:
-            after_warming_up = together - machine.round_seconds
+            after_warming_up = together - (machine.round_seconds if machine.alone else round_seconds)
             return machine.session.measure(self._limited(rounds, max(TURN_EFFORT.minimum_seconds, after_warming_up)))
 
         with ThreadPoolExecutor(len(at_work)) as pool:
@@ -338,3 +417,7 @@ class _MachineAtWork:
     def round_seconds(self) -> float:
         """Of all kernels once, as they were when it was last alone."""
         return seconds_of(self.alone[-1])
+
+
+def _longer(time: KernelTime, ratio: float) -> KernelTime:
+    return replace(time, seconds=time.seconds * ratio, best_seconds=time.best_seconds * ratio)

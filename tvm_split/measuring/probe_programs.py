@@ -54,10 +54,26 @@ class ProbePrograms:
 
     def busy(self, machine: str, products: int) -> Program:
         """A small tensor in and out, and in between so many matrix products one after the other."""
-        row, result = (TensorSpec(name, BUSY_INPUT, "float32") for name in ("row", "result"))
-        library = self._library(self._compile_busy, machine, products)
-        stage = StageSpec(0, "compute", machine, (), "cpu", library, (), (row,), (result,))
-        return Program((row,), (result,), (stage,))
+        return self.busy_chain([machine], products)
+
+    def busy_chain(self, machines: Sequence[str], products: int) -> Program:
+        """As much on one machine after the other, with small tensors between them."""
+        rows = [TensorSpec(f"row {place}", BUSY_INPUT, "float32") for place in range(len(machines) + 1)]
+        stages = tuple(
+            StageSpec(
+                index=place,
+                name=f"compute {place}",
+                machine=machine,
+                layers=(),
+                device="cpu",
+                library=self._library(self._compile_busy, machine, products),
+                weights=(),
+                inputs=(rows[place],),
+                outputs=(rows[place + 1],),
+            )
+            for place, machine in enumerate(machines)
+        )
+        return Program((rows[0],), (rows[-1],), stages)
 
     def _library(self, compile_stage: Callable[..., BlobSpec], machine: str, *amounts: int) -> BlobSpec:
         key: tuple[str | int, ...] = (compile_stage.__name__, self._architectures[machine], *amounts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
@@ -29,14 +30,23 @@ def spot_checked(
     measure: Callable[[Sequence[Item]], Mapping[Item, Value]],
     agree: Callable[[Value, Value], bool],
 ) -> SpotChecked[Item, Value]:
-    """Measure two of every kind; where they agree, the others of the kind are taken to be as the first."""
+    """Measure two of every kind; where they agree, the others of the kind are taken to be as the first.
+
+    Where they do not, one of them may have been disturbed: a third is measured, and the others are as the one it agrees
+    with. Only where it agrees with neither, all are measured.
+    """
     found = dict(measure(first_of(items, kind_of)))
+    kinds = _by_kind(items, kind_of)
+    thirds = [kind[len(kind) // 2] for kind in kinds if len(kind) > 2 and not agree(found[kind[0]], found[kind[-1]])]
+    if thirds:
+        found.update(measure(thirds))
     assumed: dict[Item, Value] = {}
     left: list[Item] = []
-    for kind in _by_kind(items, kind_of):
-        unknown = kind[1:-1]
-        if agree(found[kind[0]], found[kind[-1]]):
-            assumed.update(dict.fromkeys(unknown, found[kind[0]]))
+    for kind in kinds:
+        known, unknown = [item for item in kind if item in found], [item for item in kind if item not in found]
+        alike = next((one for one, other in combinations(known, 2) if agree(found[one], found[other])), None)
+        if alike is not None:
+            assumed.update(dict.fromkeys(unknown, found[alike]))
         else:
             left += unknown
     if left:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import astuple
 from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 
-from tvm_split.measuring.link_samples import StreamSample, median_sample
-from tvm_split.measuring.link_store import StreamProbe
+from tvm_split.measuring.link_samples import CrowdSample, StreamSample, median_sample
+from tvm_split.measuring.link_store import CrowdProbe, StreamProbe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 
 PRODUCTS = (3, 15)
 """Of matrices, in the stages: about 3 and 15 ms on a present-day core."""
+CROWD_PRODUCTS = (1, 4)
+"""In each of many stages in turn."""
+CROWD_ROUNDS = 3
+CROWD_STREAMED = 2
+"""Micro-batches of a stream for each stage of a chain, once it is full."""
 ROUNDS = 5
 """Short and long computing take turns, so that a disturbance spoils a round of both, and medians of rounds are kept."""
-MOST_ROUNDS = 3 * ROUNDS
-"""As long as the medians contradict themselves."""
+MOST_ROUNDS, MOST_SECONDS = 3 * ROUNDS, 1.5
+"""As long as the medians contradict themselves: so many, or no more than for so long."""
 SINGLE_RUNS = 3
 STREAM_SECONDS, FEWEST_STREAMED, FILL = 0.06, 6, 4
 
@@ -39,10 +46,9 @@ def probe_streams(names: Sequence[str], opened: Callable[[str, int], Pipeline], 
             name: [stack.enter_context(contextlib.closing(opened(name, products))) for products in PRODUCTS]
             for name in names
         }
+        begin = time.monotonic()
         for number in range(MOST_ROUNDS):
-            if number >= ROUNDS and not any(
-                each.is_contradictory for found in _medians(samples).values() for each in found
-            ):
+            if number >= ROUNDS and (time.monotonic() - begin > MOST_SECONDS or not _are_contradictory(samples)):
                 break
             for place in range(len(PRODUCTS)):
                 singles = {name: _single_runs(pipelines[name][place]) for name in names}
@@ -51,6 +57,30 @@ def probe_streams(names: Sequence[str], opened: Callable[[str, int], Pipeline], 
                 for name, period in zip(names, _results(running), strict=True):
                     samples[name][place].append(StreamSample(*singles[name], period))
     return StreamProbe(time.time(), _medians(samples))
+
+
+def probe_crowd(opened: Callable[[int], Pipeline], cores: int) -> CrowdProbe:
+    """A stream through a chain of machines that share so many cores, with short and with longer computing.
+
+    Args:
+        opened: a pipeline through stages of so many products; closed here.
+    """
+    samples: list[list[CrowdSample]] = [[] for _ in CROWD_PRODUCTS]
+    with contextlib.ExitStack() as stack:
+        pipelines = [stack.enter_context(contextlib.closing(opened(products))) for products in CROWD_PRODUCTS]
+        for _ in range(CROWD_ROUNDS):
+            for products, pipeline, found in zip(CROWD_PRODUCTS, pipelines, samples, strict=True):
+                single = _single_runs(pipeline)
+                found.append(CrowdSample(products, *single, _period(pipeline)))
+    medians = (
+        CrowdSample(products, *map(statistics.median, zip(*(astuple(each)[1:] for each in found), strict=True)))
+        for products, found in zip(CROWD_PRODUCTS, samples, strict=True)
+    )
+    return CrowdProbe(time.time(), cores, tuple(medians))
+
+
+def _are_contradictory(samples: Mapping[str, Sequence[Sequence[StreamSample]]]) -> bool:
+    return any(each.is_contradictory for found in _medians(samples).values() for each in found)
 
 
 def _medians(samples: Mapping[str, Sequence[Sequence[StreamSample]]]) -> dict[str, tuple[StreamSample, ...]]:
@@ -76,24 +106,28 @@ def _single_runs(pipeline: Pipeline) -> tuple[float, float]:
 
 
 def _computed(pipeline: Pipeline) -> float:
-    (stage,) = pipeline.statistics()
-    return stage.compute_seconds
+    return sum(stage.compute_seconds for stage in pipeline.statistics())
 
 
-def _period(pipeline: Pipeline, start: Barrier) -> float:
-    """Seconds from one result to the next, once the pipeline is full."""
+def _period(pipeline: Pipeline, start: Barrier | None = None) -> float:
+    """Seconds from one result to the next, once the pipeline is full and all others are that wait to start."""
     inputs = _inputs(pipeline)
     begin = time.perf_counter()
     try:
         pipeline.run(inputs)
     except BaseException:
-        start.abort()  # or the others would wait for this one
+        if start is not None:
+            start.abort()  # or the others would wait for this one
         raise
     seconds = time.perf_counter() - begin
-    count = FILL + max(FEWEST_STREAMED, int(STREAM_SECONDS / max(seconds, 1e-6)))
-    start.wait()
+    stages = len(pipeline.program.stages)
+    fill = FILL + stages - 1
+    fewest = FEWEST_STREAMED if stages == 1 else CROWD_STREAMED * stages
+    count = fill + max(fewest, int(STREAM_SECONDS / max(seconds, 1e-6)))
+    if start is not None:
+        start.wait()
     arrivals = [time.perf_counter() for _ in pipeline.stream([inputs] * count)]
-    return (arrivals[-1] - arrivals[FILL - 1]) / (count - FILL)
+    return (arrivals[-1] - arrivals[fill - 1]) / (count - fill)
 
 
 def _inputs(pipeline: Pipeline) -> list[np.ndarray]:

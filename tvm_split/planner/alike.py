@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, PieceTime, StreamingCost
 
@@ -26,12 +26,15 @@ Item = TypeVar("Item")
 
 
 def with_alike_counted(profile: ClusterProfile) -> ClusterProfile:
-    """The profile of more than `MOST_APART` machines with the means of those that are alike; others are left as is.
+    """The profile of more than `MOST_APART` machines, or of such as share too few cores, with the means of those that
+    are alike; others are left as is.
 
+    Where cores are too few, which of the alike machines compute makes no difference, and a chain is planned exactly.
     Alike are machines of one target and as many threads, whose free memory and times are the same but for noise, and
     links of one kind of transport.
     """
-    if len(profile.machines) <= MOST_APART:
+    crowded = any(profile.crowding(each.machine) > 1 for each in profile.machines)
+    if len(profile.machines) <= MOST_APART and not crowded:
         return profile
     machines = {
         each.machine: each for group in _alike(profile.machines, _whole_seconds, _is_alike) for each in _averaged(group)
@@ -102,10 +105,15 @@ def _averaged(machines: Sequence[MachineProfile]) -> list[MachineProfile]:
         for name, first in machines[0].pieces.items()
     }
     streaming = StreamingCost(
-        *(statistics.fmean(getattr(each.streaming, field.name) for each in machines) for field in fields(StreamingCost))
+        *(_mean([getattr(each.streaming, field.name) for each in machines]) for field in fields(StreamingCost))
     )
     memory = min(each.memory_free_bytes for each in machines)
     return [replace(each, pieces=pieces, streaming=streaming, memory_free_bytes=memory) for each in machines]
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Of numbers; None where one is not known."""
+    return None if None in values else statistics.fmean(values)
 
 
 def _averaged_links(links: Sequence[LinkProfile]) -> list[LinkProfile]:

@@ -33,8 +33,7 @@ def model_problem(
     return Problem(
         objective=request.objective,
         machines=tuple(
-            _machine(each, memory_limits.get(each.machine), _crowding(profile, each.machine))
-            for each in profile.machines
+            _machine(each, memory_limits.get(each.machine), profile.crowding(each.machine)) for each in profile.machines
         ),
         links=tuple(
             ProblemLink(link.source, link.destination, link.bytes_per_second, link.latency_seconds)
@@ -58,36 +57,27 @@ def model_problem(
         maximum_latency_seconds=request.maximum_latency_seconds,
         buffers=BUFFERS,
         shared_cores=profile.shared_cores,
-        client_transfer_seconds=statistics.fmean(each.alone_transfer_seconds for each in beside),
-        client_transfer_seconds_per_byte=statistics.fmean(each.transfer_seconds_per_byte for each in beside),
+        client_transfer_seconds=statistics.fmean(
+            each.crowded.transfer_seconds if crowded else each.alone_transfer_seconds for each, crowded in beside
+        ),
+        client_transfer_seconds_per_byte=statistics.fmean(each.transfer_seconds_per_byte for each, _ in beside),
     )
 
 
-def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
-    """Of the machines that share cores with the client: what a transfer takes of them, and so about what of it."""
+def _beside_client(profile: ClusterProfile) -> list[tuple[StreamingCost, bool]]:
+    """Of the machines that share cores with the client: what a transfer takes of them, and so about what of it; and
+    whether these cores are too few."""
     near = {name for shared in profile.shared_cores if CLIENT in shared.machines for name in shared.machines}
-    return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
-
-
-def _crowding(profile: ClusterProfile, machine: str) -> float:
-    """How many times longer than alone computing takes on all machines of a host only because its cores are too few."""
-    cores_of = {each.machine: each.cores for each in profile.machines}
-    wanted = [
-        sum(cores_of.get(name, 0) for name in shared.machines) / shared.cores
-        for shared in profile.shared_cores
-        if machine in shared.machines
-    ]
-    return max([1.0, *wanted])
+    found = [(each.streaming, profile.crowding(each.machine) > 1) for each in profile.machines if each.machine in near]
+    return found or [(StreamingCost(), False)]
 
 
 def _machine(machine: MachineProfile, limit: int | None, crowding: float) -> ProblemMachine:
-    streaming = machine.streaming
+    streaming = machine.streaming if crowding == 1 else machine.streaming.crowded
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
     # Waiting for a core is in what was measured in company, and comes from the shared cores of the problem, too.
     slower = max(1.0, contended / alone / crowding) if alone > 0 else 1.0
-    if crowding > 1:
-        streaming = replace(streaming, ratio=1.0, transfer_seconds=streaming.alone_transfer_seconds)
     return ProblemMachine(
         name=machine.machine,
         memory_bytes=limit if limit is not None else machine.memory_free_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tvm_split.cluster.shared_cores import SharedCores
@@ -43,7 +43,8 @@ class StreamingCost:
     A stage that computes for ``c`` seconds by itself takes ``ratio * c`` while a stream is served, and
     ``transfer_seconds`` for each tensor on top. The values with ``alone_`` are for a plan of this machine only, the
     others for plans in which the other machines of its host, and the client if it is there, are busy too. Nothing,
-    where cores are left over.
+    where cores are left over. The values with ``crowded_`` are what all of a host's machines take of its cores, where
+    these are too few; None where that was not measured.
     """
 
     transfer_seconds: float = 0.0
@@ -51,6 +52,15 @@ class StreamingCost:
     ratio: float = 1.0
     alone_transfer_seconds: float = 0.0
     alone_ratio: float = 1.0
+    crowded_transfer_seconds: float | None = None
+    crowded_ratio: float = 1.0
+
+    @property
+    def crowded(self) -> StreamingCost:
+        """What counts where cores are too few: of a machine alone, if nothing else was measured."""
+        crowded = self.crowded_transfer_seconds
+        transfer = self.alone_transfer_seconds if crowded is None else crowded
+        return replace(self, transfer_seconds=transfer, ratio=self.crowded_ratio)
 
 
 @dataclass(frozen=True)
@@ -126,3 +136,13 @@ class ClusterProfile:
         """When the oldest measurement was made, in seconds since 1970; 0 if nothing was measured."""
         ages = [each.measured_at for each in self.machines] + [each.measured_at for each in self.links]
         return min(filter(None, ages), default=0.0)
+
+    def crowding(self, machine: str) -> float:
+        """How many times longer computing takes when all machines of a host do only because its cores are too few."""
+        cores_of = {each.machine: each.cores for each in self.machines}
+        wanted = [
+            sum(cores_of.get(name, 0) for name in shared.machines) / shared.cores
+            for shared in self.shared_cores
+            if machine in shared.machines
+        ]
+        return max([1.0, *wanted])

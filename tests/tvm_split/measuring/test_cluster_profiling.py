@@ -19,6 +19,7 @@ from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.measuring import machine_timing, timing_turns
 from tvm_split.measuring.cluster_profiling import MeasuredCluster, ModelProfiler, model_digest
+from tvm_split.rpc_runtime import hardware
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
 
@@ -100,6 +101,32 @@ def test_machines_of_a_host_are_timed_alone_and_together_in_turns(
     ]
     assert [done for _, done, _ in steps] == list(range(len(steps)))
     assert steps[-1][1:] == (steps[-1][2],) * 2
+
+
+def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Model, tmp_path: Path) -> None:
+    """In company are as many of them as there are cores; what else five take is waiting for one."""
+    steps: list[str] = []
+    names = [f"machine-{letter}" for letter in "abcde"]
+    with Cluster.local(5) as cluster:
+        found = ModelProfiler(model).measure(
+            cluster, cache_folder=tmp_path, on_progress=lambda what, done, total: steps.append(what)
+        )
+        timed = {name for name in names for what in steps if what.startswith("timing") and f"on {name}" in what}
+        again = ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
+    machines = {each.machine: each for each in found.profile.machines}
+    assert {"machine-a", "machine-e"} <= timed
+    if not found.profile.doubts:  # or noise made the two disagree, and all were timed
+        assert timed == {"machine-a", "machine-e"}
+        assert all(machines[name].pieces == machines["machine-a"].pieces for name in names[1:-1])
+        assert len({report.cached for report in again.reports}) == 1
+    together = {what for what in steps if what.endswith("at the same time")}
+    cores = len(hardware.core_numbers())
+    assert all(what.count("machine-") == min(5, max(2, cores)) for what in together)
+    for machine in machines.values():
+        alone, in_company = (
+            sum(getattr(piece, kind) for piece in machine.pieces.values()) for kind in ("seconds", "contended_seconds")
+        )
+        assert in_company >= alone
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from tvm_split.measuring import link_samples, stream_probing
 from tvm_split.measuring.probe_programs import ProbePrograms
-from tvm_split.measuring.stream_probing import PRODUCTS, probe_streams
+from tvm_split.measuring.stream_probing import CROWD_PRODUCTS, PRODUCTS, probe_crowd, probe_streams
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import WorkerError
@@ -51,9 +51,26 @@ def test_each_machine_has_a_sample_of_every_duration(opened: Opened, monkeypatch
         assert long.period_seconds > short.period_seconds > 0
 
 
+def test_a_chain_of_machines_that_share_cores_is_measured(programs: ProbePrograms) -> None:
+    with LocalWorkers([A, B]) as workers:
+        found = probe_crowd(
+            lambda products: Pipeline.open(
+                programs.busy_chain([A, B], products), workers.endpoints, programs.blob_path, timeout_seconds=60.0
+            ),
+            cores=1,
+        )
+    short, long = found.samples
+    assert (short.products, long.products, found.cores) == (*CROWD_PRODUCTS, 1)
+    assert 0 < short.compute_seconds < long.compute_seconds
+    for sample in found.samples:
+        assert sample.single_seconds > sample.compute_seconds
+        assert sample.period_seconds > 0
+
+
 def test_medians_that_contradict_themselves_are_measured_again(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_probing, "ROUNDS", 1)
     monkeypatch.setattr(stream_probing, "MOST_ROUNDS", 3)
+    monkeypatch.setattr(stream_probing, "MOST_SECONDS", math.inf)
     period = stream_probing._period
     for slowest, rounds in ((0.0, 3), (math.inf, 1)):
         measured: list[Pipeline] = []

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.planner.profiles import chain_problem, chain_profile
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.planner.alike import with_alike_counted
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search import solve
@@ -77,3 +78,7 @@ def test_other_machines_are_no_kin(changes: dict[str, object]) -> None:
 def test_few_machines_are_searched_as_measured() -> None:
     profile = scattered([1.0] * 8)
     assert with_alike_counted(profile) is profile
+    names = tuple(each.machine for each in profile.machines)
+    assert with_alike_counted(replace(profile, shared_cores=(SharedCores(names, 8),))).machines is profile.machines
+    crowded = with_alike_counted(replace(profile, shared_cores=(SharedCores(names, 4),)))
+    assert [len(members) for members in classes_of(crowded)] == [4, 4]
