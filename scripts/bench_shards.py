@@ -1,8 +1,9 @@
 """What splits inside layers gain for a single input: networks shared by two workers of one core each.
 
 Beside them, one worker of one core, which they are to be faster than, and one worker of two threads, whose kernels
-share memory: the practical limit on two cores. All in turns; prints medians over rounds, of ratios those within rounds,
-how far the outputs are from those of one worker as a share of their range, and writes JSON.
+share memory: the practical limit on two cores; and what the planner finds for least latency, with what it predicts.
+All in turns; prints medians over rounds, of ratios those within rounds, how far the outputs are from those of one
+worker as a share of their range, and writes JSON.
 """
 
 from __future__ import annotations
@@ -24,16 +25,21 @@ from scripts.rounds import Rounds, in_turns, medians, ratio, written
 from scripts.streamed import median_run
 from tests.models import torch_models
 from tvm_split import Shard
+from tvm_split.planner.problem import Stage
+from tvm_split.planner.shard import sharding_words
 from tvm_split.progress import step_progress
 
 ONE_CORE, TWO_THREADS = "one worker of one core", "one worker of two threads"
+PLANNED = "as planned"
 RUNS = 7
 HALVES = {"machine-a": 0.5, "machine-b": 0.5}
 SHARDS: dict[str, dict[str, Sequence[Shard]]] = {
     "vgg16": {
-        "rows, each; channels": [
-            Shard("features.0", "features.30", "rows", HALVES, "each"),
-            Shard("flatten", "classifier", "channels", HALVES),
+        "rows, fused, then each; channels": [
+            Shard("features.0", "features.9", "rows", HALVES, "fused"),
+            Shard("features.10", "features.16", "rows", HALVES, "each"),
+            # By channels each reads half of the weights, which are larger than the images from here on.
+            Shard("features.17", "classifier", "channels", HALVES),
         ],
     },
     "resnet50": {"rows, each": [Shard("conv1", "layer4", "rows", HALVES, "each")]},
@@ -52,6 +58,8 @@ class Contest:
         two = until_end.enter_context(tvm_split.Cluster.local(2))
         one = until_end.enter_context(tvm_split.Cluster.local(1, threads=2))
         first = self._model.graph.layers[0]
+        with step_progress(f"planning {name}") as report:
+            self.planned = tvm_split.plan(self._model, two, objective="latency", on_progress=report)
         self.deployments = {
             ONE_CORE: self._deployed(two, tvm_split.plan(self._model, two, split={"machine-a": [first]})),
             TWO_THREADS: self._deployed(one, tvm_split.plan(self._model, one, split={"machine-a": [first]})),
@@ -59,6 +67,7 @@ class Contest:
                 way: self._deployed(two, tvm_split.plan(self._model, two, shards=shards))
                 for way, shards in SHARDS[name].items()
             },
+            PLANNED: self._deployed(two, self.planned),
         }
 
     def _deployed(self, cluster: tvm_split.Cluster, plan: tvm_split.Plan) -> tvm_split.Deployment:
@@ -81,13 +90,24 @@ class Contest:
         return in_turns(sides, rounds)
 
 
-def print_results(console: Console, name: str, found: Rounds, difference: float) -> None:
+def predicted_seconds(planned: tvm_split.Plan) -> float | None:
+    return None if planned.prediction is None else planned.prediction.latency_seconds
+
+
+def told_stage(stage: Stage) -> str:
+    how = sharding_words(stage) if stage.sharding else f"on {stage.machine}"
+    return f"{stage.layers[0]} … {stage.layers[-1]} {how}"
+
+
+def print_results(console: Console, name: str, found: Rounds, difference: float, planned: tvm_split.Plan) -> None:
     table = Table("", "ms", "of two threads", "speed-up over one core", title=name)
     for side, each in medians(found).items():
         to_limit, gain = ratio(found, "seconds", side, TWO_THREADS), ratio(found, "seconds", ONE_CORE, side)
         table.add_row(side, f"{each['seconds'] * 1e3:.1f}", f"{to_limit:.2f}", f"{gain:.2f}")
     console.print(table)
     console.print(f"outputs differ from those of one worker by {difference:.1e} of their range")
+    words, predicted = "; ".join(map(told_stage, planned.stages)), predicted_seconds(planned) or 0.0
+    console.print(f"{PLANNED}: {words}; predicted {predicted * 1e3:.1f} ms")
 
 
 def main() -> int:
@@ -104,8 +124,14 @@ def main() -> int:
             difference = contest.largest_difference()
             with step_progress(f"measuring {name}"):
                 found = contest.measure(arguments.rounds)
-        print_results(console, name, found, difference)
-        content[name] = {"difference": difference, "medians": medians(found), "rounds": found}
+        print_results(console, name, found, difference, contest.planned)
+        content[name] = {
+            "difference": difference,
+            "medians": medians(found),
+            "rounds": found,
+            "planned": [told_stage(stage) for stage in contest.planned.stages],
+            "predicted_seconds": predicted_seconds(contest.planned),
+        }
     written(arguments.output, content)
     return 0
 

@@ -25,15 +25,13 @@ from rich.table import Table
 from torch import nn
 
 import tvm_split
-from scripts.bench_shards import HALVES, SHARDS
+from scripts.bench_shards import HALVES, predicted_seconds, told_stage
 from scripts.rounds import Figures, in_turns, medians, written
 from scripts.streamed import median_run
 from tests.helpers.shaped_network import can_shape, shaped_workers
 from tests.helpers.smooth_network import CUT, smooth_network
 from tests.models import torch_models
 from tvm_split import Shard
-from tvm_split.planner.problem import Stage
-from tvm_split.planner.shard import sharding_words
 from tvm_split.progress import step_progress
 from tvm_split.rpc_runtime.program.codec import Codec, fits
 from tvm_split.rpc_runtime.program.program import CLIENT, RouteCodec
@@ -99,7 +97,10 @@ def check_codecs(console: Console, allow_lossy: float, rounds: int) -> dict[str,
 def shard_ways() -> dict[str, Sequence[Shard]]:
     return {
         "fused tiles": [Shard(*FIRST_LAYERS, "rows", HALVES, "fused")],
-        "exchange per layer": SHARDS["vgg16"]["rows, each; channels"],
+        "exchange per layer": [
+            Shard("features.0", "features.30", "rows", HALVES, "each"),
+            Shard("flatten", "classifier", "channels", HALVES),
+        ],
     }
 
 
@@ -126,15 +127,10 @@ def check_shards(console: Console, bits_per_second: float, rounds: int) -> dict[
             found = medians(in_turns(sides, rounds))
     title = f"VGG-16, one input, over {bits_per_second / MEGABIT:.0f} Mbit/s"
     result = printed(console, title, {name: each["seconds"] for name, each in found.items()}, PLANNED)
-    words = [f"{stage.layers[0]} … {stage.layers[-1]} {told_stage(stage)}" for stage in plans[PLANNED].stages]
-    prediction = plans[PLANNED].prediction
-    predicted = prediction.latency_seconds if prediction else None
+    words = [told_stage(stage) for stage in plans[PLANNED].stages]
+    predicted = predicted_seconds(plans[PLANNED])
     console.print(f"{PLANNED}: {'; '.join(words)}; predicted {(predicted or 0) * 1e3:.1f} ms")
     return {**result, "plan": words, "predicted_seconds": predicted}
-
-
-def told_stage(stage: Stage) -> str:
-    return sharding_words(stage) if stage.sharding else f"on {stage.machine}"
 
 
 def check_bytes(console: Console) -> dict[str, Any]:
