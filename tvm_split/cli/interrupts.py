@@ -30,12 +30,12 @@ def ended_by_signals() -> Iterator[None]:
     """Inside, both signals end the process, unless it was started so as to ignore them. For the main thread."""
     heard, told = os.pipe()
     os.set_blocking(told, False)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)  # first, or one that comes between would be written nowhere
+    ending = threading.Event()
+    threading.Thread(target=_wait, args=(heard, ending), name="signals", daemon=True).start()
     for number in WORDS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _heard)
-    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    ending = threading.Event()
-    threading.Thread(target=_wait, args=(heard, ending), name="signals", daemon=True).start()
     try:
         yield
     finally:
@@ -43,14 +43,20 @@ def ended_by_signals() -> Iterator[None]:
             threading.Event().wait()  # an error that comes of what is cleared away is not how this ends
 
 
+_HEARD: set[int] = set()
+
+
 def _heard(number: int, frame: FrameType | None) -> None:
     """Only a handler of Python's own has signals written to the pipe."""
+    _HEARD.add(number)
 
 
 def _wait(heard: int, ending: threading.Event) -> None:
     while True:
         for number in os.read(heard, 64):
-            if signal.getsignal(number) is _heard:
+            # The command may have begun to handle it itself before this thread had its turn. Python calls the handler
+            # of what came before it takes another one, so this looks at the present one first.
+            if signal.getsignal(number) is _heard or number in _HEARD:
                 ending.set()
                 _end(signal.Signals(number))
 

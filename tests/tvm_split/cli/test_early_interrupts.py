@@ -39,7 +39,8 @@ def test_no_moment_gives_a_traceback(command, codes, moments):
         if "Traceback" in errors and not OURS.search(errors):
             continue  # Python itself was still starting
         assert "Traceback" not in errors, f"after {moment} ms: {errors}"
-        assert len(errors.splitlines()) <= 1, f"after {moment} ms: {errors}"
+        # A command may have told its own error already, and be on its way out.
+        assert len(errors.removesuffix("interrupted\n").splitlines()) <= 1, f"after {moment} ms: {errors}"
         assert process.returncode in codes, f"after {moment} ms"
 
 
@@ -47,13 +48,14 @@ def interrupted(process: subprocess.Popen[str]) -> str:
     """What a process writes after Ctrl-C. While Python itself starts, it may lose one; then a person tries again."""
     for seconds in (20, 40):
         process.send_signal(signal.SIGINT)
-        try:
-            _, errors = process.communicate(timeout=seconds)
-            return errors
-        except subprocess.TimeoutExpired as error:
-            written = (error.stderr or b"").decode()
-            assert "Exception ignored in" in written
-            assert not OURS.search(written), written
+        for _ in range(seconds):  # one by one: where all of this is stopped for a while, the time passes for one alone
+            try:
+                _, errors = process.communicate(timeout=1)
+                return errors
+            except subprocess.TimeoutExpired as error:
+                written = (error.stderr or b"").decode()
+        assert "Exception ignored in" in written
+        assert not OURS.search(written), written
     raise AssertionError("it went on after two interrupts")
 
 
