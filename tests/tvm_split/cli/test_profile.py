@@ -58,7 +58,7 @@ def own_cache(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_cache")
+@pytest.mark.usefixtures("own_cache", "busy_machine")
 def test_pieces_on_workers(invoke, invoke_json, onnx_path):
     found = invoke_json("profile", onnx_path, "--workers", "2")
     assert [machine["machine"] for machine in found["machines"]] == ["machine-a", "machine-b"]
