@@ -38,6 +38,8 @@ def load_model(
     if isinstance(source, Model):
         return source
     framework = _framework(source)
+    if isinstance(source, str | Path) and framework != "tensorflow":
+        _require_file(Path(source))
     for package in _NEEDED[framework]:
         if importlib.util.find_spec(package) is None:
             raise ModelImportError(
@@ -105,6 +107,22 @@ def _framework(source: Any) -> str:
 
 
 _MLIR_BYTECODE = b"ML\xefR"
+_ARCHIVE = b"PK"
+
+
+def _require_file(path: Path) -> None:
+    """That a file is there and begins as one of its ending does: nobody should install a framework to hear that."""
+    if not path.is_file():
+        raise ModelImportError(f"there is no file {str(path)!r}")
+    with path.open("rb") as file:
+        begin = file.read(4096)
+    suffix = path.suffix.lower()
+    if not begin:
+        raise ModelImportError(f"{str(path)!r} is empty")
+    if suffix in (".pt2", ".keras") and not begin.startswith(_ARCHIVE):
+        raise ModelImportError(f"{str(path)!r} is damaged, or no {suffix} file: these are archives, and it is none")
+    if suffix in (".mlir", ".mlirbc", ".stablehlo") and not begin.startswith(_MLIR_BYTECODE) and b"\0" in begin:
+        raise ModelImportError(f"{str(path)!r} is damaged: it is neither MLIR's bytecode nor text")
 
 
 def _class_name(kind: type) -> str:

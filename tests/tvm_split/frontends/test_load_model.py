@@ -18,8 +18,10 @@ def test_other_sources_are_refused_with_what_is_accepted(source: Any) -> None:
         load_model(source)
 
 
-@pytest.mark.parametrize("name", ["missing.onnx", "missing.pt2"])
-def test_missing_files_are_named(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["missing.onnx", "missing.pt2", "missing.mlir", "missing.jax", "missing.keras"])
+def test_missing_files_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a framework that is missing as well."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None)
     with pytest.raises(ModelImportError, match=f"no file .*{name}"):
         load_model(tmp_path / name)
 
@@ -32,12 +34,35 @@ def test_broken_files_are_named(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.mlir", b"", "is empty"),
+        ("model.onnx", b"", "is empty"),
+        ("model.mlir", b"ML\xef\0\0", "is damaged: it is neither MLIR's bytecode nor text"),
+        ("model.mlirbc", b"\0" * 9, "is damaged"),
+        ("model.keras", b"\x89HDF", "is damaged, or no .keras file"),
+        ("model.pt2", b"pickle", "is damaged, or no .pt2 file"),
+    ],
+)
+def test_damage_is_told_before_a_missing_framework(
+    name: str, content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelImportError, match=rf"{name}' {message}"):
+        load_model(tmp_path / name)
+
+
+@pytest.mark.parametrize(
     ("name", "extra"), [("model.onnx", "onnx"), ("model.pt2", "torch"), ("model.mlir", "jax"), ("model.keras", "keras")]
 )
-def test_a_missing_framework_is_named_with_its_extra(name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_framework_is_named_with_its_extra(
+    name: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None)
+    (tmp_path / name).write_bytes(b"PK")
     with pytest.raises(ModelImportError, match=rf"pip install tvm-split\[{extra}\]"):
-        load_model(name)
+        load_model(tmp_path / name)
 
 
 def test_frameworks_are_imported_only_when_needed() -> None:
