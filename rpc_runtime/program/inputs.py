@@ -16,6 +16,9 @@ from tvm_split.rpc_runtime.program.program import Program, TensorSpec
 def checked_inputs(program: Program, given: Sequence[Any]) -> tuple[Array, ...]:
     """The inputs (arrays of numpy or torch, or whatever numpy can take without a change of dtype), row-major.
 
+    Numbers of Python, and lists of them, have no dtype, and get the input's where it can hold them: a float is rounded,
+    as it is wherever one is written down, a whole number is exact.
+
     Raises:
         InputError: their number, a shape or a dtype is not the program's; says both sides of what does not fit.
     """
@@ -35,16 +38,36 @@ def given_arrays(program: Program, inputs: Sequence[Array]) -> list[Array]:
 
 def _checked(position: int, spec: TensorSpec, value: Any) -> Array:
     try:
-        array = _as_array(value)
+        array = _as_array(value) if not _is_plain(value) else _of_numbers(value, np.dtype(spec.dtype))
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"input {position} ({spec}) cannot be read as an array: {error}") from error
     if array.dtype != np.dtype(spec.dtype):
         raise InputError(
-            f"input {position} must be {spec}, but its dtype is {array.dtype}; convert it: array.astype({spec.dtype!r})"
+            f"input {position} must be {spec}, but its dtype is {array.dtype}; convert it: "
+            f"numpy.asarray(value).astype({spec.dtype!r})"
         )
     if array.shape != spec.shape:
         raise InputError(f"input {position} must be {spec}, but its shape is {list(array.shape)}")
     return np.asarray(array, order="C")  # numpy.ascontiguousarray would give a scalar one dimension
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is Python's own numbers, by the first of them: what numpy makes has a dtype."""
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return isinstance(value, bool | int | float) and not isinstance(value, np.generic)
+
+
+def _of_numbers(value: Any, wanted: np.dtype[Any]) -> Array:
+    """An array of ``wanted``, or as numpy makes it, if that one cannot hold the numbers."""
+    array = np.asarray(value)
+    if array.dtype.kind == "f" and wanted.kind in "fV":  # V: floats that numpy does not know
+        return array.astype(wanted)
+    if array.dtype.kind == "i" and wanted.kind in "iufV":
+        with np.errstate(over="ignore", invalid="ignore"):
+            converted = array.astype(wanted)
+            return converted if np.array_equal(converted.astype(array.dtype), array) else array
+    return array
 
 
 def _as_array(value: Any) -> Array:

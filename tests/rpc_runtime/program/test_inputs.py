@@ -32,6 +32,43 @@ def test_what_does_not_fit_is_refused(inputs: Sequence[np.ndarray], words: str) 
         checked_inputs(PROGRAM, inputs)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "given"),
+    [
+        ("float32", [0.1, 2]),
+        ("float64", (0.1, 2)),
+        ("float16", [1, -2]),
+        ("bfloat16", [0.1, 0.5]),
+        ("uint8", [0, 255]),
+        ("int64", [-(2**62), 1]),
+        ("bool", [True, False]),
+    ],
+)
+def test_numbers_of_python_get_the_dtype_of_the_input(dtype: str, given: Sequence[float]) -> None:
+    program = Program((TensorSpec("x", (2,), dtype),), (), ())
+    (found,) = checked_inputs(program, [given])
+    assert found.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(found, np.asarray(given).astype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "words"),
+    [
+        ("uint8", [0, 256], "its dtype is int64; convert it: numpy"),
+        ("uint8", [0, -1], "int64"),
+        ("int32", [0.5, 1.0], "float64"),
+        ("bool", [0, 1], "int64"),
+        ("float32", [True, False], "bool"),
+        ("float32", [2**24 + 1, 0], "int64"),
+        ("float32", [np.float64(0.1), np.float64(0.2)], "float64"),
+        ("float32", [[1.0], [2.0, 3.0]], "cannot be read as an array"),
+    ],
+)
+def test_numbers_that_the_input_cannot_hold_are_refused(dtype: str, given: Sequence[float], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        checked_inputs(Program((TensorSpec("x", (2,), dtype),), (), ()), [given])
+
+
 def test_inputs_become_row_major() -> None:
     image = np.arange(6, dtype=np.uint8).reshape(3, 2).T
     x, found = checked_inputs(PROGRAM, [X, image])
