@@ -24,6 +24,12 @@ class WrongUseError(TvmSplitError, ValueError):
         super().__init__(f"{option}: {text}")
 
 
+def require_folder(path: Path | None, option: str) -> None:
+    """Before work starts whose result is to be written to a file, if one is given: that its folder is there."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise WrongUseError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first", option)
+
+
 class Objective(StrEnum):
     """What a plan is made for."""
 

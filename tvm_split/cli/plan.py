@@ -41,6 +41,7 @@ def plan(
     """Show the best split of a model over the machines: measured, proven, and compared with the obvious others."""
     shown.require_possible(model)
     request.require_possible(model)
+    options.require_folder(write_problem, "--write-problem")
     if layers:
         _list_layers(shapes.load(model), shown.json)
         return

@@ -44,6 +44,9 @@ class PlanOutput:
 
     def require_possible(self, source: str) -> None:
         """Raise a `WrongUseError` for what cannot be written of the model that ``source`` names."""
+        files = {"--output": self.output, "--write-annotations": self.write_annotations, "--picture": self.picture}
+        for option, path in files.items():
+            options.require_folder(path, option)
         if self.write_annotations is not None:
             require_onnx(source, "--write-annotations")
         if self.picture is not None and self.picture.suffix.lower() != ".svg":

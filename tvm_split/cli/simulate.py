@@ -14,6 +14,8 @@ from tvm_split.cli.options import WrongUseError
 from tvm_split.units import seconds_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tvm_split.simulation.scenario import Happenings, Loss, Scenario, Slowdown
     from tvm_split.simulation.simulate import Latencies, Simulation
 
@@ -74,13 +76,16 @@ def simulate(
     from tvm_split.simulation.scenario import Happenings
     from tvm_split.simulation.simulate import MICRO_BATCHES, SHOWN_MICRO_BATCHES, simulate as run
 
+    if picture is not None:
+        _require_drawable(picture)
     slowdowns, losses = tuple(map(_slowdown, slow or ())), tuple(map(_loss, lose or ()))
     happenings = Happenings(slowdowns, losses, scatter, link_scatter, seed)
     title, scenario, predicted, planned = _scenario(plan, problem, measured)
+    wanted = micro_batches or MICRO_BATCHES
     found = run(
         scenario,
         happenings,
-        micro_batches=micro_batches or MICRO_BATCHES,
+        micro_batches=wanted,
         in_flight=in_flight or planned,
         shown=SHOWN_MICRO_BATCHES if timeline or picture else 0,
     )
@@ -92,15 +97,25 @@ def simulate(
     if json:
         print_json(_as_json(title, found, happenings, predicted))
     else:
-        _print(title, found, happenings, predicted)
+        _print(title, found, happenings, predicted, wanted)
         if timeline:
             from tvm_split.deployment.timeline import columns_in, draw, timeline as lanes
 
             machines = scenario.program.machines
             drawn = draw(lanes(found.events, machines, columns_in(STDOUT.width, machines)))
             STDOUT.print(drawn, markup=False, highlight=False, no_wrap=True, overflow="crop")
-    if found.results < (micro_batches or MICRO_BATCHES):
+    if found.results < wanted:
         raise typer.Exit(1)
+
+
+def _require_drawable(picture: Path) -> None:
+    """Before anything is simulated."""
+    from tvm_split.pictures.timeline_picture import SUFFIXES, require_matplotlib
+
+    if picture.suffix.lower() not in SUFFIXES:
+        raise WrongUseError(f"{str(picture)!r} does not end in one of {', '.join(SUFFIXES)}", "--picture")
+    options.require_folder(picture, "--picture")
+    require_matplotlib()
 
 
 def _scenario(
@@ -170,7 +185,7 @@ def _as_json(title: str, found: Simulation, happenings: Happenings, predicted: t
     }
 
 
-def _print(title: str, found: Simulation, happenings: Happenings, predicted: tuple[float, float]) -> None:
+def _print(title: str, found: Simulation, happenings: Happenings, predicted: tuple[float, float], wanted: int) -> None:
     rows = [
         (each.machine, *(f"{share:.0%}" for share in (each.computing, each.waits_for_inputs, each.waits_for_room)))
         for each in sorted(found.machines, key=lambda each: -each.computing)[:MOST_ROWS]
@@ -187,9 +202,8 @@ def _print(title: str, found: Simulation, happenings: Happenings, predicted: tup
         print_line(f"Alone: {_latency_text(found.single)} (predicted: {seconds_text(predicted[1])})")
     if found.streamed is not None:
         print_line(f"In the stream, at most {found.under_way} under way: {_latency_text(found.streamed)}")
-    for loss in happenings.losses:
-        if loss.at_seconds <= found.seconds or found.period_seconds is None or found.results < found.submitted:
-            print_line(_loss_text(loss, found))
+    for line in _loss_lines(happenings.losses, found, wanted):
+        print_line(line)
 
 
 def _latency_text(latencies: Latencies) -> str:
@@ -199,9 +213,17 @@ def _latency_text(latencies: Latencies) -> str:
     return f"{seconds_text(latencies.mean_seconds)} on average, {', '.join(percentiles)}"
 
 
-def _loss_text(loss: Loss, found: Simulation) -> str:
+def _loss_lines(losses: Sequence[Loss], found: Simulation, wanted: int) -> list[str]:
+    """When machines are lost, and what that does: all results that were asked for may have come before or in spite."""
+    lost = [
+        f"{each.machine} is lost at {seconds_text(each.at_seconds)}"
+        for each in sorted(losses, key=lambda each: each.at_seconds)
+    ]
+    if not lost:
+        return []
+    last = seconds_text(found.seconds)
+    if found.results >= wanted:
+        return [*lost, f"All {wanted} results came, the last at {last}: of later ones this says nothing"]
+    came = f"{found.results} results came, the last at {last}" if found.results else "No result came"
     left = found.submitted - found.results
-    return (
-        f"{loss.machine} is lost at {seconds_text(loss.at_seconds)}: {found.results} results had come, the last at "
-        f"{seconds_text(found.seconds)}; {left} micro-batches are under way and lost, since turns do not change"
-    )
+    return [*lost, f"{came}; {left} micro-batches are under way and lost, since turns do not change"]

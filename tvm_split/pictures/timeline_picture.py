@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,16 +15,24 @@ LANE_HEIGHT = 0.8
 INCHES_PER_LANE = 0.32
 
 
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def require_matplotlib() -> None:
+    """Raises a `TvmSplitError` if it is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise TvmSplitError("drawing a picture needs matplotlib: pip install 'tvm-split[demo]'")
+
+
 def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: str, paths: Sequence[Path]) -> None:
-    """Write the timeline to every path; the suffix (``.png``, ``.svg``, ``.pdf``) says in which format.
+    """Write the timeline to every path; the suffix, one of `SUFFIXES`, says in which format.
 
     Raises:
         TvmSplitError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise TvmSplitError("drawing a picture needs matplotlib: pip install 'tvm-split[demo]'") from None
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
     shown = [event for event in events if event.kind in LANE_NAMES]
     origin = min((event.start_nanoseconds for event in shown), default=0)
     rows = [(machine, kind) for machine in machines for kind in LANE_NAMES]

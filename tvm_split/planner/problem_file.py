@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import PlanError
+from tvm_split.planner.plan import FORMAT as PLAN_FORMAT
 from tvm_split.planner.problem import Problem, Solution, Stage
 from tvm_split.planner.search.faults import faults
 
@@ -49,6 +50,9 @@ def read_problem_file(path: Path) -> Problem:
         raise PlanError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path}: this is no JSON: {error}") from error
+    other = _other_file(content)
+    if other:
+        raise PlanError(f"{path} is {other}, and no planning problem, as `tvm-split plan --write-problem` writes one")
     try:
         problem = _PROBLEM.validate_json(json.dumps(content))
     except ValidationError as error:
@@ -58,6 +62,15 @@ def read_problem_file(path: Path) -> Problem:
     if wrong:
         raise PlanError(_with_lines(path, text, wrong))
     return problem
+
+
+def _other_file(content: Any) -> str:
+    """What a file is that is none of a problem, where it says so; empty where that is not known."""
+    if not isinstance(content, dict) or "pieces" in content:
+        return ""
+    if content.get("format") == PLAN_FORMAT:
+        return "a plan"
+    return "an answer of `tvm-split solve --json`" if {"stages", "predicted"} <= content.keys() else ""
 
 
 def read_solution_file(path: Path) -> tuple[Stage, ...]:

@@ -10,6 +10,9 @@ from tvm_split.errors import PlanError
 from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 
 NOT_COMPILED = BlobSpec("0" * 64, 0)
+MOST_SCATTER = 10.0
+"""Far above what real machines do. Of a log-normal duration that scatters much more, hardly one is near the mean."""
+MOST_FACTOR = 1e6
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,17 @@ class Happenings:
 
     def __post_init__(self) -> None:
         for each in self.slowdowns:
-            if not (0 < each.factor < float("inf")):
-                raise PlanError(f"machine {each.machine!r} is to compute {each.factor} times as long; give more than 0")
+            if not 0 < each.factor <= MOST_FACTOR:
+                raise PlanError(
+                    f"machine {each.machine!r} is to compute {each.factor} times as long; give more than 0, and at "
+                    f"most {MOST_FACTOR:g}, or lose it"
+                )
         for value in (self.compute_scatter, self.link_scatter):
-            if not 0 <= value < float("inf"):
-                raise PlanError(f"a scatter of {value} was asked for; give a share of the mean, like 0.05")
+            if not 0 <= value <= MOST_SCATTER:
+                raise PlanError(
+                    f"a scatter of {value} was asked for; give a share of the mean, like 0.05, of at most "
+                    f"{MOST_SCATTER:g}"
+                )
 
     def require_known(self, scenario: Scenario) -> None:
         """A `PlanError` that names a machine which the scenario does not have."""

@@ -75,8 +75,16 @@ def test_a_machine_slows_down(invoke, plan_path):
 
 def test_a_machine_is_lost(invoke, plan_path):
     result = invoke("simulate", plan_path, "--lose", f"{B}@1", code=1)
-    assert f"{B} is lost at 1 s: " in result.stdout
-    assert "under way and lost" in result.stdout
+    assert f"{B} is lost at 1 s\n" in result.stdout
+    assert "49 results came, the last at 990 ms; 7 micro-batches are under way and lost" in result.stdout
+    at_once = invoke("simulate", plan_path, "--lose", f"{A}@0", code=1).stdout
+    assert "No result came; " in at_once
+
+
+def test_a_loss_after_the_last_result_loses_nothing(invoke, plan_path):
+    text = " ".join(invoke("simulate", plan_path, "--lose", f"{B}@999").stdout.split())
+    assert "All 300 results came, the last at 6" in text
+    assert "and lost" not in text
 
 
 def test_a_picture(invoke, plan_path, tmp_path):
@@ -96,6 +104,11 @@ def test_a_picture(invoke, plan_path, tmp_path):
         (["--lose", "lamp@1"], f"no machine of the plan is named 'lamp'; it uses {A}, {B}"),
         (["--micro-batches", "1"], "--micro-batches"),
         (["--scatter", "-1"], "--scatter"),
+        (["--scatter", "1e300"], "a scatter of 1e+300 was asked for; give a share of the mean"),
+        (["--link-scatter", "11"], "a scatter of 11.0"),
+        (["--slow", f"{A}=1e300"], "1e+300 times as long"),
+        (["--picture", "nowhere/work.svg"], "--picture: there is no folder 'nowhere'"),
+        (["--picture", "work.tiff"], "'work.tiff' does not end in one of .png, .svg, .pdf"),
     ],
 )
 def test_wrong_use_is_named(invoke, plan_path, arguments, message):
@@ -106,6 +119,8 @@ def test_wrong_use_is_named(invoke, plan_path, arguments, message):
 def test_files_that_are_no_plan_and_no_answer(invoke, plan_path, solved, tmp_path):
     problem, answer = solved
     assert "plan" in invoke("simulate", problem, code=2).stderr
+    assert f"{plan_path} is a plan, and no" in invoke("simulate", answer, "--problem", plan_path, code=2).stderr
+    assert f"{answer} is an answer of `tvm" in invoke("simulate", plan_path, "--problem", answer, code=2).stderr
     wrong = tmp_path / "wrong.json"
     for text in ("[]", '{"stages": [{"pieces": ["layer-0"]}]}', '{"stages": [{"machine": 1, "pieces": ["a"]}]}', "{"):
         wrong.write_text(text)
