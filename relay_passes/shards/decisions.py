@@ -1,6 +1,6 @@
 """One walk over a region, which decides how every value of it is held.
 
-    whole      every machine that needs it computes it for itself; also a product with fewer channels than machines
+    whole      every machine that needs it computes it for itself; also a product with too few channels for a share
     part       each machine has a part of one axis             after a product whose weights' columns are dealt out
     summand    each machine has a summand                      after a product whose rows are dealt out
 
@@ -74,7 +74,7 @@ class Decisions:
         self.is_split = False
         self.has_heads = False
         self.left_whole: ShardError | None = None
-        """Why the first product that has fewer output channels than there are machines is not dealt out."""
+        """Why the first product of whose output channels a machine would get none is not dealt out."""
         self._region = region
         self._dealt: dict[str, Dealt] = {}
         self._summands: set[str] = set()
@@ -180,10 +180,9 @@ class Decisions:
         blocks = gcd(dealt.period, passage.blocks or 0)
         if not is_dealable(blocks, self._region.shares):
             what = "output channels" if blocks == dealt.period else "groups of channels"
-            refusal = self._too_few(f"{self._said(place)} has {blocks} {what},", "leave it out of the shard")
-            if dealt.period >= len(self._region.machines):
-                raise refusal
-            self.left_whole = self.left_whole or refusal
+            self.left_whole = self.left_whole or self._too_few(
+                f"{self._said(place)} has {blocks} {what},", "leave it out of the shard"
+            )
             return None
         self.is_split = True
         return self._step(place, passage, Dealing(blocks), [False] * len(leaves))

@@ -96,7 +96,7 @@ def test_machines_may_have_any_names() -> None:
         (
             "channels",
             "features.5",
-            {A: 0.95, B: 0.05},
+            {A: 0.98, B: 0.02},
             "'features.0' .*has 8 output channels, too few for 2 machines .*take fewer, or",
         ),
         ("rows", "classifier.0", {A: 0.5, B: 0.5}, "'flatten' .*cannot be split along rows: .*; "),

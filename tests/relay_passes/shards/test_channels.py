@@ -258,21 +258,24 @@ def test_more_machines_than_channels_groups_or_heads_are_refused() -> None:
 
 @pytest.mark.parametrize("exchange", ["fused", "each"])
 @pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
-def test_a_product_with_fewer_channels_than_machines_is_computed_whole(exchange: str, first: bool) -> None:
+@pytest.mark.parametrize(("few", "shares"), [(2, (0.5, 0.3, 0.2)), (4, (0.6, 0.3, 0.1))], ids=["fewer", "no share"])
+def test_a_product_with_too_few_channels_for_all_machines_is_computed_whole(
+    exchange: str, first: bool, few: int, shares: tuple[float, ...]
+) -> None:
     """By every machine that needs it, and the others are dealt out: nothing else of the region is refused for it."""
     network = Network((1, 3, 6, 6))
     value = network.input
-    for channels in (2, 20) if first else (20, 20, 2):
+    for channels in (few, 20) if first else (20, 20, few):
         value = network.add(op.nn.relu(network.convolution(value, channels, 3)))
     module = network.module(value)
-    found = split_channels(module, region_of(module, (0.5, 0.3, 0.2)), unit_by="channels", exchange=exchange)
+    found = split_channels(module, region_of(module, shares), unit_by="channels", exchange=exchange)
     require_same(module, found, np.random.default_rng(0).standard_normal((1, 3, 6, 6)))
     products = {
         binding.var.name: lengths(binding.var)[1]
         for binding in bindings_of(main_function(found.module))
         if operator_name(binding.value) == "relax.nn.conv2d"
     }
-    whole = [found.machine_of[name] for name, channels in products.items() if channels == 2]
+    whole = [found.machine_of[name] for name, channels in products.items() if channels == few]
     assert whole == (["machine-a", "machine-b", "machine-c"] if first else ["machine-a"])
     assert len(products) == 6 if first else 7
 
