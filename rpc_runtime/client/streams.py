@@ -95,15 +95,7 @@ class Streams:
             for machine in plan.sources
         }
         self._links: tuple[LinkEnd, ...] = (*self.outgoing.values(), *self.incoming.values())
-        # Which inputs go where, by the place of a micro-batch in the period: tensor, its place among the inputs, link.
-        self._sends = [
-            [
-                (tensor.name, place, self.outgoing[machine])
-                for place, tensor in enumerate(program.given)
-                for machine in plan.destinations_of(tensor.name, turn)
-            ]
-            for turn in range(plan.period)
-        ]
+        self._sends = plan.sends(program.given)
 
     @property
     def submitted(self) -> int:
@@ -223,8 +215,8 @@ class Streams:
                 sequence = self._results.submit(inputs)
                 self._owners.append(stream)
                 stream.pending.append(sequence)
-                for tensor, place, link in self._sends[sequence % len(self._sends)]:
-                    link.put_locked(tensor, sequence, given[place])
+                for tensor, place, machine in self._sends[sequence % len(self._sends)]:
+                    self.outgoing[machine].put_locked(tensor, sequence, given[place])
                 self._hand_out_locked()
             finally:
                 self._waiting.remove(stream)
@@ -236,7 +228,7 @@ class Streams:
         """Whose turn it is to submit a micro-batch."""
         submitted = self._results.submitted
         sends = self._sends[submitted % len(self._sends)]
-        has_room = all(link.has_room_locked(tensor) for tensor, _, link in sends)
+        has_room = all(self.outgoing[machine].has_room_locked(tensor) for tensor, _, machine in sends)
         if submitted - self._results.taken >= self._limit or not has_room:
             return None
         return next(filter(self._keeps_up_locked, self._waiting), None)

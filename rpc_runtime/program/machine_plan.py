@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,6 +82,17 @@ class MachinePlan:
     def destinations_of(self, tensor: str, sequence: int) -> tuple[str, ...]:
         """The other machines that a micro-batch of a tensor goes to from here."""
         return tuple(route.destination for route in self._leaving.get(tensor, ()) if sequence in route.when)
+
+    def sends(self, tensors: Sequence[TensorSpec]) -> list[list[tuple[str, int, str]]]:
+        """Which of these go where, by the place of a micro-batch in the period: name, place among them, machine."""
+        return [
+            [
+                (tensor.name, place, machine)
+                for place, tensor in enumerate(tensors)
+                for machine in self.destinations_of(tensor.name, turn)
+            ]
+            for turn in range(self.period)
+        ]
 
     @cached_property
     def _leaving(self) -> dict[str, list[PlannedRoute]]:

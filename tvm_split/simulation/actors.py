@@ -289,14 +289,7 @@ class Client:
     def __post_init__(self) -> None:
         self._results = ResultQueue(self.program)
         self._resting = Resting(self.clock.environment)
-        self._sends = [
-            [
-                (tensor.name, machine)
-                for tensor in self.program.given
-                for machine in self.plan.destinations_of(tensor.name, turn)
-            ]
-            for turn in range(self.plan.period)
-        ]
+        self._sends = self.plan.sends(self.program.given)
 
     def feed(self, count: int | None) -> Steps:
         """So many micro-batches, or always one more."""
@@ -306,12 +299,12 @@ class Client:
                 yield self.processors.work(CLIENT, self.seconds)
             sends = self._sends[number % len(self._sends)]
             while number - self._results.taken >= self.limit or not all(
-                self.links[machine].has_room_locked(tensor) for tensor, machine in sends
+                self.links[machine].has_room_locked(tensor) for tensor, _, machine in sends
             ):
                 yield self._resting.rest()
             self._results.submit(inputs)
             self.submitted.append(self.clock.seconds)
-            for tensor, machine in sends:
+            for tensor, _, machine in sends:
                 self.links[machine].put_locked(tensor, number, NOTHING)
 
     def room(self) -> None:
