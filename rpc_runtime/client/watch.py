@@ -233,18 +233,22 @@ class WorkerWatch:
                 self._report(Report(ReportKind.GONE, machine, text))
         self._on_failure(error)
 
+    def _held(self, machine: str) -> str:
+        """The stages of a machine that has gone, with what it told of them: that it may have gone beyond since."""
+        ago = time.monotonic() - self._heard.get(machine, time.monotonic())
+        done = {name: self._finished.get((machine, name), 0) for name in self._stages.get(machine, ())}
+        counts = ", ".join(f"{name!r} (at least {count} micro-batches done)" for name, count in done.items())
+        return f"{counts}, as it told {ago:.1f} s before"
+
     def _error(self, report: Report) -> TvmSplitError:
         if report.kind in _ERRORS:
             return _ERRORS[report.kind](report.message)
         if report.kind is ReportKind.GONE:
-            stages = ", ".join(
-                f"{name!r} ({self._finished.get((report.machine, name), 0)} micro-batches done when last heard of)"
-                for name in self._stages.get(report.machine, ())
-            )
             return WorkerUnavailableError(
-                f"{report.message}. It held the stages {stages}. If the worker's output or its system's log says that "
-                "it crashed, or was killed for its memory, the same stages would do it again: compile again for the "
-                "machine's right target, or move layers to another machine. Else start it again and deploy again"
+                f"{report.message}. It held the stages {self._held(report.machine)}. If the worker's output or its "
+                "system's log says that it crashed, or was killed for its memory, the same stages would do it again: "
+                "compile again for the machine's right target, or move layers to another machine. Else start it again "
+                "and deploy again"
             )
         here = self._connections.get(report.machine)
         name = str(here.endpoint) if here else "the client"

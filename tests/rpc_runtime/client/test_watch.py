@@ -16,7 +16,7 @@ from tests.helpers.rpc_runtime.programs import SHAPES, A, batches_for, one_stage
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.client.watch import Report, ReportKind, root_cause
-from tvm_split.rpc_runtime.errors import DeadlineError
+from tvm_split.rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.control_methods import METHODS
 
@@ -66,6 +66,24 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
         HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
         Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=1.0) as pipeline,
         pytest.raises(DeadlineError, match="stage 'one'"),
+    ):
+        pipeline.run(batches_for(program, 1)[0])
+
+
+def test_what_a_dead_worker_had_done_is_what_it_told_and_when(maker: ProgramMaker) -> None:
+    """It may have done more since: nobody is to take it for what it did before it died."""
+
+    def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for finished in (0, 7):
+            yield pb.WatchEvent(stages=[pb.StageProgress(stage="one", finished=finished)]).SerializeToString()
+            time.sleep(0.3)
+
+    program = one_stage(maker)
+    told = r"'one' \(at least 7 micro-batches done\), as it told \d+\.\d s before"
+    with (
+        HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
+        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=20.0) as pipeline,
+        pytest.raises(WorkerUnavailableError, match=told),
     ):
         pipeline.run(batches_for(program, 1)[0])
 
