@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from tvm_split.rpc_runtime.errors import InputError
 from tvm_split.rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles, Token, numeric_address, token_from
@@ -44,8 +45,15 @@ class WorkerConfig:
     tracker: TrackerOptions | None = None
 
 
-def _parser(program: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=program, description="Runs stages on this machine until Ctrl-C or SIGTERM.")
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """In one line, as all that is wrong with a worker is told, and not below its usage."""
+        raise InputError(f"{message}; `tvm-split worker --help` has the options")
+
+
+def _parser(program: str, *, with_help: bool = True) -> argparse.ArgumentParser:
+    description = "Runs stages on this machine until Ctrl-C or SIGTERM."
+    parser = _Parser(prog=program, description=description, add_help=with_help)
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default %(default)s, 0: any port")
     parser.add_argument("--threads", type=int, default=1, help="threads of a kernel (default %(default)s)")
     parser.add_argument("--cores", default="", metavar="0,1", help="run on these CPUs only")
@@ -74,10 +82,19 @@ def _parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
+def require_options(arguments: Sequence[str]) -> None:
+    """Raises an `InputError` for options that no worker has; what they name may be on another machine."""
+    _parser("", with_help=False).parse_args(arguments)
+
+
 def config_from_arguments(
     arguments: Sequence[str] | None = None, program: str = "python -m tvm_split.rpc_runtime.worker"
 ) -> WorkerConfig:
-    """The configuration that a command line asks for."""
+    """The configuration that a command line asks for.
+
+    Raises:
+        InputError: options that there are not, or that do not go together.
+    """
     given = _parser(program).parse_args(arguments)
     if bool(given.tls_certificate) != bool(given.tls_key):
         raise InputError("--tls-certificate and --tls-key belong together")

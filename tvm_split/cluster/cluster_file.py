@@ -171,10 +171,15 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
     except ValidationError as error:
         problems = {f"{path}:{line_of(tree, each['loc'])}: {_problem(each)}" for each in error.errors()}
         raise ClusterError("\n".join(sorted(problems))) from error
-    machines = [
-        _machine(entry, path.parent, f"{path}:{line_of(tree, ('machines', index, 'target'))}")
-        for index, entry in enumerate(parsed.machines)
-    ]
+    machines = []
+    for index, said in enumerate(parsed.machines):
+        place = f"{path}:{line_of(tree, ('machines', index, 'target'))}"
+        try:
+            ssh = _ssh_access(said)
+        except ClusterError as error:
+            place = f"{path}:{line_of(tree, ('machines', index, 'ssh', 'arguments'))}"
+            raise ClusterError(f"{place}: machine {said.name!r}: {error}") from error
+        machines.append(_machine(said, path.parent, place, ssh))
     try:
         members = members_of([machine.name for machine in machines], parsed.groups)
     except ClusterError as error:
@@ -239,6 +244,8 @@ def _model_at(location: tuple[int | str, ...]) -> type[BaseModel]:
 
 
 def _expected(location: tuple[int | str, ...]) -> str:
+    if len(location) > 2 and isinstance(location[-1], int):  # of a list in a mapping
+        location = location[:-1]
     if location and isinstance(location[-1], str):
         for name, field in _model_at(location[:-1]).model_fields.items():
             if location[-1] in (name, field.alias):
@@ -247,7 +254,12 @@ def _expected(location: tuple[int | str, ...]) -> str:
     return f"a mapping with the keys {', '.join(field.alias or name for name, field in model.model_fields.items())}"
 
 
-def _machine(entry: _Machine, folder: Path, place: str) -> Machine:
+def _ssh_access(entry: _Machine) -> SshAccess | None:
+    ssh = entry.ssh
+    return None if ssh is None else SshAccess(ssh.to, ssh.python, ssh.folder, tuple(ssh.arguments))
+
+
+def _machine(entry: _Machine, folder: Path, place: str, ssh: SshAccess | None) -> Machine:
     token = None
     if entry.token_file is not None:
         try:
@@ -269,9 +281,7 @@ def _machine(entry: _Machine, folder: Path, place: str) -> Machine:
         memory_bytes=None if entry.memory_bytes is None else int(entry.memory_bytes),
         endpoint=WorkerEndpoint(entry.name, entry.address, token, tls),
         described_at=place,
-        ssh=None
-        if entry.ssh is None
-        else SshAccess(entry.ssh.to, entry.ssh.python, entry.ssh.folder, tuple(entry.ssh.arguments)),
+        ssh=ssh,
     )
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.errors import InputError
 from tvm_split.rpc_runtime.program.codec import Codec
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.rpc_runtime.worker.config import require_options
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,9 @@ class SshAccess:
 
     ``destination`` is as for the command ``ssh``, ``python`` the command that starts Python there, ``folder`` the one
     below which the worker is installed, and ``arguments`` are further options of the worker.
+
+    Raises:
+        ClusterError: ssh knows no such destination, or a worker no such options.
     """
 
     destination: str
@@ -32,6 +38,10 @@ class SshAccess:
     def __post_init__(self) -> None:
         if not self.destination or self.destination.startswith("-"):
             raise ClusterError(f"ssh takes a destination like box or user@box, got {self.destination!r}")
+        try:
+            require_options(self.arguments)
+        except InputError as error:
+            raise ClusterError(f"{shlex.join(self.arguments)!r} cannot be a worker's options: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -154,8 +164,8 @@ def faults(
             if end not in named and end != CLIENT:
                 text = f"no machine is named {end!r}; there are {', '.join(named)}"
                 yield Fault(("shared_cores", index, "machines"), text)
-        if shared.cores < 1:
-            text = f"{', '.join(shared.machines)} share {shared.cores} cores; give at least 1"
+        if not 1 <= shared.cores <= MOST_CORES:
+            text = f"{', '.join(shared.machines)} share {shared.cores} cores; give at least 1, at most {MOST_CORES}"
             yield Fault(("shared_cores", index, "cores"), text)
     joining: dict[tuple[str, str], int] = {}
     for index, link in enumerate(links or ()):

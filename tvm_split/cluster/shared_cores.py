@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_CORES = 8192
+"""As many as Linux can be built for: what is larger is no number of cores, but of bytes, say."""
+
 
 @dataclass(frozen=True)
 class SharedCores:

@@ -245,6 +245,11 @@ def test_machines_groups_and_the_client_share_cores(tmp_path: Path) -> None:
     [
         ("cores: 4", "cores: 0", "15: shared_cores[0].cores is 0; expected is a whole number from 1 up"),
         ("cores: 4", "cores: 1.5", "15: shared_cores[0].cores is 1.5; expected is a whole number from 1 up"),
+        (
+            "cores: 4",
+            "cores: 16000000000",
+            "15: desk, box, client share 16000000000 cores; give at least 1, at most 8192",
+        ),
         ("[both, client]", "[]", "15: shared_cores[0].machines is []; expected is a list of machines, groups"),
         ("[both, client]", "[lamp]", "15: no machine is named 'lamp'; there are desk, box"),
         (", cores: 4", "", "15: shared_cores[0].cores is missing; expected is a whole number"),
@@ -265,6 +270,12 @@ def test_wrong_shared_cores_are_named_with_their_line(tmp_path: Path, right: str
         ("{to: -oProxyCommand=true}", "machines[0].ssh.to is '-oProxyCommand=true'; expected is what ssh"),
         ("{to: box, pyhton: python3}", "machines[0].ssh.pyhton: unknown key 'pyhton'; did you mean 'python'?"),
         ("{python: python3}", "machines[0].ssh.to is missing"),
+        ("{to: box, arguments: [--thread, 2, --x]}", "machines[0].ssh.arguments[1] is 2; expected is a list"),
+        (
+            "{to: box, arguments: [--cores, '1', --nonsense]}",
+            "machine 'box': '--cores 1 --nonsense' cannot be a worker's options: unrecognized arguments: --nonsense",
+        ),
+        ("{to: box, arguments: [-h]}", "unrecognized arguments: -h"),
         ("{to: box, arguments: --insecure}", "expected is a list of further options"),
     ],
 )
