@@ -26,9 +26,12 @@ def up(
 ) -> None:
     """Copy, install and start a worker on each machine that has ssh:, and show their logs until Ctrl-C ends all."""
     from tvm_split.cluster.cluster import Cluster
+    from tvm_split.compiler.targets import require_fit, require_known_targets
     from tvm_split.ssh.ssh_cluster import SshCluster
 
-    with SshCluster(Cluster.from_yaml(file), lambda machine, text: print_line(f"{machine}: {text}"), detach) as started:
+    cluster = Cluster.from_yaml(file)
+    require_known_targets(cluster)
+    with SshCluster(cluster, require_fit, lambda machine, text: print_line(f"{machine}: {text}"), detach) as started:
         if detach:
             print_note(f"`tvm-split down {file}` ends them")
             return

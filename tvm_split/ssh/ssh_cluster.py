@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.endings import before_end, cleared
 from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
@@ -26,13 +26,20 @@ class SshCluster(Closing):
 
     They end with it, with this process, or with the connection, unless ``detach``: then nothing keeps them but
     themselves, and `stop_workers` ends them. ``on_line`` gets a machine's name and a line of what it says.
+    ``require_fit`` raises a `ClusterError` if what answers for a machine is not the worker that is meant.
 
     Raises:
-        ClusterError: no machine has ``ssh``.
+        ClusterError: no machine has ``ssh``, or one does not fit.
         TvmSplitError: of the first machine that does not come up; those of the others that did have ended again.
     """
 
-    def __init__(self, cluster: Cluster, on_line: Callable[[str, str], None], detach: bool = False) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        require_fit: Callable[[Machine, WorkerDescription], None],
+        on_line: Callable[[str, str], None],
+        detach: bool = False,
+    ) -> None:
         machines = reached_by_ssh(cluster)
         self._workers = [SshWorker(each, on_line) for each in machines]
         self._detached: list[Machine] = []
@@ -44,7 +51,7 @@ class SshCluster(Closing):
             process = worker.start(source, detach)
             if detach:
                 self._detached.append(worker.machine)
-            _require_answer(worker.machine)
+            require_fit(worker.machine, _answer(worker))
             on_line(worker.machine.name, f"answers at {worker.machine.address} (process {process} there)")
 
         try:
@@ -101,14 +108,12 @@ def reached_by_ssh(cluster: Cluster) -> list[Machine]:
     return machines
 
 
-def _require_answer(machine: Machine) -> None:
-    if machine.endpoint is None:
-        return
+def _answer(worker: SshWorker) -> WorkerDescription:
     try:
-        describe(machine.endpoint, REACH_SECONDS)
+        return describe(worker.endpoint, REACH_SECONDS)
     except WorkerUnavailableError as error:
         raise WorkerUnavailableError(
-            f"the worker of machine {machine.name!r} runs there, but cannot be reached from here: {error} Is a "
+            f"the worker of machine {worker.machine.name!r} runs there, but cannot be reached from here: {error} Is a "
             "firewall in between, or the address another one?"
         ) from error
 

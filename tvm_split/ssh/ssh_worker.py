@@ -52,7 +52,7 @@ class SshWorker(Closing):
             raise ClusterError(f"machine {machine.name!r} has no ssh: in the cluster file, which says how to reach it")
         self.machine = machine
         self._access: SshAccess = machine.ssh
-        self._endpoint = machine.endpoint
+        self.endpoint = machine.endpoint
         self._on_line = on_line
         self._lock = threading.Lock()
         self._closed = False
@@ -127,11 +127,11 @@ class SshWorker(Closing):
                 process.wait()
 
     def _request(self, do: str) -> dict[str, Any]:
-        host, port = split_address(self._endpoint.address)
+        host, port = split_address(self.endpoint.address)
         listen = f"{host if is_loopback(host) else '0.0.0.0'}:{port}"  # noqa: S104 (the worker asks for TLS there)
         arguments = ["--name", self.machine.name, "--threads", str(self.machine.threads), "--listen", listen]
         folder = f"{self._access.folder}/{_folder_name(self.machine.name)}"
-        token = self._endpoint.token
+        token = self.endpoint.token
         return {"do": do, "folder": folder, "arguments": [*arguments, *self._access.arguments], "token": token}
 
     def _connect(self) -> None:

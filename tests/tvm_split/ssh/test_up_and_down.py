@@ -20,6 +20,8 @@ from tests.helpers.rpc_lab import free_port
 from tests.helpers.ssh_server import SshServer, require_ssh
 from tests.helpers.waiting import wait_for, wait_while_running
 from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.targets import require_fit
+from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.errors import DeadlineError, WorkerError, WorkerUnavailableError
 from tvm_split.ssh import ssh_worker
@@ -111,16 +113,16 @@ def test_detached_until_down(server: SshServer, remote: Path, tmp_path: Path) ->
     path = cluster_file(tmp_path, box=on_box(remote))
     cluster = Cluster.from_yaml(path)
     said: list[str] = []
-    with SshCluster(cluster, lambda machine, text: said.append(f"{machine}: {text}"), detach=True):
+    with SshCluster(cluster, require_fit, lambda machine, text: said.append(f"{machine}: {text}"), detach=True):
         pass
     try:
         (endpoint,) = cluster.endpoints().values()
         process = describe(endpoint, 10).process_id
         assert f"(process {process} there)" in said[-1]
         with pytest.raises(WorkerError, match="runs here already: `tvm-split down` ends it"):
-            SshCluster(cluster, ignore)
+            SshCluster(cluster, require_fit, ignore)
         with pytest.raises(WorkerError, match="runs here already: `tvm-split down` ends it"):
-            SshCluster(cluster, ignore, detach=True)
+            SshCluster(cluster, require_fit, ignore, detach=True)
         assert describe(endpoint, 10).process_id == process
     finally:
         ended = stop_workers(cluster, remove=True)
@@ -145,14 +147,14 @@ def test_a_client_that_is_killed_leaves_nothing(server: SshServer, remote: Path,
 def test_a_wrong_key(server: SshServer, remote: Path, tmp_path: Path) -> None:
     cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote) | {"to": "stranger"}))
     with pytest.raises(WorkerUnavailableError, match=r"machine 'box' \(ssh stranger\) cannot be reached.*denied"):
-        SshCluster(cluster, ignore)
+        SshCluster(cluster, require_fit, ignore)
 
 
 def test_one_that_fails_ends_the_others(server: SshServer, remote: Path, tmp_path: Path) -> None:
     path = cluster_file(tmp_path, box=on_box(remote), other=on_box(remote) | {"to": "stranger"})
     for detach in (False, True):
         with pytest.raises(WorkerUnavailableError, match="machine 'other'"):
-            SshCluster(Cluster.from_yaml(path), ignore, detach)
+            SshCluster(Cluster.from_yaml(path), require_fit, ignore, detach)
         assert wait_for(lambda: not left(remote), 20)
 
 
@@ -161,14 +163,25 @@ def test_one_that_fails_ends_the_others(server: SshServer, remote: Path, tmp_pat
     [
         ({"python": "no-such-python"}, "no-such-python ended with 127: .*not found"),
         ({"arguments": ["--cores", "4096"]}, "ended with exit code 2 while it started.*cannot run on the cores"),
-        ({"arguments": ["--nonsense"]}, "unrecognized arguments: --nonsense"),
         ({"folder": "/dev/null/here"}, "/dev/null"),
     ],
 )
 def test_what_the_machine_refuses(server, remote, tmp_path, ssh: dict[str, Any], message: str) -> None:
     cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote) | ssh))
     with pytest.raises(WorkerError, match=rf"(?s)machine 'box' \(ssh box\).*{message}"):
-        SshCluster(cluster, ignore)
+        SshCluster(cluster, require_fit, ignore)
+
+
+@pytest.mark.parametrize(("option", "message"), [("--name=other", "is 'other'"), ("--threads=1", "2 threads")])
+def test_a_worker_that_is_not_the_one_that_is_meant(server, remote, tmp_path, option: str, message: str) -> None:
+    """By the words of `status`; it has ended again."""
+    path = cluster_file(tmp_path, box=on_box(remote, arguments=[option]))
+    path.write_text(path.read_text().replace("name: box", "name: box\n  threads: 2"))
+    said: list[str] = []
+    with pytest.raises(ClusterError, match=f"machine 'box'.*{message}"):
+        SshCluster(Cluster.from_yaml(path), require_fit, lambda machine, text: said.append(text))
+    assert not said
+    assert wait_for(lambda: not left(remote), 20)
 
 
 def test_a_host_that_does_not_answer(remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +192,7 @@ def test_a_host_that_does_not_answer(remote: Path, tmp_path: Path, monkeypatch: 
         monkeypatch.setenv(SSH_VARIABLE, f"ssh -F /dev/null -p {silent.getsockname()[1]}")
         cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote) | {"to": "127.0.0.1"}))
         with pytest.raises(WorkerUnavailableError, match=r"cannot be reached: .*timed out"):
-            SshCluster(cluster, ignore)
+            SshCluster(cluster, require_fit, ignore)
 
 
 def test_a_machine_that_says_nothing(server, remote, tmp_path, monkeypatch) -> None:
@@ -223,7 +236,7 @@ def test_a_python_of_its_own(server: SshServer, remote: Path, tmp_path: Path) ->
     cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote, python=str(bare))))
     for installs in (True, False):
         said: list[str] = []
-        with SshCluster(cluster, lambda machine, text, said=said: said.append(text)):
+        with SshCluster(cluster, require_fit, lambda machine, text, said=said: said.append(text)):
             (endpoint,) = cluster.endpoints().values()
             assert describe(endpoint, 10).tvm_version
         assert any("installs apache-tvm" in line for line in said) == installs
