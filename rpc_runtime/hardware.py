@@ -83,6 +83,17 @@ def core_numbers() -> tuple[int, ...]:
 
 
 @cache
+def memory_domain() -> str:
+    """What processes have in common that can share memory: a kernel, a network namespace, in which their sockets'
+    names are, and a user. Empty where it is not said."""
+    try:
+        namespace = Path("/proc/self/ns/net").readlink()
+    except OSError:
+        return ""
+    return f"{boot_id()} {namespace} {os.geteuid()}" if boot_id() else ""
+
+
+@cache
 def boot_id() -> str:
     """Differs for every start of an operating system; its containers share it. Empty where it is not said."""
     try:

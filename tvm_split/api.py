@@ -29,7 +29,7 @@ def compile_and_deploy(
     stages: int | None = None,
     objective: Objective = "throughput",
     *,
-    shards: Shard | Sequence[Shard] = (),
+    shards: Shard | Sequence[Shard] | None = None,
     consider_shards: bool = True,
     batch: int | None = None,
     verify: bool = True,

@@ -23,7 +23,8 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import CodedLink, Prediction
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
-from tvm_split.rpc_runtime.hardware import boot_id
+from tvm_split.rpc_runtime.client.client import WorkerDescription
+from tvm_split.rpc_runtime.hardware import memory_domain
 from tvm_split.rpc_runtime.program.codec import Codec, fits, fitting, unfit
 from tvm_split.rpc_runtime.program.link_setting import DEFAULT, Transport
 from tvm_split.rpc_runtime.program.program import CLIENT, Route
@@ -56,19 +57,22 @@ def with_codecs(
     profile: ClusterProfile | None = None,
     predict_coded: PredictCoded | None = None,
     on_progress: StepProgress | None = None,
+    *,
+    workers: Mapping[str, WorkerDescription] | None = None,
 ) -> Plan:
     """The plan with the codecs that the cluster asks for: those named, or the fastest where it leaves the choice.
 
     Where any is asked for, the plan's stages are compiled and run here on the model's example inputs, and every codec
     that may be chosen is timed on the tensors that cross. The links' speeds are those of the ``profile``, if there is
-    one, else what the cluster says of them, or what is measured now.
+    one, else what the cluster says of them, or what is measured now. ``workers`` are those that were reached, if
+    they have been asked already.
 
     Raises:
         PlanError: a choice is left, and there are no inputs to try codecs on, or no speed of a link.
     """
     if cluster.kind == "in_process" or all(link.codec == Codec.NONE for link in cluster.links):
         return plan
-    shared = _SharedMemory(cluster, profile)
+    shared = _SharedMemory(cluster, profile, workers)
     report = on_progress or (lambda what, done, steps: None)
     bundle = compile(model, _runnable_here(plan), verify=False, database=request.database, on_progress=report)
     routes = {route: link for route in bundle.program.routes if (link := _asking(cluster, route)) is not None}
@@ -106,8 +110,11 @@ class _SharedMemory:
     """Which links are carried by it, over which codecs are passed: as the cluster says or as was measured, else by what
     the workers say of their hosts, as far as they can be reached."""
 
-    def __init__(self, cluster: Cluster, profile: ClusterProfile | None) -> None:
+    def __init__(
+        self, cluster: Cluster, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription] | None
+    ) -> None:
         self._cluster = cluster
+        self._workers = workers
         self._settings = cluster.link_settings
         links = () if profile is None else profile.links
         self._measured = {(link.source, link.destination): link.transport for link in links if link.transport}
@@ -118,15 +125,15 @@ class _SharedMemory:
             return setting.wanted is Transport.SHARED_MEMORY
         if (source, destination) in self._measured:
             return self._measured[source, destination] == Transport.SHARED_MEMORY
-        hosts = self._boot_ids.get(source, ""), self._boot_ids.get(destination, "")
-        return setting.expected(*hosts) is Transport.SHARED_MEMORY
+        domains = self._domains.get(source, ""), self._domains.get(destination, "")
+        return setting.expected(*domains) is Transport.SHARED_MEMORY
 
     @cached_property
-    def _boot_ids(self) -> dict[str, str]:
+    def _domains(self) -> dict[str, str]:
         if self._cluster.kind == "local":
-            return dict.fromkeys((CLIENT, *self._cluster.machine_names), boot_id())
-        workers = reached_workers(self._cluster)
-        return {CLIENT: boot_id()} | {name: worker.boot_id for name, worker in workers.items()}
+            return dict.fromkeys((CLIENT, *self._cluster.machine_names), memory_domain())
+        workers = self._workers if self._workers is not None else reached_workers(self._cluster)
+        return {CLIENT: memory_domain()} | {name: worker.memory_domain for name, worker in workers.items()}
 
 
 def _remarks(routes: Mapping[Route, Link], shared: _SharedMemory) -> Iterator[str]:

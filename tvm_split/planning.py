@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.sharding import computed_shares
-from tvm_split.compiler.targets import require_fitting_workers, require_known_targets, resolve_targets
+from tvm_split.compiler.targets import fitting_workers, require_known_targets, resolve_targets
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded, with_codecs
 from tvm_split.measuring.model_profiling import profile_model
@@ -56,7 +56,7 @@ def plan(
     stages: int | None = None,
     split: Split | None = None,
     *,
-    shards: Shard | Sequence[Shard] = (),
+    shards: Shard | Sequence[Shard] | None = None,
     consider_shards: bool = True,
     predict: bool = False,
     pin: Mapping[str, str] | None = None,
@@ -125,9 +125,11 @@ def plan_as_requested(
 ) -> Plan:
     """`plan`, for whoever has a request; ``on_problem`` is called with what is searched, if a search there is."""
     require_known_targets(cluster)
-    require_fitting_workers(cluster)
+    workers = fitting_workers(cluster)
     found = _without_codecs(model, cluster, request, on_progress, on_problem)
-    return with_codecs(model, cluster, found.plan, request, found.profile, found.predict_coded, on_progress)
+    return with_codecs(
+        model, cluster, found.plan, request, found.profile, found.predict_coded, on_progress, workers=workers
+    )
 
 
 @dataclass(frozen=True)

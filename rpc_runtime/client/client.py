@@ -48,7 +48,8 @@ class WorkerDescription:
     ``cores`` are the CPUs the worker may run on, ``core_numbers`` the same by the host's numbers, ``threads`` those a
     kernel uses. ``clock_offset_nanoseconds`` is how
     far the worker's monotonic clock is ahead of this process's, right to half of ``round_trip_seconds``. Workers of one
-    ``boot_id`` share a host, even where containers give them different hostnames; it may be empty.
+    ``boot_id`` share a host, even where containers give them different hostnames; those of one ``memory_domain`` can
+    share memory. Both may be empty.
     """
 
     machine: str
@@ -70,8 +71,14 @@ class WorkerDescription:
     deployments: tuple[str, ...]
     process_id: int
     boot_id: str
+    memory_domain: str
     round_trip_seconds: float
     clock_offset_nanoseconds: int
+
+    @property
+    def host(self) -> str:
+        """Equal for workers of one host, whose cores and memory they share."""
+        return self.boot_id or self.hostname
 
 
 def describe(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:

@@ -30,12 +30,11 @@ class LinkSetting:
     def wanted(self) -> Transport:
         return Transport.GRPC if self.transport is Transport.AUTO and self.address else self.transport
 
-    def expected(self, source_boot_id: str, destination_boot_id: str) -> Transport:
-        """What will carry it if both ends are of one user and in one network namespace, which they tell only on
-        opening it; of ends without a boot id, no memory is shared."""
+    def expected(self, source_domain: str, destination_domain: str) -> Transport:
+        """What will carry it between ends of these `hardware.memory_domain`; empty ones share no memory."""
         if self.wanted is not Transport.AUTO:
             return self.wanted
-        return Transport.SHARED_MEMORY if source_boot_id == destination_boot_id != "" else Transport.GRPC
+        return Transport.SHARED_MEMORY if source_domain == destination_domain != "" else Transport.GRPC
 
 
 LinkSettings = Mapping[tuple[str, str], LinkSetting]

@@ -14,6 +14,7 @@ from tvm_split.rpc_runtime.hardware import (
     core_numbers,
     cpu_features,
     mcpu,
+    memory_domain,
     total_memory_bytes,
 )
 from tvm_split.rpc_runtime.program.measurements import now
@@ -74,4 +75,5 @@ def describe(machine: str, threads: int, secure: bool, deployments: list[str]) -
         process_id=os.getpid(),
         clock_nanoseconds=now(),
         boot_id=boot_id(),
+        memory_domain=memory_domain(),
     )

@@ -1,12 +1,14 @@
-"""The level of a processor from its features."""
+"""The level of a processor from its features, and who can share memory."""
 
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
 
 import pytest
 
-from tvm_split.rpc_runtime.hardware import _V2, _V3, _V4, cpu_features, mcpu
+from tvm_split.rpc_runtime.hardware import _V2, _V3, _V4, cpu_features, mcpu, memory_domain
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,17 @@ def test_other_architectures_are_generic() -> None:
 @pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
 def test_this_machine_has_features() -> None:
     assert cpu_features()
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
+def test_memory_is_shared_by_processes_of_one_network_namespace_and_user() -> None:
+    code = "from tvm_split.rpc_runtime.hardware import memory_domain; print(memory_domain())"
+    told = {
+        name: subprocess.run([*before, sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        for name, before in (("here", []), ("namespace", ["unshare", "--net"]), ("user", ["setpriv", "--reuid=65534"]))
+    }
+    assert told["here"].stdout.strip() == memory_domain() != ""
+    for name in ("namespace", "user"):
+        if told[name].returncode:
+            pytest.skip(f"no other {name} can be had here: {told[name].stderr}")
+        assert told[name].stdout.strip() not in ("", memory_domain())

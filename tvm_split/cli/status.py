@@ -15,7 +15,7 @@ from tvm_split.cli.console import STDOUT, print_error, print_json, print_line
 from tvm_split.cli.found_machines import FoundMachines
 from tvm_split.cli.link_lines import transport_lines
 from tvm_split.cli.options import WrongUseError
-from tvm_split.rpc_runtime.hardware import boot_id
+from tvm_split.rpc_runtime.hardware import memory_domain
 from tvm_split.rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
 from tvm_split.units import bytes_text, short_list
 
@@ -128,10 +128,11 @@ def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[Expect
     """What will carry links, between the client and the workers that have answered, each way."""
     from tvm_split.rpc_runtime.program.program import CLIENT
 
-    boot_ids = {CLIENT: boot_id()} | {each["machine"]: each["boot_id"] for each in answers if each["reachable"]}
+    domains = {each["machine"]: each["memory_domain"] for each in answers if each["reachable"]}
+    domains = {CLIENT: memory_domain()} | domains
     return [
-        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(boot_ids[ends[0]], boot_ids[ends[1]]).value)
-        for ends in itertools.permutations(boot_ids, 2)
+        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(domains[ends[0]], domains[ends[1]]).value)
+        for ends in itertools.permutations(domains, 2)
     ]
 
 

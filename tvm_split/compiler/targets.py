@@ -88,10 +88,12 @@ def _if_reached(endpoint: WorkerEndpoint) -> WorkerDescription | None:
         return None
 
 
-def require_fitting_workers(cluster: Cluster) -> None:
-    """Raise a `ClusterError` for a `misfit` of a worker that somebody else started; those out of reach are left out."""
-    for name, worker in reached_workers(cluster).items():
+def fitting_workers(cluster: Cluster) -> dict[str, WorkerDescription]:
+    """`reached_workers`; raises a `ClusterError` for a `misfit` of one."""
+    workers = reached_workers(cluster)
+    for name, worker in workers.items():
         require_fit(cluster.machine(name), worker)
+    return workers
 
 
 def _target_of(cluster: Cluster, machine: Machine) -> dict[str, Any]:

@@ -32,12 +32,14 @@ class Shard:
         return f"the shard of {self.axis} from {self.first!r} to {self.last!r}"
 
 
-def as_shards(given: Shard | Iterable[Shard]) -> tuple[Shard, ...]:
-    """One shard, or several.
+def as_shards(given: Shard | Iterable[Shard] | None) -> tuple[Shard, ...]:
+    """One shard, several, or none.
 
     Raises:
         PlanError: it is something else.
     """
+    if given is None:
+        return ()
     shards = (given,) if isinstance(given, Shard) else tuple(given) if isinstance(given, Iterable) else (given,)
     for each in shards:
         if not isinstance(each, Shard):

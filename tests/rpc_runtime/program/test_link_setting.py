@@ -4,7 +4,7 @@ from tvm_split.rpc_runtime.program.link_setting import DEFAULT, LinkSetting, Tra
 
 
 @pytest.mark.parametrize(
-    ("setting", "boot_ids", "expected"),
+    ("setting", "domains", "expected"),
     [
         (DEFAULT, ("one", "one"), Transport.SHARED_MEMORY),
         (DEFAULT, ("one", "other"), Transport.GRPC),
@@ -14,5 +14,5 @@ from tvm_split.rpc_runtime.program.link_setting import DEFAULT, LinkSetting, Tra
         (LinkSetting(transport=Transport.MPI), ("one", "other"), Transport.MPI),
     ],
 )
-def test_what_will_carry_a_link(setting, boot_ids, expected):
-    assert setting.expected(*boot_ids) is expected
+def test_what_will_carry_a_link(setting, domains, expected):
+    assert setting.expected(*domains) is expected

@@ -40,7 +40,7 @@ def held(stages: tuple[Stage, ...]) -> list[tuple[tuple[str, ...], tuple[str, ..
 def test_one_shard_needs_no_list() -> None:
     one = shard("conv1", "relu")
     assert as_shards(one) == as_shards([one]) == as_shards(iter([one])) == (one,)
-    assert as_shards(()) == ()
+    assert as_shards(()) == as_shards(None) == ()
 
 
 @pytest.mark.parametrize("given", ["conv1..relu:rows", [("conv1", "relu")], {A: 0.5}, 1])
