@@ -174,7 +174,7 @@ class _Probing:
         return self._places[pair[0]], self._places[pair[1]], self._settings.get(pair)
 
     def _rounds(self, pairs: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-        return list(_rounds(pairs, {name: worker.hostname for name, worker in self._workers.items()}))
+        return list(_rounds(pairs, {name: worker.host for name, worker in self._workers.items()}))
 
     def _probe_machines(self, names: Sequence[str]) -> dict[str, MachineProbe]:
         machines: dict[str, MachineProbe] = {}
@@ -213,7 +213,7 @@ class _Probing:
         found: dict[str, list[str]] = {}
         for name, worker in self._workers.items():
             if not has_spare_cores(name, self._workers):
-                found.setdefault(worker.hostname, []).append(name)
+                found.setdefault(worker.host, []).append(name)
         return [tuple(names) for names in found.values()]
 
     def _have_own_cores(self, host: Sequence[str]) -> bool:
@@ -377,7 +377,7 @@ def _agree(one: float, other: float) -> bool:
 def has_spare_cores(machine: str, workers: Mapping[str, WorkerDescription]) -> bool:
     """Whether transfers find a core that computes nothing: none of those may, on which workers of the host compute."""
     worker = workers[machine]
-    threads = sum(other.threads for other in workers.values() if other.hostname == worker.hostname)
+    threads = sum(other.threads for other in workers.values() if other.host == worker.host)
     return worker.cores > threads
 
 

@@ -86,9 +86,8 @@ def _facts(cluster: Cluster, machine: Machine, target: Mapping[str, Any], timeou
     memory = worker.memory_free_bytes
     if has_gpu:
         memory = worker.cuda_devices[0].memory_bytes if worker.cuda_devices else 0
-    host = worker.boot_id or worker.hostname
     return MachineFacts(
-        machine.name, target, worker.threads, host, worker.hostname, memory, identity, worker.core_numbers
+        machine.name, target, worker.threads, worker.host, worker.hostname, memory, identity, worker.core_numbers
     )
 
 

@@ -160,7 +160,8 @@ def test_transfers_cost_nothing_where_a_core_is_left() -> None:
     assert has_spare_cores(A, {A: worker}) == (worker.cores > 1)
     assert has_spare_cores(A, {A: replace(worker, cores=3), B: worker})
     assert not has_spare_cores(A, {A: replace(worker, cores=2), B: worker})
-    assert has_spare_cores(A, {A: replace(worker, cores=2), B: replace(worker, hostname="another")})
+    assert not has_spare_cores(A, {A: replace(worker, cores=2), B: replace(worker, hostname="another container")})
+    assert has_spare_cores(A, {A: replace(worker, cores=2), B: replace(worker, boot_id="another host")})
 
 
 def test_stages_in_one_process_hand_their_tensors_over() -> None:
