@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # JAX, Flax and Keras, half a gigabyte that only their models need: packages of their own, laid over those of .venv.
 FRAMEWORKS := .frameworks
 
-.PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-properties fuzz lint format protocol clean
+.PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-aarch64 test-properties fuzz lint format protocol clean
 .PHONY: check-models check-shards check-cuda check-shaped check-simulation check-unequal check-unloading
 .PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-planner bench-plans bench-shards
 
@@ -60,6 +60,16 @@ $(TENSORFLOW)/.installed: requirements-tensorflow.lock $(STAMP)
 test-tensorflow: $(FRAMEWORKS)/.installed $(TENSORFLOW)/.installed
 	PYTHONPATH=$(CURDIR)/$(TENSORFLOW):$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=tensorflow \
 		$(BIN)/python -m pytest tests/frameworks/tensorflow
+
+# An aarch64 machine that is emulated, of Debian's packages and a worker's wheels: Debian or Ubuntu, and no root.
+AARCH64 := .aarch64
+$(AARCH64)/.installed: scripts/aarch64_machine.py requirements.lock $(STAMP)
+	rm -rf $(AARCH64)
+	$(BIN)/python -m scripts.aarch64_machine $(AARCH64)
+	touch $@
+
+test-aarch64: $(AARCH64)/.installed
+	AARCH64_PYTHON=$(CURDIR)/$(AARCH64)/python $(BIN)/python -m pytest tests/aarch64
 
 # What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
 TIMES ?= 20
@@ -132,4 +142,4 @@ bench-links: setup
 	$(BIN)/python -m scripts.bench_links $(if $(ALSO),--also $(ALSO))
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(AARCH64) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,7 +21,18 @@ MAY_IMPORT = {
     "rpc_runtime": set(),
 }
 NOT_IN_THE_RUNTIME = ("tvm.relax", "tvm.tirx", "tvm.s_tir", "tvm.te", "tvm.topi", "tvm.target", "tvm.driver")
-FRAMEWORKS = ("torch", "onnx", "onnxruntime", "jax", "jaxlib", "flax", "keras", "tensorflow")
+FRAMEWORKS = (
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "jax",
+    "jaxlib",
+    "flax",
+    "keras",
+    "tensorflow",
+    "tflite",
+    "ai_edge_litert",
+)
 
 
 PACKAGE = "tvm_split"

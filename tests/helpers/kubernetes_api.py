@@ -72,3 +72,16 @@ class KubernetesApi(Closing):
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         request.wfile.write(body)
+
+
+def pod(name: str, address: str, *, ready: bool = True, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
+    host, _, port = address.rpartition(":")
+    conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
+    ports = [{"name": "health", "containerPort": 7002}, {"name": "worker", "containerPort": int(port)}]
+    return {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "metadata": {"name": name, "namespace": "lab", **metadata},
+        "spec": {"containers": [{"name": "worker", "ports": ports}]},
+        "status": {"phase": phase, "podIP": host, "conditions": conditions},
+    }

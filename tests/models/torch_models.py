@@ -37,7 +37,7 @@ def conditioned(build: Callable[[], nn.Module], seed: int) -> nn.Module:
             elif isinstance(part, nn.Embedding):
                 nn.init.normal_(part.weight, std=0.5)
         for part in model.modules():
-            if isinstance(part, Bottleneck | InvertedResidual):
+            if isinstance(part, BasicBlock | Bottleneck | InvertedResidual):
                 # The last norm of a residual branch is small, or the activations grow with every block.
                 nn.init.uniform_(part.last_norm.weight, 0.1, 0.3)
     return model.eval()
@@ -77,10 +77,39 @@ class Bottleneck(nn.Module):
         return self.relu(out)
 
 
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut (He et al., 2016)."""
+
+    expansion = 1
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or channels != width:
+            self.downsample = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        return self.bn2
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += shortcut
+        return self.relu(out)
+
+
 class ResNet(nn.Module):
     """Input float32[batch, 3, height, width], output float32[batch, classes]."""
 
-    def __init__(self, blocks: Sequence[int], width: int, classes: int) -> None:
+    def __init__(
+        self, blocks: Sequence[int], width: int, classes: int, block: type[Bottleneck] | type[BasicBlock] = Bottleneck
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -91,8 +120,8 @@ class ResNet(nn.Module):
             layer = []
             for position in range(count):
                 stride = 2 if index > 0 and position == 0 else 1
-                layer.append(Bottleneck(channels, width << index, stride))
-                channels = (width << index) * Bottleneck.expansion
+                layer.append(block(channels, width << index, stride))
+                channels = (width << index) * block.expansion
             setattr(self, f"layer{index + 1}", nn.Sequential(*layer))
         self.stages = len(blocks)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
@@ -107,6 +136,11 @@ class ResNet(nn.Module):
 
 def resnet(blocks: Sequence[int] = (1, 1), width: int = 8, classes: int = 10, seed: int = 0) -> nn.Module:
     return conditioned(lambda: ResNet(blocks, width, classes), seed)
+
+
+def resnet18(seed: int = 0) -> nn.Module:
+    """Input float32[batch, 3, height, width] of at least 32 pixels."""
+    return conditioned(lambda: ResNet((2, 2, 2, 2), 64, 1000, BasicBlock), seed)
 
 
 def resnet50(seed: int = 0) -> nn.Module:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tvm_split.model import Model
     from tvm_split.rpc_runtime.program.program import TensorSpec
 
-FILE_SUFFIXES = (".onnx", ".pt2", ".mlir", ".mlirbc", ".stablehlo", ".jax", ".keras")
+FILE_SUFFIXES = (".onnx", ".pt2", ".mlir", ".mlirbc", ".stablehlo", ".jax", ".keras", ".tflite")
 
 MODULES = frozenset(
     {

@@ -26,8 +26,8 @@ def load_model(
     ``source`` is a torch ``nn.Module`` (needs ``example_inputs``), a torch ``ExportedProgram`` or the path of one
     (``.pt2``), an ONNX model as a path, bytes or ``ModelProto``, a function of JAX or a module of Flax (need
     ``example_inputs``), what ``jax.export`` makes of one (``.jax``), a StableHLO module (``.mlir`` as text or bytecode,
-    ``.mlirbc``), a Keras model or its ``.keras`` file, the folder of a TensorFlow SavedModel, or a Model, which is
-    returned as it is.
+    ``.mlirbc``), a Keras model or its ``.keras`` file, a TFLite file (``.tflite``) or its bytes, the folder of a
+    TensorFlow SavedModel, or a Model, which is returned as it is.
     ``example_inputs`` is a tuple of tensors or arrays (one alone is accepted), or a dict by name. Sizes that the
     source leaves open are bound: ``batch`` binds the first axis, ``dimensions`` binds by name, the rest follow from
     the example inputs.
@@ -56,6 +56,7 @@ _NEEDED = {
     "jax": ("jax",),
     "keras": ("keras",),
     "tensorflow": ("tensorflow", "jax"),
+    "tflite": ("tflite", "ai_edge_litert"),
 }
 """By extra, which is also the frontend's name: the packages that it imports."""
 
@@ -64,6 +65,7 @@ _BY_SUFFIX = {
     ".pt2": "torch",
     **dict.fromkeys((".mlir", ".mlirbc", ".stablehlo", ".jax"), "jax"),
     ".keras": "keras",
+    ".tflite": "tflite",
 }
 
 _BY_CLASS = {
@@ -80,6 +82,8 @@ _BY_CLASS = {
 def _framework(source: Any) -> str:
     """Which framework a source belongs to, without importing any."""
     if isinstance(source, bytes | bytearray | memoryview):
+        if bytes(source[4:8]) == _TFLITE:
+            return "tflite"
         return "jax" if bytes(source[:4]) == _MLIR_BYTECODE else "onnx"
     if isinstance(source, str | Path):
         if (Path(source) / "saved_model.pb").is_file():
@@ -89,8 +93,9 @@ def _framework(source: Any) -> str:
             return _BY_SUFFIX[suffix]
         raise ModelImportError(
             f"{str(source)!r} is none of the files that are imported: .onnx, .pt2 (written by torch.export.save), "
-            ".mlir and .mlirbc (StableHLO), .jax (serialised by jax.export), .keras, the folder of a SavedModel; other "
-            "files (checkpoints, TorchScript) hold no exported graph: load them in their framework and give the module"
+            ".mlir and .mlirbc (StableHLO), .jax (serialised by jax.export), .keras, .tflite, the folder of a "
+            "SavedModel; other files (checkpoints, TorchScript) hold no exported graph: load them in their framework "
+            "and give the module"
         )
     found = [_BY_CLASS[name] for base in type(source).__mro__ if (name := _class_name(base)) in _BY_CLASS]
     if found:
@@ -102,11 +107,12 @@ def _framework(source: Any) -> str:
     raise ModelImportError(
         f"a {type(source).__module__}.{type(source).__qualname__} is no model that can be imported: give a torch "
         "nn.Module or ExportedProgram, a module of Flax or a function of JAX, a Keras model, the path of a .pt2, "
-        ".onnx, .mlir, .jax or .keras file, or an ONNX ModelProto or its bytes"
+        ".onnx, .mlir, .jax, .keras or .tflite file, or an ONNX ModelProto or its bytes"
     )
 
 
 _MLIR_BYTECODE = b"ML\xefR"
+_TFLITE = b"TFL3"
 _ARCHIVE = b"PK"
 
 

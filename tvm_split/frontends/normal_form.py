@@ -105,7 +105,7 @@ class _Rewriter:
         ]
         self.values: dict[relax.Var, relax.Expr] = dict(zip(function.params, self.parameters, strict=True))
         self.bindings = [binding for block in function.body.blocks for binding in block.bindings]
-        self.layer_of = _layers_of_all(self.bindings, layers)
+        self.layer_of = layers_of_all(self.bindings, layers)
         self.layers: dict[str, str] = {}
         self.layer = ""
 
@@ -202,7 +202,7 @@ def _is_null(value: relax.Expr) -> bool:
     return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == "relax.null_value"
 
 
-def _layers_of_all(bindings: Sequence[relax.Binding], layers: Mapping[str, str]) -> dict[relax.Var, str]:
+def layers_of_all(bindings: Sequence[relax.Binding], layers: Mapping[str, str]) -> dict[relax.Var, str]:
     found: dict[relax.Var, str] = {}
     layer = "output"
     for binding in reversed(bindings):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.dimensions import bound_shapes, checked_examples
+from tvm_split.frontends.keras_scopes import scopes_of_keras
 from tvm_split.frontends.normal_form import identifier
 from tvm_split.frontends.stablehlo.building import model_of
-from tvm_split.frontends.stablehlo.layer_names import Path as Words
 from tvm_split.frontends.stablehlo.modules import block_of, main_of, parsed
 from tvm_split.model import Model
 
@@ -84,24 +83,3 @@ def _signature(path: Path) -> Any:
         )
     # Loops stay loops: XLA knows none in the form that TensorFlow would otherwise write them in.
     return convert_variables_to_constants_v2(function, lower_control_flow=False)
-
-
-_COUNTED = re.compile(r"(.+)_\d+")
-
-
-def scopes_of_keras(paths: Sequence[Words]) -> list[Words]:
-    """The naming for TensorFlow's scopes.
-
-    Keras builds a network once more when it exports it, and TensorFlow counts scopes on: ``net_1/conv_1`` is ``conv``,
-    and what is called again is ``block_3`` after ``block_1``, which is one layer called twice. Only where the network
-    and all that is right below it are counted is that so; else scopes are taken as they are.
-    """
-    roots = {path[:1] for path in paths if path}
-    if len(roots) != 1 or not all(_COUNTED.fullmatch(word) for path in paths for word in path[:2]):
-        return list(paths)
-    return [tuple(_uncounted(word) for word in path[1:]) for path in paths]
-
-
-def _uncounted(word: str) -> str:
-    found = _COUNTED.fullmatch(word)
-    return found[1] if found else word

@@ -14,35 +14,18 @@ from keras import layers
 
 import tvm_split
 from tests.helpers.frontends.contract import assert_keeps_contract
+from tests.helpers.frontends.keras_networks import attention, convolutions
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
-from tvm_split.frontends.tensorflow_frontend import scopes_of_keras
+from tvm_split.frontends.keras_scopes import scopes_of_keras
 
 LIMIT = 1e-4
-
-
-def convolutions() -> Any:
-    image = layers.Input((16, 16, 3), name="image")
-    x = layers.Conv2D(8, 3, strides=2, padding="same", name="stem")(image)
-    x = layers.ReLU(name="act")(layers.BatchNormalization(name="norm")(x))
-    block = keras.Sequential([layers.Conv2D(8, 3, padding="same", name="conv"), layers.ReLU(name="relu")], name="block")
-    x = layers.Add(name="skip")([block(x), x])
-    x = layers.DepthwiseConv2D(3, padding="same", dilation_rate=2, name="depthwise")(block(x))
-    x = layers.Conv2DTranspose(4, 3, strides=2, padding="same", name="up")(x)
-    return keras.Model(image, layers.Dense(4, name="head")(layers.GlobalAveragePooling2D(name="pool")(x)), name="net")
 
 
 def recurrent() -> Any:
     sequence = layers.Input((5, 6), name="sequence")
     x = layers.Bidirectional(layers.LSTM(4, return_sequences=True), name="both_ways")(sequence)
     return keras.Model(sequence, layers.Dense(3, name="head")(layers.GRU(4, name="gru")(x)), name="recurrent")
-
-
-def attention() -> Any:
-    sequence = layers.Input((6, 8), name="sequence")
-    x = layers.MultiHeadAttention(2, 4, name="attention")(sequence, sequence)
-    x = layers.LayerNormalization(name="norm")(layers.Add(name="skip")([x, sequence]))
-    return keras.Model(sequence, layers.Dense(3, activation="gelu", name="head")(x), name="attention_net")
 
 
 @pytest.mark.parametrize(

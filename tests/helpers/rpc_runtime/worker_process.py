@@ -15,10 +15,12 @@ STATE_VARIABLE = "XDG_STATE_HOME"
 """Names the folder in which a worker's own token lies."""
 
 
-def start_worker(cache: Path, *arguments: str, within: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
+def start_worker(
+    cache: Path, *arguments: str, within: Sequence[str] = (), python: str = sys.executable, **environment: str
+) -> subprocess.Popen[str]:
     """``within`` is a command that runs others, before the worker's own."""
     return subprocess.Popen(
-        [*within, sys.executable, "-m", "tvm_split.rpc_runtime.worker", "--cache", str(cache), *arguments],
+        [*within, python, "-m", "tvm_split.rpc_runtime.worker", "--cache", str(cache), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

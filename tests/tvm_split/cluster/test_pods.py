@@ -6,12 +6,11 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from tests.helpers.kubernetes_api import KubernetesApi
+from tests.helpers.kubernetes_api import KubernetesApi, pod
 from tvm_split.cli.application import app
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.errors import ClusterError
@@ -34,19 +33,6 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesA
         monkeypatch.setenv("KUBECONFIG", str(served.config))
         monkeypatch.setenv("HOME", str(tmp_path))  # where kubectl keeps what it found out about a cluster
         yield served
-
-
-def pod(name: str, address: str, *, ready: bool = True, phase: str = "Running", **metadata: Any) -> dict[str, Any]:
-    host, _, port = address.rpartition(":")
-    conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
-    ports = [{"name": "health", "containerPort": 7002}, {"name": "worker", "containerPort": int(port)}]
-    return {
-        "kind": "Pod",
-        "apiVersion": "v1",
-        "metadata": {"name": name, "namespace": "lab", **metadata},
-        "spec": {"containers": [{"name": "worker", "ports": ports}]},
-        "status": {"phase": phase, "podIP": host, "conditions": conditions},
-    }
 
 
 def test_ready_pods_are_the_cluster(api: KubernetesApi, workers: LocalWorkers) -> None:

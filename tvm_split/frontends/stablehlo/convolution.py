@@ -9,10 +9,11 @@ from jaxlib.mlir.dialects import stablehlo
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.axis_orders import Arranger, Value
 from tvm_split.frontends.operators import numbers_of, wide
 from tvm_split.frontends.stablehlo.attributes import integer, integers, pairs
 from tvm_split.frontends.stablehlo.shapes import padded, reversed_along
-from tvm_split.frontends.stablehlo.values import Arranger, Call, Value, of_array
+from tvm_split.frontends.stablehlo.values import Call, of_array
 
 
 def _convolution(op: Arranger, call: Call) -> Value:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from jaxlib.mlir.dialects import stablehlo
 
-from tvm_split.frontends.stablehlo.values import Arranger, Call, Value
+from tvm_split.frontends.axis_orders import Arranger, Value
+from tvm_split.frontends.stablehlo.values import Call
 
 
 def _dot_general(op: Arranger, call: Call) -> Value:

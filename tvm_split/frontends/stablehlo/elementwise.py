@@ -9,10 +9,11 @@ from typing import Any
 
 from tvm import relax
 
+from tvm_split.frontends.axis_orders import Arranger, Value, leading_order
 from tvm_split.frontends.common_repairs import half_to_even, is_infinite, power, shifted
 from tvm_split.frontends.operators import constant, dtype_of, is_float, numbers_of, wide
 from tvm_split.frontends.stablehlo.attributes import comparison
-from tvm_split.frontends.stablehlo.values import Arranger, Call, Value, leading_order
+from tvm_split.frontends.stablehlo.values import Call
 
 Elementwise = Callable[..., relax.Expr]
 

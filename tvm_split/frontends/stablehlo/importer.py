@@ -10,6 +10,7 @@ from jaxlib.mlir import ir
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.axis_orders import Arrangement, Arranger, Value, in_place
 from tvm_split.frontends.importing import RANDOM, Imported, RecordingBuilder, check_type, named, refuse
 from tvm_split.frontends.operators import shape_of
 from tvm_split.frontends.stablehlo import (
@@ -24,7 +25,7 @@ from tvm_split.frontends.stablehlo import (
 from tvm_split.frontends.stablehlo.attributes import result_kind
 from tvm_split.frontends.stablehlo.flattening import Program, Step
 from tvm_split.frontends.stablehlo.modules import in_context, shape_and_dtype
-from tvm_split.frontends.stablehlo.values import Arranger, Call, Value, in_place, of_array
+from tvm_split.frontends.stablehlo.values import Call, of_array
 
 Converter = Callable[[Arranger, Call], Value | list[Value]]
 
@@ -41,14 +42,6 @@ CONVERTERS: Mapping[str, Converter] = {
 
 REFUSED: Mapping[str, str] = dict.fromkeys(("rng", "rng_bit_generator"), RANDOM)
 """Operation to the reason."""
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """How a variable of the Relax function holds a value of the program: its axes' order, and its own sizes."""
-
-    order: tuple[int, ...]
-    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,7 @@ class _Importer:
                 result = self.builder.emit_output(relax.Tuple(outputs))
             self.builder.emit_func_output(result)
         imported = self.builder.imported({key: value.expr for key, value in held.items()})
-        arrangements = {key: Arrangement(value.order, tuple(shape_of(value.expr))) for key, value in held.items()}
+        arrangements = {key: value.arrangement for key, value in held.items()}
         return ImportedProgram(imported, arrangements)
 
     def _problems(self) -> Iterator[tuple[str, str]]:

@@ -10,11 +10,12 @@ from jaxlib.mlir.dialects import stablehlo
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.axis_orders import Arranger, Value, in_place
 from tvm_split.frontends.operators import constant
 from tvm_split.frontends.stablehlo.attributes import integers
 from tvm_split.frontends.stablehlo.reductions import combined_by
 from tvm_split.frontends.stablehlo.shapes import sliced
-from tvm_split.frontends.stablehlo.values import Arranger, Call, Value, in_place
+from tvm_split.frontends.stablehlo.values import Call
 
 _INDEX = "int64"
 _SCATTERED = {"replace": "update", "add": "add", "multiply": "mul", "maximum": "max", "minimum": "min"}

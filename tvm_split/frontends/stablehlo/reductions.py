@@ -11,11 +11,12 @@ from jaxlib.mlir import ir
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.axis_orders import Arranger, Value
 from tvm_split.frontends.operators import constant, is_float, shape_of, wide
 from tvm_split.frontends.stablehlo.attributes import comparison, integers, pairs
 from tvm_split.frontends.stablehlo.modules import Array
 from tvm_split.frontends.stablehlo.shapes import padded, reversed_along
-from tvm_split.frontends.stablehlo.values import Arranger, Call, Value
+from tvm_split.frontends.stablehlo.values import Call
 
 _OVER_AXES = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "and": "min", "or": "max"}
 _OF_TWO = {"add": "add", "multiply": "multiply", "maximum": "maximum", "minimum": "minimum"}

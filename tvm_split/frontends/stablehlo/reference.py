@@ -14,8 +14,8 @@ from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 
 from tvm_split.errors import ModelImportError, VerificationError, last_line
+from tvm_split.frontends.axis_orders import Arrangement
 from tvm_split.frontends.stablehlo.attributes import result_kind
-from tvm_split.frontends.stablehlo.importer import Arrangement
 from tvm_split.frontends.stablehlo.modules import Array, block_of, bytecode, in_context, main_of
 
 _BYTES_AT_A_TIME = 1 << 28
@@ -50,9 +50,7 @@ class StableHloReference:
                 code = bytecode(module)
             for key, value in zip(keys[:count], self._run(code, inputs), strict=True):
                 arrangement = self.arrangements[key]
-                lying = value.transpose(arrangement.order)
-                once = tuple(slice(None) if size != 1 else slice(0, 1) for size in arrangement.sizes)
-                yield self.variables[key], np.asarray(lying[once], order="C")
+                yield self.variables[key], arrangement.of(value)
             keys = keys[count:]
 
     def _run(self, code: bytes, inputs: Sequence[Array]) -> list[Array]:

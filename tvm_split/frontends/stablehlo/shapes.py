@@ -8,9 +8,10 @@ import numpy as np
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.axis_orders import Arranger, Value, in_place, leading_order
 from tvm_split.frontends.operators import constant, numbers_of, shape_of
 from tvm_split.frontends.stablehlo.attributes import integer, integers
-from tvm_split.frontends.stablehlo.values import Arranger, Call, Value, in_place, leading_order
+from tvm_split.frontends.stablehlo.values import Call
 
 
 def _transpose(op: Arranger, call: Call) -> Value:

@@ -8,8 +8,9 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.axis_orders import Arranger, Value
 from tvm_split.frontends.stablehlo.attributes import comparison, integer
-from tvm_split.frontends.stablehlo.values import Arranger, Call, Value
+from tvm_split.frontends.stablehlo.values import Call
 
 
 def _sort(op: Arranger, call: Call) -> list[Value]:

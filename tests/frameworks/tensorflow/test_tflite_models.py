@@ -1,0 +1,118 @@
+"""Networks that TensorFlow's converter makes TFLite files of, split over two workers by Keras's names of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tvm_split
+from tests.helpers.frontends.contract import assert_keeps_contract
+from tests.helpers.frontends.keras_networks import attention, convolutions
+from tvm_split.compiler.verification import first_parting_layer
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends import load_model
+
+LIMIT = 1e-4
+
+
+def recurrent() -> Any:
+    sequence = layers.Input((5, 6), name="sequence")
+    x = layers.Bidirectional(layers.LSTM(4, return_sequences=True, unroll=True), name="both_ways")(sequence)
+    return keras.Model(sequence, layers.Dense(3, name="head")(layers.GRU(4, unroll=True, name="gru")(x)), name="net")
+
+
+def several() -> Any:
+    left, right = layers.Input((8,), name="left"), layers.Input((8,), name="right")
+    shared = layers.Dense(6, activation="tanh", name="shared")
+    joined = layers.Concatenate(name="joined")([shared(left), shared(right)])
+    return keras.Model([left, right], [layers.Dense(4, name="score")(joined), layers.Dense(3, name="features")(joined)])
+
+
+def prepared(build: Callable[[], Any]) -> tuple[Any, list[np.ndarray]]:
+    """A network with statistics of its own, and inputs for it."""
+    keras.utils.set_random_seed(0)
+    network = build()
+    generator = np.random.default_rng(1)
+    network.set_weights([each + 0.2 * generator.random(each.shape).astype("float32") for each in network.get_weights()])
+    return network, [generator.standard_normal((2, *each.shape[1:])).astype("float32") for each in network.inputs]
+
+
+def converter_of(network: Any, kind: str) -> Any:
+    converter = tf.lite.TFLiteConverter.from_keras_model(network)
+    if kind == "float16":
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        converter.target_spec.supported_types = [tf.float16]
+    if kind == "int8":
+        generator = np.random.default_rng(2)
+        shapes = [(1, *each.shape[1:]) for each in network.inputs]
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        converter.representative_dataset = lambda: (
+            [generator.standard_normal(shape).astype("float32") for shape in shapes] for _ in range(16)
+        )
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    return converter
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
+@pytest.mark.parametrize(
+    ("build", "first", "second"),
+    [
+        (convolutions, "stem", "depthwise"),
+        (attention, "attention", "norm"),
+        (recurrent, "both_ways", "head"),
+        (several, "shared", "score"),
+    ],
+)
+def test_answers_are_those_of_litert(
+    build: Callable[[], Any], first: str, second: str, kind: str, three_workers: tvm_split.Cluster, tmp_path: Path
+) -> None:
+    network, given = prepared(build)
+    path = tmp_path / "net.tflite"
+    path.write_bytes(converter_of(network, kind).convert())
+    model = load_model(path, batch=2)
+    assert_keeps_contract(model)
+    names = [spec.name for spec in model.inputs]
+    x = [given[[each.name for each in network.inputs].index(name)] for name in names]
+    wanted = model.reference.outputs(x)
+    split = {"machine-a": [first], "machine-b": [second]}
+    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
+        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
+        found = deployment.run(*x)
+    limit = LIMIT if kind != "int8" else 2 / 256  # a step more or less where LiteRT rounds in integers, and its effects
+    for mine, right in zip(found, wanted, strict=True):
+        assert np.abs(mine - right).max() < limit * np.ptp(right)
+    if kind == "float32":
+        assert first_parting_layer(model, model.reference, x) is None
+        right = keras.tree.flatten(network(given, training=False))
+        by_size = {np.shape(each): np.asarray(each) for each in right}
+        for mine in found:
+            assert np.abs(mine - by_size[mine.shape]).max() < LIMIT * np.ptp(mine)
+
+
+def test_layers_keep_the_names_that_they_have_in_keras() -> None:
+    network, _ = prepared(convolutions)
+    names = load_model(converter_of(network, "float32").convert(), batch=1).layer_names
+    assert {"stem", "norm", "act", "block/conv", "block/conv@1", "block/relu", "skip", "pool", "head"} <= set(names)
+    assert {layer.name for layer in network.layers[1:]} <= {name.partition("/")[0] for name in names}
+
+
+def test_quantised_inputs_and_outputs_stay_integers() -> None:
+    network, _ = prepared(convolutions)
+    converter = converter_of(network, "int8")
+    converter.inference_input_type = converter.inference_output_type = tf.int8
+    model = load_model(converter.convert(), batch=1)
+    assert [spec.dtype for spec in (*model.inputs, *model.outputs)] == ["int8", "int8"]
+
+
+def test_loops_are_refused() -> None:
+    sequence = layers.Input((5, 6), name="sequence")
+    network = keras.Model(sequence, layers.GRU(4, name="gru")(sequence))
+    with pytest.raises(ModelImportError, match=r"WHILE \(it loops while it runs\)"):
+        load_model(tf.lite.TFLiteConverter.from_keras_model(network).convert(), batch=1)

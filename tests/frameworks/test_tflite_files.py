@@ -1,0 +1,119 @@
+"""TFLite files as TensorFlow's converter writes them, split over two workers by the layers' names, against LiteRT."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import tvm_split
+from tests.helpers.frontends.comparison import run
+from tests.helpers.frontends.contract import assert_keeps_contract
+from tests.helpers.frontends.tflite_files import Writer
+from tests.helpers.frontends.tflite_networks import network
+from tvm_split.cli.application import app
+from tvm_split.compiler.verification import first_parting_layer
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends import load_model
+
+LAYERS = ("stem", "norm", "act", "block/conv", "skip", "block/conv@1", "pool", "head")
+
+
+def image_of(model: tvm_split.Model) -> np.ndarray:
+    (spec,) = model.inputs
+    generator = np.random.default_rng(1)
+    if spec.dtype == "int8":
+        return generator.integers(-128, 128, spec.shape).astype("int8")
+    return generator.standard_normal(spec.shape).astype("float32")
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "int8"])
+def test_answers_over_two_workers_are_those_of_litert(
+    kind: str, three_workers: tvm_split.Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "net.tflite").write_bytes(network(kind))
+    model = load_model(tmp_path / "net.tflite", batch=2)
+    assert_keeps_contract(model)
+    assert (model.name, model.layer_names) == ("net", LAYERS)
+    x = image_of(model)
+    (wanted,) = model.reference.outputs([x])
+    split = {"machine-a": ["stem"], "machine-b": ["skip"]}
+    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
+        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
+        (found,) = deployment.run(x)
+    assert (found.dtype, found.shape) == (wanted.dtype, (2, 5))
+    if kind == "int8":
+        assert np.abs(found.astype("int64") - wanted).max() <= 1  # of 256 steps
+    else:
+        assert np.abs(found - wanted).max() < 1e-4 * np.ptp(wanted)
+        assert first_parting_layer(model, model.reference, [x]) is None
+
+
+def test_channels_last_cost_one_transposition() -> None:
+    model = load_model(network(), batch=1)
+    assert model.module.script(show_meta=False).count("R.permute_dims(") == 1
+
+
+def test_tensors_of_one_name_are_kept_apart() -> None:
+    writer = Writer()
+    x = writer.input([2, 3], name="x")
+    doubled = writer.add("ADD", [x, x], "Add", name="same")
+    made = writer.add("MUL", [doubled, x], "Mul", name="same")
+    model = load_model(writer.file(writer.add("SUB", [made, doubled], "Sub", name="same")))
+    given = np.float32([[1, 2, 3], [4, 5, 6]])
+    np.testing.assert_allclose(run(model, [given])[0], 2 * given * given - 2 * given)
+
+
+def test_sizes_computed_while_it_runs_are_known_when_it_is_loaded() -> None:
+    writer = Writer()
+    x = writer.input([-1, 2, 3], name="x")
+    shape = writer.add("SHAPE", [x], "Shape", {"outType": 2}, dtype="int32")
+    ends = [writer.constant(np.array(each, "int32")) for each in ([0], [1], [1])]
+    batch = writer.add("STRIDED_SLICE", [shape, *ends], "StridedSlice", {"shrinkAxisMask": 1}, dtype="int32")
+    sizes = [batch, writer.constant(np.array(6, "int32"))]
+    wanted = writer.add("PACK", sizes, "Pack", {"valuesCount": 2}, dtype="int32")
+    content = writer.file(writer.add("RESHAPE", [x, wanted], "Reshape", name="flat"))
+    model = load_model(content, batch=4)
+    assert [spec.shape for spec in model.outputs] == [(4, 6)]
+    assert model.layer_names == ("flat",)
+
+
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelImportError, match=r"axis 0 of input 'serving_default_image'.*batch=1"):
+        load_model(network())
+    with pytest.raises(ModelImportError, match=r"float32\['open', 8, 8, 3\], example_inputs has .*\[1, 8, 8, 4\]"):
+        load_model(network(), np.zeros((1, 8, 8, 4), "float32"))
+    with pytest.raises(ModelImportError, match="there is no file"):
+        load_model(tmp_path / "none.tflite")
+    (tmp_path / "other.tflite").write_bytes(b"something else")
+    with pytest.raises(ModelImportError, match=r"other\.tflite' is no TFLite file"):
+        load_model(tmp_path / "other.tflite")
+    (tmp_path / "cut.tflite").write_bytes(network()[:200])
+    with pytest.raises(ModelImportError, match=r"cut\.tflite'"):
+        load_model(tmp_path / "cut.tflite", batch=1)
+
+
+def test_what_cannot_be_imported_is_named_with_its_layer() -> None:
+    writer = Writer()
+    x = writer.input([2, 4], name="x")
+    weights = writer.constant(np.ones((3, 4), "int8"), "w", scale=0.1)
+    dense = writer.add("FULLY_CONNECTED", [x, weights], "FullyConnected", name="net/dense/MatMul")
+    with pytest.raises(ModelImportError, match=r"FULLY_CONNECTED \(.*dynamic range.*\) in net/dense"):
+        load_model(writer.file(dense))
+    writer = Writer()
+    shape = writer.constant(np.array([2, 3], "int32"))
+    x = writer.input([2, 3], name="x")
+    noise = writer.add("RANDOM_UNIFORM", [shape], "Random", {"seed": 1, "seed2": 2}, name="net/noise/uniform")
+    with pytest.raises(ModelImportError, match=r"RANDOM_UNIFORM \(its result is random.*\) in net/noise"):
+        load_model(writer.file(writer.add("ADD", [x, noise], "Add", name="net/sum/add")))
+
+
+def test_a_plan_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "net.tflite").write_bytes(network())
+    arguments = ["plan", str(tmp_path / "net.tflite"), "--batch", "1", "--workers", "2", "--estimate", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["model"] == "net"

@@ -1,0 +1,64 @@
+"""TFLite to Model: files and bytes, of float, half precision and int8, without TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.channels_first import channels_first
+from tvm_split.frontends.dimensions import bound_shapes, checked_examples
+from tvm_split.frontends.normal_form import identifier, normal_form
+from tvm_split.frontends.tflite_graph import TfliteFile
+from tvm_split.frontends.tflite_importer import import_tflite
+from tvm_split.frontends.tflite_names import parts_of
+from tvm_split.frontends.tflite_reference import TfliteReference
+from tvm_split.model import Model
+
+
+def load_tflite(
+    source: str | Path | bytes,
+    example_inputs: Any = None,
+    *,
+    batch: int | None = None,
+    dimensions: Mapping[str, int] | None = None,
+    name: str | None = None,
+) -> Model:
+    """A Model of a TFLite file's main graph.
+
+    ``example_inputs`` (a sequence, a dict by input name, or one array) may be left out. Inputs and outputs are in the
+    file's order, with the names of its signature. Layers are those of the converter's names of tensors, as Keras has
+    them. Raises ModelImportError.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source)
+        if not path.is_file():
+            raise ModelImportError(f"there is no file {str(path)!r}")
+        name, shown, content = name or path.stem, repr(str(path)), path.read_bytes()
+    else:
+        shown, content = f"a model of {len(source)} bytes", bytes(source)
+    file = TfliteFile(content, shown)
+    specs = file.specs()
+    if example_inputs is not None and not isinstance(example_inputs, Mapping | list | tuple):
+        example_inputs = [example_inputs]
+    examples = None if example_inputs is None else checked_examples(specs, example_inputs)
+    shapes = bound_shapes(specs, examples, batch, dimensions or {})
+    graph = file.bound(shapes)
+    laid_out = channels_first(import_tflite(graph, parts_of(graph)))
+    form = normal_form(laid_out.imported.function, laid_out.imported.layers, list(graph.inputs.values()))
+    variables = form.variables(laid_out.imported.held)
+    reference = TfliteReference(
+        content,
+        dict(zip(graph.inputs, shapes, strict=True)),
+        [number for number, _ in graph.outputs],
+        {number: variables[number] for number in laid_out.imported.held.values() if number in variables},
+        laid_out.arrangements,
+    )
+    if examples is not None and any(list(each.shape) != shape for each, shape in zip(examples, shapes, strict=True)):
+        examples = None
+    outputs = form.outputs([output for _, output in graph.outputs])
+    return Model(
+        identifier(name or "model"), "tflite", form.module, form.inputs, outputs, form.layers, reference,
+        None if examples is None else tuple(examples),
+    )  # fmt: skip

@@ -1,0 +1,74 @@
+"""The right answers for a TFLite file: LiteRT's own kernels, without the delegates that it would choose by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from tvm_split.errors import ModelImportError, VerificationError, last_line
+from tvm_split.frontends.axis_orders import Arrangement
+from tvm_split.frontends.dimensions import Array
+
+
+@dataclass(frozen=True)
+class TfliteReference:
+    """Runs ``source``, a file as it was given, with inputs of these ``shapes``, all by the numbers of their tensors.
+
+    ``variables`` are those of the tensors that operators make, in execution order, and ``arrangements`` how they hold
+    them.
+    """
+
+    source: bytes
+    shapes: Mapping[int, Sequence[int]]
+    results: Sequence[int]
+    variables: Mapping[int, str]
+    arrangements: Mapping[int, Arrangement]
+
+    def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        """The model's outputs in the file's order."""
+        interpreter = self._run(inputs)
+        return tuple(np.array(interpreter.get_tensor(number)) for number in self.results)
+
+    def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
+        """Variable name and value of every tensor that a variable holds, in execution order, as it is there."""
+        interpreter = self._run(inputs)
+        for number, variable in self.variables.items():
+            if number not in self.shapes:
+                yield variable, self.arrangements[number].of(interpreter.get_tensor(number))
+
+    def _run(self, inputs: Sequence[Array]) -> Interpreter:
+        if len(inputs) != len(self.shapes):
+            raise ModelImportError(f"the model takes {len(self.shapes)} inputs, given are {len(inputs)}")
+        try:
+            interpreter = interpreter_of(self.source, list(self.shapes), list(self.shapes.values()))
+            for number, array in zip(self.shapes, inputs, strict=True):
+                interpreter.set_tensor(number, np.ascontiguousarray(array))
+            interpreter.invoke()
+        except Exception as error:
+            raise VerificationError(
+                "LiteRT cannot run this model, so there is nothing to compare with "
+                f"({last_line(error)}); verify=False, or --no-verify, compiles it unchecked"
+            ) from error
+        return interpreter
+
+
+def interpreter_of(content: bytes, inputs: Sequence[int], shapes: Sequence[Sequence[int]]) -> Any:
+    """LiteRT's interpreter, which keeps the value of every tensor. Raises ModelImportError where it takes no file."""
+    try:
+        interpreter = Interpreter(
+            model_content=content,
+            experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+            experimental_preserve_all_tensors=True,
+        )
+        for number, shape in zip(inputs, shapes, strict=True):
+            interpreter.resize_tensor_input(number, list(shape))
+        interpreter.allocate_tensors()
+    except Exception as error:
+        raise ModelImportError(
+            f"LiteRT does not take this file with inputs of {list(shapes)}: {last_line(error)}"
+        ) from error
+    return interpreter
