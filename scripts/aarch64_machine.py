@@ -21,6 +21,16 @@ ARCHITECTURE = "arm64"
 PACKAGES = ("python3", "libstdc++6", "libgomp1", "ca-certificates")
 EMULATOR, OF_PACKAGE = "qemu-aarch64-static", "qemu-user-static"
 PROCESSOR = "cortex-a72"
+CPU_INFORMATION = """processor\t: 0
+BogoMIPS\t: 108.00
+Features\t: fp asimd evtstrm crc32 cpuid
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x0
+CPU part\t: 0xd08
+CPU revision\t: 3
+"""
+"""What a Raspberry Pi 4 has as /proc/cpuinfo, for one core; older versions of qemu show the host's."""
 NOT_ON_A_WORKER = "tvm/lib/libtvm_compiler.so"
 PLATFORMS = ("manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in range(17, 37)))
 
@@ -31,6 +41,8 @@ def main() -> None:
     folder = parser.parse_args().folder.resolve()
     root = folder / "root"
     unpack(folder, ARCHITECTURE, PACKAGES, root)
+    (root / "proc").mkdir(exist_ok=True)
+    (root / "proc/cpuinfo").write_text(CPU_INFORMATION)
     emulator = shutil.which(EMULATOR)
     if emulator is None:
         unpack(folder, None, (OF_PACKAGE,), folder / "emulator", dependencies=False)
