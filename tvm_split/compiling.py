@@ -16,6 +16,7 @@ from tvm import relax
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import BuiltStage, build_stage
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
+from tvm_split.compiler.cuda_code import CudaNeeds
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.compiler.sharding import placed_model
 from tvm_split.compiler.transfer_layouts import in_common_layouts
@@ -91,6 +92,7 @@ def compile(
     blobs = BlobFolder.temporary()
     stages: list[StageSpec] = []
     kernels: dict[str, tuple[Kernel, ...]] = {}
+    cuda: dict[str, CudaNeeds] = {}
     with ScratchFolder("build") as build_folder:
         for index, (stage, part) in enumerate(zip(cut.plan.stages, cut.computations, strict=True)):
             report(f"compiling {stage.name} for {', '.join(stage.machines)}", index + 1, steps)
@@ -104,6 +106,8 @@ def compile(
                 spec = _stage_spec(index, stage, part, built, target, blobs)
                 same = [replace(spec, machine=each, replica=stage.machines.index(each)) for each in machines]
                 kernels.update({kernels_key(each): built.kernels for each in same})
+                if built.cuda is not None:
+                    cuda.update({kernels_key(each): built.cuda for each in same})
                 replicas += same
             stages += sorted(replicas, key=lambda each: each.replica)
     made = {tensor.name: tensor for spec in stages for tensor in spec.outputs}
@@ -114,7 +118,7 @@ def compile(
     ir = {name: module.script(show_meta=False) for name, module in readable.items()}
     versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
     outputs = tuple(tensor.name for tensor in model.outputs)
-    bundle = Bundle(model.name, plan, program, ir, kernels, versions, outputs, Verified.NO, blobs)
+    bundle = Bundle(model.name, plan, program, ir, kernels, versions, outputs, Verified.NO, blobs, cuda)
     if verify:
         report("comparing with the source", steps - 1, steps)
         bundle = replace(bundle, verified=verify_bundle(model, plan, bundle, cut.computations))

@@ -42,6 +42,15 @@ class CudaDeviceDescription:
 
 
 @dataclass(frozen=True)
+class CudaDescription:
+    """CUDA on a machine: the driver's version (13000 is 13.0, 0 none), why it has no GPU, and nvcc's version."""
+
+    driver: int
+    problem: str
+    compiler: str
+
+
+@dataclass(frozen=True)
 class WorkerDescription:
     """What a machine is and what it has free. ``mcpu`` is LLVM's name of its level: ``x86-64-v4``.
 
@@ -67,6 +76,7 @@ class WorkerDescription:
     numpy_version: str
     protocol_version: int
     cuda_devices: tuple[CudaDeviceDescription, ...]
+    cuda: CudaDescription
     secure: bool
     deployments: tuple[str, ...]
     process_id: int

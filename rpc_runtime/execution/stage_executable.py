@@ -16,6 +16,7 @@ import tvm_ffi
 from tvm.runtime.vm import VirtualMachine
 
 from tvm_split.rpc_runtime.errors import BlobError, StageError, WorkerError
+from tvm_split.rpc_runtime.execution.cuda_runtime import load_cuda
 from tvm_split.rpc_runtime.execution.safetensors_file import single_tensor
 from tvm_split.rpc_runtime.execution.shared_object import check_shared_object
 from tvm_split.rpc_runtime.program.interface import Bytes
@@ -178,15 +179,17 @@ def find_device(kind: str, where: str) -> Any:
         return tvm.cpu()
     if kind != "cuda":
         raise WorkerError(f"{where} wants the device {kind!r}; workers know 'cpu' and 'cuda'")
+    problem = load_cuda()
     device = tvm.cuda(0)
     try:
-        present = bool(device.exist)
+        present = not problem and bool(device.exist)
     except Exception:
         present = False
     if not present:
         raise WorkerError(
-            f"{where} was compiled for the device 'cuda', and this machine has only 'cpu' (no CUDA device that TVM can "
-            "use). Place the stage on a machine with a GPU, or compile it for 'cpu'"
+            f"{where} was compiled for the device 'cuda', and this machine has only 'cpu' "
+            f"({problem or 'no CUDA device that TVM can use'}). Place the stage on a machine with a GPU, or compile it "
+            "for 'cpu'"
         )
     return device
 

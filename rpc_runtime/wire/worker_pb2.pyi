@@ -24,8 +24,18 @@ class CudaDevice(_message.Message):
     memory_bytes: int
     def __init__(self, index: _Optional[int] = ..., arch: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
+class Cuda(_message.Message):
+    __slots__ = ("driver", "problem", "compiler")
+    DRIVER_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    COMPILER_FIELD_NUMBER: _ClassVar[int]
+    driver: int
+    problem: str
+    compiler: str
+    def __init__(self, driver: _Optional[int] = ..., problem: _Optional[str] = ..., compiler: _Optional[str] = ...) -> None: ...
+
 class DescribeReply(_message.Message):
-    __slots__ = ("protocol_version", "machine", "hostname", "architecture", "mcpu", "cpu_features", "cores", "threads", "memory_total_bytes", "memory_free_bytes", "tvm_version", "tvm_ffi_version", "numpy_version", "cuda_devices", "secure", "deployments", "clock_nanoseconds", "process_id", "core_numbers", "boot_id", "memory_domain")
+    __slots__ = ("protocol_version", "machine", "hostname", "architecture", "mcpu", "cpu_features", "cores", "threads", "memory_total_bytes", "memory_free_bytes", "tvm_version", "tvm_ffi_version", "numpy_version", "cuda_devices", "secure", "deployments", "clock_nanoseconds", "process_id", "core_numbers", "boot_id", "memory_domain", "cuda")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +57,7 @@ class DescribeReply(_message.Message):
     CORE_NUMBERS_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     MEMORY_DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    CUDA_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     machine: str
     hostname: str
@@ -68,7 +79,8 @@ class DescribeReply(_message.Message):
     core_numbers: _containers.RepeatedScalarFieldContainer[int]
     boot_id: str
     memory_domain: str
-    def __init__(self, protocol_version: _Optional[int] = ..., machine: _Optional[str] = ..., hostname: _Optional[str] = ..., architecture: _Optional[str] = ..., mcpu: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., tvm_version: _Optional[str] = ..., tvm_ffi_version: _Optional[str] = ..., numpy_version: _Optional[str] = ..., cuda_devices: _Optional[_Iterable[_Union[CudaDevice, _Mapping]]] = ..., secure: _Optional[bool] = ..., deployments: _Optional[_Iterable[str]] = ..., clock_nanoseconds: _Optional[int] = ..., process_id: _Optional[int] = ..., core_numbers: _Optional[_Iterable[int]] = ..., boot_id: _Optional[str] = ..., memory_domain: _Optional[str] = ...) -> None: ...
+    cuda: Cuda
+    def __init__(self, protocol_version: _Optional[int] = ..., machine: _Optional[str] = ..., hostname: _Optional[str] = ..., architecture: _Optional[str] = ..., mcpu: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., tvm_version: _Optional[str] = ..., tvm_ffi_version: _Optional[str] = ..., numpy_version: _Optional[str] = ..., cuda_devices: _Optional[_Iterable[_Union[CudaDevice, _Mapping]]] = ..., secure: _Optional[bool] = ..., deployments: _Optional[_Iterable[str]] = ..., clock_nanoseconds: _Optional[int] = ..., process_id: _Optional[int] = ..., core_numbers: _Optional[_Iterable[int]] = ..., boot_id: _Optional[str] = ..., memory_domain: _Optional[str] = ..., cuda: _Optional[_Union[Cuda, _Mapping]] = ...) -> None: ...
 
 class Blob(_message.Message):
     __slots__ = ("sha256", "size_bytes")

@@ -8,6 +8,8 @@ import socket
 from functools import cache
 from importlib import metadata
 
+from tvm_split.rpc_runtime.execution.cuda_runtime import driver_version, load_cuda
+from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
 from tvm_split.rpc_runtime.hardware import (
     available_memory_bytes,
     boot_id,
@@ -28,7 +30,9 @@ _MAXIMUM_CUDA_DEVICES = 16
 def _cuda_devices() -> tuple[pb.CudaDevice, ...]:
     import tvm
 
-    found = []
+    found: list[pb.CudaDevice] = []
+    if load_cuda():
+        return ()
     for index in range(_MAXIMUM_CUDA_DEVICES):
         device = tvm.cuda(index)
         try:
@@ -47,6 +51,16 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
+
+
+@cache
+def _cuda() -> pb.Cuda:
+    toolkit = toolkit_version() if driver_version() else None
+    return pb.Cuda(
+        driver=driver_version(),
+        problem=load_cuda() or ("" if _cuda_devices() else "the driver knows no GPU that this process may use"),
+        compiler="" if toolkit is None else f"{toolkit[0]}.{toolkit[1]}",
+    )
 
 
 def describe(machine: str, threads: int, secure: bool, deployments: list[str]) -> pb.DescribeReply:
@@ -70,6 +84,7 @@ def describe(machine: str, threads: int, secure: bool, deployments: list[str]) -
         tvm_ffi_version=_version("apache-tvm-ffi"),
         numpy_version=_version("numpy"),
         cuda_devices=_cuda_devices(),
+        cuda=_cuda(),
         secure=secure,
         deployments=deployments,
         process_id=os.getpid(),

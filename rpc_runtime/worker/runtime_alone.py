@@ -14,6 +14,8 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 
+from tvm_split.rpc_runtime.execution.cuda_runtime import load_cuda
+
 NOT_RUN = ("tvm", "tvm.rpc")
 FROM_RUNTIME = ("Object", "cpu", "cuda")
 """Names of ``tvm.runtime`` that it, and we, know as ``tvm``'s."""
@@ -21,6 +23,8 @@ FROM_RUNTIME = ("Object", "cpu", "cuda")
 
 def load_runtime() -> None:
     """From now on ``tvm`` is TVM's runtime alone, and torch, which TVM imports where it finds it, is not there.
+
+    With a driver for GPUs, TVM's library for them is loaded too, which otherwise the rest of its package would do.
 
     For a process of our own that has not imported TVM; in another one nothing is changed.
     """
@@ -41,6 +45,7 @@ def load_runtime() -> None:
     for name in FROM_RUNTIME:
         setattr(sys.modules["tvm"], name, getattr(runtime, name))
     import_module("tvm.runtime.vm")
+    load_cuda()
 
 
 def _without_printer() -> ModuleType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from tvm_split.cli.console import STDOUT, new_table, print_json, print_note
 from tvm_split.cli.model_source import ModelOptions
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.planning import PLANNING, ClusterOptions, PlanOptions
-from tvm_split.units import bytes_text
+from tvm_split.units import bytes_text, short_list
 
 if TYPE_CHECKING:
     from tvm_split.compiler.bundle import Bundle
@@ -77,6 +78,7 @@ def description(bundle: Bundle) -> dict[str, Any]:
                 "layers": stage.layers,
                 "library_bytes": stage.library.size_bytes,
                 "weight_bytes": sum(weight.blob.size_bytes for weight in stage.weights),
+                "cuda": dataclasses.asdict(needs) if (needs := bundle.cuda.get(kernels_key(stage))) else None,
                 "kernels": sorted({kernel.function for kernel in bundle.kernels.get(kernels_key(stage), ())}),
             }
             for stage in bundle.program.stages
@@ -100,6 +102,12 @@ def print_bundle(bundle: Bundle) -> None:
     texts = ("stage", "machine", "kernels")
     STDOUT.print(new_table(f"{bundle.model}: compiled stages", texts, ("library", "weights"), rows, caption))
     print_note(f"compared with the source framework: {_verified_words(bundle)}")
+    sources = [name for name, needs in bundle.cuda.items() if needs.toolkit is None]
+    if sources:
+        print_note(
+            f"no nvcc was found: the kernels of {short_list(sources)} are source, and their workers need an nvcc "
+            "(pip install 'tvm-split[cuda]')"
+        )
 
 
 def _verified_words(bundle: Bundle) -> str:

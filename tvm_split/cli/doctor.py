@@ -28,6 +28,7 @@ EXTRAS = {
     "tracker": "starting TVM's RPC tracker, for tuning on several machines",
     "mpi": "links of the transport mpi between workers that one mpiexec starts",
     "cross": "compiling for machines of another architecture",
+    "cuda": "compiling for GPUs without CUDA's toolkit, and running on them",
 }
 PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 14)
 VECTOR_LEVELS = ("x86-64-v3", "x86-64-v4")

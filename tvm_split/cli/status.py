@@ -15,6 +15,7 @@ from tvm_split.cli.console import STDOUT, print_error, print_json, print_line
 from tvm_split.cli.found_machines import FoundMachines
 from tvm_split.cli.link_lines import transport_lines
 from tvm_split.cli.options import WrongUseError
+from tvm_split.rpc_runtime.execution.cuda_runtime import version_text
 from tvm_split.rpc_runtime.hardware import memory_domain
 from tvm_split.rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
 from tvm_split.units import bytes_text, short_list
@@ -156,11 +157,15 @@ def _print(answers: list[dict[str, Any]]) -> None:
 def _worker_text(worker: dict[str, Any]) -> str:
     free, total = bytes_text(worker["memory_free_bytes"]), bytes_text(worker["memory_total_bytes"])
     gpus = [f"{device['arch']} with {bytes_text(device['memory_bytes'])}" for device in worker["cuda_devices"]]
+    cuda = worker["cuda"]
+    driver = (
+        f", driver for CUDA {version_text(cuda['driver'])}" if gpus else f": {cuda['problem']}" * bool(cuda["driver"])
+    )
     lines = (
         f"worker   {worker['worker']!r}, process {worker['process_id']} on {worker['hostname']}",
         f"machine  {worker['architecture']} {worker['mcpu']}, {worker['cores']} cores, {free} of {total} memory free",
         f"threads  {worker['threads']} for a kernel",
-        f"CUDA     {short_list(gpus) or 'none'}",
+        f"CUDA     {short_list(gpus) or 'none'}{driver}",
         f"TVM      {worker['tvm_version']}, FFI {worker['tvm_ffi_version']}, numpy {worker['numpy_version']}",
         f"TLS      {'yes' if worker['secure'] else 'no'}",
         f"holds    {short_list(worker['deployments']) or 'no deployment'}",

@@ -17,6 +17,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_split import schedules
+from tvm_split.compiler.cuda_code import CudaNeeds, machine_code, needs_of
 from tvm_split.compiler.instruction_sets import cpu_part
 from tvm_split.compiler.kernels import Kernel, kernels_of
 from tvm_split.compiler.placement import tvm_target
@@ -28,11 +29,15 @@ from tvm_split.relay_passes.pipeline import Observer, Schedules, run_phases, sta
 
 @dataclass(frozen=True)
 class BuiltStage:
-    """A stage's library file, its weights in the order of the function's last parameters, and its kernels."""
+    """A stage's library file, its weights in the order of the function's last parameters, and its kernels.
+
+    ``cuda`` is what a stage for a GPU needs there, and None for others.
+    """
 
     library: Path
     weights: tuple[tvm.runtime.Tensor, ...]
     kernels: tuple[Kernel, ...]
+    cuda: CudaNeeds | None = None
 
 
 def build_stage(
@@ -70,7 +75,7 @@ def build_module(
         module, phases = _scheduled(module, built_for, database, observe)
         lifted = lift_weights(module)
         _export(code_of(lifted.module, built_for), target, library, name)
-    return BuiltStage(library, lifted.weights, kernels_of(phases, layers or {}))
+    return BuiltStage(library, lifted.weights, kernels_of(phases, layers or {}), needs_of(target))
 
 
 def code_of(module: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
@@ -136,7 +141,7 @@ def _compiling(name: str, target: Mapping[str, Any]) -> Iterator[tvm.target.Targ
     """Inside, a target is TVM's current one, and what fails is a `CompileError` that calls it ``name``."""
     built_for = tvm_target(target)
     try:
-        with built_for:
+        with built_for, machine_code(target):
             yield built_for
     except CompileError:
         raise

@@ -25,6 +25,7 @@ from urllib.parse import quote
 from pydantic import TypeAdapter
 
 from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.cuda_code import CudaNeeds
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.errors import BundleError
 from tvm_split.planner.plan import Plan
@@ -37,6 +38,7 @@ FORMAT = "tvm-split bundle"
 VERSION = 5
 _PROGRAM = TypeAdapter(Program)
 _KERNELS = TypeAdapter(dict[str, tuple[Kernel, ...]])
+_CUDA = TypeAdapter(dict[str, CudaNeeds])
 
 
 class Verified(enum.StrEnum):
@@ -57,7 +59,7 @@ class Bundle:
 
     ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives every stage's kernels in the order of their
     calls, under the stage's name, and those of its further replicas under their `kernels_key`. ``versions`` are those
-    of TVM and its FFI, which a worker must have too.
+    of TVM and its FFI, which a worker must have too. ``cuda`` is what stages for GPUs need there, under the same keys.
     """
 
     model: str
@@ -69,6 +71,7 @@ class Bundle:
     outputs: tuple[str, ...]
     verified: Verified
     blobs: BlobFolder = field(compare=False)
+    cuda: Mapping[str, CudaNeeds] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -121,6 +124,7 @@ class Bundle:
             program = _PROGRAM.validate_python(manifest["program"])
             plan = Plan.from_dict(manifest["plan"], source=f"{folder}/manifest.json: plan")
             kernels = _KERNELS.validate_python(manifest["kernels"])
+            cuda = _CUDA.validate_python(manifest.get("cuda", {}))
             ir_digests = dict(manifest["ir"])
             model, versions = str(manifest["model"]), dict(manifest["versions"])
             outputs, verified = tuple(map(str, manifest["outputs"])), Verified(manifest["verified"])
@@ -130,7 +134,7 @@ class Bundle:
                 f"{folder}/manifest.json does not describe a bundle: {type(error).__name__}: {error}"
             ) from error
         ir = {name: _checked_text(_ir_path(folder, name), digest) for name, digest in ir_digests.items()}
-        bundle = cls(model, plan, program, ir, kernels, versions, outputs, verified, BlobFolder(folder / "blobs"))
+        bundle = cls(model, plan, program, ir, kernels, versions, outputs, verified, BlobFolder(folder / "blobs"), cuda)
         for blob in bundle._blob_specs():
             _check_blob(bundle.blob_path(blob.sha256), blob)
         return bundle
@@ -151,6 +155,7 @@ class Bundle:
             "kernels": {
                 stage: [dataclasses.asdict(kernel) for kernel in kernels] for stage, kernels in self.kernels.items()
             },
+            "cuda": {stage: dataclasses.asdict(needs) for stage, needs in self.cuda.items()},
             "ir": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.ir.items()},
         }
         return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()

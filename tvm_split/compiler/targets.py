@@ -11,11 +11,13 @@ import tvm
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
+from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.compiler.instruction_sets import cannot_execute, own_features
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.errors import ClusterError, PlanError
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.errors import WorkerUnavailableError
+from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 ASKED_AT_ONCE = 32
@@ -62,6 +64,12 @@ def misfit(machine: Machine, worker: WorkerDescription) -> str:
             f"machine {machine.name!r} is said to have the target {dict(machine.target or {})}, and its worker's "
             f"processor {problem}: code for it would crash there. Give the machine its right target, or leave it out"
         )
+    if machine.target and machine.target["kind"] == "cuda" and "arch" in machine.target:
+        problem = cuda_misfit(CudaNeeds(str(machine.target["arch"]), toolkit_version()), worker)
+        if problem:
+            return (
+                f"machine {machine.name!r} is said to have the target {dict(machine.target)}, and its worker {problem}"
+            )
     return ""
 
 

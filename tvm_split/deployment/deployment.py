@@ -14,7 +14,8 @@ import numpy as np
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC
-from tvm_split.compiler.bundle import Bundle
+from tvm_split.compiler.bundle import Bundle, kernels_key
+from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.compiler.instruction_sets import own_features, require_executable
 from tvm_split.compiler.targets import require_fit
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
@@ -290,11 +291,14 @@ def _check_workers(
                     f"has {found}; install the same version on both, or compile again"
                 )
         require_executable(named, name, planned.target, worker.architecture, worker.cpu_features)
-        if any(stage.device == "cuda" for stage in stages) and not worker.cuda_devices:
-            raise ClusterError(
-                f"{named} on {name!r} is compiled for CUDA, but the worker at {endpoint.address} has no CUDA device; "
-                "plan the stage for another machine, or give this one an llvm target"
-            )
+        for stage in (each for each in stages if each.device == "cuda"):
+            needs = bundle.cuda.get(kernels_key(stage), CudaNeeds(str(planned.target["arch"]), None))
+            problem = cuda_misfit(needs, worker)
+            if problem:
+                raise ClusterError(
+                    f"{stage.name} on {name!r} is compiled for CUDA, and the worker at {endpoint.address} {problem}. "
+                    "Or plan the stage for another machine, or give this one an llvm target"
+                )
         limit = cluster.machine(name).memory_bytes
         needed = weight_bytes(stages)
         if limit is not None and needed > limit:

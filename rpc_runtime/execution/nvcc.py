@@ -1,0 +1,99 @@
+"""NVIDIA's compiler, where there is one: the source of CUDA kernels to code for a GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from tvm_split.rpc_runtime.errors import TvmSplitError
+
+COMPILE_SECONDS = 1800.0
+_ANSWER_SECONDS = 30.0
+# TVM's kernels compute with halves by the usual operators, which the headers of a torch build would turn off.
+_OPTIONS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "--split-compile=0")
+
+
+class NvccError(TvmSplitError):
+    """The compiler does not take a source; the message has its first complaint."""
+
+
+@cache
+def find_nvcc() -> Path | None:
+    """Of the PATH, of $CUDA_HOME, of the usual place, or of the packages that pip installs (``nvidia-cuda-nvcc``)."""
+    on_path = shutil.which("nvcc")
+    for path in (*([Path(on_path)] if on_path else []), *_usual_places()):
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def _usual_places() -> Iterator[Path]:
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home:
+        yield Path(home) / "bin/nvcc"
+    yield Path("/usr/local/cuda/bin/nvcc")
+    for folder in installed_folders():
+        yield folder / "bin/nvcc"
+
+
+def installed_folders() -> list[Path]:
+    """Where pip puts CUDA's packages: ``nvidia/cu13`` beside all others."""
+    found = find_spec("nvidia")
+    places = found.submodule_search_locations if found is not None else None
+    return [folder for place in places or () for folder in sorted(Path(place).glob("cu[0-9]*"), reverse=True)]
+
+
+@cache
+def toolkit_version() -> tuple[int, int] | None:
+    """Of the compiler that is found: (13, 0). None where there is none, or it does not say."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        return None
+    try:
+        said = subprocess.run(  # noqa: S603 (no shell)
+            [nvcc, "--version"], capture_output=True, text=True, check=False, timeout=_ANSWER_SECONDS
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    version = re.search(r"release (\d+)\.(\d+)", said)
+    return (int(version.group(1)), int(version.group(2))) if version else None
+
+
+def fatbin(source: str, arch: str) -> bytes:
+    """Machine code for a GPU of ``arch`` (``sm_90``), and PTX of it for GPUs of later kinds, in one file.
+
+    Raises:
+        NvccError: there is no compiler, or it does not take the source or the architecture.
+    """
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise NvccError("there is no nvcc: install CUDA's toolkit, or pip install 'tvm-split[cuda]'")
+    virtual = arch.replace("sm_", "compute_")
+    codes = [arch] if arch[-1:].isalpha() else [arch, virtual]  # sm_90a has PTX for no other kind
+    with tempfile.TemporaryDirectory(prefix="tvm-split-nvcc-") as folder:
+        path, result = Path(folder) / "kernels.cu", Path(folder) / "kernels.fatbin"
+        path.write_text(source, encoding="utf-8")
+        targets = [word for code in codes for word in ("-gencode", f"arch={virtual},code={code}")]
+        command = [str(nvcc), "-fatbin", *_OPTIONS, *targets, "-o", str(result), str(path)]
+        try:
+            done = subprocess.run(  # noqa: S603 (no shell)
+                command, capture_output=True, text=True, check=False, timeout=COMPILE_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            raise NvccError(f"{nvcc} took longer than {COMPILE_SECONDS:.0f} s") from None
+        if done.returncode != 0:
+            raise NvccError(f"{nvcc} for {arch}: {_complaint(done.stderr or done.stdout)}")
+        return result.read_bytes()
+
+
+def _complaint(said: str) -> str:
+    lines = said.splitlines()
+    errors = [line for line in lines if "error" in line or "fatal" in line] or lines
+    return (errors or ["it ended without a word"])[0].strip()

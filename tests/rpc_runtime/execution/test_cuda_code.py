@@ -1,0 +1,67 @@
+"""Code for GPUs in a library: packed, unpacked, and compiled where it arrives as source."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies
+
+from tests.helpers.gpu_driver import require_toolkit
+from tvm_split.rpc_runtime.execution import cuda_code, nvcc
+from tvm_split.rpc_runtime.execution.cuda_code import binary_of, marked, packed
+from tvm_split.rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc
+
+KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }'
+FATBIN = bytes.fromhex("50ed55ba")
+"""How such files begin (fatbinary_section.h)."""
+
+
+@given(strategies.binary(max_size=200))
+def test_code_comes_back_as_it_was(binary: bytes) -> None:
+    assert binary_of(packed(binary, "sm_90")) == binary
+
+
+@pytest.mark.parametrize("code", ["", "__global__ void f() {}", "// tvm-split: fatbin sm_90\n???", "// packed"])
+def test_what_is_not_ours_is_refused(code: str) -> None:
+    with pytest.raises(ValueError, match="CUDA code"):
+        binary_of(code)
+
+
+def test_source_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_code, "find_nvcc", lambda: None)
+    with pytest.raises(NvccError, match="compile again where there is one"):
+        binary_of(marked(KERNEL, "sm_90"))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_source_is_compiled_where_it_arrives(arch: str) -> None:
+    require_toolkit()
+    binary = binary_of(marked(KERNEL, arch))
+    assert binary.startswith(FATBIN)
+    assert b"twice" in binary
+
+
+def test_complaints_are_those_of_nvcc() -> None:
+    require_toolkit()
+    with pytest.raises(NvccError, match=r"sm_90: .*error.*nothing"):
+        fatbin('extern "C" __global__ void f() { nothing(); }', "sm_90")
+    with pytest.raises(NvccError, match=r"sm_1.*"):
+        fatbin(KERNEL, "sm_1")
+
+
+def test_nvcc_is_found_where_cuda_home_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvcc").write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.9, V12.9.86'\n")
+    (tmp_path / "bin/nvcc").chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    find_nvcc.cache_clear()
+    nvcc.toolkit_version.cache_clear()
+    try:
+        assert find_nvcc() == tmp_path / "bin/nvcc"
+        assert nvcc.toolkit_version() == (12, 9)
+    finally:
+        find_nvcc.cache_clear()
+        nvcc.toolkit_version.cache_clear()

@@ -1,0 +1,59 @@
+"""TVM's library for GPUs in a worker's process: loaded where there is a driver, and a reason where it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.gpu_driver import driver_for, require_toolkit
+from tests.helpers.rpc_runtime.worker_process import ROOT
+
+ASK = """
+import json, sys
+from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
+load_runtime()
+import tvm, tvm_ffi
+from tvm_split.rpc_runtime.execution.cuda_runtime import driver_version, load_cuda
+registered = tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda", allow_missing=True) is not None
+print(json.dumps([driver_version(), load_cuda(), registered, bool(tvm.cuda(0).exist) if registered else False]))
+"""
+
+
+def asked(environment: dict[str, str]) -> list[object]:
+    ran = subprocess.run(
+        [sys.executable, "-c", ASK],
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    found = json.loads(ran.stdout)
+    assert isinstance(found, list)
+    return found
+
+
+def test_with_a_driver_tvms_library_is_loaded(tmp_path: Path) -> None:
+    """A worker enters TVM's package without running it, which loads this library otherwise: no GPU was ever found."""
+    require_toolkit()
+    assert asked(driver_for(13000, tmp_path)) == [13000, "", True, False]
+
+
+def test_a_driver_that_is_too_old_is_told(tmp_path: Path) -> None:
+    require_toolkit()
+    driver, problem, registered, _ = asked(driver_for(12080, tmp_path))
+    assert (driver, registered) == (12080, False)
+    assert problem == "the NVIDIA driver is for CUDA 12.8, and TVM's library for GPUs needs one for 13.0 or newer"
+
+
+def test_without_a_driver_that_is_the_reason() -> None:
+    driver, problem, _, _ = asked({})
+    if driver:
+        pytest.skip("there is a driver here")
+    assert "no NVIDIA driver" in str(problem)

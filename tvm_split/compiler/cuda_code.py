@@ -1,0 +1,114 @@
+"""CUDA stages: machine code for their kernels, made where they are compiled, and what it needs of a worker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+
+from tvm_split.errors import CompileError
+from tvm_split.rpc_runtime.client.client import WorkerDescription
+from tvm_split.rpc_runtime.execution.cuda_code import marked, packed, register_loader
+from tvm_split.rpc_runtime.execution.cuda_runtime import version_text
+from tvm_split.rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc, toolkit_version
+
+_ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
+RUNTIME_DRIVER = 13000
+"""What TVM 0.27's library for GPUs, and CUDA's runtime that it is linked with, need of a driver at least."""
+_finish: ContextVar[Callable[[str], str] | None] = ContextVar("finish", default=None)
+
+
+@dataclass(frozen=True)
+class CudaNeeds:
+    """What a stage's kernels were compiled for, and by which version of CUDA; ``toolkit`` is None for source."""
+
+    arch: str
+    toolkit: tuple[int, int] | None
+
+
+def needs_of(target: Mapping[str, Any]) -> CudaNeeds | None:
+    """What a stage needs that is compiled for a target here; None for one without CUDA."""
+    if target["kind"] != "cuda":
+        return None
+    return CudaNeeds(str(target["arch"]), toolkit_version() if find_nvcc() is not None else None)
+
+
+@contextmanager
+def machine_code(target: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, what TVM compiles for CUDA has machine code in the place of source, if there is an nvcc here.
+
+    Raises:
+        CompileError: nvcc does not take the kernels, or the architecture.
+    """
+    if target["kind"] != "cuda":
+        yield
+        return
+    arch = str(target["arch"])
+    # Of a process that has a GPU, TVM asks for the code at once, and otherwise whoever loads the library.
+    tvm_ffi.register_global_func("tvm_callback_cuda_postproc", _finished, override=True)
+    register_loader()
+
+    def finish(source: str) -> str:
+        if find_nvcc() is None:
+            return marked(source, arch)
+        try:
+            return packed(fatbin(source, arch), arch)
+        except NvccError as error:
+            raise CompileError(f"CUDA kernels cannot be compiled: {error}") from error
+
+    token = _finish.set(finish)
+    try:
+        yield
+    finally:
+        _finish.reset(token)
+
+
+def _finished(source: str, target: Any) -> str:
+    finish = _finish.get()
+    return source if finish is None else finish(source)
+
+
+def cuda_misfit(needs: CudaNeeds, worker: WorkerDescription) -> str:
+    """Why a worker cannot run CUDA code, and what to do, in words that follow its name; empty if it can."""
+    if not worker.cuda_devices:
+        return f"has no CUDA device: {worker.cuda.problem or 'it does not say why'}"
+    device = worker.cuda_devices[0].arch
+    mine, wanted = _numbers(device), _numbers(needs.arch)
+    if mine is None or wanted is None:
+        return ""
+    if mine[:2] < wanted[:2] or (wanted[2] and mine[:2] != wanted[:2]):
+        return f"has a GPU of {device}, which does not run code for {needs.arch}: give the machine arch: {device}"
+    if worker.cuda.driver < RUNTIME_DRIVER:
+        return _old_driver(worker, RUNTIME_DRIVER, "TVM's library for GPUs")
+    if needs.toolkit is None:
+        if not worker.cuda.compiler:
+            return (
+                "has no nvcc, and the kernels are source, since there was none where they were compiled: compile again "
+                "where there is one (pip install 'tvm-split[cuda]')"
+            )
+        return ""
+    # Machine code of a major version of CUDA runs with all its drivers; PTX, which GPUs of later kinds take, does not.
+    same_kind = mine[0] == wanted[0]
+    least = needs.toolkit[0] * 1000 + (0 if same_kind else needs.toolkit[1] * 10)
+    if worker.cuda.driver < least:
+        code = "machine code" if same_kind else f"PTX for {needs.arch}, which this GPU of {device} takes"
+        return _old_driver(worker, least, f"{code} of CUDA {needs.toolkit[0]}.{needs.toolkit[1]}")
+    return ""
+
+
+def _old_driver(worker: WorkerDescription, least: int, what: str) -> str:
+    return (
+        f"has a driver for CUDA {version_text(worker.cuda.driver)}, and {what} needs one for {version_text(least)} or "
+        "newer: update the driver, or plan the stage for another machine"
+    )
+
+
+def _numbers(arch: str) -> tuple[int, int, str] | None:
+    """``sm_90a`` as 9, 0, "a"."""
+    found = _ARCH.fullmatch(arch)
+    return (int(found.group(1)), int(found.group(2)), found.group(3)) if found else None
