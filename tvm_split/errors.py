@@ -50,6 +50,10 @@ class ProfileError(TvmSplitError):
     """A compiled model cannot be timed here."""
 
 
+class KitError(TvmSplitError):
+    """A kit of what a worker needs cannot be made, or not written where it should be."""
+
+
 class BundleError(TvmSplitError):
     """A bundle folder is incomplete, changed, or written by another version."""
 

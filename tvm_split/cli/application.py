@@ -33,6 +33,7 @@ from tvm_split.cli import (
     tune,
     up,
     worker,
+    worker_kit,
 )
 from tvm_split.cli.console import print_error
 from tvm_split.cli.hidden_torch import hide_torch_from_tvm
@@ -130,6 +131,7 @@ app.command("simulate")(simulate.simulate)
 app.command("compile")(with_groups(compile.compile))
 app.command("tune")(with_groups(tune.tune))
 app.command("worker", context_settings=worker.PASSED_ON)(worker.worker)
+app.command("worker-kit")(worker_kit.worker_kit)
 app.command("up")(up.up)
 app.command("down")(up.down)
 app.command("deploy")(with_groups(deploy.deploy))

@@ -15,7 +15,7 @@ from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.endings import before_end, cleared
 from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
 from tvm_split.ssh.ssh_worker import SshWorker
-from tvm_split.ssh.worker_source import worker_source
+from tvm_split.worker_kit.worker_source import worker_source
 
 AT_ONCE = 32
 REACH_SECONDS = 10.0

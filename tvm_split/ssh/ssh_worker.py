@@ -26,7 +26,7 @@ from tvm_split.rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerErr
 from tvm_split.rpc_runtime.wire.foreign_text import cleaned
 from tvm_split.rpc_runtime.wire.security import is_loopback, split_address
 from tvm_split.ssh import remote_side
-from tvm_split.ssh.worker_source import WorkerSource
+from tvm_split.worker_kit.worker_source import WorkerSource
 
 SSH_VARIABLE = "TVM_SPLIT_SSH"
 """What is called instead of ``ssh``, with options, as git has GIT_SSH_COMMAND."""

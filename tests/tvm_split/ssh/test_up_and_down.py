@@ -27,7 +27,7 @@ from tvm_split.rpc_runtime.errors import DeadlineError, WorkerError, WorkerUnava
 from tvm_split.ssh import ssh_worker
 from tvm_split.ssh.ssh_cluster import SshCluster, stop_workers
 from tvm_split.ssh.ssh_worker import SSH_VARIABLE, SshWorker
-from tvm_split.ssh.worker_source import worker_source
+from tvm_split.worker_kit.worker_source import worker_source
 
 TOKEN = "open-sesame"
 

@@ -36,10 +36,7 @@ class WorkerSource:
 
 def worker_source() -> WorkerSource:
     """Of this very installation: what is deployed to it has to fit."""
-    package = Path(tvm_split.__file__).parent
-    files = {f"tvm_split/{path.relative_to(package)}": path for path in _files(package)}
-    files["tvm_split_command.py"] = _command()
-    contents = {name: path.read_bytes() for name, path in sorted(files.items())}
+    contents = {name: path.read_bytes() for name, path in sorted(own_files().items())}
     digest = hashlib.sha256()
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w:gz") as packed:
@@ -48,13 +45,25 @@ def worker_source() -> WorkerSource:
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(content), 0o600
             packed.addfile(entry, io.BytesIO(content))
+    return WorkerSource(written.getvalue(), digest.hexdigest()[:16], needed_versions())
+
+
+def needed_versions() -> dict[str, str]:
+    """The packages that a worker imports, in the versions that are installed here."""
     needs = {name: metadata.version(name) for name in NEEDED}
     for name in IF_HERE:
         try:
             needs[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return WorkerSource(written.getvalue(), digest.hexdigest()[:16], needs)
+    return needs
+
+
+def own_files() -> dict[str, Path]:
+    """The worker's own files, by where they lie in the folder that it is imported from."""
+    package = Path(tvm_split.__file__).parent
+    files = {f"tvm_split/{path.relative_to(package)}": path for path in _files(package)}
+    return {**files, "tvm_split_command.py": _command()}
 
 
 def _files(package: Path) -> list[Path]:

@@ -1,0 +1,76 @@
+"""A root with nothing in it but the C library and a Python without packages, and no network: where a kit has to run.
+
+Namespaces of the user, of mounts, processes and the network, as containers are made of. What is mounted goes with them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+OUTSIDE = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""Runs a command that sees no network but a loopback of its own, which is down; its end is that of all it started."""
+TOOLS = ("/bin/sh", "/usr/bin/readlink", "/usr/bin/dirname")
+"""What a kit's starter calls."""
+
+
+def can_make_roots() -> bool:
+    """Whether this process may make such namespaces."""
+    return subprocess.run([*OUTSIDE, "true"], capture_output=True, check=False, timeout=60).returncode == 0
+
+
+def python_in_root() -> str:
+    """The Python of the root: the one that this process's environment was made of."""
+    return str(Path(sys.executable).resolve())
+
+
+def command_in_root(root: Path, kit: Path, command: Sequence[str]) -> list[str]:
+    """A command in ``root``, an empty folder, with a kit at ``/kit`` that cannot be written to. To run in `OUTSIDE`."""
+    lines = ["set -e"]
+    for path in (*_libraries(), *TOOLS, python_in_root()):
+        real = Path(path).resolve()
+        lines += _bound(real, root / Path(path).relative_to("/"))
+    stdlib = sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix, "base": sys.base_prefix})
+    lines += _bound(Path(stdlib), root / Path(stdlib).relative_to("/"))
+    lines += [f"mount -t tmpfs none {shlex.quote(str(path))}" for path in _package_folders(root, Path(stdlib))]
+    lines += _bound(kit, root / "kit")
+    lines.append(f"mount -o remount,ro,bind {shlex.quote(str(root / 'kit'))}")
+    for device in ("null", "urandom"):
+        lines += _bound(Path("/dev") / device, root / "dev" / device)
+    for folder, kind in (("proc", "proc"), ("tmp", "tmpfs")):
+        lines += [
+            f"mkdir -p {shlex.quote(str(root / folder))}",
+            f"mount -t {kind} none {shlex.quote(str(root / folder))}",
+        ]
+    lines.append(f"exec chroot {shlex.quote(str(root))} {shlex.join(command)}")
+    return ["unshare", "--mount", "sh", "-c", "\n".join(lines)]
+
+
+def _bound(source: Path, target: Path) -> list[str]:
+    quoted = shlex.quote(str(target))
+    make = f"mkdir -p {quoted}" if source.is_dir() else f"mkdir -p {shlex.quote(str(target.parent))}; : >> {quoted}"
+    return [make, f"mount --bind {shlex.quote(str(source))} {quoted}"]
+
+
+def _package_folders(root: Path, stdlib: Path) -> Iterator[Path]:
+    """What is installed beside the Python, to be covered."""
+    for name in ("site-packages", "dist-packages"):
+        if (stdlib / name).is_dir():
+            yield root / stdlib.relative_to("/") / name
+
+
+def _libraries() -> set[str]:
+    """The files of the C library and its like: what Python, its modules and the tools are linked with, and C++'s."""
+    found = set()
+    modules = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix})) / "lib-dynload"
+    for binary in (python_in_root(), *TOOLS, *map(str, modules.glob("*.so"))):
+        listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=False, timeout=60).stdout
+        found |= set(re.findall(r"(/\S+\.so\S*)", listed))
+    folder = next(Path(each).parent for each in found if "/libc.so" in each)
+    also = ("libstdc++.so.6", "libgcc_s.so.1", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6")
+    return found | {str(folder / name) for name in also}

@@ -1,0 +1,26 @@
+import json
+import platform
+import sys
+
+
+def test_what_is_packed_is_told(invoke, invoke_json, tmp_path):
+    found = invoke_json("worker-kit", tmp_path / "kit")
+    assert (found["device"], found["architecture"]) == ("cpu", platform.machine())
+    assert found["python"] == ".".join(map(str, sys.version_info[:2]))
+    assert found["size_bytes"] == sum(part["size_bytes"] for part in found["parts"])
+    names = {part["name"] for part in found["parts"]}
+    assert {"tvm-split", "apache-tvm", "numpy", "grpcio"} <= names
+    assert json.loads((tmp_path / "kit/kit.json").read_text())["packages"].keys() == names
+    told = invoke("worker-kit", tmp_path / "kit.tar", "--target", '{"kind": "llvm", "num-cores": 4}')
+    assert "apache-tvm" in told.stdout
+    assert "packed: " in told.stdout
+
+
+def test_wrong_options(invoke, tmp_path):
+    for options, expected in (
+        (["--python", "3.9"], "3.11, 3.12 or 3.13"),
+        (["--target", "metal"], "'llvm' or 'cuda'"),
+        (["--target", "{kind"], "is not JSON"),
+    ):
+        assert expected in invoke("worker-kit", tmp_path / "kit", *options, code=2).stderr
+    assert "exists already" in invoke("worker-kit", tmp_path, code=1).stderr

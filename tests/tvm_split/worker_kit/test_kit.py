@@ -1,0 +1,148 @@
+"""Kits: what is in them, and that one serves a stage where there is nothing else but a Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tarfile
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import tvm_split
+from tests.helpers.empty_root import OUTSIDE, can_make_roots
+from tests.helpers.rpc_runtime.worker_process import ROOT
+from tests.models.small_onnx_model import INPUT_SHAPE, small_model
+from tvm_split.errors import KitError
+from tvm_split.rpc_runtime.execution.cuda_runtime import CUDA_LIBRARY
+from tvm_split.worker_kit.distributions import Platform
+from tvm_split.worker_kit.kit import ALSO, WorkerKit, write_kit
+from tvm_split.worker_kit.needed_files import TVM_CUDA_RUNTIME, is_needed
+from tvm_split.worker_kit.start import problem_of
+from tvm_split.worker_kit.worker_source import IF_HERE, NEEDED
+
+HERE = Platform(sys.version_info[:2], platform.machine())
+MOST_PACKED_BYTES = 60_000_000
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> WorkerKit:
+    return write_kit(tmp_path_factory.mktemp("kits") / "kit", "cpu", HERE)
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_kit_serves_a_stage_in_an_empty_root(kit: WorkerKit, tmp_path: Path) -> None:
+    if not can_make_roots():
+        pytest.skip("this process may not make namespaces")
+    onnx.save(small_model(), tmp_path / "small.onnx")
+    model = tvm_split.load_model(tmp_path / "small.onnx")
+    tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.local(workers=1), stages=1)).save(
+        tmp_path / "bundle"
+    )
+    batches = np.random.default_rng(0).standard_normal((5, *INPUT_SHAPE)).astype(np.float32)
+    np.save(tmp_path / "inputs.npy", batches)
+    (tmp_path / "root").mkdir()
+    arguments = [tmp_path / "root", kit.path, tmp_path / "bundle", tmp_path / "inputs.npy"]
+    command = [*OUTSIDE, sys.executable, "-m", "tests.helpers.kit_client", *map(str, arguments)]
+    before = files_below(kit.path)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    evaluator = ReferenceEvaluator(str(tmp_path / "small.onnx"))
+    expected = [evaluator.run(None, {"image": batch})[0] for batch in batches]
+    np.testing.assert_allclose(np.array(said["outputs"]), np.array(expected), rtol=1e-4, atol=1e-5)
+    assert said["code"] == 0
+    assert files_below(kit.path) == before
+    assert not any(content for content in files_below(tmp_path / "root").values()), "the worker wrote into its root"
+
+
+def test_a_kit_has_no_compiler_and_no_framework(kit: WorkerKit) -> None:
+    names = [path.name for path in kit.path.rglob("*")]
+    assert not [name for name in names if name.startswith("libtvm_compiler") or name == TVM_CUDA_RUNTIME]
+    found = {path.name for path in (kit.path / "packages").iterdir() if path.is_dir()}
+    assert not found & {"torch", "onnx", "onnxruntime", "scipy", "pydantic", "rich", "highspy"}
+    assert {path.name for path in (kit.path / "packages/tvm_split").iterdir()} == {"__init__.py", "rpc_runtime"}
+
+
+def test_a_kit_has_all_that_its_packages_require() -> None:
+    """Or it would start here, where everything is installed, and not there."""
+    known = {canonicalize_name(name) for name in (*NEEDED, *IF_HERE, *ALSO)}
+    for name in known:
+        required = {
+            canonicalize_name(each.name)
+            for each in map(Requirement, metadata.requires(name) or [])
+            if each.marker is None or each.marker.evaluate({"extra": ""})
+        }
+        assert required <= known, name
+
+
+def test_sizes_are_those_of_the_files(kit: WorkerKit) -> None:
+    for part in kit.parts:
+        assert part.files > 0
+        assert part.size_bytes > 0
+    assert kit.size_bytes == sum(map(len, files_below(kit.path).values()))
+    assert kit.packed_bytes is None
+
+
+def test_a_tar_file_holds_the_same(kit: WorkerKit, tmp_path: Path) -> None:
+    packed = write_kit(tmp_path / "kit.tar.gz", "cpu", HERE)
+    assert packed.packed_bytes == packed.path.stat().st_size < MOST_PACKED_BYTES
+    assert packed.parts == kit.parts
+    with tarfile.open(packed.path) as file:
+        file.extractall(tmp_path, filter="data")
+    assert files_below(tmp_path / "kit") == files_below(kit.path)
+    assert os.access(tmp_path / "kit/worker", os.X_OK)
+
+
+def test_a_worker_of_another_python_is_refused_with_what_to_do(kit: WorkerKit) -> None:
+    described = json.loads((kit.path / "kit.json").read_text())
+    assert problem_of(described, HERE.python, platform.machine(), "linux", "2.99") == ""
+    assert problem_of(described, HERE.python, platform.machine(), "linux", "") == ""
+    for python, architecture, system, glibc, expected in (
+        ((3, 8), platform.machine(), "linux", "2.99", f"for Python {HERE.python[0]}.{HERE.python[1]}"),
+        (HERE.python, "riscv64", "linux", "2.99", "this machine is riscv64"),
+        (HERE.python, platform.machine(), "darwin", "", "runs on Linux"),
+        (HERE.python, platform.machine(), "linux", "2.4", "this system has 2.4"),
+    ):
+        assert expected in problem_of(described, python, architecture, system, glibc)
+
+
+@pytest.mark.parametrize("name", ["kit", "kit.tar", "nowhere/kit", "kit.zip", "kit.tar.zst"])
+def test_what_cannot_be_written_is_refused_and_nothing_stays(tmp_path: Path, name: str) -> None:
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit.tar").touch()
+    with pytest.raises(KitError, match="kit"):
+        write_kit(tmp_path / name, "cpu", HERE)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kit", "kit.tar"]
+
+
+def test_a_package_that_pip_does_not_get_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path),
+        "PIP_CONFIG_FILE": os.devnull,
+    }.items():
+        monkeypatch.setenv(variable, value)
+    other = Platform((3, 12) if HERE.python != (3, 12) else (3, 13), HERE.architecture)
+    with pytest.raises(KitError, match=r"pip does not get .*numpy.* for Python 3\.1"):
+        write_kit(tmp_path / "kit", "cpu", other)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_tvm_for_cuda_the_library_of_the_device_comes_too() -> None:
+    assert is_needed("apache-tvm", f"tvm/lib/{TVM_CUDA_RUNTIME}", "cuda")
+    assert not is_needed("apache-tvm", f"tvm/lib/{TVM_CUDA_RUNTIME}", "cpu")
+    assert not is_needed("apache-tvm", "tvm/lib/libtvm_compiler.so", "cuda")
+    assert f"lib{CUDA_LIBRARY}.so" == TVM_CUDA_RUNTIME

@@ -1,0 +1,126 @@
+"""Packages with their files, as they are installed here, or as pip gets them for another Python or processor."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.tags import Tag, compatible_tags, cpython_tags, parse_tag
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from tvm_split.errors import KitError
+
+NEWEST_GLIBC_MINOR, OLDEST_GLIBC_MINOR = 28, 5
+"""Wheels for an older glibc run with a newer one. These are of 2018 and 2006."""
+DOWNLOAD_SECONDS = 1200.0
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A Python, such as (3, 12), and a processor as ``platform.machine()`` names it, under Linux with glibc."""
+
+    python: tuple[int, int]
+    architecture: str
+
+    @property
+    def system_tags(self) -> list[str]:
+        """As wheels name what they run on."""
+        minors = range(NEWEST_GLIBC_MINOR, OLDEST_GLIBC_MINOR - 1, -1)
+        names = [f"manylinux_2_{minor}" for minor in minors]
+        return [f"{name}_{self.architecture}" for name in (*names, "manylinux2014", "manylinux2010", "manylinux1")]
+
+    @property
+    def tags(self) -> frozenset[Tag]:
+        """Of all wheels that run there."""
+        systems = [*self.system_tags, f"linux_{self.architecture}"]
+        interpreter = f"cp{self.python[0]}{self.python[1]}"
+        return frozenset(
+            (*cpython_tags(self.python, platforms=systems), *compatible_tags(self.python, interpreter, systems))
+        )
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A package: its files by their names in a wheel, and the minor number of the oldest glibc 2 that it runs with."""
+
+    name: str
+    version: str
+    files: Mapping[str, Path]
+    glibc_minor: int
+
+
+def installed_for(name: str, versions: str, platform: Platform) -> Distribution | None:
+    """A package as it is installed here, if in one of these versions (``==1.2.3``), and for the platform too."""
+    try:
+        found = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+    lines = (found.read_text("WHEEL") or "").splitlines()
+    tags = {tag for line in lines if line.startswith("Tag: ") for tag in parse_tag(line.removeprefix("Tag: "))}
+    files = {str(each): Path(str(each.locate())) for each in found.files or ()}
+    if found.version not in SpecifierSet(versions) or not files or not tags & platform.tags:
+        return None
+    return Distribution(name, found.version, files, _glibc_minor(tags))
+
+
+def downloaded(wanted: Mapping[str, str], platform: Platform, folder: Path) -> Iterator[Distribution]:
+    """Packages by the versions that will do (``==1.2.3``), got by pip and unpacked in ``folder``.
+
+    Raises:
+        KitError: pip does not get them; says why.
+    """
+    version = f"{platform.python[0]}.{platform.python[1]}"
+    short = version.replace(".", "")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
+    command += ["--disable-pip-version-check", "--no-input", "--quiet", "--python-version", version]
+    command += ["--implementation", "cp", *_each("--abi", (f"cp{short}", "abi3", "none"))]
+    command += _each("--platform", platform.system_tags)
+    names = [f"{name}{versions}" for name, versions in wanted.items()]
+    what = f"{', '.join(names)} for Python {version} on {platform.architecture}"
+    try:
+        result = subprocess.run(  # noqa: S603 (our own interpreter)
+            [*command, *names], capture_output=True, text=True, check=False, timeout=DOWNLOAD_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise KitError(f"pip did not get {what} within {DOWNLOAD_SECONDS:.0f} s") from None
+    if result.returncode != 0:
+        errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR")] or result.stderr.splitlines()
+        raise KitError(
+            f"pip does not get {what}, which are not installed here in that form: "
+            f"{errors[-1] if errors else f'exit code {result.returncode}'}"
+        )
+    wheels = {canonicalize_name(path.name.partition("-")[0]): path for path in folder.glob("*.whl")}
+    for name in wanted:
+        path = wheels.get(canonicalize_name(name))
+        if path is None:
+            raise KitError(f"pip says that it got {name}, and {folder} has no such wheel")
+        yield _unpacked(name, path, folder / path.stem)
+
+
+def _unpacked(name: str, wheel: Path, folder: Path) -> Distribution:
+    _, version, _, tags = parse_wheel_filename(wheel.name)
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(folder)
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return Distribution(name, str(version), files, _glibc_minor(tags))
+
+
+def _each(option: str, values: Iterable[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
+
+
+def _glibc_minor(tags: Iterable[Tag]) -> int:
+    """Of the oldest glibc that a wheel says it runs with; 0 where it asks for none."""
+    older = {"manylinux1": 5, "manylinux2010": 12, "manylinux2014": 17}
+    found = []
+    for tag in tags:
+        number = re.match(r"manylinux_2_(\d+)_", tag.platform)
+        found.append(int(number.group(1)) if number else older.get(tag.platform.partition("_")[0], 0))
+    return min(found, default=0)

@@ -1,0 +1,202 @@
+"""A kit: all that a worker runs from on a machine with a plain Python, as a folder or a tar file.
+
+worker          starts it, with the Python that it finds
+__main__.py     the same for a Python that is named: ``python FOLDER``
+kit.json        which Python, processor and device it is for, and the versions of what is in it
+packages/       the worker's own files, and of every package that it imports those that it needs
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from tvm_split.errors import KitError
+from tvm_split.rpc_runtime.scratch import ScratchFolder
+from tvm_split.steps import StepProgress
+from tvm_split.worker_kit import start
+from tvm_split.worker_kit.distributions import Distribution, Platform, downloaded, installed_for
+from tvm_split.worker_kit.needed_files import CUDA_RUNTIME, TVM_CUDA_RUNTIME, TVM_RUNTIME, is_needed, place_of
+from tvm_split.worker_kit.worker_source import needed_versions, own_files
+
+FORMAT = "tvm-split worker kit"
+OWN = "tvm-split"
+ALSO = ("typing_extensions",)
+"""What packages that a worker needs import themselves, beyond those."""
+CUDA_PACKAGE, CUDA_VERSIONS = "nvidia-cuda-runtime", "==13.0.*"
+"""Of the major version that TVM's library asks for by its name, the one that serves the oldest drivers."""
+COMPRESSIONS = {".tar": "", ".tar.gz": "gz", ".tgz": "gz", ".tar.bz2": "bz2", ".tar.xz": "xz", ".txz": "xz"}
+_STARTER = """#!/bin/sh
+# Starts the worker with a Python of the version that it was packed for: the one in $PYTHON, or the first found.
+here=$(dirname "$(readlink -f "$0")")
+for python in "$PYTHON" python{python} python3; do
+    if [ -n "$python" ] && command -v "$python" >/dev/null 2>&1; then exec "$python" "$here" "$@"; fi
+done
+echo "error: there is no python{python} here: install one, or name it with PYTHON=…" >&2
+exit 1
+"""
+
+
+@dataclass(frozen=True)
+class KitPart:
+    """A package in a kit, with the bytes of its files there."""
+
+    name: str
+    version: str
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class WorkerKit:
+    """A kit that was written to ``path``; ``packed_bytes`` is the size of the tar file, None for a folder."""
+
+    path: Path
+    device: str
+    platform: Platform
+    glibc_minor: int
+    parts: tuple[KitPart, ...]
+    packed_bytes: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files, as they lie on the machine's disk."""
+        return sum(part.size_bytes for part in self.parts)
+
+
+def write_kit(output: Path, device: str, platform: Platform, on_progress: StepProgress | None = None) -> WorkerKit:
+    """Write a kit for a device (``"cpu"`` or ``"cuda"``) to a new folder, or tar file by the ending of ``output``.
+
+    What is installed here goes into it; pip gets what another Python or processor has in another form. Nothing is left
+    behind where it fails.
+
+    Raises:
+        KitError: the output exists or cannot be written, a package is not to be had, or lacks a library.
+    """
+    report = on_progress or (lambda what, done, steps: None)
+    compression = _compression(output)
+    if output.exists() or not output.absolute().parent.is_dir():
+        problem = "exists already; give a new name" if output.exists() else "is in no folder that exists"
+        raise KitError(f"{output} {problem}")
+    here = {**needed_versions(), **{name: metadata.version(name) for name in ALSO}}
+    wanted = {name: f"=={version}" for name, version in here.items()}
+    if device == "cuda":
+        wanted[CUDA_PACKAGE] = CUDA_VERSIONS
+    with ScratchFolder("kit") as scratch, tempfile.TemporaryDirectory(dir=output.absolute().parent) as beside:
+        report("finding packages", 0, len(wanted) + 2)
+        found = list(_distributions(wanted, platform, scratch.path))
+        folder = Path(beside) / output.name.split(".tar")[0].removesuffix(".tgz").removesuffix(".txz")
+        parts = []
+        for number, distribution in enumerate(found):
+            report(f"copying {distribution.name}", number + 1, len(wanted) + 2)
+            parts.append(_copied(distribution, folder, device))
+        glibc_minor = max(each.glibc_minor for each in found)
+        parts.append(_with_own_files(folder, device, platform, glibc_minor, parts))
+        _require_libraries(folder, device, platform)
+        packed_bytes = None
+        if compression is not None:
+            report("packing", len(wanted) + 1, len(wanted) + 2)
+            packed = Path(beside) / "packed"
+            _pack(folder, packed, compression)
+            packed_bytes = packed.stat().st_size
+            folder = packed
+        folder.rename(output)
+        report("done", len(wanted) + 2, len(wanted) + 2)
+    return WorkerKit(output, device, platform, glibc_minor, tuple(parts), packed_bytes)
+
+
+def _compression(output: Path) -> str | None:
+    """How a tar file of this name is compressed; None for a folder."""
+    for ending, compression in COMPRESSIONS.items():
+        if output.name.endswith(ending):
+            return compression
+    if ".tar." in output.name or output.suffix == ".zip":
+        raise KitError(f"{output}: a kit is a folder, or ends with {', '.join(COMPRESSIONS)}")
+    return None
+
+
+def _distributions(wanted: Mapping[str, str], platform: Platform, scratch: Path) -> Iterator[Distribution]:
+    missing = {}
+    for name, versions in wanted.items():
+        found = installed_for(name, versions, platform)
+        if found is None:
+            missing[name] = versions
+        else:
+            yield found
+    if missing:
+        yield from downloaded(missing, platform, scratch)
+
+
+def _copied(distribution: Distribution, folder: Path, device: str) -> KitPart:
+    files = {
+        place_of(distribution.name, name): path
+        for name, path in distribution.files.items()
+        if is_needed(distribution.name, name, device)
+    }
+    return _copy(distribution.name, distribution.version, files, folder / "packages")
+
+
+def _copy(name: str, version: str, files: Mapping[str, Path], folder: Path) -> KitPart:
+    size_bytes = 0
+    for place, path in sorted(files.items()):
+        target = folder / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+        size_bytes += target.stat().st_size
+    return KitPart(name, version, len(files), size_bytes)
+
+
+def _with_own_files(
+    folder: Path, device: str, platform: Platform, glibc_minor: int, parts: Iterable[KitPart]
+) -> KitPart:
+    version = metadata.version(OWN)
+    python = f"{platform.python[0]}.{platform.python[1]}"
+    own = _copy(OWN, version, own_files(), folder / "packages")
+    described = {
+        "format": FORMAT,
+        "device": device,
+        "python": python,
+        "architecture": platform.architecture,
+        "glibc_minor": glibc_minor,
+        "packages": {part.name: part.version for part in (*parts, own)},
+    }
+    texts = {
+        "kit.json": json.dumps(described, indent=1) + "\n",
+        "__main__.py": Path(start.__file__).read_text(encoding="utf-8"),
+        "worker": _STARTER.replace("{python}", python),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "worker").chmod(0o755)
+    return KitPart(
+        OWN, version, own.files + len(texts), own.size_bytes + sum(len(each.encode()) for each in texts.values())
+    )
+
+
+def _require_libraries(folder: Path, device: str, platform: Platform) -> None:
+    libraries = {path.name for path in (folder / "packages/tvm/lib").glob("*.so*")}
+    needed = [*TVM_RUNTIME, *((TVM_CUDA_RUNTIME, CUDA_RUNTIME) if device == "cuda" else ())]
+    lacking = [name for name in needed if not any(each.startswith(name) for each in libraries)]
+    if lacking:
+        raise KitError(
+            f"apache-tvm and what it needs have no {', '.join(lacking)} for {platform.architecture}: a kit for the "
+            f"device {device!r} cannot be made of them"
+        )
+
+
+def _pack(folder: Path, packed: Path, compression: str) -> None:
+    """With equal bytes for equal contents, whoever packs them and when."""
+    with tarfile.open(packed, f"w:{compression}") as written:  # type: ignore[call-overload]
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                entry = tarfile.TarInfo(f"{folder.name}/{path.relative_to(folder)}")
+                content = path.read_bytes()
+                entry.size, entry.mode = len(content), 0o755 if path.stat().st_mode & 0o100 else 0o644
+                written.addfile(entry, io.BytesIO(content))
