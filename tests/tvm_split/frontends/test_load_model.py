@@ -12,7 +12,7 @@ from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
 
 
-@pytest.mark.parametrize("source", [17, "model.pth", Path("model.tflite"), {"weights": 1}, None])
+@pytest.mark.parametrize("source", [17, "model.pth", Path("model.pb"), {"weights": 1}, None])
 def test_other_sources_are_refused_with_what_is_accepted(source: Any) -> None:
     with pytest.raises(ModelImportError, match=r"\.onnx|\.pt2"):
         load_model(source)
