@@ -241,8 +241,7 @@ def _print_cluster(found: MeasuredCluster) -> None:
         if cost.crowded_transfer_seconds is not None:
             print_line(
                 f"{machine.machine}: on cores that are too few each end of a tensor takes "
-                f"{cost.crowded_transfer_seconds * 1e3:.2f} ms of these, and computing {cost.crowded_ratio:.2f} times "
-                "as much"
+                f"{cost.crowded_transfer_seconds * 1e3:.2f} ms of these"
             )
     for report in found.reports:
         for problem in report.problems:

@@ -158,9 +158,7 @@ class _Probing:
                 round_trip = machines.values[name].round_trip_seconds
                 waking[name] = waking_seconds(samples, round_trip)
                 if crowd is not None:
-                    costs[name] = replace(
-                        costs[name], crowded_transfer_seconds=crowd.transfer_seconds, crowded_ratio=crowd.ratio
-                    )
+                    costs[name] = replace(costs[name], crowded_transfer_seconds=crowd.transfer_seconds)
                     waking[name] = max(waking[name], crowd.hop_seconds - round_trip / 2)
         self._steps.done()
         return LinkProbe(tuple(self._links(machines, measured, waking)), costs, tuple(dict.fromkeys(doubts)))
@@ -236,8 +234,15 @@ class _Probing:
         """Of machines that share too few cores, by a chain over all of them, or as many as are enough to tell."""
         names = host[:LONGEST_CROWD]
         cores = len(set().union(*(self._workers[name].core_numbers for name in names)))
-        probe = partial(probe_crowd, lambda products: self._opened(self._programs.busy_chain(names, products)), cores)
-        return crowd_cost(self._store.known_or(CrowdProbe, names, probe).samples, len(names), cores)
+
+        def opened(products: int) -> Pipeline:
+            small = [SMALLEST_BYTES] * (len(names) + 1)
+            return self._opened(
+                self._programs.busy_chain(names, products) if products else self._programs.chain(names, small)
+            )
+
+        found = self._store.known_or(CrowdProbe, names, partial(probe_crowd, opened))
+        return crowd_cost(found.period_seconds, found.samples, len(names), cores)
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)

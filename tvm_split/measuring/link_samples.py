@@ -67,23 +67,20 @@ class StreamCost:
 class CrowdSample:
     """A chain of stages on machines that share too few cores, each of which computes the same number of ``products``.
 
-    ``compute_seconds`` is what all of them compute for a single micro-batch; others as of a `StreamSample`.
+    ``compute_seconds`` is what all of them compute for a single micro-batch, ``single_seconds`` what it takes in all.
     """
 
     products: int
     compute_seconds: float
     single_seconds: float
-    period_seconds: float
 
 
 @dataclass(frozen=True)
 class CrowdCost:
-    """Where cores are too few, what a stream takes of them: ``transfer_seconds`` at each end of each tensor, ``ratio``
-    times what is computed; and what a hop of a single micro-batch takes, until its stage computes as if it always did.
-    """
+    """Where cores are too few: what a stream takes of them at each end of each tensor, and what a hop of a single
+    micro-batch takes, until its stage computes as if it always did."""
 
     transfer_seconds: float
-    ratio: float
     hop_seconds: float
 
 
@@ -153,24 +150,19 @@ def stream_cost(samples: Sequence[StreamSample]) -> StreamCost:
     return StreamCost(max(0.0, short.period_seconds - ratio * short.compute_seconds), ratio)
 
 
-def crowd_cost(samples: Sequence[CrowdSample], machines: int, cores: int) -> CrowdCost:
-    """The lines through a short and a long duration of computing, of a chain over so many machines on so many cores.
+def crowd_cost(period_seconds: float, samples: Sequence[CrowdSample], machines: int, cores: int) -> CrowdCost:
+    """Of a chain over so many machines on so many cores, there being one hop more than machines.
 
-    A stage whose core and caches others had meanwhile begins slowly. That costs the same however long it computes
-    then, so what a product takes comes from the difference of the two, and the rest is counted to the hops: there are
-    one more than machines, with two ends each.
+    A stream whose stages compute nothing, with one result every ``period_seconds``, keeps all cores busy with nothing
+    but hops. A single micro-batch finds stages whose core and caches others had meanwhile, so that they begin slowly.
+    That costs the same however long they compute then: what a product takes is the difference of short and long
+    ``samples``, and the rest is the hops'.
     """
     short, long = sorted(samples, key=lambda each: each.products)
     product = max(long.compute_seconds - short.compute_seconds, 0.0) / (long.products - short.products)
-    computed = product * short.products
-    difference = product * (long.products - short.products)
-    taken = cores * (long.period_seconds - short.period_seconds)
-    ratio = max(1.0, taken / difference) if difference > 0 else 1.0
     hops = machines + 1
     return CrowdCost(
-        max(0.0, cores * short.period_seconds - ratio * computed) / (2 * hops),
-        ratio,
-        max(0.0, short.single_seconds - computed) / hops,
+        cores * period_seconds / (2 * hops), max(0.0, short.single_seconds - product * short.products) / hops
     )
 
 

@@ -66,10 +66,11 @@ class StreamProbe:
 
 @dataclass(frozen=True)
 class CrowdProbe:
-    """A stream through one machine after the other, of those that share too few ``cores``."""
+    """One machine after the other, of those that share too few cores: the time from one result to the next in a stream
+    whose stages compute nothing, and single micro-batches of such as do."""
 
     measured_at: float
-    cores: int
+    period_seconds: float
     samples: tuple[CrowdSample, ...]
 
 

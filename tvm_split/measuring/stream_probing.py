@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import astuple
 from threading import Barrier, BrokenBarrierError
 
 import numpy as np
@@ -20,9 +19,6 @@ PRODUCTS = (3, 15)
 """Of matrices, in the stages: about 3 and 15 ms on a present-day core."""
 CROWD_PRODUCTS = (1, 4)
 """In each of many stages in turn."""
-CROWD_ROUNDS = 3
-CROWD_STREAMED = 2
-"""Micro-batches of a stream for each stage of a chain, once it is full."""
 ROUNDS = 5
 """Short and long computing take turns, so that a disturbance spoils a round of both, and medians of rounds are kept."""
 MOST_ROUNDS, MOST_SECONDS = 3 * ROUNDS, 1.5
@@ -59,24 +55,31 @@ def probe_streams(names: Sequence[str], opened: Callable[[str, int], Pipeline], 
     return StreamProbe(time.time(), _medians(samples))
 
 
-def probe_crowd(opened: Callable[[int], Pipeline], cores: int) -> CrowdProbe:
-    """A stream through a chain of machines that share so many cores, with short and with longer computing.
+def probe_crowd(opened: Callable[[int], Pipeline]) -> CrowdProbe:
+    """A chain of machines that share too few cores: in a stream, and single micro-batches.
 
     Args:
-        opened: a pipeline through stages of so many products; closed here.
+        opened: a pipeline through stages of so many products, 0 of them included; closed here.
     """
+    periods: list[float] = []
     samples: list[list[CrowdSample]] = [[] for _ in CROWD_PRODUCTS]
     with contextlib.ExitStack() as stack:
-        pipelines = [stack.enter_context(contextlib.closing(opened(products))) for products in CROWD_PRODUCTS]
-        for _ in range(CROWD_ROUNDS):
-            for products, pipeline, found in zip(CROWD_PRODUCTS, pipelines, samples, strict=True):
-                single = _single_runs(pipeline)
-                found.append(CrowdSample(products, *single, _period(pipeline)))
+        passing, *busy = (
+            stack.enter_context(contextlib.closing(opened(products))) for products in (0, *CROWD_PRODUCTS)
+        )
+        for _ in range(ROUNDS):
+            periods.append(_period(passing))
+            for products, pipeline, found in zip(CROWD_PRODUCTS, busy, samples, strict=True):
+                found.append(CrowdSample(products, *_single_runs(pipeline)))
     medians = (
-        CrowdSample(products, *map(statistics.median, zip(*(astuple(each)[1:] for each in found), strict=True)))
-        for products, found in zip(CROWD_PRODUCTS, samples, strict=True)
+        CrowdSample(
+            found[0].products,
+            statistics.median(each.compute_seconds for each in found),
+            statistics.median(each.single_seconds for each in found),
+        )
+        for found in samples
     )
-    return CrowdProbe(time.time(), cores, tuple(medians))
+    return CrowdProbe(time.time(), statistics.median(periods), tuple(medians))
 
 
 def _are_contradictory(samples: Mapping[str, Sequence[Sequence[StreamSample]]]) -> bool:
@@ -122,8 +125,7 @@ def _period(pipeline: Pipeline, start: Barrier | None = None) -> float:
     seconds = time.perf_counter() - begin
     stages = len(pipeline.program.stages)
     fill = FILL + stages - 1
-    fewest = FEWEST_STREAMED if stages == 1 else CROWD_STREAMED * stages
-    count = fill + max(fewest, int(STREAM_SECONDS / max(seconds, 1e-6)))
+    count = fill + max(FEWEST_STREAMED * stages, int(STREAM_SECONDS / max(seconds, 1e-6)))
     if start is not None:
         start.wait()
     arrivals = [time.perf_counter() for _ in pipeline.stream([inputs] * count)]

@@ -43,8 +43,8 @@ class StreamingCost:
     A stage that computes for ``c`` seconds by itself takes ``ratio * c`` while a stream is served, and
     ``transfer_seconds`` for each tensor on top. The values with ``alone_`` are for a plan of this machine only, the
     others for plans in which the other machines of its host, and the client if it is there, are busy too. Nothing,
-    where cores are left over. The values with ``crowded_`` are what all of a host's machines take of its cores, where
-    these are too few; None where that was not measured.
+    where cores are left over. ``crowded_transfer_seconds`` is what each end of a tensor takes of a host's cores where
+    these are too few for its machines; None where that was not measured.
     """
 
     transfer_seconds: float = 0.0
@@ -53,14 +53,13 @@ class StreamingCost:
     alone_transfer_seconds: float = 0.0
     alone_ratio: float = 1.0
     crowded_transfer_seconds: float | None = None
-    crowded_ratio: float = 1.0
 
     @property
     def crowded(self) -> StreamingCost:
         """What counts where cores are too few: of a machine alone, if nothing else was measured."""
         crowded = self.crowded_transfer_seconds
         transfer = self.alone_transfer_seconds if crowded is None else crowded
-        return replace(self, transfer_seconds=transfer, ratio=self.crowded_ratio)
+        return replace(self, transfer_seconds=transfer, ratio=1.0)
 
 
 @dataclass(frozen=True)

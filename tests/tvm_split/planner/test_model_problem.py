@@ -73,9 +73,9 @@ def test_machines_that_share_cores_wait_for_one_and_the_client_too():
     assert crowded.client_transfer_seconds == pytest.approx(0.001)
     assert crowded.client_transfer_seconds_per_byte == pytest.approx(4e-9)
     assert (apart.shared_cores, apart.client_transfer_seconds) == ((), 0.0)
-    measured = dataclasses.replace(streaming, crowded_transfer_seconds=0.002, crowded_ratio=1.3)
+    measured = dataclasses.replace(streaming, crowded_transfer_seconds=0.002)
     crowded = chain_problem(with_streaming(shared, measured))
-    assert [machine.contention for machine in crowded.machines] == pytest.approx([1.3, 1.3])
+    assert [machine.contention for machine in crowded.machines] == pytest.approx([1.2, 1.2])
     assert [machine.transfer_seconds for machine in crowded.machines] == pytest.approx([0.002, 0.002])
     assert crowded.client_transfer_seconds == pytest.approx(0.002)
 
