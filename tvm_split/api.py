@@ -67,8 +67,9 @@ def compile_and_deploy(
         A running `Deployment`; use it as a context manager, or close it.
     """
     cluster = cluster if cluster is not None else Cluster.local()
-    model = load_model(source, example_inputs, batch=batch)
     with cluster.kept(), contextlib.ExitStack() as bars:
+        with cluster.starting():  # beside which what imports networks is imported
+            model = load_model(source, example_inputs, batch=batch)
         report = on_progress or bars.enter_context(step_progress("planning"))
         request = PlanRequest(
             objective,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
@@ -215,6 +216,20 @@ class Cluster:
         if self._ray is not None:
             return self._ray.endpoints()
         return {machine.name: _require_endpoint(machine) for machine in self.machines}
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Inside, the workers of a local cluster start; behind it they run, or what kept them from it is raised.
+
+        What is raised inside comes first. Other clusters have nothing to start.
+        """
+        if self.kind != "local" or self._workers is not None:
+            yield
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="workers") as thread:
+            started = thread.submit(self.endpoints)
+            yield
+        started.result()
 
     @contextmanager
     def kept(self) -> Iterator[None]:

@@ -139,7 +139,7 @@ class _Probing:
         doubts: list[str] = []
         for host in hosts:
             self._steps.begin(f"streams through {', '.join(host)}")
-            alone = spot_checked(host, place_of, self._probe_streams, _agree_on_streams).values
+            alone = self._alone_streams(host)
             company = [self._probed_stream(host)] if self._have_own_cores(host) else []
             doubts += (doubt for stream in (*alone.values(), *company) for doubt in stream.doubts)
             crowd = self._crowd_cost(host) if len(host) > 1 and not company else None
@@ -220,8 +220,13 @@ class _Probing:
         cores = set().union(*(worker.core_numbers for worker in workers))
         return len(host) > 1 and sum(worker.threads for worker in workers) <= len(cores)
 
-    def _probe_streams(self, names: Sequence[str]) -> dict[str, StreamProbe]:
-        return {name: self._probed_stream([name]) for name in names}
+    def _alone_streams(self, host: Sequence[str]) -> dict[str, StreamProbe]:
+        """Of the first of each kind, for all of it: whether they are alike their round trips have shown."""
+        first: dict[Hashable, StreamProbe] = {}
+        for name in host:
+            if self._places[name] not in first:
+                first[self._places[name]] = self._probed_stream([name])
+        return {name: first[self._places[name]] for name in host}
 
     def _probed_stream(self, names: Sequence[str]) -> StreamProbe:
         def opened(name: str, products: int) -> Pipeline:
@@ -368,11 +373,6 @@ def _agree_on_pairs(one: PairProbe, other: PairProbe) -> bool:
         _agree(mine.single_seconds, theirs.single_seconds)
         for mine, theirs in zip(one.samples, other.samples, strict=True)
     )
-
-
-def _agree_on_streams(one: StreamProbe, other: StreamProbe) -> bool:
-    (mine,), (theirs,) = one.samples.values(), other.samples.values()
-    return all(_agree(a.period_seconds, b.period_seconds) for a, b in zip(mine, theirs, strict=True))
 
 
 def _agree(one: float, other: float) -> bool:

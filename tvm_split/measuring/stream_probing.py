@@ -15,8 +15,8 @@ from tvm_split.measuring.link_samples import CrowdSample, StreamSample, median_s
 from tvm_split.measuring.link_store import CrowdProbe, StreamProbe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 
-PRODUCTS = (3, 15)
-"""Of matrices, in the stages: about 3 and 15 ms on a present-day core."""
+PRODUCTS = (2, 10)
+"""Of matrices, in the stages: about 2 and 10 ms on a present-day core."""
 CROWD_PRODUCTS = (1, 4)
 """In each of many stages in turn."""
 ROUNDS = 5

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from tvm_split.cluster import cluster as cluster_module
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.errors import WorkerUnavailableError
 
 
 def test_local_machines_are_lettered() -> None:
@@ -44,3 +46,30 @@ THREE = (Machine("a"), Machine("b"), Machine("c"))
 def test_wrong_clusters(make, message: str) -> None:
     with pytest.raises(ClusterError, match=message):
         make()
+
+
+def test_local_workers_start_beside_something_else() -> None:
+    with Cluster.local(workers=2) as cluster:
+        with cluster.starting():
+            pass
+        workers = cluster._workers
+        assert workers is not None
+        assert set(workers.endpoints) == {"machine-a", "machine-b"}
+        with cluster.starting():
+            assert cluster._workers is workers
+
+
+def test_what_keeps_workers_from_starting_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*names: object, **options: object) -> None:
+        raise WorkerUnavailableError("no worker starts here")
+
+    monkeypatch.setattr(cluster_module, "LocalWorkers", refuses)
+    with pytest.raises(WorkerUnavailableError, match="no worker starts here"), Cluster.local().starting():
+        pass
+    with pytest.raises(ZeroDivisionError), Cluster.local().starting():
+        raise ZeroDivisionError
+
+
+def test_only_local_workers_are_started() -> None:
+    with Cluster.in_process().starting():
+        pass
