@@ -132,8 +132,13 @@ class _Probing:
         hosts = self._busy_hosts()
         place_of, kind_of = self._places.__getitem__, self._kind_of_pair
         self._steps.total = len(first_of(names, place_of)) + len(self._rounds(first_of(pairs, kind_of))) + len(hosts)
-        machines = spot_checked(names, place_of, self._probe_machines, _agree_on_machines)
-        measured = spot_checked(pairs, kind_of, partial(self._probe_pairs, machines.values), _agree_on_pairs)
+        machines = spot_checked(
+            names, place_of, self._probe_machines, _agree_on_machines, lambda each: each.round_trip_seconds
+        )
+        probe_pairs = partial(self._probe_pairs, machines.values)
+        measured = spot_checked(
+            pairs, kind_of, probe_pairs, _agree_on_pairs, lambda each: sum(one.single_seconds for one in each.samples)
+        )
         costs = dict.fromkeys(names, StreamingCost())
         waking = dict.fromkeys(names, 0.0)
         doubts: list[str] = []

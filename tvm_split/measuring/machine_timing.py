@@ -5,8 +5,8 @@ others compute. By how much is often less than what a machine drifts within seco
 and not one long after the other. Times that are known from the cache are not taken again; but where one machine has
 something to measure in company, the others must be at work too.
 
-Of equal machines the first and the last are timed, and all only where these part. In company are as many as find cores
-of their own: what more of them add is waiting for a core.
+Of equal machines the first and the last are timed, where these part a third, and the others are as the middle one. In
+company are as many as find cores of their own: what more of them add is waiting for a core.
 """
 
 from __future__ import annotations
@@ -178,15 +178,21 @@ class MachineTimes:
         if not self.doubt:
             self.cache.put({self._key(digest, companions): each for digest, each in found.items()})
 
+    @property
+    def whole_seconds(self) -> float:
+        """Of all kernels once, as far as they are known."""
+        return sum(each.seconds for each in self.alone.values())
+
     def take_from(self, equal: MachineTimes) -> None:
-        """Takes what was measured of an equal machine, and keeps it for later."""
+        """Takes what was measured of an equal machine, and keeps it for later, unless it is doubtful."""
         for own, others, companions in (
             (self.alone, equal.alone, ()),
             (self.contended, equal.contended, self.companions),
         ):
             found = {digest: others[digest] for digest in equal.measured & others.keys()}
             own.update(found)
-            self.cache.put({self._key(digest, companions): each for digest, each in found.items()})
+            if not equal.doubt:
+                self.cache.put({self._key(digest, companions): each for digest, each in found.items()})
         self.problems.update(equal.problems)
         self.measured |= equal.measured
         self.ceiling_times.update(equal.ceiling_times)
@@ -273,11 +279,13 @@ class HostTiming:
                 kinds.setdefault(each.kind, []).append(each)
         first = first_of(itertools.chain(*kinds.values()), lambda each: each.kind)
         self._time(first, libraries, ceilings, blobs)
-        parted = [kind for kind in kinds.values() if any(each.doubt for each in kind)]
-        self._time([each for kind in parted for each in kind[1:-1]], libraries, ceilings, blobs)
+        thirds = [kind[len(kind) // 2] for kind in kinds.values() if len(kind) > 2 and any(each.doubt for each in kind)]
+        self._time(thirds, libraries, ceilings, blobs)
         for kind in kinds.values():
-            for each in kind[1:-1] if kind not in parted else ():
-                each.take_from(kind[0])
+            timed = sorted({*kind} & {*first, *thirds}, key=lambda each: each.whole_seconds)
+            for each in kind:
+                if each not in timed:
+                    each.take_from(timed[1] if len(timed) > 2 else kind[0])
 
     def _time(
         self,

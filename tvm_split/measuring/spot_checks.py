@@ -1,10 +1,9 @@
-"""Measures some of what is alike by all that is known of it, and the rest only where these disagree. Pure."""
+"""Measures some of what is alike by all that is known of it, for the rest of it, too. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
@@ -29,11 +28,11 @@ def spot_checked(
     kind_of: Callable[[Item], Hashable],
     measure: Callable[[Sequence[Item]], Mapping[Item, Value]],
     agree: Callable[[Value, Value], bool],
+    size: Callable[[Value], float],
 ) -> SpotChecked[Item, Value]:
     """Measure two of every kind; where they agree, the others of the kind are taken to be as the first.
 
-    Where they do not, one of them may have been disturbed: a third is measured, and the others are as the one it agrees
-    with. Only where it agrees with neither, all are measured.
+    Where they do not, one of them was disturbed: a third is measured, and the others are as the one of middle ``size``.
     """
     found = dict(measure(first_of(items, kind_of)))
     kinds = _by_kind(items, kind_of)
@@ -41,16 +40,10 @@ def spot_checked(
     if thirds:
         found.update(measure(thirds))
     assumed: dict[Item, Value] = {}
-    left: list[Item] = []
     for kind in kinds:
-        known, unknown = [item for item in kind if item in found], [item for item in kind if item not in found]
-        alike = next((one for one, other in combinations(known, 2) if agree(found[one], found[other])), None)
-        if alike is not None:
-            assumed.update(dict.fromkeys(unknown, found[alike]))
-        else:
-            left += unknown
-    if left:
-        found.update(measure(left))
+        known = [item for item in kind if item in found]
+        typical = sorted(known, key=lambda item: size(found[item]))[1] if len(known) > 2 else known[0]
+        assumed.update(dict.fromkeys([item for item in kind if item not in found], found[typical]))
     return SpotChecked({**found, **assumed}, frozenset(assumed))
 
 

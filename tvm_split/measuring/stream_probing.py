@@ -19,9 +19,9 @@ PRODUCTS = (2, 10)
 """Of matrices, in the stages: about 2 and 10 ms on a present-day core."""
 CROWD_PRODUCTS = (1, 4)
 """In each of many stages in turn."""
-ROUNDS = 5
+ROUNDS = 3
 """Short and long computing take turns, so that a disturbance spoils a round of both, and medians of rounds are kept."""
-MOST_ROUNDS, MOST_SECONDS = 3 * ROUNDS, 1.5
+MOST_ROUNDS, MOST_SECONDS = 5 * ROUNDS, 1.0
 """As long as the medians contradict themselves: so many, or no more than for so long."""
 SINGLE_RUNS = 3
 STREAM_SECONDS, FEWEST_STREAMED, FILL = 0.06, 6, 4

@@ -114,10 +114,9 @@ def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Mod
         timed = {name for name in names for what in steps if what.startswith("timing") and f"on {name}" in what}
         again = ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
     machines = {each.machine: each for each in found.profile.machines}
-    assert {"machine-a", "machine-e"} <= timed
-    if not found.profile.doubts:  # or noise made the two disagree, and all were timed
-        assert timed == {"machine-a", "machine-e"}
-        assert all(machines[name].pieces == machines["machine-a"].pieces for name in names[1:-1])
+    assert timed in ({"machine-a", "machine-e"}, {"machine-a", "machine-c", "machine-e"})  # where noise makes two part
+    assert machines["machine-b"].pieces == machines["machine-d"].pieces
+    if not found.profile.doubts:
         assert len({report.cached for report in again.reports}) == 1
     together = {what for what in steps if what.endswith("at the same time")}
     cores = len(hardware.core_numbers())

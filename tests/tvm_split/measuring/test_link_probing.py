@@ -110,7 +110,7 @@ def test_of_alike_workers_two_are_measured() -> None:
     assert seen[0] == "link between machine-a and the client"
     between = [what for what in seen if what.startswith("links ")]
     assert between[:2] == ["links machine-a to machine-b", "links machine-e to machine-d"]
-    assert len(between) in (2, 3, 20)  # where noise makes the two disagree, and a third with both
+    assert len(between) in (2, 3)  # where noise makes the two disagree
 
 
 @pytest.mark.slow
