@@ -15,7 +15,7 @@ from tvm_split.cluster.hosts import HostCores, shared_cores
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.measuring.cluster_timing import DEFAULT_TIMEOUT_SECONDS, CallSeconds, ClusterTiming
 from tvm_split.measuring.kernel_calls import KernelCall, shared_weight_bytes
-from tvm_split.measuring.machine_timing import MachineTimes
+from tvm_split.measuring.machine_times import MachineTimes
 from tvm_split.measuring.target_code import TargetCode, target_code
 from tvm_split.model import Model
 from tvm_split.planner.pieces import pieces_of, pieces_of_kernels

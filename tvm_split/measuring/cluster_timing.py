@@ -15,7 +15,8 @@ from tvm_split.errors import ProfileError
 from tvm_split.measuring.ceilings import CeilingCode, Ceilings, ceiling_code
 from tvm_split.measuring.kernel_calls import KernelCall
 from tvm_split.measuring.machine_facts import MachineFacts, machine_facts
-from tvm_split.measuring.machine_timing import HostTiming, MachineTimes
+from tvm_split.measuring.machine_times import MachineTimes
+from tvm_split.measuring.machine_timing import HostTiming
 from tvm_split.measuring.store import Store, default_folder
 from tvm_split.measuring.target_code import TargetCode
 from tvm_split.planner.profile import SHORTEST_SECONDS, PieceTime

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from tvm_split.measuring.machine_timing import CachedTime
+from tvm_split.measuring.machine_times import CachedTime
 from tvm_split.measuring.store import Store, default_folder
 
 

@@ -7,7 +7,8 @@ import pytest
 from tests.helpers.rpc_runtime.timed_kernels import turns_of
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.measuring.machine_facts import MachineFacts
-from tvm_split.measuring.machine_timing import MOST_TURNS, HostTiming, MachineTimes, _MachineAtWork
+from tvm_split.measuring.machine_times import MachineTimes
+from tvm_split.measuring.machine_timing import MOST_TURNS, HostTiming, _MachineAtWork
 from tvm_split.measuring.store import Store
 from tvm_split.measuring.target_code import TargetCode
 from tvm_split.measuring.timing_turns import TURNS

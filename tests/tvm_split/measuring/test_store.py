@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from tvm_split.measuring.machine_timing import CachedTime
+from tvm_split.measuring.machine_times import CachedTime
 from tvm_split.measuring.store import Store, default_folder, entry_key
 
 MACHINE = {"hostname": "box", "machine": "machine-a", "threads": 1}
