@@ -63,7 +63,9 @@ def _numbers(values: Any) -> list[int]:
 def _convolution(data: Any, weight: Any, attributes: Any) -> Any:
     rank = data.dim() - 2
     padding = _numbers(attributes.padding)
-    assert padding[:rank] == padding[rank:]
+    if padding[:rank] != padding[rank:]:  # parts of images have none where they meet
+        sides = zip(padding[:rank], padding[rank:], strict=True)
+        data, padding = functional.pad(data, [each for pair in reversed(list(sides)) for each in pair]), [0] * 2 * rank
     strides, dilation = _numbers(attributes.strides), _numbers(attributes.dilation)
     operator = functional.conv1d if rank == 1 else functional.conv2d
     return operator(data, weight, None, strides, padding[:rank], dilation, int(attributes.groups))

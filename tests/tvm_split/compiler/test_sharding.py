@@ -10,17 +10,13 @@ from tvm import relax
 from tvm.relax import op
 
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights, with_cuts_made
-from tvm_split.compiler.sharding import PlacedModel, placed_model
+from tests.helpers.shared_plans import A, B, C, planned, require_consistent, shared, whole
+from tvm_split.compiler.sharding import placed_model
 from tvm_split.compiling import cut_model
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.problem import Axis, Exchange, Sharding, Stage
+from tvm_split.planner.problem import Stage
 from tvm_split.relay_passes.contract import main_function, operations_of
-
-MACHINES = tuple(PlannedMachine(f"machine-{letter}", {"kind": "llvm"}, 1) for letter in "abc")
-A, B, C = (each.name for each in MACHINES)
-HALVES = {A: 0.5, B: 0.5}
 
 
 def model_of(write: Callable[..., Sequence[relax.Var]], layers: Mapping[str, str] | None = None) -> Model:
@@ -37,23 +33,6 @@ def chain(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
     return [emit(op.nn.relu(conv2), "last")]
 
 
-def whole(machine: str, *layers: str) -> Stage:
-    return Stage((machine,), layers)
-
-
-def shared(axis: Axis, *layers: str, shares: Mapping[str, float] | None = None, exchange: Exchange = "fused") -> Stage:
-    parts = HALVES if shares is None else shares
-    return Stage(tuple(parts), layers, tuple(parts.values()), sharding=Sharding(axis, exchange))
-
-
-def planned(*stages: Stage) -> Plan:
-    named = tuple(
-        Stage(each.machines, each.layers, each.shares, f"stage_{index}", each.sharding)
-        for index, each in enumerate(stages)
-    )
-    return Plan("tiny", "latency", "by hand", MACHINES, named)
-
-
 def parted(model: Model, *stages: Stage) -> dict[str, tuple[str, list[str]]]:
     """By the name of each stage, its machine and its variables; the graph computes what it did."""
     placed = placed_model(model, planned(*stages))
@@ -65,21 +44,6 @@ def parted(model: Model, *stages: Stage) -> dict[str, tuple[str, list[str]]]:
     for name, index in placed.placement.stage_of.items():
         found[names[index]][1].append(name)
     return found
-
-
-def require_consistent(placed: PlacedModel) -> None:
-    """Plan, placement and layers are of one graph, and a stage reads only from stages before it."""
-    operations = operations_of(main_function(placed.model.module))
-    stage_of = placed.placement.stage_of
-    assert [each.var.name for each in operations] == list(placed.model.layers)
-    assert set(stage_of) == set(placed.model.layers)
-    assert [stage.name for stage in placed.placement.stages] == [stage.name for stage in placed.plan.stages]
-    for binding in operations:
-        index = stage_of[binding.var.name]
-        assert placed.model.layers[binding.var.name] in placed.plan.stages[index].layers
-        for used in relax.analysis.free_vars(binding.value):
-            assert stage_of.get(used.name, 0) <= index
-    assert all(stage.sharding is None and len(stage.machines) == 1 for stage in placed.plan.stages)
 
 
 def test_a_plan_without_shards_stays_as_it_is() -> None:

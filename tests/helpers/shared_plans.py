@@ -1,0 +1,48 @@
+"""Plans for graphs of three machines of which some stages are shared, and what any placed model has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm import relax
+
+from tvm_split.compiler.sharding import PlacedModel
+from tvm_split.planner.plan import Plan, PlannedMachine
+from tvm_split.planner.problem import Axis, Exchange, Sharding, Stage
+from tvm_split.relay_passes.contract import main_function, operations_of
+
+MACHINES = tuple(PlannedMachine(f"machine-{letter}", {"kind": "llvm"}, 1) for letter in "abc")
+A, B, C = (each.name for each in MACHINES)
+HALVES = {A: 0.5, B: 0.5}
+
+
+def whole(machine: str, *layers: str) -> Stage:
+    return Stage((machine,), layers)
+
+
+def shared(axis: Axis, *layers: str, shares: Mapping[str, float] | None = None, exchange: Exchange = "fused") -> Stage:
+    parts = HALVES if shares is None else shares
+    return Stage(tuple(parts), layers, tuple(parts.values()), sharding=Sharding(axis, exchange))
+
+
+def planned(*stages: Stage) -> Plan:
+    named = tuple(
+        Stage(each.machines, each.layers, each.shares, f"stage_{index}", each.sharding)
+        for index, each in enumerate(stages)
+    )
+    return Plan("tiny", "latency", "by hand", MACHINES, named)
+
+
+def require_consistent(placed: PlacedModel) -> None:
+    """Plan, placement and layers are of one graph, and a stage reads only from stages before it."""
+    operations = operations_of(main_function(placed.model.module))
+    stage_of = placed.placement.stage_of
+    assert [each.var.name for each in operations] == list(placed.model.layers)
+    assert set(stage_of) == set(placed.model.layers)
+    assert [stage.name for stage in placed.placement.stages] == [stage.name for stage in placed.plan.stages]
+    for binding in operations:
+        index = stage_of[binding.var.name]
+        assert placed.model.layers[binding.var.name] in placed.plan.stages[index].layers
+        for used in relax.analysis.free_vars(binding.value):
+            assert stage_of.get(used.name, 0) <= index
+    assert all(stage.sharding is None and len(stage.machines) == 1 for stage in placed.plan.stages)
