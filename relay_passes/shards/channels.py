@@ -7,7 +7,8 @@ A pair of products with ``exchange="fused"``, column- then row-parallel (Shoeybi
 
 With ``exchange="each"`` the outputs of each product are gathered before the next one, so that all weights are dealt out
 by output channels. A sum or concatenation is made by every machine that needs it, from what all send to it, in the
-order of the machines. Values that are whole (norms between blocks, residuals) are computed by every machine that needs
+order of the machines; where three or more need a large one, each adds up its part and sends that to the others. Values
+that are whole (norms between blocks, residuals) are computed by every machine that needs
 them; sequence-parallel norms (Korthikanti et al., 2022), which would share that work too, are not made.
 
 Requires: a region of single operations, static shapes, layouts NCHW and OIHW, batch norm in inference.
@@ -18,8 +19,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import prod
 from typing import Literal
 
+import numpy as np
 import tvm
 from tvm import relax
 
@@ -32,6 +36,7 @@ from tvm_split.relay_passes.shards.region import (
     RegionWriter,
     Sharded,
     ShardError,
+    bounds,
     part_name,
     region_reader,
     split_region,
@@ -88,6 +93,12 @@ def _decided(
     return decisions
 
 
+LARGE_SUM_BYTES = 1024 * 1024
+"""From here on an exchange more takes less than all summands do on their way, even through memory that is shared."""
+SUM_UNIT = 16
+"""Indices that stay together: kernels work on channels in such blocks."""
+
+
 class _Emitter:
     """Carries out the decisions for what is needed of each value: a machine's own part or summand, and wholes."""
 
@@ -100,6 +111,7 @@ class _Emitter:
         self._own: dict[tuple[str, str], relax.Expr] = {}
         self._whole: dict[tuple[str, str | None], relax.Expr] = {}
         self._parts: dict[object, relax.Expr] = {}
+        self._sums: dict[str, list[relax.Expr]] = {}
 
     def emit(self) -> dict[str, relax.Expr]:
         """The values of the wanted variables."""
@@ -223,6 +235,10 @@ class _Emitter:
         name = step.name if takes_name else self._name(long)
         own = [self._own[step.name, each] for each in self._machines]
         if step.form == "summand":
+            ranges = self._sum_ranges(step)
+            if ranges is not None:
+                sums = self._partial_sums(step, *ranges)
+                return self._writer.emit(relax.op.concat(sums, ranges[0]), name, step.name, machine)
             return self._emit_sum(own, name, long, step.name, machine)
         axis = step.axis
         if axis.repeats == 1:
@@ -240,6 +256,35 @@ class _Emitter:
             ending = name if count == len(own) else self._name(f"{long}_of_{count}")
             total = self._writer.emit(relax.op.add(total, summand), ending, source, machine)
         return total
+
+    def _sum_ranges(self, step: Step) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+        """An axis of a sum and the range of it that each machine adds up; None where each adds up all that it needs.
+
+        With n machines that all need the sum, each sends 2 (n - 1) / n times its size instead of n - 1 times, and waits
+        twice (reduce-scatter and all-gather: Thakur et al., 2005, each part sent directly).
+        """
+        shape, machines = shape_of(step.value), self._machines
+        size = prod(shape) * np.dtype(str(step.value.ty.dtype.dtype)).itemsize
+        if len(machines) < 3 or size < LARGE_SUM_BYTES or not self._needs_whole[step.name].issuperset(machines):
+            return None
+        for index, length in enumerate(shape):
+            with suppress(ValueError):  # too short
+                return index, bounds(length, self._writer.region.shares, SUM_UNIT)
+        return None
+
+    def _partial_sums(self, step: Step, index: int, ranges: Sequence[tuple[int, int]]) -> list[relax.Expr]:
+        """Each machine's part of a sum, added up by it in the order of the machines."""
+        if step.name not in self._sums:
+            self._sums[step.name] = []
+            for machine, (begin, end) in zip(self._machines, ranges, strict=True):
+                pieces = []
+                for source in self._machines:
+                    piece = relax.op.strided_slice(self._own[step.name, source], [index], [begin], [end])
+                    name = self._name(f"{part_name(step.name, source)}_{begin}_to_{end}")
+                    pieces.append(self._writer.emit(piece, name, step.name, source))
+                long = part_name(f"{step.name}_part_of_sum", machine)
+                self._sums[step.name].append(self._emit_sum(pieces, self._name(long), long, step.name, machine))
+        return self._sums[step.name]
 
     def _stretches(self, step: Step, axis: Axis, machine: str) -> relax.Expr:
         """A machine's part with an axis of its own for the stretches."""

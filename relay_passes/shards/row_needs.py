@@ -130,12 +130,14 @@ def owned_ranges(values: Mapping[str, Value], writer: RegionWriter, axis_name: s
     if not results and not reduced:
         raise ShardError(f"nobody needs any of {sorted(lengths)}; choose layers whose results are used")
 
+    indices = "samples" if axis_name == "batch" else axis_name
+
     def by_shares(name: str, length: int) -> tuple[Range, ...]:
         try:
             return bounds(length, shares)
         except ValueError as error:
             raise ShardError(
-                f"{name!r} has {length} {axis_name} for {len(shares)} machines: {error}; take fewer machines or more"
+                f"{name!r} has {length} {indices} for {len(shares)} machines: {error}; take fewer machines or more"
                 " even shares, or end the shard before it"
             ) from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from numbers import Real
@@ -62,13 +62,22 @@ def _check(shard: Shard, machine_names: Sequence[str]) -> None:
     for name, known in (("axis", Axis), ("exchange", Exchange)):
         if getattr(shard, name) not in get_args(known):
             raise PlanError(f"{shard} has the {name} {getattr(shard, name)!r}; it can be {', '.join(get_args(known))}")
+    for name in ("first", "last"):
+        if not isinstance(getattr(shard, name), str):
+            raise PlanError(f"{shard} has the {name} layer {getattr(shard, name)!r}; give a layer's name")
+    if not isinstance(shard.shares, Mapping):
+        raise PlanError(f"{shard} has the shares {shard.shares!r}; give each machine's, like {{'machine-a': 0.5}}")
     unknown = [machine for machine in shard.shares if machine not in machine_names]
     if unknown:
         raise PlanError(f"{shard} names machine {unknown[0]!r}; the cluster has {', '.join(machine_names)}")
     if len(shard.shares) < 2:
-        raise PlanError(f"{shard} has {len(shard.shares)} machine; give shares to at least two, or leave the shard out")
+        raise PlanError(
+            f"{shard} names {len(shard.shares)} of the machines; give shares to two at least, or leave it out"
+        )
     for machine, share in shard.shares.items():
-        if not (isinstance(share, Real) and math.isfinite(share) and share > 0):
+        if not isinstance(share, Real):
+            raise PlanError(f"{shard} gives {machine!r} a share of {share!r}; a share is a number, like 0.5")
+        if not (math.isfinite(share) and share > 0):
             raise PlanError(f"{shard} gives {machine!r} a share of {share!r}; leave it out, or give it more than 0")
     whole = sum(shard.shares.values())
     if abs(whole - 1) > SHARES_TOLERANCE:

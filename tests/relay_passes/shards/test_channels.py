@@ -13,7 +13,8 @@ from tests.helpers.placements import run
 from tests.helpers.shard_networks import Network, lengths, region_of, require_same
 from tvm_split.relay_passes.contract import bindings_of, main_function, operations_of
 from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
-from tvm_split.relay_passes.shards.channels import split_channels
+from tvm_split.relay_passes.shards.channels import LARGE_SUM_BYTES, split_channels
+from tvm_split.relay_passes.shards.crossings import crossing_bytes
 from tvm_split.relay_passes.shards.dealt_axes import leaves_of
 from tvm_split.relay_passes.shards.region import ShardError
 
@@ -296,3 +297,25 @@ def test_a_batch_norm_is_not_cut_from_its_result() -> None:
     region = region_of(module, (0.5, 0.5), last=names[-2])
     with pytest.raises(ShardError, match="is a tuple, and used behind the shard"):
         split_channels(module, region, unit_by="channels", exchange="fused")
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.3, 0.2), (0.25, 0.25, 0.25, 0.25)])
+def test_a_large_sum_is_added_up_in_parts(shares: tuple[float, ...]) -> None:
+    """Each machine adds up a part of it for all, and sends less than its summand to each of the others."""
+
+    def crossed(side: int) -> tuple[int, int]:
+        network = Network((1, 4, side, side))
+        x = op.nn.relu(network.convolution(network.input, 8, 1))
+        x = network.convolution(network.add(x), 256, 1)
+        module = network.module(network.convolution(network.add(op.nn.relu(x)), 8, 1))
+        sharded = split_channels(module, region_of(module, shares), unit_by="channels", exchange="fused")
+        require_same(module, sharded, np.random.default_rng(0).standard_normal((1, 4, side, side)))
+        between = [size for ends, size in crossing_bytes(sharded).items() if None not in ends]
+        return sum(between), 256 * side * side * 4
+
+    machines = len(shares)
+    sent, size = crossed(31)
+    assert size < LARGE_SUM_BYTES
+    assert sent == machines * (machines - 1) * size
+    sent, size = crossed(32)
+    assert sent == 2 * (machines - 1) * size

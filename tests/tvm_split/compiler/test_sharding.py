@@ -17,6 +17,7 @@ from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.problem import Stage
 from tvm_split.relay_passes.contract import main_function, operations_of
+from tvm_split.relay_passes.shards import channels
 
 
 def model_of(write: Callable[..., Sequence[relax.Var]], layers: Mapping[str, str] | None = None) -> Model:
@@ -173,6 +174,25 @@ def test_a_sum_that_both_machines_need_is_made_by_each_on_one_level() -> None:
     }
 
 
+def test_a_sum_in_parts_is_two_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "LARGE_SUM_BYTES", 1)
+
+    def pair(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
+        conv1 = emit(op.nn.conv2d(x, weights(6, 4, 1, 1)), "conv1")
+        conv2 = emit(op.nn.conv2d(emit(op.nn.relu(conv1), "relu"), weights(64, 6, 1, 1)), "conv2")
+        return [emit(op.nn.conv2d(emit(op.nn.relu(conv2), "relu2"), weights(6, 64, 1, 1)), "last")]
+
+    shares = {A: 0.5, B: 0.25, C: 0.25}
+    found = parted(model_of(pair), shared("channels", "conv1", "relu", "conv2", "relu2", "last", shares=shares))
+    ranges = ("0_to_32", "32_to_48", "48_to_64")
+    for letter in "abc":
+        first, second, third = (found[f"stage_0_machine_{letter}_{level}"][1] for level in range(3))
+        assert first[-3:] == [f"conv2_machine_{letter}_{each}" for each in ranges]
+        assert second[-1] == f"conv2_part_of_sum_machine_{letter}"
+        assert third[:2] == [f"conv2_sum_machine_{letter}", f"relu2_machine_{letter}"]
+    assert len(found) == 3 * 3 + 1
+
+
 def test_each_machine_of_a_second_shard_joins_what_it_needs_whole() -> None:
     second = shared("channels", "conv2", "last", shares={B: 0.5, C: 0.5})
     found = parted(model_of(chain), shared("rows", "conv1", "relu"), second)
@@ -283,6 +303,15 @@ def test_the_stages_are_cut_like_any_others() -> None:
 def test_what_cannot_be_shared_says_what_to_do(stage: Stage, message: str) -> None:
     with pytest.raises(PlanError, match=rf"^stage_0 on machine-a, machine-b cannot be shared: .*{message}"):
         placed_model(model_of(chain), planned(stage))
+
+
+def test_more_machines_than_samples() -> None:
+    module = graph({"x": (3, 4, 8, 8)}, chain)
+    names = [each.var.name for each in operations_of(main_function(module))]
+    model = Model("tiny", "test", module, (), (), {name: name for name in names})
+    stage = shared("batch", *names, shares={A: 0.8, B: 0.1, C: 0.1})
+    with pytest.raises(PlanError, match=r"'last' has 3 samples for 3 machines: a share of 0.1 of 3 is nothing"):
+        placed_model(model, planned(stage))
 
 
 def test_what_cannot_be_shared_is_a_layer_as_users_call_it() -> None:

@@ -114,13 +114,19 @@ def test_tables_make_no_stage_of_their_own() -> None:
         ([shard("conv9", "fc")], "'conv9', which the model does not have; near it are 'conv1'"),
         ([shard("conv1", "fd")], "'fd', which the model does not have"),
         ([shard("conv", "fc")], "'conv', which the model does not have"),
-        ([shard("conv1", "fc", {A: 1.0})], "has 1 machine; give shares to at least two, or leave the shard out"),
-        ([shard("conv1", "fc", {})], "has 0 machine"),
+        ([shard("conv1", "fc", {A: 1.0})], "names 1 of the machines; give shares to two at least, or leave it out"),
+        (
+            [shard("conv1", "fc", [A, B])],
+            r"has the shares \['machine-a', .*; give each machine's, like \{'machine-a': 0.5",
+        ),  # type: ignore[arg-type]
+        ([shard(None, "fc")], "has the first layer None; give a layer's name"),  # type: ignore[arg-type]
+        ([shard("conv1", 3)], "has the last layer 3; give a layer's name"),  # type: ignore[arg-type]
+        ([shard("conv1", "fc", {})], "names 0 of the machines; give shares to two at least"),
         ([shard("conv1", "fc", {A: 1.0, B: 0.0})], "gives 'machine-b' a share of 0.0; leave it out"),
         ([shard("conv1", "fc", {A: 1.5, B: -0.5})], "gives 'machine-b' a share of -0.5"),
         ([shard("conv1", "fc", {A: 0.5, B: math.nan})], "gives 'machine-b' a share of nan"),
         ([shard("conv1", "fc", {A: 0.5, B: math.inf})], "gives 'machine-b' a share of inf"),
-        ([shard("conv1", "fc", {A: 0.5, B: "0.5"})], "gives 'machine-b' a share of '0.5'"),  # type: ignore[dict-item]
+        ([shard("conv1", "fc", {A: 0.5, B: "0.5"})], "gives 'machine-b' a share of '0.5'; a share is a number"),  # type: ignore[dict-item]
         ([shard("conv1", "fc", {A: 0.5, B: 0.4})], "the shares of .* add up to 0.9; .* make them 1"),
         ([shard("conv1", "fc", {A: 60, B: 40})], "add up to 100"),
         (
