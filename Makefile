@@ -8,7 +8,7 @@ FRAMEWORKS := .frameworks
 
 .PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-aarch64 test-properties fuzz lint format protocol clean
 .PHONY: check-models check-shards check-cuda check-shaped check-simulation check-unequal check-unloading
-.PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-planner bench-plans bench-shards
+.PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-planner bench-plans bench-shards bench-sources
 
 setup: $(STAMP)
 
@@ -116,6 +116,10 @@ bench-plans: setup
 
 bench-shards: setup
 	$(BIN)/python -m scripts.bench_shards
+
+# With TFLITE=FILE, a TFLite file of the same network as well.
+bench-sources: $(FRAMEWORKS)/.installed
+	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=jax $(BIN)/python -m scripts.bench_sources $(if $(TFLITE),--tflite $(TFLITE))
 
 # As root: links are shaped between network namespaces.
 check-shaped: setup

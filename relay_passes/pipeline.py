@@ -19,6 +19,7 @@ from tvm import relax
 
 from tvm_split.relay_passes.bound_indices import BoundIndices
 from tvm_split.relay_passes.fold_affine import FoldAffine
+from tvm_split.relay_passes.fold_padding import FoldPadding
 from tvm_split.relay_passes.fold_small import FoldSmall
 from tvm_split.relay_passes.partition import Computation, Placement, partition
 from tvm_split.relay_passes.remove_identities import RemoveIdentities
@@ -76,6 +77,7 @@ def stage_phases(schedules: Schedules) -> tuple[Phase, ...]:
                 transform.FoldConstant(),
                 UniqueNames(),
                 FoldAffine(),
+                FoldPadding(),
                 transform.DeadCodeElimination(["main"]),
             ),
         ),

@@ -12,7 +12,7 @@ import tvm_split
 from tests.models import torch_models
 from tvm_split import schedules
 from tvm_split.compiler.targets import host_target
-from tvm_split.relay_passes import bound_indices, fold_affine, fold_small, lift_weights, remove_identities
+from tvm_split.relay_passes import bound_indices, fold_affine, fold_padding, fold_small, lift_weights, remove_identities
 from tvm_split.relay_passes.contract import bindings_of, main_function, require_whole_graph
 from tvm_split.relay_passes.pipeline import Schedules, stage_phases
 from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
@@ -46,6 +46,12 @@ def no_affine_chains(function: relax.Function) -> None:
     assert all((chain.scale == 1).all() and len(chain.members) == 2 for chain in remaining_chains(function))
 
 
+def no_bordered_convolutions(function: relax.Function) -> None:
+    borders = {binding.var.name for binding in bindings_of(function) if fold_padding._border(binding.value) is not None}
+    convolved = [value for value in values(function) if operator_name(value) == "relax.nn.conv2d"]
+    assert not borders & {getattr(value.args[0], "name", "") for value in convolved}
+
+
 def remaining_chains(function: relax.Function) -> list[fold_affine._Chain]:
     return list(fold_affine._find_chains(function).values())
 
@@ -55,6 +61,7 @@ ENSURED: dict[str, Check] = {
     "BoundIndices": bounded_indices,
     "FoldSmall": nothing_small_to_fold,
     "FoldAffine": no_affine_chains,
+    "FoldPadding": no_bordered_convolutions,
     "UniqueNames": lambda function: require_whole_graph(tvm.IRModule({"main": function})),
 }
 

@@ -1,0 +1,71 @@
+"""Fold padding: a border of zeros around a convolution's data becomes the convolution's own padding.
+
+    conv(pad(x, w), W, padding=p)  ──▶  conv(x, W, padding=p + w)
+
+Requires: channels first.
+Ensures: no convolution reads what only a border of zeros along its axes of space was put around. Keras pads so before
+its convolutions of stride 2, whose borders differ on the two sides; as a kernel of its own it costs as much as reading
+and writing its data once more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir.transform import PassContext
+
+from tvm_split.relay_passes.rewrite import operator_name, rewrite_main
+
+_CONVOLUTIONS = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.conv3d": "NCDHW"}
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldPadding")
+class FoldPadding:
+    """Fold borders of zeros into the convolutions behind them, in the function ``main``."""
+
+    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
+        bordered: dict[str, tuple[relax.Expr, list[int]]] = {}
+
+        def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
+            widths = _border(expression)
+            if widths is not None:
+                variable = builder.emit(expression, name_hint=name)
+                bordered[variable.name] = (expression.args[0], widths)
+                return variable
+            data = getattr(expression.args[0], "name", "") if operator_name(expression) in _CONVOLUTIONS else ""
+            return _folded(expression, *bordered[data]) if data in bordered else None
+
+        return relax.transform.DeadCodeElimination(["main"])(rewrite_main(module, replacement))
+
+
+def _border(expression: relax.Expr) -> list[int] | None:
+    """The widths before and after each axis of space; None where something else is done."""
+    if operator_name(expression) != "relax.nn.pad":
+        return None
+    attributes = expression.attrs
+    widths = [int(width) for width in attributes.pad_width]
+    is_zeros = str(attributes.pad_mode) == "constant" and float(attributes.pad_value) == 0
+    return widths[4:] if is_zeros and not any(widths[:4]) and min(widths) >= 0 else None
+
+
+def _folded(call: relax.Call, data: relax.Expr, widths: list[int]) -> relax.Expr | None:
+    attributes = call.attrs
+    if str(attributes.data_layout) != _CONVOLUTIONS[operator_name(call)]:
+        return None
+    border = [*widths[::2], *widths[1::2]]
+    own = [int(each) for each in attributes.padding]
+    convolve: Any = getattr(relax.op.nn, operator_name(call).rpartition(".")[2])
+    return convolve(
+        data,
+        call.args[1],
+        strides=[int(each) for each in attributes.strides],
+        padding=[mine + more for mine, more in zip(own, border, strict=True)],
+        dilation=[int(each) for each in attributes.dilation],
+        groups=int(attributes.groups),
+        data_layout=str(attributes.data_layout),
+        kernel_layout=str(attributes.kernel_layout),
+        out_layout=str(attributes.out_layout),
+        out_dtype=attributes.out_dtype,
+    )

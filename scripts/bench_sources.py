@@ -1,0 +1,97 @@
+"""MobileNetV2 from torch and from Keras, and a TFLite file if one is given, in turns: does the source cost anything?
+
+All are the same network, with weights of their own, compiled for one thread of this host, batch 1. Keras computes with
+what KERAS_BACKEND says (JAX: StableHLO is imported). Bundles stay in a folder, so that compiling and measuring can be
+apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import tvm_split
+from scripts.rounds import Figures, in_turns, medians, ratio, written
+from tests.models.torch_models import mobilenet_v2
+
+PIXELS = 224
+RUNS_A_TURN = 8
+ALLOWED = 1.15
+
+
+def from_torch() -> tvm_split.Model:
+    return tvm_split.load_model(mobilenet_v2(), (torch.zeros(1, 3, PIXELS, PIXELS),))
+
+
+def from_keras() -> tvm_split.Model:
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    import keras
+
+    keras.utils.set_random_seed(0)
+    network = keras.applications.MobileNetV2(weights=None, input_shape=(PIXELS, PIXELS, 3))
+    return tvm_split.load_model(network, batch=1)
+
+
+def compiled(source: Callable[[], tvm_split.Model], folder: Path) -> tvm_split.Bundle:
+    if not folder.exists():
+        model = source()
+        cluster = tvm_split.Cluster.in_process(1, threads=1)
+        tvm_split.compile(model, tvm_split.plan(model, cluster), verify=False).save(folder)
+    return tvm_split.Bundle.load(folder)
+
+
+def timed(run: Callable[[], Any]) -> Callable[[], Figures]:
+    """The median of a turn's runs, after one that is not counted."""
+
+    def turn() -> Figures:
+        run()
+        seconds = []
+        for _ in range(RUNS_A_TURN):
+            start = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - start)
+        return {"milliseconds": 1e3 * statistics.median(seconds)}
+
+    return turn
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bundles", type=Path, default=Path("demo-output/sources"), help="compiled networks lie here")
+    parser.add_argument("--tflite", type=Path, help=f"a file of the same network, {PIXELS} pixels")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--output", type=Path, help="a file of JSON")
+    parser.add_argument("--only-compile", action="store_true")
+    options = parser.parse_args()
+    sources: dict[str, Callable[[], tvm_split.Model]] = {"torch": from_torch, "keras": from_keras}
+    if options.tflite is not None:
+        sources["tflite"] = lambda: tvm_split.load_model(options.tflite, batch=1)
+    bundles = {name: compiled(source, options.bundles / name) for name, source in sources.items()}
+    if options.only_compile:
+        return 0
+    with ExitStack() as stack:
+        sides = {}
+        for name, bundle in bundles.items():
+            deployment = stack.enter_context(tvm_split.deploy(bundle, tvm_split.Cluster.in_process(1, threads=1)))
+            (spec,) = bundle.program.inputs
+            x = np.random.default_rng(0).standard_normal(spec.shape).astype(spec.dtype)
+            sides[name] = timed(lambda deployment=deployment, x=x: deployment.run(x))
+        found = in_turns(sides, options.rounds)
+    shares = {name: ratio(found, "milliseconds", name, "torch") for name in sides}
+    for name, figures in medians(found).items():
+        print(f"{name:8} {figures['milliseconds']:8.2f} ms, {shares[name]:.3f} of torch's")
+    written(options.output, {"rounds": found, "of_torch": shares})
+    return int(shares["keras"] > ALLOWED)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
