@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# JAX, Flax and Keras, half a gigabyte that only their models need: packages of their own, laid over those of .venv.
+# JAX, Flax, Keras and LiteRT, half a gigabyte that only their models need: packages of their own, laid over those of .venv.
 FRAMEWORKS := .frameworks
 
 .PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-aarch64 test-properties fuzz lint format protocol clean
@@ -44,7 +44,7 @@ $(FRAMEWORKS)/.installed: requirements-frameworks.lock $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(FRAMEWORKS) --requirement requirements-frameworks.lock
 	touch $@
 
-# Models of JAX, Flax and Keras, with the real packages; Keras computes with one other in a process, so it runs twice.
+# Models of JAX, Flax and Keras, and TFLite files, with the real packages; Keras computes with one other in a process, so it runs twice.
 KERAS_TESTS := tests/frameworks/test_keras_models.py
 test-frameworks: $(FRAMEWORKS)/.installed
 	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=jax $(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks
@@ -59,7 +59,7 @@ $(TENSORFLOW)/.installed: requirements-tensorflow.lock $(STAMP)
 
 test-tensorflow: $(FRAMEWORKS)/.installed $(TENSORFLOW)/.installed
 	PYTHONPATH=$(CURDIR)/$(TENSORFLOW):$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=tensorflow \
-		$(BIN)/python -m pytest tests/frameworks/tensorflow
+		$(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks/tensorflow
 
 # An aarch64 machine that is emulated, of Debian's packages and a worker's wheels: Debian or Ubuntu, and no root.
 AARCH64 := .aarch64

@@ -13,7 +13,7 @@ import tvm_split
 from tests.helpers.frontends.comparison import run
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tests.helpers.frontends.tflite_files import Writer
-from tests.helpers.frontends.tflite_networks import network
+from tests.helpers.frontends.tflite_networks import SAME, network
 from tvm_split.cli.application import app
 from tvm_split.compiler.verification import first_parting_layer
 from tvm_split.errors import ModelImportError
@@ -55,6 +55,28 @@ def test_answers_over_two_workers_are_those_of_litert(
 def test_channels_last_cost_one_transposition() -> None:
     model = load_model(network(), batch=1)
     assert model.module.script(show_meta=False).count("R.permute_dims(") == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "crops", "is_one"), [([2, 2, 2, 3], [0, 0, 0, 1], True), ([0, 2, 0, 3], [0, 0, 0, 1], False)]
+)
+def test_a_dilated_convolution_is_one(before: list[int], crops: list[int], is_one: bool) -> None:
+    """What the converter writes, and one whose padding is on one side."""
+    writer = Writer()
+    x = writer.input([1, 8, 7, 3], name="x")
+    numbers = [writer.constant(np.array(each, "int32").reshape(2, -1).squeeze()) for each in ([2, 2], before, crops)]
+    apart = writer.add("SPACE_TO_BATCH_ND", [x, *numbers[:2]], "SpaceToBatchND", name="net/spread/SpaceToBatchND")
+    generator = np.random.default_rng(0)
+    weights = [generator.standard_normal(shape).astype("float32") for shape in ((4, 3, 3, 3), (4,))]
+    options = {**SAME, "padding": 1, "fusedActivationFunction": 1}
+    made = writer.add("CONV_2D", [apart, *map(writer.constant, weights)], "Conv2D", options, name="net/spread/conv")
+    together = [made, numbers[0], numbers[2]]
+    model = load_model(writer.file(writer.add("BATCH_TO_SPACE_ND", together, "BatchToSpaceND", name="net/spread/end")))
+    script = model.module.script(show_meta=False)
+    assert ("dilation=[2, 2]" in script, script.count("R.permute_dims(") == 2) == (is_one, is_one)
+    given = generator.standard_normal((1, 8, 7, 3)).astype("float32")
+    np.testing.assert_allclose(run(model, [given])[0], model.reference.outputs([given])[0], rtol=1e-4, atol=1e-5)
+    assert first_parting_layer(model, model.reference, [given]) is None
 
 
 def test_tensors_of_one_name_are_kept_apart() -> None:

@@ -6,8 +6,8 @@ run. LiteRT, which the right answers come from as well, computes both once: what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import flatbuffers
@@ -17,6 +17,7 @@ from ai_edge_litert import schema_py_generated as schema
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.dimensions import Array, Specs
 from tvm_split.frontends.normal_form import UniqueNames
+from tvm_split.frontends.tflite_dilation import Dilation, dilations
 from tvm_split.frontends.tflite_reference import interpreter_of
 
 IDENTIFIER = b"TFL3"
@@ -125,15 +126,27 @@ class TfliteFile:
         interpreter = interpreter_of(self.content, list(self.inputs), shapes)
         self._run(interpreter, shapes)
         known = self._known()
-        used = {number for each in self.operators if not self._is_known(each, known) for number in each.inputs}
-        used |= {number for each in self.operators for number in each.outputs if not self._is_known(each, known)}
+        sizes = {each["index"]: [int(size) for size in each["shape"]] for each in interpreter.get_tensor_details()}
+
+        def value(number: int) -> Array | None:
+            return np.asarray(interpreter.get_tensor(number)) if number in known else None
+
+        model = schema.ModelT.InitFromPackedBuf(bytearray(self.content))
+        places = [place for place, each in enumerate(self.operators) if not self._is_known(each, known)]
+        operators = [self.operators[place] for place in places]
+        written = [model.subgraphs[0].operators[place] for place in places]
+        options = [each.builtinOptions for each in written]
+        spread = dilations(operators, options, sizes, value, [number for number, _ in self.outputs])
+        for place, dilation in spread.items():
+            operators[place] = _spread(operators[place], written[place], dilation)
+        part_of = {place + beside for place in spread for beside in (-1, 1)}
+        operators = [each for place, each in enumerate(operators) if place not in part_of]
+        model.subgraphs[0].operators = [each for place, each in enumerate(written) if place not in part_of]
+        used = {number for each in operators for number in (*each.inputs, *each.outputs)}
         used |= {*self.inputs, *(number for number, _ in self.outputs)}
-        tensors: dict[int, Tensor] = {}
-        sizes = {each["index"]: each["shape"] for each in interpreter.get_tensor_details()}
-        for number in sorted(used - {-1}):
-            tensors[number] = Tensor(tuple(int(size) for size in sizes[number]), self.dtype(number))
-        content = self._with(tensors, known, interpreter.get_tensor)
-        operators = [each for each in self.operators if not self._is_known(each, known)]
+        tensors = {number: Tensor(tuple(sizes[number]), self.dtype(number)) for number in sorted(used - {-1})}
+        computed = {number for each in self.operators if self._is_known(each, known) for number in each.outputs}
+        content = _static(model, tensors, {number: interpreter.get_tensor(number) for number in computed & used})
         weights = {number: _text(self.graph.tensors[number].name) for number in known}
         return TfliteGraph(content, operators, tensors, self.inputs, self.outputs, weights)
 
@@ -198,26 +211,32 @@ class TfliteFile:
                 known |= set(operator.outputs)
         return known
 
-    def _with(self, tensors: Mapping[int, Tensor], known: set[int], value: Callable[[int], Array]) -> bytes:
-        """The file with these shapes, and without the operators whose results are known."""
-        model = schema.ModelT.InitFromPackedBuf(bytearray(self.content))
-        graph = model.subgraphs[0]
-        made = {number for each in self.operators if self._is_known(each, known) for number in each.outputs}
-        for number, tensor in enumerate(graph.tensors):
-            tensor.name = str(number)
-            if number in tensors:
-                tensor.shape = np.asarray(tensors[number].shape, "int32")
-            tensor.shapeSignature = None
-            if number in made and number in tensors:
-                data = np.ascontiguousarray(value(number)).reshape(-1).view("uint8")
-                tensor.buffer = len(model.buffers)
-                tensor.sparsity = None
-                model.buffers.append(schema.BufferT(data=data))
-        kept = [not self._is_known(each, known) for each in self.operators]
-        graph.operators = [each for each, is_kept in zip(graph.operators, kept, strict=True) if is_kept]
-        builder = flatbuffers.Builder(1 << 20)
-        builder.Finish(model.Pack(builder), IDENTIFIER)
-        return bytes(builder.Output())
+
+def _spread(operator: Operator, written: Any, dilation: Dilation) -> Operator:
+    """A convolution with its dilation, which is also written into it."""
+    options = written.builtinOptions
+    options.dilationHFactor, options.dilationWFactor = dilation.steps
+    options.padding = dilation.padding
+    inputs = (dilation.data, *operator.inputs[1:])
+    written.inputs, written.outputs = np.array(inputs, "int32"), np.array([dilation.result], "int32")
+    return replace(operator, inputs=inputs, outputs=(dilation.result,))
+
+
+def _static(model: Any, tensors: Mapping[int, Tensor], computed: Mapping[int, Array]) -> bytes:
+    """The file with these shapes, with what was ``computed`` as constants, and tensors called by their numbers."""
+    for number, tensor in enumerate(model.subgraphs[0].tensors):
+        tensor.name = str(number)
+        tensor.shapeSignature = None
+        if number in tensors:
+            tensor.shape = np.asarray(tensors[number].shape, "int32")
+        if number in computed:
+            data = np.ascontiguousarray(computed[number]).reshape(-1).view("uint8")
+            tensor.buffer = len(model.buffers)
+            tensor.sparsity = None
+            model.buffers.append(schema.BufferT(data=data))
+    builder = flatbuffers.Builder(1 << 20)
+    builder.Finish(model.Pack(builder), IDENTIFIER)
+    return bytes(builder.Output())
 
 
 def _listed(vector: Any) -> Any:
