@@ -61,7 +61,7 @@ test-tensorflow: $(FRAMEWORKS)/.installed $(TENSORFLOW)/.installed
 	PYTHONPATH=$(CURDIR)/$(TENSORFLOW):$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=tensorflow \
 		$(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks/tensorflow
 
-# An aarch64 machine that is emulated, of Debian's packages and a worker's wheels: Debian or Ubuntu, and no root.
+# An aarch64 machine that is emulated, of Debian's packages and a worker's wheels: on Debian, without root.
 AARCH64 := .aarch64
 $(AARCH64)/.installed: scripts/aarch64_machine.py requirements.lock $(STAMP)
 	rm -rf $(AARCH64)

@@ -1,8 +1,8 @@
 """A folder with an aarch64 machine for workers: Debian's Python for it, what a worker needs, and an emulator.
 
 ``FOLDER/python`` is a command that runs that Python, emulated by qemu's user mode as a Cortex-A72, the processor of a
-Raspberry Pi 4. Nothing is installed outside of the folder, where apt's lists and packages lie as well. It needs Debian
-or Ubuntu (apt-get and dpkg-deb), on any processor, and no root.
+Raspberry Pi 4. Nothing is installed outside of the folder, where apt's lists and packages lie as well. It needs Debian,
+on any processor, and no root. (Ubuntu has aarch64 in an archive of its own, which its x86-64 machines do not know.)
 """
 
 from __future__ import annotations
