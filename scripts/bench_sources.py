@@ -11,8 +11,9 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ import numpy as np
 import torch
 
 import tvm_split
-from scripts.rounds import Figures, in_turns, medians, ratio, written
+from scripts.rounds import Figures, Rounds, in_turns, medians, ratio, written
 from tests.models.torch_models import mobilenet_v2
 
 PIXELS = 224
 RUNS_A_TURN = 8
 ALLOWED = 1.15
+
+Source = Callable[[], tvm_split.Model]
 
 
 def from_torch() -> tvm_split.Model:
@@ -41,7 +44,7 @@ def from_keras() -> tvm_split.Model:
     return tvm_split.load_model(network, batch=1)
 
 
-def compiled(source: Callable[[], tvm_split.Model], folder: Path) -> tvm_split.Bundle:
+def compiled(source: Source, folder: Path) -> tvm_split.Bundle:
     if not folder.exists():
         model = source()
         cluster = tvm_split.Cluster.in_process(1, threads=1)
@@ -64,29 +67,33 @@ def timed(run: Callable[[], Any]) -> Callable[[], Figures]:
     return turn
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundles", type=Path, default=Path("demo-output/sources"), help="compiled networks lie here")
-    parser.add_argument("--tflite", type=Path, help=f"a file of the same network, {PIXELS} pixels")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--output", type=Path, help="a file of JSON")
-    parser.add_argument("--only-compile", action="store_true")
-    options = parser.parse_args()
-    sources: dict[str, Callable[[], tvm_split.Model]] = {"torch": from_torch, "keras": from_keras}
-    if options.tflite is not None:
-        sources["tflite"] = lambda: tvm_split.load_model(options.tflite, batch=1)
-    bundles = {name: compiled(source, options.bundles / name) for name, source in sources.items()}
-    if options.only_compile:
-        return 0
+def compare(sources: Mapping[str, Source], folder: Path, rounds: int) -> Rounds:
+    """The milliseconds of each source's network, in turns; all are compiled before the first is measured."""
+    bundles = {name: compiled(source, folder / name) for name, source in sources.items()}
     with ExitStack() as stack:
         sides = {}
         for name, bundle in bundles.items():
             deployment = stack.enter_context(tvm_split.deploy(bundle, tvm_split.Cluster.in_process(1, threads=1)))
             (spec,) = bundle.program.inputs
             x = np.random.default_rng(0).standard_normal(spec.shape).astype(spec.dtype)
-            sides[name] = timed(lambda deployment=deployment, x=x: deployment.run(x))
-        found = in_turns(sides, options.rounds)
-    shares = {name: ratio(found, "milliseconds", name, "torch") for name in sides}
+            sides[name] = timed(partial(deployment.run, x))
+        return in_turns(sides, rounds)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bundles", type=Path, default=Path("demo-output/sources"), help="compiled networks lie here")
+    parser.add_argument("--tflite", type=Path, help=f"a file of the same network, {PIXELS} pixels")
+    parser.add_argument("--rounds", type=int, default=20, help="0 compiles only")
+    parser.add_argument("--output", type=Path, help="a file of JSON")
+    options = parser.parse_args()
+    sources: dict[str, Source] = {"torch": from_torch, "keras": from_keras}
+    if options.tflite is not None:
+        sources["tflite"] = partial(tvm_split.load_model, options.tflite, batch=1)
+    found = compare(sources, options.bundles, options.rounds)
+    if not options.rounds:
+        return 0
+    shares = {name: ratio(found, "milliseconds", name, "torch") for name in sources}
     for name, figures in medians(found).items():
         print(f"{name:8} {figures['milliseconds']:8.2f} ms, {shares[name]:.3f} of torch's")
     written(options.output, {"rounds": found, "of_torch": shares})
