@@ -8,7 +8,7 @@ FRAMEWORKS := .frameworks
 
 .PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-aarch64 test-properties fuzz lint format protocol clean
 .PHONY: check-models check-shards check-cuda check-shaped check-simulation check-unequal check-unloading
-.PHONY: bench-kernels bench-links bench-overlap bench-pipelining bench-planner bench-plans bench-shards bench-sources
+.PHONY: prove-gpu bench-kernels bench-links bench-overlap bench-pipelining bench-planner bench-plans bench-shards bench-sources
 
 setup: $(STAMP)
 
@@ -103,6 +103,10 @@ check-shards: setup
 check-cuda: setup
 	$(BIN)/python -m scripts.check_cuda --arch sm_90
 	$(BIN)/python -m scripts.check_cuda --arch sm_80
+
+# On a machine with a GPU, in eight minutes and without a network; OPTIONS="--target llvm" rehearses it on the CPU.
+prove-gpu: setup
+	$(BIN)/python -m scripts.prove_gpu --output prove-gpu.json $(OPTIONS)
 
 bench-kernels: setup
 	$(BIN)/python -m scripts.bench_kernels

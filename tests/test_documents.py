@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_every_check_and_benchmark_has_its_line() -> None:
-    targets = re.findall(r"^((?:check|bench)-[\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^((?:check|bench|prove)-[\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     (table,) = re.findall(r"## Checking and measuring\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)
     assert sorted(re.findall(r"^\| `make ([\w-]+)` \|", table, re.MULTILINE)) == sorted(targets)
 

@@ -49,6 +49,36 @@ def test_networks_are_shared_in_all_ways_beside_their_source(tmp_path: Path) -> 
     ]
 
 
+def test_a_gpu_is_proven_in_a_rehearsal_on_the_cpu(tmp_path: Path) -> None:
+    found = results(
+        tmp_path, "prove_gpu", "mobilenet_v2", "--target", "llvm", "--pixels", "64", "--rounds", "1", "--threads", "1",
+        "--seconds", "100000",
+    )  # fmt: skip
+    assert found["rehearsal"]
+    assert (found["failed"], found["not_reached"]) == ({}, [])
+    (network,) = found["networks"]
+    assert set(network["seconds"]) == {"ours", "eager", "channels_last"}
+    assert network["difference"] < network["largest_difference"]
+    near, far = found["pipelines"]
+    assert (near["far"], far["far"]) == (False, True)
+    for pipeline in (near, far):
+        assert set(pipeline["layers"]) == {"host", "device"}
+        assert pipeline["difference"] < pipeline["largest_difference"]
+        assert 0 < pipeline["share_of_limit"] < 2
+    assert "grpc" in far["transports"]
+    (kernels,) = found["kernels"]
+    assert kernels["failed"] == {}
+    assert all(kernel["seconds"] > 0 and kernel["share_of_roofline"] > 0 for kernel in kernels["kernels"])
+
+
+def test_what_there_is_no_time_for_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scripts.prove_gpu", "mobilenet_v2", "--target", "llvm", "--seconds", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    text = " ".join(done.stdout.split())
+    assert "no time was left for: mobilenet_v2, float32, batch 1; mobilenet_v2 over two machines;" in text
+
+
 @pytest.mark.long
 def test_overlap_is_shown_beside_other_ways_to_use_two_cores(tmp_path: Path) -> None:
     found = results(tmp_path, "bench_overlap", "mobilenet_v2", "--rounds", "1", "--seconds", "0.2")["mobilenet_v2"]

@@ -104,5 +104,6 @@ def _print_kit(kit: WorkerKit) -> None:
     packed = "" if kit.packed_bytes is None else f"packed: {bytes_text(kit.packed_bytes)}; "
     caption = f"{packed}needs Linux with glibc 2.{kit.glibc_minor} or newer"
     STDOUT.print(new_table(title, ("package", "version"), ("files", "size"), rows, caption))
-    name = kit.path.name if kit.packed_bytes is None else kit.path.name.split(".t")[0]
-    print_note(f"there, without internet: {name}/worker --listen HOST:PORT, with the options of `tvm-split worker`")
+    print_note(
+        f"there, without internet: {kit.folder}/worker --listen HOST:PORT, with the options of `tvm-split worker`"
+    )

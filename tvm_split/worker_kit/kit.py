@@ -56,9 +56,10 @@ class KitPart:
 
 @dataclass(frozen=True)
 class WorkerKit:
-    """A kit that was written to ``path``; ``packed_bytes`` is the size of the tar file, None for a folder."""
+    """A kit that was written to ``path``: a folder, or a tar file of ``packed_bytes`` that has it as ``folder``."""
 
     path: Path
+    folder: str
     device: str
     platform: Platform
     glibc_minor: int
@@ -81,7 +82,7 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
         KitError: the output exists or cannot be written, a package is not to be had, or lacks a library.
     """
     report = on_progress or (lambda what, done, steps: None)
-    compression = _compression(output)
+    name, compression = _form(output)
     if output.exists() or not output.absolute().parent.is_dir():
         problem = "exists already; give a new name" if output.exists() else "is in no folder that exists"
         raise KitError(f"{output} {problem}")
@@ -92,7 +93,7 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
     with ScratchFolder("kit") as scratch, tempfile.TemporaryDirectory(dir=output.absolute().parent) as beside:
         report("finding packages", 0, len(wanted) + 2)
         found = list(_distributions(wanted, platform, scratch.path))
-        folder = Path(beside) / output.name.split(".tar")[0].removesuffix(".tgz").removesuffix(".txz")
+        folder = Path(beside) / name
         parts = []
         for number, distribution in enumerate(found):
             report(f"copying {distribution.name}", number + 1, len(wanted) + 2)
@@ -103,23 +104,24 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
         packed_bytes = None
         if compression is not None:
             report("packing", len(wanted) + 1, len(wanted) + 2)
-            packed = Path(beside) / "packed"
+            packed = Path(beside) / output.name
             _pack(folder, packed, compression)
             packed_bytes = packed.stat().st_size
-            folder = packed
-        folder.rename(output)
+            packed.rename(output)
+        else:
+            folder.rename(output)
         report("done", len(wanted) + 2, len(wanted) + 2)
-    return WorkerKit(output, device, platform, glibc_minor, tuple(parts), packed_bytes)
+    return WorkerKit(output, name, device, platform, glibc_minor, tuple(parts), packed_bytes)
 
 
-def _compression(output: Path) -> str | None:
-    """How a tar file of this name is compressed; None for a folder."""
+def _form(output: Path) -> tuple[str, str | None]:
+    """The name of the folder, and how it is compressed in a tar file; None without one."""
     for ending, compression in COMPRESSIONS.items():
         if output.name.endswith(ending):
-            return compression
+            return output.name.removesuffix(ending), compression
     if ".tar." in output.name or output.suffix == ".zip":
         raise KitError(f"{output}: a kit is a folder, or ends with {', '.join(COMPRESSIONS)}")
-    return None
+    return output.name, None
 
 
 def _distributions(wanted: Mapping[str, str], platform: Platform, scratch: Path) -> Iterator[Distribution]:
