@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tvm_split.ssh.worker_source import worker_source
+from tvm_split.worker_kit.worker_source import needed_versions
 
 ARCHITECTURE = "arm64"
 PACKAGES = ("python3", "libstdc++6", "libgomp1", "ca-certificates")
@@ -98,7 +98,7 @@ def write_command(folder: Path, root: Path, emulator: str) -> Path:
 
 def install(site: Path, version: str) -> None:
     """What a worker needs, in the versions that are installed here, as wheels for aarch64."""
-    pinned = [f"{name}=={number}" for name, number in worker_source().needs.items()]
+    pinned = [f"{name}=={number}" for name, number in needed_versions().items()]
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
     command = ["pip", "install", "--quiet", "--target", str(site), "--only-binary=:all:", "--upgrade", *platforms]
     command += ["--python-version", version, "--constraint", "requirements.lock", *pinned]
