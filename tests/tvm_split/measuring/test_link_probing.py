@@ -21,6 +21,7 @@ from tvm_split.measuring import link_probing, timing_turns
 from tvm_split.measuring.link_probing import LinkProbe, _rounds, has_spare_cores, probe_links
 from tvm_split.measuring.stream_probing import probe_streams
 from tvm_split.planner.profile import LinkProfile, StreamingCost
+from tvm_split.rpc_runtime import hardware
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.program.program import CLIENT
@@ -111,6 +112,13 @@ def test_of_alike_workers_two_are_measured() -> None:
     between = [what for what in seen if what.startswith("links ")]
     assert between[:2] == ["links machine-a to machine-b", "links machine-e to machine-d"]
     assert len(between) in (2, 3)  # where noise makes the two disagree
+    crowded = [cost.crowded_transfer_seconds for cost in found.streaming.values()]
+    assert len(set(crowded)) == 1
+    if len(names) > len(hardware.core_numbers()):
+        assert crowded[0] is not None
+        assert 0 < crowded[0] < 1
+    else:
+        assert crowded[0] is None
 
 
 @pytest.mark.slow
