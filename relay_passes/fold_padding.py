@@ -35,7 +35,8 @@ class FoldPadding:
                 bordered[variable.name] = (expression.args[0], widths)
                 return variable
             data = getattr(expression.args[0], "name", "") if operator_name(expression) in _CONVOLUTIONS else ""
-            return _folded(expression, *bordered[data]) if data in bordered else None
+            folded = _folded(expression, *bordered[data]) if data in bordered else None
+            return None if folded is None else builder.emit(folded, name_hint=name)
 
         return relax.transform.DeadCodeElimination(["main"])(rewrite_main(module, replacement))
 
@@ -50,7 +51,7 @@ def _border(expression: relax.Expr) -> list[int] | None:
     return widths[4:] if is_zeros and not any(widths[:4]) and min(widths) >= 0 else None
 
 
-def _folded(call: relax.Call, data: relax.Expr, widths: list[int]) -> relax.Expr | None:
+def _folded(call: relax.Call, data: relax.Expr, widths: list[int]) -> relax.Call | None:
     attributes = call.attrs
     if str(attributes.data_layout) != _CONVOLUTIONS[operator_name(call)]:
         return None
