@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.scratch import ScratchFolder
 
 COMPILE_SECONDS = 1800.0
 _ANSWER_SECONDS = 30.0
@@ -77,20 +78,30 @@ def fatbin(source: str, arch: str) -> bytes:
         raise NvccError("there is no nvcc: install CUDA's toolkit, or pip install 'tvm-split[cuda]'")
     virtual = arch.replace("sm_", "compute_")
     codes = [arch] if arch[-1:].isalpha() else [arch, virtual]  # sm_90a has PTX for no other kind
-    with tempfile.TemporaryDirectory(prefix="tvm-split-nvcc-") as folder:
-        path, result = Path(folder) / "kernels.cu", Path(folder) / "kernels.fatbin"
+    with ScratchFolder("nvcc") as folder:
+        path, result = folder.path / "kernels.cu", folder.path / "kernels.fatbin"
         path.write_text(source, encoding="utf-8")
         targets = [word for code in codes for word in ("-gencode", f"arch={virtual},code={code}")]
         command = [str(nvcc), "-fatbin", *_OPTIONS, *targets, "-o", str(result), str(path)]
-        try:
-            done = subprocess.run(  # noqa: S603 (no shell)
-                command, capture_output=True, text=True, check=False, timeout=COMPILE_SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            raise NvccError(f"{nvcc} took longer than {COMPILE_SECONDS:.0f} s") from None
-        if done.returncode != 0:
-            raise NvccError(f"{nvcc} for {arch}: {_complaint(done.stderr or done.stdout)}")
+        code, said = _run(command)
+        if code != 0:
+            raise NvccError(f"{nvcc} for {arch}: {_complaint(said)}")
         return result.read_bytes()
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """The exit code and words of a compiler, which ends with all that it started, whatever happens here."""
+    with subprocess.Popen(  # noqa: S603 (no shell)
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=COMPILE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise NvccError(f"{command[0]} took longer than {COMPILE_SECONDS:.0f} s") from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        return process.returncode, said
 
 
 def _complaint(said: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, strategies
 
 from tests.helpers.gpu_driver import require_toolkit
+from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.execution import cuda_code, nvcc
 from tvm_split.rpc_runtime.execution.cuda_code import binary_of, marked, packed
 from tvm_split.rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc
@@ -65,3 +67,24 @@ def test_nvcc_is_found_where_cuda_home_says(tmp_path: Path, monkeypatch: pytest.
     finally:
         find_nvcc.cache_clear()
         nvcc.toolkit_version.cache_clear()
+
+
+def test_a_compiler_that_takes_too_long_ends_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
+    slow = tmp_path / "nvcc"
+    slow.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {started}\nwait\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(nvcc, "find_nvcc", lambda: slow)
+    monkeypatch.setattr(nvcc, "COMPILE_SECONDS", 5.0)
+    with pytest.raises(NvccError, match="took longer than 5 s"):
+        fatbin(KERNEL, "sm_90")
+    assert wait_for(lambda: not runs(int(started.read_text())))
+
+
+def runs(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
