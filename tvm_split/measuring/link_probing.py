@@ -47,8 +47,8 @@ from tvm_split.steps import StepProgress, Steps
 SERIES_SECONDS = 0.04
 """How long single runs, and as long a stream, of one size on a fast link; every machine's own round trip thrice."""
 PARALLEL_PAIRS = 4
-LONGEST_CROWD = 8
-"""Machines that share too few cores, in a chain: with more, each has the caches no less to itself."""
+LONGEST_CROWD = 16
+"""Machines that share too few cores, in a chain: each has the caches less to itself than with fewer, but hardly."""
 ALIKE_SECONDS = 2e-4
 """By which times of alike machines and links may part however short they are: what waking threads varies by."""
 HANDED_OVER_BYTES_PER_SECOND = 1e12
