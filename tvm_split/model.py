@@ -37,6 +37,9 @@ class Model:
     ``layers`` gives, for every variable that ``main`` binds, the name of the layer it came from, in the source's own
     words (torch module path, ONNX node name, scopes of JAX, layers of Keras). Its keys are the variables' name hints,
     which are unique.
+
+    ``tolerance`` is how far from the reference it may be, as a share of the largest magnitude, where the source leaves
+    more open than its dtypes do: quantised networks are rounded after each operator.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Model:
     layers: Mapping[str, str]
     reference: Reference | None = field(default=None, compare=False)
     example_inputs: tuple[np.ndarray, ...] | None = field(default=None, compare=False)
+    tolerance: float | None = field(default=None, compare=False)
 
     @property
     def layer_names(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from tvm_split.cli.application import app
 from tvm_split.compiler.verification import first_parting_layer
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
+from tvm_split.frontends.tflite_frontend import QUANTIZED_TOLERANCE
 
 LAYERS = ("stem", "norm", "act", "block/conv", "skip", "block/conv@1", "pool", "head")
 
@@ -39,6 +40,8 @@ def test_answers_over_two_workers_are_those_of_litert(
     assert_keeps_contract(model)
     assert (model.name, model.layer_names) == ("net", LAYERS)
     x = image_of(model)
+    model = load_model(tmp_path / "net.tflite", x)  # of integers, only what is given can be compared
+    assert model.tolerance == (QUANTIZED_TOLERANCE if kind == "int8" else None)
     (wanted,) = model.reference.outputs([x])
     split = {"machine-a": ["stem"], "machine-b": ["skip"]}
     with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:

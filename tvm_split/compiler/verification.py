@@ -44,11 +44,15 @@ class Difference:
         return self.largest <= self.allowed
 
 
-def difference(actual: np.ndarray, expected: np.ndarray) -> Difference:
-    """Compare floating-point values by their dtype's tolerance of the reference's range, others exactly."""
+def difference(actual: np.ndarray, expected: np.ndarray, tolerance: float | None = None) -> Difference:
+    """Compare floating-point values by their dtype's tolerance of the reference's range, others exactly.
+
+    A ``tolerance`` that is given stands for all dtypes.
+    """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return Difference(float("inf"), 0.0)
-    tolerance = TOLERANCES.get(str(expected.dtype), 0.0)
+    if tolerance is None:
+        tolerance = TOLERANCES.get(str(expected.dtype), 0.0)
     left, right = actual.astype(np.float64), expected.astype(np.float64)
     equal = (left == right) | (np.isnan(left) & np.isnan(right))
     if equal.all():
@@ -78,7 +82,7 @@ def verify_bundle(model: Model, plan: Plan, bundle: Bundle, computations: Sequen
             with InProcessPipeline(runnable.program, runnable.blob_path, on_calling_thread=False) as pipeline:
                 actual = pipeline.run(inputs)
         for tensor, mine, right in zip(model.outputs, actual, expected, strict=True):
-            found = difference(mine, right)
+            found = difference(mine, right, model.tolerance)
             if not found.is_within:
                 raise VerificationError(
                     f"the compiled model{_which_replicas(bundle.program, program)} and {model.framework} disagree on "
@@ -161,7 +165,7 @@ def first_parting_layer(
     mine = {name: value.numpy() for name, value in zip(names, values, strict=True)}
     for name, expected in reference.values(inputs):
         if name in mine:
-            found = difference(mine[name], expected)
+            found = difference(mine[name], expected, model.tolerance)
             if not found.is_within:
                 return model.layers[name], operator_name(operators[name]).removeprefix("relax.") or "value", found
     return None

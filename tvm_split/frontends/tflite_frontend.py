@@ -16,6 +16,10 @@ from tvm_split.frontends.tflite_names import parts_of
 from tvm_split.frontends.tflite_reference import TfliteReference
 from tvm_split.model import Model
 
+QUANTIZED_TOLERANCE = 0.05
+"""Where a quotient lies between two steps LiteRT's own kernels round one way or the other, and a later operator may
+make several steps of one: of one small network of attention its answers were 0.02 of their range apart."""
+
 
 def load_tflite(
     source: str | Path | bytes,
@@ -60,5 +64,5 @@ def load_tflite(
     outputs = form.outputs([output for _, output in graph.outputs])
     return Model(
         identifier(name or "model"), "tflite", form.module, form.inputs, outputs, form.layers, reference,
-        None if examples is None else tuple(examples),
+        None if examples is None else tuple(examples), QUANTIZED_TOLERANCE if graph.is_quantized else None,
     )  # fmt: skip

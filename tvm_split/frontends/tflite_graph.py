@@ -77,6 +77,7 @@ class TfliteGraph:
     """``content`` is the file with static shapes, its tensors called by their numbers.
 
     ``inputs``, ``outputs`` and ``weights`` are numbers of tensors, with the names that they have in the file.
+    ``is_quantized``: it rounds to steps that the file says.
     """
 
     content: bytes
@@ -85,6 +86,7 @@ class TfliteGraph:
     inputs: Mapping[int, str]
     outputs: Sequence[tuple[int, str]]
     weights: Mapping[int, str]
+    is_quantized: bool
 
 
 class TfliteFile:
@@ -148,7 +150,7 @@ class TfliteFile:
         computed = {number for each in self.operators if self._is_known(each, known) for number in each.outputs}
         content = _static(model, tensors, {number: interpreter.get_tensor(number) for number in computed & used})
         weights = {number: _text(self.graph.tensors[number].name) for number in known}
-        return TfliteGraph(content, operators, tensors, self.inputs, self.outputs, weights)
+        return TfliteGraph(content, operators, tensors, self.inputs, self.outputs, weights, self._is_quantized())
 
     def _run(self, interpreter: Any, shapes: Sequence[Sequence[int]]) -> None:
         """With zeros, which every table has a place for, or where those are divided by with ones."""
@@ -161,6 +163,10 @@ class TfliteFile:
             except Exception as error:
                 reason = error
         raise ModelImportError(f"LiteRT cannot run {self.shown}: {last_line(reason)}") from reason
+
+    def _is_quantized(self) -> bool:
+        scales = (each.quantization.scale for each in self.graph.tensors if each.quantization is not None)
+        return any(len(_listed(scale)) for scale in scales)
 
     def _numbers(self, which: str) -> list[int]:
         return [int(number) for number in _listed(getattr(self.graph, which))]

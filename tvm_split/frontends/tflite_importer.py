@@ -39,7 +39,7 @@ _MOVES = frozenset(
         *("SELECT", "SELECT_V2", "RESHAPE"),
     )
 )
-"""Kinds that bring values to other places, so that the integers may stay what they are."""
+"""Kinds that bring values to other places, so that the integers stay what they are, in LiteRT as well."""
 
 _REPAIRED_QUANTIZED = frozenset(("GELU", "CUMSUM", "ARG_MAX", "ARG_MIN", "BATCH_MATMUL"))
 
@@ -120,11 +120,9 @@ class _Importer(tflite_frontend.OperatorConverter):  # type: ignore[misc]
 
     def _can_be_quantized(self, operator: Operator) -> bool:
         """Whether nothing is quantised, or TVM's importer knows what it stands for, or it does not matter."""
-        tensors = [tensor for tensor in self.get_tensors([*operator.inputs, *operator.outputs]) if tensor.qnn_params]
-        if operator.kind in _MOVES:
-            first, *others = tensors or [None]
-            return all(self.has_same_qnn_params(first, other) for other in others)
-        return not tensors or operator.kind in self._SUPPORTED_QUANTIZED_OPS | _REPAIRED_QUANTIZED
+        known = self._SUPPORTED_QUANTIZED_OPS | _REPAIRED_QUANTIZED | _MOVES
+        tensors = self.get_tensors([*operator.inputs, *operator.outputs])
+        return operator.kind in known or not any(tensor.qnn_params for tensor in tensors)
 
     def _converted(self, op: Any, operator: Operator) -> dict[int, relax.Expr]:
         shown = f"operator {operator.kind} of layer {self.parts.operation!r}"

@@ -18,6 +18,7 @@ from tests.helpers.frontends.keras_networks import attention, convolutions
 from tvm_split.compiler.verification import first_parting_layer
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
+from tvm_split.frontends.tflite_frontend import QUANTIZED_TOLERANCE
 
 LIMIT = 1e-4
 
@@ -85,7 +86,7 @@ def test_answers_are_those_of_litert(
     with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
         assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
         found = deployment.run(*x)
-    limit = LIMIT if kind != "int8" else 2 / 256  # a step more or less where LiteRT rounds in integers, and its effects
+    limit = LIMIT if kind != "int8" else QUANTIZED_TOLERANCE  # LiteRT's own kernels are 0.02 apart
     for mine, right in zip(found, wanted, strict=True):
         assert np.abs(mine - right).max() < limit * np.ptp(right)
     if kind == "float32":
@@ -111,8 +112,14 @@ def test_quantised_inputs_and_outputs_stay_integers() -> None:
     assert [spec.dtype for spec in (*model.inputs, *model.outputs)] == ["int8", "int8"]
 
 
+class Doubling(tf.Module):
+    @tf.function(input_signature=[tf.TensorSpec([4], tf.float32)])
+    def __call__(self, x: Any) -> Any:
+        return tf.while_loop(lambda y: tf.reduce_sum(y) < 100.0, lambda y: (y * 2.0,), (x,))[0]
+
+
 def test_loops_are_refused() -> None:
-    sequence = layers.Input((5, 6), name="sequence")
-    network = keras.Model(sequence, layers.GRU(4, name="gru")(sequence))
+    module = Doubling()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([module.__call__.get_concrete_function()], module)
     with pytest.raises(ModelImportError, match=r"WHILE \(it loops while it runs\)"):
-        load_model(tf.lite.TFLiteConverter.from_keras_model(network).convert(), batch=1)
+        load_model(converter.convert())
