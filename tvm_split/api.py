@@ -14,7 +14,7 @@ from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment,
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
 from tvm_split.planner.advice import one_machine_advice
-from tvm_split.planner.problem import Objective
+from tvm_split.planner.problem import Objective, Precision
 from tvm_split.planner.request import PlanRequest, Split
 from tvm_split.planner.shard import Shard, as_shards
 from tvm_split.planning import plan_as_requested
@@ -36,6 +36,7 @@ def compile_and_deploy(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     in_flight: int | None = None,
     allow_lossy: float = 0.0,
+    precision: Precision = "float32",
     database: str | Path | None = None,
     on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Deployment:
@@ -59,6 +60,7 @@ def compile_and_deploy(
         timeout_seconds: the longest wait for a worker's answer or the next result.
         in_flight: so many micro-batches of a stream are under way at most; see `deploy`.
         allow_lossy: how much the codecs of links may change outputs; see `tvm_split.planner.request.PlanRequest`.
+        precision: of the operands of convolutions and products; ``"float16"`` or ``"bfloat16"`` rounds them.
         database: tuned kernels, to be measured and compiled; see `tvm_split.compile`.
         on_progress: called with what is being done, the steps done and all steps; by default they are shown
             on stderr (TVM_SPLIT_PROGRESS=0: not).
@@ -79,6 +81,7 @@ def compile_and_deploy(
             consider_shards=consider_shards,
             database=database,
             allow_lossy=allow_lossy,
+            precision=precision,
         )
         planned = plan_as_requested(model, cluster, request, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))

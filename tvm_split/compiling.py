@@ -18,6 +18,7 @@ from tvm_split.compiler.build import BuiltStage, build_stage
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds
 from tvm_split.compiler.kernels import Kernel
+from tvm_split.compiler.precision import in_precision
 from tvm_split.compiler.sharding import placed_model
 from tvm_split.compiler.transfer_layouts import in_common_layouts
 from tvm_split.compiler.tuning_folder import open_database
@@ -83,6 +84,7 @@ def compile(
     """
     if plan.model != model.name:
         raise PlanError(f"the plan is for model {plan.model!r}, the model is {model.name!r}")
+    model = in_precision(model, plan.precision)
     dump = Path(dump_folder) if dump_folder is not None else None
     tuned = open_database(database)
     report = on_progress or (lambda what, done, steps: None)
@@ -121,7 +123,8 @@ def compile(
     bundle = Bundle(model.name, plan, program, ir, kernels, versions, outputs, Verified.NO, blobs, cuda)
     if verify:
         report("comparing with the source", steps - 1, steps)
-        bundle = replace(bundle, verified=verify_bundle(model, plan, bundle, cut.computations))
+        verified, output_error = verify_bundle(model, plan, bundle, cut.computations)
+        bundle = replace(bundle, verified=verified, output_error=output_error)
     report("done", steps, steps)
     return bundle
 
@@ -139,7 +142,7 @@ def _program(plan: Plan, program: Program) -> Program:
 
 def cut_model(model: Model, plan: Plan, dump_folder: Path | None = None) -> CutModel:
     """Partition, verify the partition, agree on layouts, and make what shows the split; no code yet."""
-    parted = placed_model(model, plan)
+    parted = placed_model(in_precision(model, plan.precision), plan)
     placement = parted.placement
     inputs = main_function(model.module).params
     names = output_names(main_function(parted.model.module))

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.precision import in_precision
 from tvm_split.compiler.sharding import computed_shares
 from tvm_split.compiler.targets import fitting_workers, require_known_targets, resolve_targets
 from tvm_split.errors import PlanError
@@ -25,7 +26,7 @@ from tvm_split.planner.model_problem import model_problem, stages_of_layers, sta
 from tvm_split.planner.pieces import piece_edges
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Prediction, predict, with_coded_links
-from tvm_split.planner.problem import Objective, Problem, Solution, Stage
+from tvm_split.planner.problem import Objective, Precision, Problem, Solution, Stage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.rare_replicas import with_turns
 from tvm_split.planner.replanning import (
@@ -70,6 +71,7 @@ def plan(
     refresh: bool = False,
     database: str | Path | None = None,
     allow_lossy: float = 0.0,
+    precision: Precision = "float32",
     time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS,
     on_progress: StepProgress | None = None,
 ) -> Plan:
@@ -109,6 +111,7 @@ def plan(
         refresh=refresh,
         database=database,
         allow_lossy=allow_lossy,
+        precision=precision,
         time_limit_seconds=time_limit_seconds,
     )
     return plan_as_requested(model, cluster, request, on_progress=on_progress)
@@ -126,9 +129,11 @@ def plan_as_requested(
     """`plan`, for whoever has a request; ``on_problem`` is called with what is searched, if a search there is."""
     require_known_targets(cluster)
     workers = fitting_workers(cluster)
+    model = in_precision(model, request.precision)
     found = _without_codecs(model, cluster, request, on_progress, on_problem)
+    planned = replace(found.plan, precision=request.precision)
     return with_codecs(
-        model, cluster, found.plan, request, found.profile, found.predict_coded, on_progress, workers=workers
+        model, cluster, planned, request, found.profile, found.predict_coded, on_progress, workers=workers
     )
 
 
@@ -302,12 +307,13 @@ def plan_again(
 
     The plan stays as it is, with its prediction corrected, unless the best one saves more than ``threshold`` of it, or
     it does not keep to what is demanded. One whose machines share stages is compared with what `plan` would find now,
-    one of whole layers with others of whole layers.
+    one of whole layers with others of whole layers. The precision stays the plan's own.
 
     Raises:
         PlanError: the current plan's stages do not fit the model or its measured pieces, or the machines have been
             profiled again since.
     """
+    model = in_precision(model, current.precision)
     posed = pose(model, cluster, request, on_progress)
     if measured.profiled_at not in (None, posed.profile.measured_at):
         raise PlanError(
@@ -328,6 +334,7 @@ def plan_again(
     else:
         chosen, change = _whole_again(model, request, posed, current.stages, solved, threshold)
     plan = _plan(model, cluster, request.objective, "corrected by measurements", chosen.stages, chosen.prediction)
+    plan = replace(plan, precision=current.precision)
     return with_codecs(model, cluster, plan, request, profile, chosen.predict_coded, on_progress), change
 
 

@@ -212,6 +212,15 @@ def test_improved_by_what_happened(wide):
     assert same.prediction.period_seconds == pytest.approx(better.prediction.period_seconds)
 
 
+def test_the_precision_stays_that_of_the_plan(wide):
+    cluster = tvm_split.Cluster.local(workers=2)
+    half = tvm_split.plan(wide, cluster, precision="float16", measure=False)
+    slow = Measured({B: 3.0}, profiled_at=0.0)
+    better, found = plan_again(wide, cluster, PlanRequest(measure=False), half, slow)
+    assert found.changed
+    assert (half.precision, better.precision) == ("float16", "float16")
+
+
 def test_replicas_are_kept_when_nothing_is_better(wide):
     cluster = tvm_split.Cluster.local(workers=2)
     profile = pose(wide, cluster, PlanRequest(measure=False)).profile

@@ -70,6 +70,8 @@ def description(bundle: Bundle) -> dict[str, Any]:
         "model": bundle.model,
         "digest": bundle.digest,
         "verified": bundle.verified.value,
+        "output_error": bundle.output_error,
+        "precision": bundle.plan.precision,
         "stages": [
             {
                 "name": stage.name,
@@ -101,7 +103,10 @@ def print_bundle(bundle: Bundle) -> None:
     )
     texts = ("stage", "machine", "kernels")
     STDOUT.print(new_table(f"{bundle.model}: compiled stages", texts, ("library", "weights"), rows, caption))
-    print_note(f"compared with the source framework: {_verified_words(bundle)}")
+    found = (
+        "" if bundle.output_error is None else f"; outputs differ by {bundle.output_error:.1e} of the largest at most"
+    )
+    print_note(f"compared with the source framework: {_verified_words(bundle)}{found}")
     sources = [name for name, needs in bundle.cuda.items() if needs.toolkit is None]
     if sources:
         print_note(

@@ -37,6 +37,14 @@ class Objective(StrEnum):
     LATENCY = "latency"
 
 
+class Precision(StrEnum):
+    """What convolutions and products take their operands in."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
 BundleArgument = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A folder of `tvm-split compile`.", exists=True, file_okay=False)

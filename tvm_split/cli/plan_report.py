@@ -41,6 +41,8 @@ def print_plan(
     is_short = not details and sum(len(stage.machines) for stage in plan.stages) > MOST_ROWS
     console.print(_stages_table(plan, shares, by_machine=is_short))
     lines = [*shard_lines(plan), *codec_lines(plan), *plan.remarks]
+    if plan.precision != "float32":
+        lines.append(f"Convolutions and products multiply in {plan.precision}, and add in float32")
     for line in lines if details else lines[:MOST_ROWS]:
         console.print(Text(line))
     if is_short or (not details and len(lines) > MOST_ROWS):

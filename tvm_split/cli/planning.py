@@ -12,7 +12,7 @@ import typer
 
 from tvm_split.cli import options
 from tvm_split.cli.found_machines import FoundMachines
-from tvm_split.cli.options import WrongUseError
+from tvm_split.cli.options import Precision, WrongUseError
 from tvm_split.cli.shard_option import FORM, shard_of
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ SEARCHING = (
 MEASURING = ("estimate", "refresh")
 """Those that say something of such a split only if it is to be predicted."""
 SPLITTING = ("split", "split_from_model", "configuration", "shard")
-PLANNING = (*SPLITTING, "predict", "stages", "objective", "allow_lossy", *SEARCHING, *MEASURING)
+PLANNING = (*SPLITTING, "predict", "stages", "objective", "allow_lossy", "precision", *SEARCHING, *MEASURING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +147,9 @@ class PlanOptions:
         float | None,
         _value("SHARE", "Links with codec: auto may change outputs by such a share of their range, say 0.01.", 0.0),
     ] = None
+    precision: Annotated[
+        Precision, _value(None, "What convolutions and products take their operands in; they add in float32.")
+    ] = Precision.FLOAT32
     database: options.DatabaseOption = None
 
     def __post_init__(self) -> None:
@@ -207,6 +210,7 @@ class PlanOptions:
             refresh=self.refresh,
             database=self.database,
             allow_lossy=self.allow_lossy or 0.0,
+            precision=self.precision.value,
             time_limit_seconds=self.time_limit or DEFAULT_TIME_LIMIT_SECONDS,
         )
 

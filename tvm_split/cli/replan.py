@@ -38,6 +38,7 @@ def replan(
     shown.require_possible(model)
     request.require_none("new measurements need no correction; use `tvm-split plan`", ("refresh",))
     request.require_none("a plan that has run is improved by searching", SPLITTING)
+    request.require_none("it is that of the plan; use `tvm-split plan` for another one", ("precision",))
     machines = cluster.machines()
     current = _read_plan(plan, measured)
     loaded = shapes.load(model)

@@ -39,6 +39,7 @@ VERSION = 5
 _PROGRAM = TypeAdapter(Program)
 _KERNELS = TypeAdapter(dict[str, tuple[Kernel, ...]])
 _CUDA = TypeAdapter(dict[str, CudaNeeds])
+_ERROR: TypeAdapter[float | None] = TypeAdapter(float | None)
 
 
 class Verified(enum.StrEnum):
@@ -60,6 +61,8 @@ class Bundle:
     ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives every stage's kernels in the order of their
     calls, under the stage's name, and those of its further replicas under their `kernels_key`. ``versions`` are those
     of TVM and its FFI, which a worker must have too. ``cuda`` is what stages for GPUs need there, under the same keys.
+    ``output_error`` is the largest difference from the source framework that was found, as a share of the largest
+    magnitude of an output; None where nothing was compared.
     """
 
     model: str
@@ -72,6 +75,7 @@ class Bundle:
     verified: Verified
     blobs: BlobFolder = field(compare=False)
     cuda: Mapping[str, CudaNeeds] = field(default_factory=dict)
+    output_error: float | None = None
 
     @property
     def digest(self) -> str:
@@ -125,6 +129,7 @@ class Bundle:
             plan = Plan.from_dict(manifest["plan"], source=f"{folder}/manifest.json: plan")
             kernels = _KERNELS.validate_python(manifest["kernels"])
             cuda = _CUDA.validate_python(manifest.get("cuda", {}))
+            output_error = _ERROR.validate_python(manifest.get("output_error"))
             ir_digests = dict(manifest["ir"])
             model, versions = str(manifest["model"]), dict(manifest["versions"])
             outputs, verified = tuple(map(str, manifest["outputs"])), Verified(manifest["verified"])
@@ -134,7 +139,19 @@ class Bundle:
                 f"{folder}/manifest.json does not describe a bundle: {type(error).__name__}: {error}"
             ) from error
         ir = {name: _checked_text(_ir_path(folder, name), digest) for name, digest in ir_digests.items()}
-        bundle = cls(model, plan, program, ir, kernels, versions, outputs, verified, BlobFolder(folder / "blobs"), cuda)
+        bundle = cls(
+            model,
+            plan,
+            program,
+            ir,
+            kernels,
+            versions,
+            outputs,
+            verified,
+            BlobFolder(folder / "blobs"),
+            cuda,
+            output_error,
+        )
         for blob in bundle._blob_specs():
             _check_blob(bundle.blob_path(blob.sha256), blob)
         return bundle
@@ -150,6 +167,7 @@ class Bundle:
             "model": self.model,
             "outputs": list(self.outputs),
             "verified": self.verified.value,
+            "output_error": self.output_error,
             "plan": self.plan.to_dict(),
             "program": dataclasses.asdict(self.program),
             "kernels": {

@@ -17,6 +17,7 @@ from tvm_split.compiler.targets import host_target, runs_here
 from tvm_split.errors import VerificationError
 from tvm_split.model import Model, Reference
 from tvm_split.planner.plan import Plan
+from tvm_split.planner.problem import Precision
 from tvm_split.relay_passes.contract import bindings_of, main_function
 from tvm_split.relay_passes.partition import Computation
 from tvm_split.relay_passes.rewrite import emit_operations, operator_name
@@ -34,25 +35,36 @@ about 1e-6 a layer at worst, float16 (11 bits) and bfloat16 (8 bits) correspondi
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest absolute difference of two arrays, and the largest that is allowed."""
+    """The largest absolute difference of two arrays, the largest that is allowed, and the largest magnitude."""
 
     largest: float
     allowed: float
+    magnitude: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """The difference as a share of the magnitude."""
+        return self.largest / self.magnitude if self.magnitude else self.largest
 
     @property
     def is_within(self) -> bool:
         return self.largest <= self.allowed
 
 
-def difference(actual: np.ndarray, expected: np.ndarray, tolerance: float | None = None) -> Difference:
+def difference(
+    actual: np.ndarray, expected: np.ndarray, tolerance: float | None = None, precision: Precision = "float32"
+) -> Difference:
     """Compare floating-point values by their dtype's tolerance of the reference's range, others exactly.
 
-    A ``tolerance`` that is given stands for all dtypes.
+    A ``tolerance`` that is given stands for all dtypes. What was computed in a ``precision`` that is coarser is compared
+    by the tolerance of that.
     """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return Difference(float("inf"), 0.0)
     if tolerance is None:
         tolerance = TOLERANCES.get(str(expected.dtype), 0.0)
+    if tolerance and precision != "float32":
+        tolerance = max(tolerance, TOLERANCES[precision])
     left, right = actual.astype(np.float64), expected.astype(np.float64)
     equal = (left == right) | (np.isnan(left) & np.isnan(right))
     if equal.all():
@@ -60,21 +72,26 @@ def difference(actual: np.ndarray, expected: np.ndarray, tolerance: float | None
     gap = np.abs(left - right)[~equal]
     largest = float("inf") if np.isnan(gap).any() else float(gap.max())
     finite = right[np.isfinite(right)]
-    return Difference(largest, tolerance * float(np.abs(finite).max(initial=0.0)))
+    magnitude = float(np.abs(finite).max(initial=0.0))
+    return Difference(largest, tolerance * magnitude, magnitude)
 
 
-def verify_bundle(model: Model, plan: Plan, bundle: Bundle, computations: Sequence[Computation]) -> Verified:
+def verify_bundle(
+    model: Model, plan: Plan, bundle: Bundle, computations: Sequence[Computation]
+) -> tuple[Verified, float | None]:
     """Run the compiled stages in this process and compare them with the source.
 
     Stages for targets that this host cannot run (a GPU, another CPU) are compiled once more for this host, so that at
-    least the import and the passes are checked; the answer says so.
+    least the import and the passes are checked; the answer says so. Beside it there is the largest difference that was
+    found, as a share of the largest magnitude of its output.
 
     Raises:
         VerificationError: names the output, by how much it differs, and the first layer whose values part.
     """
     inputs = verification_inputs(model)
     if model.reference is None or inputs is None:
-        return Verified.NO
+        return Verified.NO, None
+    error = 0.0
     expected = model.reference.outputs(inputs)
     for program in one_by_one(bundle.program):
         with ScratchFolder("verify") as folder:
@@ -82,15 +99,16 @@ def verify_bundle(model: Model, plan: Plan, bundle: Bundle, computations: Sequen
             with InProcessPipeline(runnable.program, runnable.blob_path, on_calling_thread=False) as pipeline:
                 actual = pipeline.run(inputs)
         for tensor, mine, right in zip(model.outputs, actual, expected, strict=True):
-            found = difference(mine, right, model.tolerance)
+            found = difference(mine, right, model.tolerance, plan.precision)
+            error = max(error, found.share)
             if not found.is_within:
                 raise VerificationError(
                     f"the compiled model{_which_replicas(bundle.program, program)} and {model.framework} disagree on "
                     f"output {tensor.name!r} by {found.largest:.3g} (allowed for {tensor.dtype}: {found.allowed:.3g}). "
-                    + _where_values_part(model, model.reference, inputs)
+                    + _where_values_part(model, model.reference, inputs, plan.precision)
                 )
     foreign = any(not runs_here(plan.machine(stage.machine).target) for stage in bundle.program.stages)
-    return Verified.COMPILED_AGAIN if foreign else Verified.AS_COMPILED
+    return (Verified.COMPILED_AGAIN if foreign else Verified.AS_COMPILED), error
 
 
 def one_by_one(program: Program) -> tuple[Program, ...]:
@@ -138,9 +156,9 @@ def _runnable_here(plan: Plan, bundle: Bundle, computations: Sequence[Computatio
     return replace(bundle, program=replace(bundle.program, stages=tuple(stages)))
 
 
-def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.ndarray]) -> str:
+def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.ndarray], precision: Precision) -> str:
     """A sentence that names the first layer whose imported operations give other values than the source."""
-    part = first_parting_layer(model, reference, inputs)
+    part = first_parting_layer(model, reference, inputs, precision)
     if part is None:
         return (
             "Each imported layer by itself agrees with the source, so the fault is in an optimisation or a schedule: "
@@ -154,7 +172,7 @@ def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.n
 
 
 def first_parting_layer(
-    model: Model, reference: Reference, inputs: Sequence[np.ndarray]
+    model: Model, reference: Reference, inputs: Sequence[np.ndarray], precision: Precision = "float32"
 ) -> tuple[str, str, Difference] | None:
     """The first layer whose values, without any optimisation, differ from the source's: name, operator, difference."""
     names, module = _every_value_returned(model)
@@ -165,7 +183,7 @@ def first_parting_layer(
     mine = {name: value.numpy() for name, value in zip(names, values, strict=True)}
     for name, expected in reference.values(inputs):
         if name in mine:
-            found = difference(mine[name], expected, model.tolerance)
+            found = difference(mine[name], expected, model.tolerance, precision)
             if not found.is_within:
                 return model.layers[name], operator_name(operators[name]).removeprefix("relax.") or "value", found
     return None

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from tvm_split.errors import PlanError
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.prediction import Prediction
-from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Sharding, Stage
+from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Precision, Sharding, Stage
 
 FORMAT = "tvm-split plan"
 VERSION = 1
@@ -42,7 +42,8 @@ class Plan:
 
     ``origin`` says in a few words how the plan was found. ``prediction`` is what the planner expects of exactly these
     stages and codecs; it is None for a plan that was made or changed by hand. ``codecs`` are those of the tensors that
-    have one on a link; ``remarks`` say which codecs were asked for and do nothing.
+    have one on a link; ``remarks`` say which codecs were asked for and do nothing. Convolutions and products take their
+    operands in ``precision``.
 
     Raises:
         PlanError: the replicas of a stage cannot take turns, or two of its replicas or shards are on one machine; names
@@ -57,6 +58,7 @@ class Plan:
     prediction: Prediction | None = None
     codecs: tuple[PlannedCodec, ...] = ()
     remarks: tuple[str, ...] = ()
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         for stage in self.stages:
@@ -103,9 +105,10 @@ class Plan:
         if self.prediction is None:
             del content["prediction"]
         else:
-            content["prediction"] = {"for_stages": _digest(self.stages, self.codecs), **content["prediction"]}
-        for name in ("codecs", "remarks"):
-            if not content[name]:
+            digest = _digest(self.stages, self.codecs, self.precision)
+            content["prediction"] = {"for_stages": digest, **content["prediction"]}
+        for name, usual in (("codecs", ()), ("remarks", ()), ("precision", "float32")):
+            if content[name] == usual:
                 del content[name]
         return content
 
@@ -140,13 +143,22 @@ class Plan:
             stages = tuple(each.stage() for each in parsed.stages)
             machines, codecs = tuple(parsed.machines), tuple(parsed.codecs)
             origin, remarks = parsed.origin, tuple(parsed.remarks)
-            plan = cls(parsed.model, parsed.objective, origin, machines, stages, codecs=codecs, remarks=remarks)
+            plan = cls(
+                parsed.model,
+                parsed.objective,
+                origin,
+                machines,
+                stages,
+                codecs=codecs,
+                remarks=remarks,
+                precision=parsed.precision,
+            )
             for machine in (machine for stage in stages for machine in stage.machines):
                 plan.machine(machine)
         except PlanError as error:
             raise PlanError(f"{source}: stages: {error}") from None
         prediction = parsed.prediction
-        if prediction is None or prediction.pop("for_stages", None) != _digest(stages, codecs):
+        if prediction is None or prediction.pop("for_stages", None) != _digest(stages, codecs, parsed.precision):
             return plan  # someone has edited them: what was expected of the old ones says nothing
         try:
             return replace(plan, prediction=_PREDICTION.validate_python(prediction))
@@ -208,6 +220,7 @@ class _PlanFile(_Strict):
     stages: list[_Stage] = Field(min_length=1)
     codecs: list[PlannedCodec] = []
     remarks: list[str] = []
+    precision: Precision = "float32"
     prediction: dict[str, Any] | None = None
 
 
@@ -235,6 +248,7 @@ def _given(problem: ErrorDetails) -> str:
     return f" (it is {value!r})" if isinstance(value, str | int | float) and len(repr(value)) < LONGEST_SHOWN else ""
 
 
-def _digest(stages: Sequence[Stage], codecs: Sequence[PlannedCodec]) -> str:
-    content = [_stage_content(stage) for stage in stages] + [asdict(codec) for codec in codecs]
+def _digest(stages: Sequence[Stage], codecs: Sequence[PlannedCodec], precision: Precision) -> str:
+    content: list[Any] = [_stage_content(stage) for stage in stages] + [asdict(codec) for codec in codecs]
+    content += [precision] * (precision != "float32")
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

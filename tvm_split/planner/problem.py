@@ -18,6 +18,8 @@ from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.rpc_runtime.program.turns import turns_by_share
 
 Objective = Literal["throughput", "latency"]
+Precision = Literal["float32", "float16", "bfloat16"]
+"""What convolutions and products multiply in; they add in float32."""
 From = Annotated[str, Field(alias="from")]
 To = Annotated[str, Field(alias="to")]
 """In files, where these may be names."""

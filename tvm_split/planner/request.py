@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Objective
+from tvm_split.planner.problem import Objective, Precision
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS
 from tvm_split.planner.shard import Shard
@@ -40,6 +40,7 @@ class PlanRequest:
         database: tuned kernels to measure, as `tvm_split.compile` takes them.
         allow_lossy: on links with ``codec: auto``, codecs may be chosen that together change an output by so much, as a
             share of its largest magnitude (0.01, say), on the example inputs; 0 chooses only such that lose nothing.
+        precision: of the operands of convolutions and products, which add in float32: half precision rounds them.
         time_limit_seconds: for the search; then the best plan so far is returned, with its bound.
 
     Raises:
@@ -63,11 +64,14 @@ class PlanRequest:
     refresh: bool = False
     database: str | Path | None = None
     allow_lossy: float = 0.0
+    precision: Precision = "float32"
     time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
             raise PlanError(f"objective is {self.objective!r}; it can be {' or '.join(map(repr, get_args(Objective)))}")
+        if self.precision not in get_args(Precision):
+            raise PlanError(f"precision is {self.precision!r}; it can be {', '.join(get_args(Precision))}")
         if self.stages is not None and self.stages < 1:
             raise PlanError(f"stages={self.stages} was asked for; give at least 1")
         if not self.allow_lossy >= 0:

@@ -163,3 +163,16 @@ def test_a_changed_bundle(invoke, onnx_path, tmp_path):
     invoke("compile", onnx_path, "--output", tmp_path / "bundle", "--workers", "1", "--no-verify")
     (tmp_path / "bundle" / "manifest.json").write_text("{}")
     assert "was changed" in invoke("run", tmp_path / "bundle", code=1).stderr
+
+
+def test_half_precision_is_planned_compiled_and_told(invoke, invoke_json, onnx_path, tmp_path):
+    asked = ("--workers", "1", "--precision", "float16")
+    invoke("plan", onnx_path, *asked, "--stages", "1", "--output", tmp_path / "plan.json")
+    assert json.loads((tmp_path / "plan.json").read_text())["precision"] == "float16"
+    told = invoke("plan", onnx_path, *asked, "--stages", "1").stdout
+    assert "multiply in float16, and add in float32" in " ".join(told.split())
+    compiled = invoke_json("compile", onnx_path, "--plan", tmp_path / "plan.json", "--output", tmp_path / "bundle")
+    assert compiled["precision"] == "float16"
+    assert 1e-5 < compiled["output_error"] < 3e-3
+    text = invoke("compile", onnx_path, "--plan", tmp_path / "plan.json", "--output", tmp_path / "bundle").stderr
+    assert "outputs differ by" in " ".join(text.split())

@@ -1,0 +1,84 @@
+"""Half operands: convolutions and products multiply in half precision and add in float32.
+
+    c = conv2d(x, w)  ──▶  x_half = astype(x, "float16")
+                           w_half = astype(w, "float16")
+                           c = conv2d(x_half, w_half, out_dtype="float32")
+
+Everything else stays in float32, so that only products are rounded, before they are multiplied: what tensor cores do
+(Micikevicius and others: Mixed Precision Training, 2018). A value that several of them take is rounded once.
+
+Requires: a normalised function ``main``.
+Ensures: the operations of `MULTIPLYING` whose operands are both float32 have operands of the half type, under the same
+names and with results of the same types; new variables are named after what they round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir.transform import PassContext
+
+from tvm_split.relay_passes.rewrite import operator_name, rewrite_main
+
+HALVES = ("float16", "bfloat16")
+MULTIPLYING = ("relax.matmul", "relax.nn.conv1d", "relax.nn.conv2d")
+
+
+@tvm.transform.module_pass(opt_level=0, name="HalfOperands")
+class HalfOperands:
+    """Round the operands of convolutions and products in ``main``; ``rounded`` gives what each new variable is of.
+
+    By the name of a new variable, ``rounded`` has that of the first operation that takes it.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+        self.rounded: dict[str, str] = {}
+
+    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
+        halves: dict[Any, relax.Var] = {}
+
+        def half_of(operand: relax.Expr, taker: str, place: str, builder: relax.BlockBuilder) -> relax.Var:
+            key = operand.name if isinstance(operand, relax.Var) else (taker, place)
+            if key not in halves:
+                name = f"{operand.name if isinstance(operand, relax.Var) else f'{taker}_{place}'}_{self._dtype}"
+                halves[key] = builder.emit(relax.op.astype(operand, self._dtype), name_hint=name)
+                self.rounded[halves[key].name] = taker
+            return halves[key]
+
+        def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
+            if operator_name(expression) not in MULTIPLYING or any(map(_is_no_float32, expression.args)):
+                return None
+            operands = [
+                half_of(operand, name, place, builder)
+                for operand, place in zip(expression.args, ("left", "right"), strict=True)
+            ]
+            return builder.emit(_multiplied(expression, operands), name_hint=name)
+
+        return rewrite_main(module, replacement)
+
+
+def _multiplied(call: relax.Call, operands: Sequence[relax.Var]) -> relax.Expr:
+    """The same operation of other operands, with a result in float32."""
+    attributes = call.attrs
+    if operator_name(call) == "relax.matmul":
+        return relax.op.matmul(*operands, out_dtype="float32")
+    convolution = relax.op.nn.conv1d if operator_name(call) == "relax.nn.conv1d" else relax.op.nn.conv2d
+    return convolution(
+        *operands,
+        strides=attributes.strides,
+        padding=attributes.padding,
+        dilation=attributes.dilation,
+        groups=attributes.groups,
+        data_layout=attributes.data_layout,
+        kernel_layout=attributes.kernel_layout,
+        out_layout=attributes.out_layout,
+        out_dtype="float32",
+    )
+
+
+def _is_no_float32(operand: relax.Expr) -> bool:
+    return str(getattr(operand.ty, "dtype", "")) != "float32"

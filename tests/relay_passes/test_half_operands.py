@@ -1,0 +1,81 @@
+"""What multiplies takes halves, and adds in float32; nothing else is changed."""
+
+from __future__ import annotations
+
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from tests.helpers.relax_graphs import graph, random_inputs, run_together, weights
+from tvm_split.relay_passes.contract import bindings_of, main_function
+from tvm_split.relay_passes.half_operands import HALVES, HalfOperands
+from tvm_split.relay_passes.rewrite import operator_name
+
+
+def network() -> tvm.IRModule:
+    def write(emit, x):
+        shared = emit(op.nn.relu(x), "shared")
+        strided = emit(op.nn.conv2d(shared, weights(8, 2, 3, 3), 2, 1, groups=2), "strided")
+        beside = emit(op.nn.conv2d(shared, weights(8, 4, 1, 1, seed=1), 2), "beside")
+        flat = emit(op.reshape(emit(op.add(strided, beside), "sum"), (2, 8, 16)), "flat")
+        rows = emit(op.nn.conv1d(flat, weights(4, 8, 3, seed=2), padding=1), "rows")
+        return [emit(op.matmul(rows, weights(16, 5, seed=3)), "scores")]
+
+    return graph({"x": (2, 4, 8, 8)}, write)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_operands_are_rounded_and_results_are_float32(dtype: str) -> None:
+    module = network()
+    after = HalfOperands(dtype)(module)
+    before_names = [binding.var.name for binding in bindings_of(main_function(module))]
+    bound = {binding.var.name: binding for binding in bindings_of(main_function(after))}
+    assert [name for name in bound if name in before_names] == before_names
+    for name in ("strided", "beside", "rows", "scores"):
+        call = bound[name].value
+        assert {str(operand.ty.dtype) for operand in call.args} == {dtype}
+        assert str(call.ty.dtype) == "float32"
+    rounded = [name for name in bound if name not in before_names]
+    assert len(rounded) == 7, "what two of them take is rounded once"
+    assert all(operator_name(bound[name].value) == "relax.astype" for name in rounded)
+    for name in ("shared", "sum", "flat"):
+        assert str(bound[name].value.ty.dtype) == "float32"
+
+
+def test_every_rounding_has_the_name_of_who_takes_it() -> None:
+    rounding = HalfOperands("float16")
+    after = rounding(network())
+    names = {binding.var.name for binding in bindings_of(main_function(after))}
+    assert set(rounding.rounded) <= names
+    assert sorted(rounding.rounded.values()) == sorted(["strided"] * 2 + ["beside"] + ["rows"] * 2 + ["scores"] * 2)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float16", 11), ("bfloat16", 8)])
+def test_values_differ_by_the_rounding_and_no_more(dtype: str, bits: int) -> None:
+    """Products of halves are exact in float32: the difference is that of the operands, of which each has ``bits``."""
+    module = network()
+    (x,) = random_inputs(module)
+    found = run_together({"exact": module, "half": HalfOperands(dtype)(module)}, x)
+    (exact,), (half,) = found["exact"], found["half"]
+    difference = np.abs(half - exact).max() / np.abs(exact).max()
+    assert 2.0 ** (-bits - 6) < difference < 2.0 ** (-bits + 3)
+
+
+def test_a_second_time_changes_nothing() -> None:
+    after = HalfOperands("float16")(network())
+    tvm.ir.assert_structural_equal(HalfOperands("float16")(after), after)
+
+
+def test_integers_and_other_precisions_stay() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 2), "float64"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            product = builder.emit(op.matmul(x, x), name_hint="product")
+            outputs = builder.emit_output(relax.Tuple([product]))
+        builder.emit_func_output(outputs)
+    module = builder.get()
+    tvm.ir.assert_structural_equal(HalfOperands("float16")(module), module)

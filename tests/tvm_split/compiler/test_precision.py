@@ -1,0 +1,94 @@
+"""Half precision as a choice of a plan: what it does to values is told, and plans, bundles and weights have it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import tvm_split
+from tests.models.small_onnx_model import INPUT_SHAPE, small_model
+from tvm_split.compiler.precision import in_precision
+from tvm_split.errors import PlanError, VerificationError
+from tvm_split.planner.plan import Plan
+
+SPLIT = {"machine-a": ["conv_1", "relu_1"], "machine-b": ["conv_2"]}
+LARGEST_ERROR = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 3e-2}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tvm_split.Model:
+    path = tmp_path_factory.mktemp("model") / "small.onnx"
+    onnx.save(small_model(), path)
+    return tvm_split.load_model(path)
+
+
+def weight_bytes(bundle: tvm_split.Bundle) -> int:
+    return sum(weight.blob.size_bytes for stage in bundle.program.stages for weight in stage.weights)
+
+
+@pytest.mark.parametrize("precision", LARGEST_ERROR)
+def test_a_plan_says_the_precision_and_a_bundle_its_error(
+    model: tvm_split.Model, tmp_path: Path, precision: str
+) -> None:
+    cluster = tvm_split.Cluster.in_process(2, threads=1)
+    plan = tvm_split.plan(model, cluster, split=SPLIT, precision=precision)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert plan.precision == precision
+    bundle = tvm_split.compile(model, plan)
+    assert bundle.output_error is not None
+    assert LARGEST_ERROR["float32"] * (precision != "float32") < bundle.output_error < LARGEST_ERROR[precision]
+    bundle.save(tmp_path / "bundle")
+    loaded = tvm_split.Bundle.load(tmp_path / "bundle")
+    assert (loaded.output_error, loaded.plan.precision) == (bundle.output_error, precision)
+    x = np.random.default_rng(1).standard_normal(INPUT_SHAPE).astype(np.float32)
+    with tvm_split.deploy(loaded, cluster) as deployment:
+        (found,) = deployment.run(x)
+    assert model.reference is not None
+    (expected,) = model.reference.outputs([x])
+    assert np.abs(found - expected).max() < LARGEST_ERROR[precision] * np.abs(expected).max()
+
+
+def test_weights_of_halves_are_half_as_large(model: tvm_split.Model) -> None:
+    cluster = tvm_split.Cluster.in_process(1, threads=1)
+    whole, half = (
+        tvm_split.compile(model, tvm_split.plan(model, cluster, precision=precision), verify=False)
+        for precision in ("float32", "float16")
+    )
+    assert weight_bytes(half) < 0.7 * weight_bytes(whole)
+
+
+def test_layers_keep_their_names(model: tvm_split.Model) -> None:
+    half = in_precision(model, "float16")
+    assert half.layer_names == model.layer_names
+    assert in_precision(half, "float16").layers == half.layers
+    assert in_precision(model, "float32") is model
+
+
+def test_what_is_wrong_is_still_found(model: tvm_split.Model) -> None:
+    """The tolerance is that of the precision, and no more."""
+    plan = tvm_split.plan(model, tvm_split.Cluster.in_process(1), precision="bfloat16")
+
+    class Other:
+        def outputs(self, inputs):
+            return tuple(value * 1.3 for value in model.reference.outputs(inputs))
+
+        def values(self, inputs):
+            return iter(())
+
+    with pytest.raises(VerificationError, match="disagree on output"):
+        tvm_split.compile(replace(model, reference=Other()), plan)
+
+
+def test_other_words_are_refused(model: tvm_split.Model, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="precision is 'int8'; it can be float32, float16, bfloat16"):
+        tvm_split.plan(model, tvm_split.Cluster.in_process(1), precision="int8")
+    tvm_split.plan(model, tvm_split.Cluster.in_process(1), precision="float16").save(tmp_path / "plan.json")
+    text = (tmp_path / "plan.json").read_text()
+    (tmp_path / "plan.json").write_text(text.replace('"float16"', '"float8"'))
+    with pytest.raises(PlanError, match="precision"):
+        Plan.load(tmp_path / "plan.json")
