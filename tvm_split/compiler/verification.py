@@ -56,8 +56,8 @@ def difference(
 ) -> Difference:
     """Compare floating-point values by their dtype's tolerance of the reference's range, others exactly.
 
-    A ``tolerance`` that is given stands for all dtypes. What was computed in a ``precision`` that is coarser is compared
-    by the tolerance of that.
+    A ``tolerance`` that is given stands for all dtypes. What was computed in a coarser ``precision`` is compared by the
+    tolerance of that.
     """
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return Difference(float("inf"), 0.0)
