@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 MOST_CORES = 8192
@@ -17,3 +18,10 @@ class SharedCores:
 
     machines: tuple[str, ...]
     cores: int
+
+    def crowding(self, cores_of: Mapping[str, int]) -> float:
+        """What all machines together compute on when each does on so many cores, by the cores that there are.
+
+        Below 1 one is left for something else, above 1 they wait for each other.
+        """
+        return sum(cores_of.get(name, 0) for name in self.machines) / self.cores

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import CompileError, ProfileError
 from tvm_split.measuring import timing_turns
 from tvm_split.measuring.link_samples import (
@@ -221,9 +222,8 @@ class _Probing:
 
     def _have_own_cores(self, host: Sequence[str]) -> bool:
         """Whether several can compute at the same time; where cores are too few, a plan counts what they share."""
-        workers = [self._workers[name] for name in host]
-        cores = set().union(*(worker.core_numbers for worker in workers))
-        return len(host) > 1 and sum(worker.threads for worker in workers) <= len(cores)
+        cores = set().union(*(self._workers[name].core_numbers for name in host))
+        return len(host) > 1 and SharedCores(tuple(host), len(cores) or 1).crowding(_threads(self._workers)) <= 1
 
     def _alone_streams(self, host: Sequence[str]) -> dict[str, StreamProbe]:
         """Of the first of each kind, for all of it: whether they are alike their round trips have shown."""
@@ -387,8 +387,12 @@ def _agree(one: float, other: float) -> bool:
 def has_spare_cores(machine: str, workers: Mapping[str, WorkerDescription]) -> bool:
     """Whether transfers find a core that computes nothing: none of those may, on which workers of the host compute."""
     worker = workers[machine]
-    threads = sum(other.threads for other in workers.values() if other.host == worker.host)
-    return worker.cores > threads
+    here = tuple(name for name, other in workers.items() if other.host == worker.host)
+    return SharedCores(here, worker.cores or 1).crowding(_threads(workers)) < 1
+
+
+def _threads(workers: Mapping[str, WorkerDescription]) -> dict[str, int]:
+    return {name: worker.threads for name, worker in workers.items()}
 
 
 def _rounds(pairs: Sequence[tuple[str, str]], hosts: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:

@@ -139,9 +139,4 @@ class ClusterProfile:
     def crowding(self, machine: str) -> float:
         """How many times longer computing takes when all machines of a host do only because its cores are too few."""
         cores_of = {each.machine: each.cores for each in self.machines}
-        wanted = [
-            sum(cores_of.get(name, 0) for name in shared.machines) / shared.cores
-            for shared in self.shared_cores
-            if machine in shared.machines
-        ]
-        return max([1.0, *wanted])
+        return max([1.0, *(each.crowding(cores_of) for each in self.shared_cores if machine in each.machines)])
