@@ -67,12 +67,14 @@ class StreamCost:
 class CrowdSample:
     """A chain of stages on machines that share too few cores, each of which computes the same number of ``products``.
 
-    ``compute_seconds`` is what all of them compute for a single micro-batch, ``single_seconds`` what it takes in all.
+    ``compute_seconds`` is what all of them compute for a single micro-batch, ``single_seconds`` what it takes in all,
+    ``period_seconds`` the time from one result to the next in a stream; None where none was measured.
     """
 
     products: int
     compute_seconds: float
     single_seconds: float
+    period_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -154,16 +156,17 @@ def crowd_cost(period_seconds: float, samples: Sequence[CrowdSample], machines: 
     """Of a chain over so many machines on so many cores, there being one hop more than machines.
 
     A stream whose stages compute nothing, with one result every ``period_seconds``, keeps all cores busy with nothing
-    but hops. A single micro-batch finds stages whose core and caches others had meanwhile, so that they begin slowly.
+    but hops. Where stages compute, they find their core and caches as others have left them, and so does the runtime.
     That costs the same however long they compute then: what a product takes is the difference of short and long
-    ``samples``, and the rest is the hops'.
+    ``samples``, and the rest of the short one's period and single run is the hops'.
     """
     short, long = sorted(samples, key=lambda each: each.products)
     product = max(long.compute_seconds - short.compute_seconds, 0.0) / (long.products - short.products)
-    hops = machines + 1
-    return CrowdCost(
-        cores * period_seconds / (2 * hops), max(0.0, short.single_seconds - product * short.products) / hops
-    )
+    hops, computed = machines + 1, product * short.products
+    taken = cores * period_seconds
+    if short.period_seconds is not None:
+        taken = max(taken, cores * short.period_seconds - computed)
+    return CrowdCost(taken / (2 * hops), max(0.0, short.single_seconds - computed) / hops)
 
 
 def median_sample(samples: Sequence[StreamSample]) -> StreamSample:

@@ -24,7 +24,7 @@ ROUNDS = 3
 MOST_ROUNDS, MOST_SECONDS = 5 * ROUNDS, 1.0
 """As long as the medians contradict themselves: so many, or no more than for so long."""
 SINGLE_RUNS = 3
-STREAM_SECONDS, FEWEST_STREAMED, FILL = 0.06, 6, 4
+STREAM_SECONDS, FEWEST_STREAMED, FEWEST_OF_CHAIN, FILL = 0.06, 6, 3, 4
 
 
 def probe_streams(names: Sequence[str], opened: Callable[[str, int], Pipeline], timeout_seconds: float) -> StreamProbe:
@@ -70,16 +70,21 @@ def probe_crowd(opened: Callable[[int], Pipeline]) -> CrowdProbe:
         for _ in range(ROUNDS):
             periods.append(_period(passing))
             for products, pipeline, found in zip(CROWD_PRODUCTS, busy, samples, strict=True):
-                found.append(CrowdSample(products, *_single_runs(pipeline)))
-    medians = (
-        CrowdSample(
-            found[0].products,
-            statistics.median(each.compute_seconds for each in found),
-            statistics.median(each.single_seconds for each in found),
-        )
-        for found in samples
+                singles = _single_runs(pipeline)
+                period = _period(pipeline) if products == min(CROWD_PRODUCTS) else None
+                found.append(CrowdSample(products, *singles, period))
+    medians = tuple(map(_median_of_crowd, samples))
+    return CrowdProbe(time.time(), statistics.median(periods), medians)
+
+
+def _median_of_crowd(samples: Sequence[CrowdSample]) -> CrowdSample:
+    periods = [each.period_seconds for each in samples if each.period_seconds is not None]
+    return CrowdSample(
+        samples[0].products,
+        statistics.median(each.compute_seconds for each in samples),
+        statistics.median(each.single_seconds for each in samples),
+        statistics.median(periods) if periods else None,
     )
-    return CrowdProbe(time.time(), statistics.median(periods), tuple(medians))
 
 
 def _are_contradictory(samples: Mapping[str, Sequence[Sequence[StreamSample]]]) -> bool:
@@ -125,7 +130,8 @@ def _period(pipeline: Pipeline, start: Barrier | None = None) -> float:
     seconds = time.perf_counter() - begin
     stages = len(pipeline.program.stages)
     fill = FILL + stages - 1
-    count = fill + max(FEWEST_STREAMED * stages, int(STREAM_SECONDS / max(seconds, 1e-6)))
+    fewest = FEWEST_STREAMED if stages == 1 else FEWEST_OF_CHAIN * stages
+    count = fill + max(fewest, int(STREAM_SECONDS / max(seconds, 1e-6)))
     if start is not None:
         start.wait()
     arrivals = [time.perf_counter() for _ in pipeline.stream([inputs] * count)]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given, strategies as st
 
@@ -103,6 +105,9 @@ def test_what_a_crowd_takes_of_its_cores_and_what_a_single_hop_does():
 
     found = crowd_cost(2 * hops * 0.1e-3 / cores, [sample(5), sample(1)], machines, cores)
     assert found.transfer_seconds == pytest.approx(0.1e-3)
+    beside = replace(sample(1), period_seconds=(machines * 1e-3 + 2 * hops * 0.2e-3) / cores)
+    assert crowd_cost(1e-6, [sample(5), beside], machines, cores).transfer_seconds == pytest.approx(0.2e-3)
+    assert crowd_cost(1.0, [sample(5), beside], machines, cores).transfer_seconds == cores / (2 * hops)
     assert found.hop_seconds == pytest.approx(0.3e-3 + machines * 0.5e-3 / hops)
     assert crowd_cost(1e-3, [CrowdSample(1, 0.01, 0.001), sample(5)], machines, cores).hop_seconds >= 0.0
 

@@ -67,6 +67,9 @@ def test_a_chain_of_machines_that_share_cores_is_measured(
     assert 0 < short.compute_seconds < long.compute_seconds
     assert all(sample.single_seconds > sample.compute_seconds for sample in found.samples)
     assert 0 < found.period_seconds < long.single_seconds
+    assert short.period_seconds is not None
+    assert short.period_seconds > found.period_seconds
+    assert long.period_seconds is None
 
 
 def test_medians_that_contradict_themselves_are_measured_again(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
