@@ -129,6 +129,8 @@ def plan_as_requested(
     """`plan`, for whoever has a request; ``on_problem`` is called with what is searched, if a search there is."""
     require_known_targets(cluster)
     workers = fitting_workers(cluster)
+    if request.precision != "float32":
+        request = replace(request, consider_shards=False)
     model = in_precision(model, request.precision)
     found = _without_codecs(model, cluster, request, on_progress, on_problem)
     planned = replace(found.plan, precision=request.precision)

@@ -72,6 +72,8 @@ class PlanRequest:
             raise PlanError(f"objective is {self.objective!r}; it can be {' or '.join(map(repr, get_args(Objective)))}")
         if self.precision not in get_args(Precision):
             raise PlanError(f"precision is {self.precision!r}; it can be {', '.join(get_args(Precision))}")
+        if self.precision != "float32" and self.shards:
+            raise PlanError("layers that machines compute together stay in float32; leave out the shards, or precision")
         if self.stages is not None and self.stages < 1:
             raise PlanError(f"stages={self.stages} was asked for; give at least 1")
         if not self.allow_lossy >= 0:
