@@ -82,15 +82,32 @@ def core_numbers() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
+ALL_USERS = 2**32 - 1
+"""That many are mapped where no namespace has fewer users than the host."""
+
+
 @cache
 def memory_domain() -> str:
     """What processes have in common that can share memory: a kernel, a network namespace, in which their sockets'
     names are, and a user. Empty where it is not said."""
     try:
-        namespace = Path("/proc/self/ns/net").readlink()
-    except OSError:
+        namespace, user = Path("/proc/self/ns/net").readlink(), _user_outside()
+    except (OSError, ValueError):
         return ""
-    return f"{boot_id()} {namespace} {os.geteuid()}" if boot_id() else ""
+    return f"{boot_id()} {namespace} {user}" if boot_id() and user is not None else ""
+
+
+def _user_outside() -> int | None:
+    """This process's user by the number that the user namespace around its own knows; that is the host's, as a rule.
+
+    None where the kernel shows strangers as this very user, as it does with all that a namespace does not map.
+    """
+    own, strangers = os.geteuid(), int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
+    mapped = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text("ascii").splitlines()]
+    maps_all = any(count == ALL_USERS for _, _, count in mapped)
+    if own == strangers and not maps_all:
+        return None
+    return next((outside + own - first for first, outside, count in mapped if first <= own < first + count), None)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -41,6 +42,8 @@ def _checked(position: int, spec: TensorSpec, value: Any) -> Array:
         array = _as_array(value) if not _is_plain(value) else _of_numbers(value, np.dtype(spec.dtype))
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"input {position} ({spec}) cannot be read as an array: {error}") from error
+    if array.dtype.kind in "OSU":
+        raise InputError(f"input {position} must be {spec}, and not a {type(value).__name__}")
     if array.dtype != np.dtype(spec.dtype):
         raise InputError(
             f"input {position} must be {spec}, but its dtype is {array.dtype}; convert it: "
@@ -59,15 +62,28 @@ def _is_plain(value: Any) -> bool:
 
 
 def _of_numbers(value: Any, wanted: np.dtype[Any]) -> Array:
-    """An array of ``wanted``, or as numpy makes it, if that one cannot hold the numbers."""
+    """An array of ``wanted``, or as numpy makes it, if numbers of this kind are never of that dtype.
+
+    Raises:
+        ValueError: one of them is beyond what it holds.
+    """
     array = np.asarray(value)
-    if array.dtype.kind == "f" and wanted.kind in "fV":  # V: floats that numpy does not know
-        return array.astype(wanted)
-    if array.dtype.kind == "i" and wanted.kind in "iufV":
-        with np.errstate(over="ignore", invalid="ignore"):
-            converted = array.astype(wanted)
-            return converted if np.array_equal(converted.astype(array.dtype), array) else array
-    return array
+    numbers = np.asarray(value, object)
+    is_whole = all(isinstance(each, int | np.integer) and not isinstance(each, bool) for each in numbers.flat)
+    if array.dtype.kind not in "iufO" or wanted.kind not in (
+        "iufV" if is_whole else "fV"
+    ):  # V: floats unknown to numpy
+        return array
+    try:
+        with np.errstate(over="ignore"):
+            converted = numbers.astype(wanted if wanted.kind in "iu" else np.float64).astype(wanted)
+    except OverflowError as error:
+        raise ValueError(f"{wanted} does not hold all of its numbers: {error}") from error
+    held = converted if wanted.kind in "iu" else converted.astype(np.float64)
+    for given, got in zip(numbers.flat, held.astype(object).flat, strict=True):
+        if given != got if is_whole else math.isinf(got) and not math.isinf(given):
+            raise ValueError(f"{wanted} does not hold {given!r}")
+    return converted
 
 
 def _as_array(value: Any) -> Array:

@@ -98,9 +98,9 @@ class LinkAnswer:
         if not hmac.compare_digest(hello.host, host_proof(hello.deployment)):
             return pb.Accept(reason="caller and worker are on different hosts")
         try:
-            self._offer = Offer()
+            self._offer = Offer(self._link)
         except OSError as error:
-            return pb.Accept(reason=f"no socket can be made for it: {error}")
+            return pb.Accept(reason=f"{hello.destination!r} cannot make it: {error}")
         return pb.Accept(socket=self._offer.name, secret=self._offer.secret)
 
     def _read(self, requests: Iterator[bytes]) -> None:
@@ -138,11 +138,14 @@ class LinkAnswer:
             if self._offer is None:
                 raise ProtocolError("the caller chose shared memory, which it was not offered")
             name = f"read-{self._peer}"
-            carrier = SharedMemoryCarrier(self._offer.accept(), self._link, self._ended, name)
+            connection = self._offer.accept()
+            carrier = SharedMemoryCarrier(connection, self._offer.memory, self._link, self._ended, name)
             with self._ending:
                 self._carrier, is_late = carrier, self._over
             if is_late:  # nobody else would close it
                 carrier.close()
+        if self._offer is not None:
+            self._offer.close()
         self._chosen.set()
 
     def _ended(self, error: Exception | None) -> None:

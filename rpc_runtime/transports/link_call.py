@@ -191,7 +191,7 @@ class LinkCall:
         self._chosen.set()
 
     def _choose(self, accept: pb.Accept) -> None:
-        connection = None
+        connection = memory = None
         if self._endpoint.transport is not Transport.GRPC:
             self._reason = accept.reason
         if self._endpoint.transport is Transport.MPI:
@@ -199,16 +199,21 @@ class LinkCall:
             return
         if accept.socket:
             try:
+                memory = shared_memory.own_memory(self._link)
                 connection = shared_memory.call(accept.socket, accept.secret)
             except WorkerError as error:
                 self._reason = str(error)
+            except OSError as error:
+                self._reason = f"{self._ends[1]!r} cannot make it: {error}"
         if connection is None and self._endpoint.transport is Transport.SHARED_MEMORY:
             raise WorkerError(f"no memory can be shared with this worker: {self._reason}")
         if connection is not None:
             self.transport = Transport.SHARED_MEMORY
         self._chosen.set()
         if connection is not None:
-            self._carrier = shared_memory.SharedMemoryCarrier(connection, self._link, self._carrier_ended, self._name)
+            self._carrier = shared_memory.SharedMemoryCarrier(
+                connection, memory, self._link, self._carrier_ended, self._name
+            )
 
     def _choose_mpi(self, accept: pb.Accept) -> None:
         if self._world is None or not accept.HasField("mpi"):

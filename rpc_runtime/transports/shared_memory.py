@@ -20,12 +20,13 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.hardware import boot_id
+from tvm_split.rpc_runtime.hardware import boot_id, memory_domain
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd
@@ -45,7 +46,7 @@ _SECONDS = struct.Struct("ll")
 
 def host_proof(deployment: str) -> bytes:
     """What only processes of this host, since it was started, can know; empty where no memory can be shared."""
-    shares = sys.platform.startswith("linux") and boot_id()
+    shares = sys.platform.startswith("linux") and memory_domain()
     return hashlib.sha256(f"{boot_id()} {deployment}".encode()).digest() if shares else b""
 
 
@@ -109,10 +110,37 @@ def _size(routes: Sequence[PlannedRoute]) -> int:
     return max(ALIGNMENT_BYTES, sum(route.queue_depth * _stride(route) for route in routes))
 
 
-class Offer:
-    """A door for one caller: an abstract socket, which no file system holds, and a secret to be said there."""
+class OwnMemory:
+    """What a link's receiver makes before anybody chooses, so that who cannot make it leaves the link to gRPC.
 
-    def __init__(self) -> None:
+    Raises:
+        OSError: there is not enough of it.
+    """
+
+    def __init__(self, link: IncomingLink) -> None:
+        self.memory, self._descriptor = SharedMemory.create(link.routes)
+        self.close = weakref.finalize(self, os.close, self._descriptor)
+
+    def send(self, connection: socket.socket) -> None:
+        """To the other end, once."""
+        with contextlib.closing(self):
+            socket.send_fds(connection, [b"memory"], [self._descriptor])
+
+
+def own_memory(link: LinkEnd) -> OwnMemory | None:
+    """None at the sending end."""
+    return OwnMemory(link) if isinstance(link, IncomingLink) else None
+
+
+class Offer:
+    """A door for one caller: an abstract socket, which no file system holds, and a secret to be said there.
+
+    Raises:
+        OSError: there can be no socket, or no memory for ``link``.
+    """
+
+    def __init__(self, link: LinkEnd) -> None:
+        self.memory = own_memory(link)
         self.name = f"tvm-split-{secrets.token_hex(16)}"
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -138,7 +166,11 @@ class Offer:
         raise ProtocolError("the caller chose shared memory, and did not come for it")
 
     def close(self) -> None:
+        """Also lets go of the memory, unless somebody uses a place in it. May be called again."""
         self._listener.close()
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
 
 
 def call(name: str, secret: bytes) -> socket.socket:
@@ -184,15 +216,20 @@ def _is_same_user(connection: socket.socket) -> bool:
 class SharedMemoryCarrier:
     """Carries ``link`` over a connection to the other process, and reads what that one says, in a thread of its own.
 
-    ``on_end(error)`` is called once, from that thread, when the link ends otherwise than by ``close``; None: the other
-    end has closed it.
+    ``memory`` is the link's `own_memory`. ``on_end(error)`` is called once, from that thread, when the link ends
+    otherwise than by ``close``; None: the other end has closed it.
 
     Raises:
         TvmSplitError: the other end gives no memory that fits; the connection is then closed.
     """
 
     def __init__(
-        self, connection: socket.socket, link: LinkEnd, on_end: Callable[[TvmSplitError | None], None], name: str
+        self,
+        connection: socket.socket,
+        memory: OwnMemory | None,
+        link: LinkEnd,
+        on_end: Callable[[TvmSplitError | None], None],
+        name: str,
     ) -> None:
         self._connection = connection
         self._link = link
@@ -200,7 +237,7 @@ class SharedMemoryCarrier:
         self._failure: TvmSplitError | None = None
         self._closing = False
         try:
-            memory = self._agreed_memory()
+            agreed = self._agreed_memory(memory)
             timeout = _SECONDS.pack(int(BEAT_SECONDS), 0), _SECONDS.pack(int(SILENCE_SECONDS), 0)
             connection.settimeout(None)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout[0])
@@ -211,24 +248,19 @@ class SharedMemoryCarrier:
         except BaseException:
             connection.close()
             raise
-        link.carry(self, memory.place)  # which the link's slots keep, until it is closed
+        link.carry(self, agreed.place)  # which the link's slots keep, until it is closed
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
 
-    def _agreed_memory(self) -> SharedMemory:
-        routes = self._link.routes
-        if isinstance(self._link, IncomingLink):
-            memory, descriptor = SharedMemory.create(routes)
-            try:
-                socket.send_fds(self._connection, [b"memory"], [descriptor])
-            finally:
-                os.close(descriptor)
-            return memory
+    def _agreed_memory(self, own: OwnMemory | None) -> SharedMemory:
+        if own is not None:
+            own.send(self._connection)
+            return own.memory
         _, descriptors, _, _ = socket.recv_fds(self._connection, len(b"memory"), 1)
         try:
             if len(descriptors) != 1:
                 raise ProtocolError("the other end has sent no memory")
-            return SharedMemory.open(routes, descriptors[0])
+            return SharedMemory.open(self._link.routes, descriptors[0])
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -46,3 +46,15 @@ def test_memory_is_shared_by_processes_of_one_network_namespace_and_user() -> No
         if told[name].returncode:
             pytest.skip(f"no other {name} can be had here: {told[name].stderr}")
         assert told[name].stdout.strip() not in ("", memory_domain())
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
+@pytest.mark.parametrize(("option", "is_same"), [("--map-user=1000", True), ("--map-current-user", True), ("", False)])
+def test_a_user_is_who_it_is_outside_of_its_namespace(option: str, is_same: bool) -> None:
+    """One that its namespace does not map looks to it like all strangers do, so that it shares with nobody."""
+    code = "from tvm_split.rpc_runtime.hardware import memory_domain; print(memory_domain())"
+    command = ["unshare", "--user", *filter(None, [option]), sys.executable, "-c", code]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    if told.returncode:
+        pytest.skip(f"no namespace of users can be had here: {told.stderr}")
+    assert told.stdout.strip() == (memory_domain() if is_same else "")

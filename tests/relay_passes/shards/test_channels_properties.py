@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.helpers.shard_networks import Network, lengths, product_bytes, region
 from tvm_split.relay_passes.contract import main_function, operations_of
 from tvm_split.relay_passes.rewrite import operator_name
 from tvm_split.relay_passes.shards.channels import split_channels
+from tvm_split.relay_passes.shards.dealt_axes import is_dealable
 from tvm_split.relay_passes.shards.region import Region, Sharded, ShardError
 
 SHARES = st.lists(st.integers(2, 4), min_size=2, max_size=4).map(lambda parts: [each / sum(parts) for each in parts])
@@ -87,14 +89,23 @@ def test_convolutions(data: st.DataObject, size: int, shares: list[float], excha
     assume(sharded is not None)
     image = np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(np.float32)
     require_same(module, sharded, image)
-    # Of the weights of products, everyone has its part and nobody anything else, or those of few channels whole.
-    values = {binding.var.name: binding.var for binding in operations_of(main_function(module))}
+    # Of the weights of products, everyone has its part and nobody anything else, or, of too few channels, the whole.
+    blocks = gcd(*(blocks_of(each) for each in operations_of(main_function(module)) if each.var.name in region.names))
     for source in region.names:
         parts = [name for name, machine in sharded.machine_of.items() if machine and sharded.source_of[name] == source]
         held, whole = [product_bytes(sharded.module, [name]) for name in parts], product_bytes(module, [source])
         if sum(held) != whole:
-            assert lengths(values[source])[1] < len(shares)
+            assert not is_dealable(blocks, shares)
             assert set(held) == {whole}
+
+
+def blocks_of(binding: relax.VarBinding) -> int:
+    """Of so many alike the channels of a value are: those of a group stay together."""
+    is_tensor = isinstance(binding.var.ty, relax.TensorType) and len(lengths(binding.var)) > 1
+    channels = lengths(binding.var)[1] if is_tensor else 0
+    is_convolution = operator_name(binding.value) == "relax.nn.conv2d"
+    groups = int(binding.value.attrs.groups) if is_convolution else 1
+    return gcd(channels, groups) if groups > 1 else channels
 
 
 def projected(network: Network, x: relax.Expr, form: str, heads: int, groups: int, depth: int) -> list[relax.Var]:

@@ -41,6 +41,8 @@ def test_what_does_not_fit_is_refused(inputs: Sequence[np.ndarray], words: str) 
         ("bfloat16", [0.1, 0.5]),
         ("uint8", [0, 255]),
         ("int64", [-(2**62), 1]),
+        ("uint64", [2**64 - 1, 1]),
+        ("float32", [2**63, 1]),
         ("bool", [True, False]),
     ],
 )
@@ -48,18 +50,27 @@ def test_numbers_of_python_get_the_dtype_of_the_input(dtype: str, given: Sequenc
     program = Program((TensorSpec("x", (2,), dtype),), (), ())
     (found,) = checked_inputs(program, [given])
     assert found.dtype == np.dtype(dtype)
-    np.testing.assert_array_equal(found, np.asarray(given).astype(dtype))
+    np.testing.assert_array_equal(found, np.array(given, dtype))
 
 
 @pytest.mark.parametrize(
     ("dtype", "given", "words"),
     [
-        ("uint8", [0, 256], "its dtype is int64; convert it: numpy"),
-        ("uint8", [0, -1], "int64"),
+        (
+            "uint8",
+            [0, 256],
+            r"input 0 \(x: uint8\[2\]\) cannot be read as an array: uint8 does not hold all of its numbers",
+        ),
+        ("uint8", [0, -1], "uint8 does not hold"),
         ("int32", [0.5, 1.0], "float64"),
         ("bool", [0, 1], "int64"),
         ("float32", [True, False], "bool"),
-        ("float32", [2**24 + 1, 0], "int64"),
+        ("float32", [2**24 + 1, 0], "float32 does not hold 16777217"),
+        ("float32", [1.0, 1e300], r"float32 does not hold 1e\+300"),
+        ("float16", [70000.0, 0], "float16 does not hold 70000.0"),
+        ("bfloat16", [10**400, 0], "does not hold"),
+        ("float32", "words", "not a str"),
+        ("float32", None, "not a NoneType"),
         ("float32", [np.float64(0.1), np.float64(0.2)], "float64"),
         ("float32", [[1.0], [2.0, 3.0]], "cannot be read as an array"),
     ],

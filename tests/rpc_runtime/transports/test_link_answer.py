@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import resource
 import socket
 from contextlib import closing
 
@@ -49,6 +51,27 @@ def test_what_cannot_be_shared_goes_over_grpc_and_says_why(monkeypatch: pytest.M
         with pytest.raises(WorkerError, match="different hosts"):
             Calling(answering.endpoint, sender.link, Transport.SHARED_MEMORY)
         assert not answering.ended.wait(0.5)  # nothing has failed there
+
+
+@pytest.mark.parametrize("caller_sends", [True, False], ids=["caller sends", "caller receives"])
+def test_memory_that_cannot_be_made_leaves_the_link_to_grpc(caller_sends: bool) -> None:
+    """As where a process may have no large files, which the kernel counts memory among."""
+    route = one_route(100_000)
+    sender, receiver = Sender([route]), Receiver([route])
+    called, answered = (sender.link, receiver.link) if caller_sends else (receiver.link, sender.link)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with (
+            closing(Answering(answered)) as answering,
+            closing(Calling(answering.endpoint, called, Transport.AUTO)) as calling,
+        ):
+            assert calling.call.statistics.transport == Transport.GRPC
+            assert re.search("'?b'? cannot make it: .*File too large", calling.call.statistics.reason)
+            send_all(sender, [route], 3)
+            assert receiver.wait(3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_secret_that_comes_too_late_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
