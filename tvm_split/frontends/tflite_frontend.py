@@ -11,7 +11,7 @@ from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.dimensions import bound_shapes, checked_examples
 from tvm_split.frontends.normal_form import identifier, normal_form
 from tvm_split.frontends.tflite_graph import TfliteFile
-from tvm_split.frontends.tflite_importer import import_tflite
+from tvm_split.frontends.tflite_importer import import_tflite, require_end
 from tvm_split.frontends.tflite_names import parts_of
 from tvm_split.frontends.tflite_reference import TfliteReference
 from tvm_split.model import Model
@@ -48,8 +48,9 @@ def load_tflite(
         example_inputs = [example_inputs]
     examples = None if example_inputs is None else checked_examples(specs, example_inputs)
     shapes = bound_shapes(specs, examples, batch, dimensions or {})
+    require_end(file.operators, parts_of(file.operators, file.weights()))
     graph = file.bound(shapes)
-    laid_out = channels_first(import_tflite(graph, parts_of(graph)))
+    laid_out = channels_first(import_tflite(graph, parts_of(graph.operators, graph.weights)))
     form = normal_form(laid_out.imported.function, laid_out.imported.layers, list(graph.inputs.values()))
     variables = form.variables(laid_out.imported.held)
     reference = TfliteReference(

@@ -149,8 +149,11 @@ class TfliteFile:
         tensors = {number: Tensor(tuple(sizes[number]), self.dtype(number)) for number in sorted(used - {-1})}
         computed = {number for each in self.operators if self._is_known(each, known) for number in each.outputs}
         content = _static(model, tensors, {number: interpreter.get_tensor(number) for number in computed & used})
-        weights = {number: _text(self.graph.tensors[number].name) for number in known}
-        return TfliteGraph(content, operators, tensors, self.inputs, self.outputs, weights, self._is_quantized())
+        return TfliteGraph(content, operators, tensors, self.inputs, self.outputs, self.weights(), self._is_quantized())
+
+    def weights(self) -> dict[int, str]:
+        """The names of constant tensors, and of what is made of them alone, by number."""
+        return {number: _text(self.graph.tensors[number].name) for number in self._known()}
 
     def _run(self, interpreter: Any, shapes: Sequence[Sequence[int]]) -> None:
         """With zeros, which every table has a place for, or where those are divided by with ones."""

@@ -23,6 +23,7 @@ REFUSED = {
         ("VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE"),
         "it keeps a state from one input to the next; convert the model with its variables frozen",
     ),
+    "CALL": "it calls another graph of the file",
 }
 """Kind to the reason."""
 
@@ -42,6 +43,15 @@ _MOVES = frozenset(
 """Kinds that bring values to other places, so that the integers stay what they are, in LiteRT as well."""
 
 _REPAIRED_QUANTIZED = frozenset(("GELU", "CUMSUM", "ARG_MAX", "ARG_MIN", "BATCH_MATMUL"))
+
+
+def require_end(operators: Sequence[Operator], layers: Sequence[Parts]) -> None:
+    """Raise ModelImportError for what is refused by its kind; before a file is run, since a loop may have no end."""
+    refuse(
+        (f"{operator.kind} ({REFUSED[operator.kind]})", parts.operation)
+        for operator, parts in zip(operators, layers, strict=True)
+        if operator.kind in REFUSED
+    )
 
 
 def import_tflite(graph: TfliteGraph, layers: Sequence[Parts]) -> Imported:
@@ -105,9 +115,7 @@ class _Importer(tflite_frontend.OperatorConverter):  # type: ignore[misc]
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         for operator, parts in zip(self.graph.operators, self.layers, strict=True):
-            if operator.kind in REFUSED:
-                yield f"{operator.kind} ({REFUSED[operator.kind]})", parts.operation
-            elif operator.kind not in self.convert_map:
+            if operator.kind not in self.convert_map:
                 yield operator.kind, parts.operation
             elif self._has_dynamic_range(operator):
                 yield f"{operator.kind} ({DYNAMIC_RANGE})", parts.operation

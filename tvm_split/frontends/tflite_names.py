@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from tvm_split.frontends.keras_scopes import Words, are_counted, is_counted, scopes_of_keras
-from tvm_split.frontends.tflite_graph import Operator, TfliteGraph
+from tvm_split.frontends.tflite_graph import Operator
 
 _COMPUTES = re.compile(r"conv|depthwise|matmul", re.IGNORECASE)
 _NORMALISES = re.compile(r"batch_?norm", re.IGNORECASE)
@@ -32,18 +32,18 @@ class Parts:
     activation: str
 
 
-def parts_of(graph: TfliteGraph) -> list[Parts]:
-    """The layers of all operators, in order.
+def parts_of(operators: Sequence[Operator], weights: Mapping[int, str]) -> list[Parts]:
+    """The layers of all operators, in order; ``weights`` are the names of constant tensors by number.
 
     An operator whose result has no name but the model's output is in the layer that its weights are called after, or
     else in the one before it. What is called again has ``@1``, ``@2`` after its name.
     """
-    own = [_pieces_of(graph, operator) for operator in graph.operators]
+    own = [_pieces_of(operator, weights) for operator in operators]
     layers = _layers([piece for pieces in own for piece in pieces])
     counts: Counter[str] = Counter()
     made: dict[int, str] = {}
     found: list[Parts] = []
-    for operator, pieces in zip(graph.operators, own, strict=True):
+    for operator, pieces in zip(operators, own, strict=True):
         if pieces:
             parts = Parts(*(layers[piece] for piece in pieces))
         else:
@@ -64,12 +64,12 @@ class Piece:
     word: str
 
 
-def _pieces_of(graph: TfliteGraph, operator: Operator) -> tuple[Piece, ...]:
+def _pieces_of(operator: Operator, weights: Mapping[int, str]) -> tuple[Piece, ...]:
     """An operation, what it adds and its activation; nothing if no name says what they are."""
     pieces = _pieces(operator.name)
     if not pieces:
-        weights = [piece for number in operator.inputs for piece in _pieces(graph.weights.get(number, ""))]
-        return (weights[0],) * 3 if weights else ()
+        of_weights = [piece for number in operator.inputs for piece in _pieces(weights.get(number, ""))]
+        return (of_weights[0],) * 3 if of_weights else ()
     first = pieces[0]
     if operator.kind in _WITH_WEIGHTS:
         operation = next((piece for piece in reversed(pieces) if _COMPUTES.search(piece.word)), first)
