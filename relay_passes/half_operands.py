@@ -15,12 +15,14 @@ names and with results of the same types; new variables are named after what the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, count
 from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
+from tvm_split.relay_passes.contract import main_function, names_of
 from tvm_split.relay_passes.rewrite import operator_name, rewrite_main
 
 HALVES = ("float16", "bfloat16")
@@ -40,11 +42,14 @@ class HalfOperands:
 
     def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
         halves: dict[Any, relax.Var] = {}
+        given = set(names_of(main_function(module)))
 
         def half_of(operand: relax.Expr, taker: str, place: str, builder: relax.BlockBuilder) -> relax.Var:
             key = operand.name if isinstance(operand, relax.Var) else (taker, place)
             if key not in halves:
-                name = f"{operand.name if isinstance(operand, relax.Var) else f'{taker}_{place}'}_{self._dtype}"
+                hint = f"{operand.name if isinstance(operand, relax.Var) else f'{taker}_{place}'}_{self._dtype}"
+                name = next(each for each in chain([hint], (f"{hint}_{n}" for n in count(2))) if each not in given)
+                given.add(name)
                 halves[key] = builder.emit(relax.op.astype(operand, self._dtype), name_hint=name)
                 self.rounded[halves[key].name] = taker
             return halves[key]

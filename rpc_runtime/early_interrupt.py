@@ -12,9 +12,11 @@ TERMINATED = "terminated"
 
 
 def _end(number: int, frame: object) -> None:
-    if number == signal.SIGTERM:
-        os.write(2, f"{TERMINATED}\n".encode())
-    os._exit(128 + number)
+    try:
+        if number == signal.SIGTERM:
+            os.write(2, f"{TERMINATED}\n".encode())
+    finally:  # whoever read it may have gone
+        os._exit(128 + number)
 
 
 def end_quietly() -> None:

@@ -136,6 +136,13 @@ def test_what_cannot_be_imported_is_named_with_its_layer() -> None:
         load_model(writer.file(writer.add("ADD", [x, noise], "Add", name="net/sum/add")))
 
 
+def test_outputs_that_nothing_makes_are_named() -> None:
+    writer = Writer()
+    x = writer.input([2, 4], name="x")
+    with pytest.raises(ModelImportError, match=r"has output 'lonely', which no operator makes"):
+        load_model(writer.file(x, writer.tensor([2, 4], name="lonely")))
+
+
 def test_a_plan_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "net.tflite").write_bytes(network())
     arguments = ["plan", str(tmp_path / "net.tflite"), "--batch", "1", "--workers", "2", "--estimate", "--json"]

@@ -53,6 +53,20 @@ def test_every_rounding_has_the_name_of_who_takes_it() -> None:
     assert sorted(rounding.rounded.values()) == sorted(["strided"] * 2 + ["beside"] + ["rows"] * 2 + ["scores"] * 2)
 
 
+def test_a_layer_that_is_called_like_a_rounding_keeps_its_name() -> None:
+    def write(emit, x):
+        wide = emit(op.matmul(x, weights(4, 4)), "wide")
+        return [emit(op.add(wide, wide), "x_float16")]
+
+    module = graph({"x": (2, 4)}, write)
+    rounding = HalfOperands("float16")
+    after = rounding(module)
+    names = [binding.var.name for binding in bindings_of(main_function(after))]
+    assert {"wide", "x_float16"} <= set(names)
+    assert "x_float16" not in rounding.rounded
+    assert set(rounding.rounded) <= set(names)
+
+
 @pytest.mark.parametrize(("dtype", "bits"), [("float16", 11), ("bfloat16", 8)])
 def test_values_differ_by_the_rounding_and_no_more(dtype: str, bits: int) -> None:
     """Products of halves are exact in float32: the difference is that of the operands, of which each has ``bits``."""

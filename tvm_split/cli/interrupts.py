@@ -7,6 +7,7 @@ what the command would leave behind, and ends the process. A command that handle
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -21,6 +22,8 @@ from tvm_split.rpc_runtime.early_interrupt import TERMINATED
 from tvm_split.rpc_runtime.endings import clear_away
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: TERMINATED}
+END_SECONDS = 20.0
+"""Longer than clearing away takes; then the process ends with 1."""
 SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 """A bar hides it, and nobody comes back to show it again; its line is wiped."""
 
@@ -62,10 +65,13 @@ def _wait(heard: int, ending: threading.Event) -> None:
 
 
 def _end(number: signal.Signals) -> None:
-    text = SHOW_CURSOR if sys.stderr.isatty() else ""
-    os.write(2, f"{text}{WORDS[number]}\n".encode())
-    # What fails from now on, because it is cleared away, is nobody's concern.
     nothing = os.open(os.devnull, os.O_WRONLY)
+    # Without Python's lock, should what is cleared away stand still with it.
+    faulthandler.dump_traceback_later(END_SECONDS, exit=True, file=nothing)
+    text = SHOW_CURSOR if sys.stderr.isatty() else ""
+    with suppress(OSError):  # whoever read it may have gone, by the same signal
+        os.write(2, f"{text}{WORDS[number]}\n".encode())
+    # What fails from now on, because it is cleared away, is nobody's concern.
     for stream in (1, 2):
         os.dup2(nothing, stream)
     try:

@@ -165,9 +165,12 @@ def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.n
             "compile with dump_folder= and report the stage"
         )
     layer, operator, found = part
+    why = "The importer translates it wrongly for these inputs"
+    if precision != "float32":
+        why = f"That may be what {precision} cannot hold or keeps too little of: try another precision"
     return (
         f"The first layer whose values part is {layer!r} ({operator}): by {found.largest:.3g}, allowed "
-        f"{found.allowed:.3g}. The importer translates it wrongly for these inputs"
+        f"{found.allowed:.3g}. {why}"
     )
 
 

@@ -104,10 +104,18 @@ class TfliteFile:
             self.inputs = dict(zip(self._numbers("inputs"), self._names("inputs"), strict=True))
             self.outputs = list(zip(self._numbers("outputs"), self._names("outputs"), strict=True))
             self.operators = [self._operator(each) for each in _listed(self.graph.operators)]
+            self._require_outputs()
         except ModelImportError:
             raise
         except Exception as error:  # whatever flatbuffers' accessors meet in a broken file
             raise ModelImportError(f"{shown} cannot be read as a TFLite file: {last_line(error)}") from error
+
+    def _require_outputs(self) -> None:
+        made = {number for each in self.operators for number in each.outputs}.union(self._known(), self.inputs)
+        lacking = [name for number, name in self.outputs if number not in made]
+        if lacking or not self.outputs:
+            what = f"output {lacking[0]!r}, which no operator makes" if lacking else "no outputs"
+            raise ModelImportError(f"{self.shown} has {what}")
 
     def specs(self) -> Specs:
         """The inputs as the file declares them, open sizes as None."""
@@ -146,6 +154,10 @@ class TfliteFile:
         model.subgraphs[0].operators = [each for place, each in enumerate(written) if place not in part_of]
         used = {number for each in operators for number in (*each.inputs, *each.outputs)}
         used |= {*self.inputs, *(number for number, _ in self.outputs)}
+        for number in sorted(used - {-1}):
+            if number not in sizes:
+                name = _text(self.graph.tensors[number].name)
+                raise ModelImportError(f"LiteRT leaves out tensor {name!r} of {self.shown}: is its name no UTF-8?")
         tensors = {number: Tensor(tuple(sizes[number]), self.dtype(number)) for number in sorted(used - {-1})}
         computed = {number for each in self.operators if self._is_known(each, known) for number in each.outputs}
         content = _static(model, tensors, {number: interpreter.get_tensor(number) for number in computed & used})

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import io
 import json
+import secrets
 import shutil
 import tarfile
-import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from tvm_split.errors import KitError
+from tvm_split.rpc_runtime.endings import before_end, cleared
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.steps import StepProgress
 from tvm_split.worker_kit import start
@@ -26,6 +30,7 @@ from tvm_split.worker_kit.distributions import Distribution, Platform, downloade
 from tvm_split.worker_kit.needed_files import CUDA_RUNTIME, TVM_CUDA_RUNTIME, TVM_RUNTIME, is_needed, place_of
 from tvm_split.worker_kit.worker_source import needed_versions, own_files
 
+REMOVALS = 50
 FORMAT = "tvm-split worker kit"
 OWN = "tvm-split"
 ALSO = ("typing_extensions",)
@@ -83,17 +88,23 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
     """
     report = on_progress or (lambda what, done, steps: None)
     name, compression = _form(output)
-    if output.exists() or not output.absolute().parent.is_dir():
-        problem = "exists already; give a new name" if output.exists() else "is in no folder that exists"
+    if output.exists() or output.is_symlink() or not output.absolute().parent.is_dir():
+        problem = (
+            "exists already; give a new name"
+            if output.exists() or output.is_symlink()
+            else "is in no folder that exists"
+        )
         raise KitError(f"{output} {problem}")
     here = {**needed_versions(), **{name: metadata.version(name) for name in ALSO}}
     wanted = {name: f"=={version}" for name, version in here.items()}
     if device == "cuda":
         wanted[CUDA_PACKAGE] = CUDA_VERSIONS
-    with ScratchFolder("kit") as scratch, tempfile.TemporaryDirectory(dir=output.absolute().parent) as beside:
+    with ScratchFolder("kit") as scratch, _beside(output) as beside:
         report("finding packages", 0, len(wanted) + 2)
         found = list(_distributions(wanted, platform, scratch.path))
-        folder = Path(beside) / name
+        folder = beside / name
+        for each in (folder, folder / "packages"):
+            each.mkdir()
         parts = []
         for number, distribution in enumerate(found):
             report(f"copying {distribution.name}", number + 1, len(wanted) + 2)
@@ -104,7 +115,7 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
         packed_bytes = None
         if compression is not None:
             report("packing", len(wanted) + 1, len(wanted) + 2)
-            packed = Path(beside) / output.name
+            packed = beside / output.name
             _pack(folder, packed, compression)
             packed_bytes = packed.stat().st_size
             packed.rename(output)
@@ -114,9 +125,33 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
     return WorkerKit(output, name, device, platform, glibc_minor, tuple(parts), packed_bytes)
 
 
+@contextmanager
+def _beside(output: Path) -> Iterator[Path]:
+    """A folder on the same file system, which goes however this ends but by a kill."""
+    folder = output.absolute().parent / f".tvm-split-kit-{secrets.token_hex(8)}"
+    before_end(folder, partial(_remove, folder))  # before it is there, so that there is no moment between
+    try:
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        _remove(folder)
+        cleared(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Also while somebody writes there, who fails once it is gone."""
+    for _ in range(REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.02)
+
+
 def _form(output: Path) -> tuple[str, str | None]:
     """The name of the folder, and how it is compressed in a tar file; None without one."""
     for ending, compression in COMPRESSIONS.items():
+        if output.name == ending:
+            raise KitError(f"{output}: a kit has a name before {ending}")
         if output.name.endswith(ending):
             return output.name.removesuffix(ending), compression
     if ".tar." in output.name or output.suffix == ".zip":
@@ -149,7 +184,8 @@ def _copy(name: str, version: str, files: Mapping[str, Path], folder: Path) -> K
     size_bytes = 0
     for place, path in sorted(files.items()):
         target = folder / place
-        target.parent.mkdir(parents=True, exist_ok=True)
+        for parent in reversed(target.relative_to(folder).parents):
+            (folder / parent).mkdir(exist_ok=True)
         shutil.copyfile(path, target)
         size_bytes += target.stat().st_size
     return KitPart(name, version, len(files), size_bytes)

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 DEADLINE_SECONDS = 60
 AT_A_LINE = """
 import signal, sys, threading
@@ -43,6 +45,23 @@ with ended_by_signals():
 """
 
 
+NOBODY_READS = """
+import os, signal, sys, threading
+from tvm_split.cli.interrupts import ended_by_signals
+from tvm_split.rpc_runtime.early_interrupt import end_quietly
+
+end_quietly()
+read, write = os.pipe()
+os.close(read)
+os.dup2(write, 2)
+if sys.argv[1] == "early":
+    signal.raise_signal(signal.SIGTERM)
+with ended_by_signals():
+    signal.raise_signal(signal.SIGTERM)
+    threading.Event().wait(30)
+"""
+
+
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
@@ -60,3 +79,9 @@ def test_at_every_line_before_a_command_begins():
 def test_a_command_that_then_handles_it_itself_does_not_lose_it():
     ended = run(BEFORE_A_HANDLER)
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("when", ["early", "later"])
+def test_whose_errors_nobody_reads_ends_as_well(when: str) -> None:
+    """As where one signal ends all of a pipeline."""
+    assert run(NOBODY_READS, when).returncode == 143

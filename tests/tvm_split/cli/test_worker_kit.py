@@ -1,6 +1,10 @@
 import json
 import platform
+import signal
+import subprocess
 import sys
+
+from tests.helpers.waiting import wait_for
 
 
 def test_what_is_packed_is_told(invoke, invoke_json, tmp_path):
@@ -24,3 +28,18 @@ def test_wrong_options(invoke, tmp_path):
     ):
         assert expected in invoke("worker-kit", tmp_path / "kit", *options, code=2).stderr
     assert "exists already" in invoke("worker-kit", tmp_path, code=1).stderr
+    assert "has a name before" in invoke("worker-kit", tmp_path / ".tar.gz", code=1).stderr
+
+
+def test_one_that_is_ended_leaves_nothing(tmp_path):
+    code = "import sys; from tvm_split_command import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "worker-kit", str(tmp_path / "kit.tar.xz")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    try:
+        assert wait_for(lambda: any(tmp_path.iterdir()), 60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+    finally:
+        process.kill()
+        process.communicate()
+    assert not list(tmp_path.iterdir())
