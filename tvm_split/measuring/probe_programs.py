@@ -36,21 +36,11 @@ class ProbePrograms:
             CompileError: there is no linker here for a machine's architecture.
         """
         tensors = [TensorSpec(f"tensor {place}", (size,), "uint8") for place, size in enumerate(sizes_bytes)]
-        stages = tuple(
-            StageSpec(
-                index=place,
-                name=f"pass {place}",
-                machine=machine,
-                layers=(),
-                device="cpu",
-                library=self._library(self._compile, machine, sizes_bytes[place], sizes_bytes[place + 1]),
-                weights=(),
-                inputs=(tensors[place],),
-                outputs=(tensors[place + 1],),
-            )
+        libraries = [
+            self._library(self._compile, machine, *sizes_bytes[place : place + 2])
             for place, machine in enumerate(machines)
-        )
-        return Program((tensors[0],), (tensors[-1],), stages)
+        ]
+        return _chained("pass", machines, tensors, libraries)
 
     def busy(self, machine: str, products: int) -> Program:
         """A small tensor in and out, and in between so many matrix products one after the other."""
@@ -59,21 +49,8 @@ class ProbePrograms:
     def busy_chain(self, machines: Sequence[str], products: int) -> Program:
         """As much on one machine after the other, with small tensors between them."""
         rows = [TensorSpec(f"row {place}", BUSY_INPUT, "float32") for place in range(len(machines) + 1)]
-        stages = tuple(
-            StageSpec(
-                index=place,
-                name=f"compute {place}",
-                machine=machine,
-                layers=(),
-                device="cpu",
-                library=self._library(self._compile_busy, machine, products),
-                weights=(),
-                inputs=(rows[place],),
-                outputs=(rows[place + 1],),
-            )
-            for place, machine in enumerate(machines)
-        )
-        return Program((rows[0],), (rows[-1],), stages)
+        libraries = [self._library(self._compile_busy, machine, products) for machine in machines]
+        return _chained("compute", machines, rows, libraries)
 
     def _library(self, compile_stage: Callable[..., BlobSpec], machine: str, *amounts: int) -> BlobSpec:
         key: tuple[str | int, ...] = (compile_stage.__name__, self._architectures[machine], *amounts)
@@ -115,3 +92,14 @@ class ProbePrograms:
         with ScratchFolder("build") as folder:
             built = build_module(builder.get(), target, folder.path / "pass.so", "probing a link")
             return self._blobs.add_file(built.library)
+
+
+def _chained(
+    name: str, machines: Sequence[str], tensors: Sequence[TensorSpec], libraries: Sequence[BlobSpec]
+) -> Program:
+    """A stage on each machine, of its library, between a tensor and the next."""
+    stages = tuple(
+        StageSpec(place, f"{name} {place}", machine, (), "cpu", library, (), (tensors[place],), (tensors[place + 1],))
+        for place, (machine, library) in enumerate(zip(machines, libraries, strict=True))
+    )
+    return Program((tensors[0],), (tensors[-1],), stages)

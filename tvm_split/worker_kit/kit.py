@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import secrets
 import shutil
 import tarfile
@@ -88,7 +89,8 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
     """
     report = on_progress or (lambda what, done, steps: None)
     name, compression = _form(output)
-    if output.exists() or output.is_symlink() or not output.absolute().parent.is_dir():
+    exists = os.path.lexists(output)
+    if exists or not output.absolute().parent.is_dir():
         problem = (
             "exists already; give a new name"
             if output.exists() or output.is_symlink()
