@@ -30,7 +30,7 @@ from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.model_problem import stages_of_layers
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import pose, predict_stages
+from tvm_split.posing import pose, predict_stages
 from tvm_split.progress import step_progress
 
 MODELS = ("resnet50", "vgg16", "mobilenet_v2", "bert_base")

@@ -14,16 +14,12 @@ from tvm_split.compiler.sharding import computed_shares
 from tvm_split.compiler.targets import fitting_workers, require_known_targets, resolve_targets
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded, with_codecs
-from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.model import Model
-from tvm_split.planner.alike import with_alike_counted
 from tvm_split.planner.by_hand import named, stages_by_hand
 from tvm_split.planner.cost import estimated_seconds
 from tvm_split.planner.equal_cost import stages_of_equal_cost
-from tvm_split.planner.estimating import estimated_profile
 from tvm_split.planner.fewer_machines import with_fewest_machines
-from tvm_split.planner.model_problem import model_problem, stages_of_layers, stages_of_pieces
-from tvm_split.planner.pieces import piece_edges
+from tvm_split.planner.model_problem import stages_of_layers, stages_of_pieces
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Prediction, predict, with_coded_links
 from tvm_split.planner.problem import Objective, Precision, Problem, Solution, Stage
@@ -42,6 +38,7 @@ from tvm_split.planner.request import PlanRequest, Split
 from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve
 from tvm_split.planner.shard import Shard, as_shards
 from tvm_split.planner.shards_by_hand import stages_with_shards
+from tvm_split.posing import PosedProblem, pose, predict_stages, problem_of
 from tvm_split.progress import says_progress
 from tvm_split.shard_planning.choice import Choice, ShardChoice
 from tvm_split.shard_planning.shared_plans import SharedPlans
@@ -253,47 +250,6 @@ def _by_hand(
     return _Found(plan(predicted), posed.profile, predict_coded)
 
 
-@dataclass(frozen=True)
-class PosedProblem:
-    """What the search is asked, and what its answer is read with. ``origin`` says where the numbers come from."""
-
-    profile: ClusterProfile
-    problem: Problem
-    origin: str
-
-
-def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: StepProgress | None = None) -> PosedProblem:
-    """Measure what has not been measured, and put the problem; errors as of `plan`."""
-    profile, origin = request.profile, "measured"
-    if profile is None and (not request.measure or cluster.kind == "in_process"):
-        profile, origin = estimated_profile(model, cluster), "estimated"
-    if profile is None:
-        found = profile_model(
-            model, cluster, database=request.database, refresh=request.refresh, on_progress=on_progress
-        )
-        profile = found.profile
-    profile = with_alike_counted(profile)
-    return PosedProblem(profile, _problem(model, cluster, profile, request), origin)
-
-
-def predict_stages(
-    model: Model, cluster: Cluster, profile: ClusterProfile, objective: Objective, stages: Sequence[Stage]
-) -> Prediction | None:
-    """What is expected of stages that were made by hand or by another rule, beside the best plan's bound.
-
-    None where the profile says nothing about them: a stage boundary goes through a measured piece, machines share a
-    stage, a machine has several stages, or two machines have no link.
-    """
-    solved = stages_of_pieces(profile, stages)
-    problem = _problem(model, cluster, profile, PlanRequest(objective))
-    if solved is None:
-        return None
-    try:
-        return predict(problem, profile, solve(problem), solved)
-    except PlanError:
-        return None
-
-
 @says_progress("planning")
 def plan_again(
     model: Model,
@@ -330,7 +286,7 @@ def plan_again(
             "cuts; make a new plan"
         )
     profile = calibrated(posed.profile, corrections_of(measured))
-    posed = replace(posed, profile=profile, problem=_problem(model, cluster, profile, request))
+    posed = replace(posed, profile=profile, problem=problem_of(model, cluster, profile, request))
     if solved is None:
         chosen, change = _shared_again(model, cluster, request, posed, current.stages, threshold, on_progress)
     else:
@@ -373,12 +329,6 @@ def _shared_again(
     now = looking.given(current, best.prediction.lower_bound_seconds)
     change = change_to(best.prediction, now.prediction, posed.problem, threshold, keeps_demands=keeps_demands)
     return (best if change.changed else now), change
-
-
-def _problem(model: Model, cluster: Cluster, profile: ClusterProfile, request: PlanRequest) -> Problem:
-    limits = {machine.name: machine.memory_bytes for machine in cluster.machines}
-    edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
-    return model_problem(profile, edges, limits, request)
 
 
 def _plan(

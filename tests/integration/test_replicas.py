@@ -20,7 +20,7 @@ from tvm_split.compiling import cut_model
 from tvm_split.planner.estimating import estimated_profile
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.profile import LinkProfile
-from tvm_split.planning import predict_stages
+from tvm_split.posing import predict_stages
 
 SPLIT = {"machine-a": ["first"], "machine-b": ["middle"]}
 LINKS = tuple(

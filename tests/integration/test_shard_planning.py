@@ -19,7 +19,8 @@ from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.planner.advice import one_machine_advice
 from tvm_split.planner.replanning import Measured
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import plan_again, pose
+from tvm_split.planning import plan_again
+from tvm_split.posing import pose
 
 A, B, C = "machine-a", "machine-b", "machine-c"
 IMAGE = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -18,7 +18,8 @@ from tvm_split.errors import OneMachineWarning, PlanError
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replanning import Measured
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import plan_again, plan_as_requested, pose, predict_stages
+from tvm_split.planning import plan_again, plan_as_requested
+from tvm_split.posing import pose, predict_stages
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
 A, B = "machine-a", "machine-b"

@@ -17,7 +17,7 @@ from tvm_split.measuring.part_estimates import PartEstimates
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import pose
+from tvm_split.posing import pose
 
 A, B = "machine-a", "machine-b"
 HALVES = {A: 0.5, B: 0.5}

@@ -12,7 +12,7 @@ from tvm_split.measuring.part_profiling import profile_parts
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replanning import calibrated
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import pose
+from tvm_split.posing import pose
 
 A, B = "machine-a", "machine-b"
 pytestmark = pytest.mark.usefixtures("busy_machine")

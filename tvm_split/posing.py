@@ -1,0 +1,69 @@
+"""The problem that a search for a plan is given: a model's pieces on a cluster's machines, measured or estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.errors import PlanError
+from tvm_split.measuring.model_profiling import profile_model
+from tvm_split.model import Model
+from tvm_split.planner.alike import with_alike_counted
+from tvm_split.planner.estimating import estimated_profile
+from tvm_split.planner.model_problem import model_problem, stages_of_pieces
+from tvm_split.planner.pieces import piece_edges
+from tvm_split.planner.prediction import Prediction, predict
+from tvm_split.planner.problem import Objective, Problem, Stage
+from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.request import PlanRequest
+from tvm_split.planner.search import solve
+from tvm_split.steps import StepProgress
+
+
+@dataclass(frozen=True)
+class PosedProblem:
+    """What the search is asked, and what its answer is read with. ``origin`` says where the numbers come from."""
+
+    profile: ClusterProfile
+    problem: Problem
+    origin: str
+
+
+def pose(model: Model, cluster: Cluster, request: PlanRequest, on_progress: StepProgress | None = None) -> PosedProblem:
+    """Measure what has not been measured, and put the problem; errors as of `plan`."""
+    profile, origin = request.profile, "measured"
+    if profile is None and (not request.measure or cluster.kind == "in_process"):
+        profile, origin = estimated_profile(model, cluster), "estimated"
+    if profile is None:
+        found = profile_model(
+            model, cluster, database=request.database, refresh=request.refresh, on_progress=on_progress
+        )
+        profile = found.profile
+    profile = with_alike_counted(profile)
+    return PosedProblem(profile, problem_of(model, cluster, profile, request), origin)
+
+
+def predict_stages(
+    model: Model, cluster: Cluster, profile: ClusterProfile, objective: Objective, stages: Sequence[Stage]
+) -> Prediction | None:
+    """What is expected of stages that were made by hand or by another rule, beside the best plan's bound.
+
+    None where the profile says nothing about them: a stage boundary goes through a measured piece, machines share a
+    stage, a machine has several stages, or two machines have no link.
+    """
+    solved = stages_of_pieces(profile, stages)
+    problem = problem_of(model, cluster, profile, PlanRequest(objective))
+    if solved is None:
+        return None
+    try:
+        return predict(problem, profile, solve(problem), solved)
+    except PlanError:
+        return None
+
+
+def problem_of(model: Model, cluster: Cluster, profile: ClusterProfile, request: PlanRequest) -> Problem:
+    """What a request asks of a cluster, in a profile's pieces."""
+    limits = {machine.name: machine.memory_bytes for machine in cluster.machines}
+    edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
+    return model_problem(profile, edges, limits, request)
