@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -158,6 +158,12 @@ def check(case: Case, console: Console, rounds: int) -> dict[str, Any]:
     }
 
 
+def shared_by(shares: Sequence[float]) -> list[tvm_split.Shard]:
+    """VGG-16's layers as `bench_shards` has the two machines share them, with these shares."""
+    (shards,) = SHARDS["vgg16"].values()
+    return [replace(shard, shares=dict(zip(NAMES, shares, strict=True))) for shard in shards]
+
+
 def check_shares(console: Console, rounds: int) -> dict[str, Any]:
     """Single inputs of VGG-16, whose layers the two machines share equally and by their speeds, in turns."""
     build, inputs = torch_models.published_models()["vgg16"]
@@ -167,10 +173,8 @@ def check_shares(console: Console, rounds: int) -> dict[str, Any]:
         cluster = until_end.enter_context(cluster_of(CASES[0]))
         deployments, predicted = {}, {}
         for name, each in SHARES.items():
-            shares = dict(zip(NAMES, each, strict=True))
-            shards = [replace(shard, shares=shares) for shard in SHARDS["vgg16"]["rows, each; channels"]]
             with step_progress(f"planning {name}") as report:
-                planned = tvm_split.plan(model, cluster, shards=shards, predict=True, on_progress=report)
+                planned = tvm_split.plan(model, cluster, shards=shared_by(each), predict=True, on_progress=report)
             assert planned.prediction is not None
             predicted[name] = planned.prediction.latency_seconds
             bundle = tvm_split.compile(model, planned, verify=False)
