@@ -15,6 +15,7 @@ from tvm_split.compiler.targets import fitting_workers, require_known_targets, r
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded, with_codecs
 from tvm_split.model import Model
+from tvm_split.planner.alike import with_equals_alike
 from tvm_split.planner.by_hand import named, stages_by_hand
 from tvm_split.planner.cost import estimated_seconds
 from tvm_split.planner.equal_cost import stages_of_equal_cost
@@ -217,7 +218,7 @@ def _considering(
 ) -> ShardChoice:
     """What times parts where pieces are measured now, else estimates them."""
     make_plan = partial(_plan, model, cluster, request.objective, posed.origin)
-    looking = SharedPlans(model, posed.profile, posed.problem, request, make_plan)
+    looking = SharedPlans(model, with_equals_alike(posed.profile), posed.problem, request, make_plan)
     measures = request.profile is None and posed.origin == "measured"
     return ShardChoice(looking, posed.profile, posed.problem, cluster, measures=measures, on_progress=on_progress)
 
