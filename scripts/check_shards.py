@@ -3,7 +3,8 @@
 By rows, columns, channels, heads and batch, with each exchange, in equal and unequal shares. Prints for each the
 largest difference as a share of the range of its outputs, and the largest part of the weights that a worker says it
 holds; writes JSON. Exits with 1 if a difference passes the limit, if the same inputs have other results the second
-time, or if halves by channels or heads leave a worker more than 0.55 of the weights of a network of products.
+time, if a way is refused, or if halves by channels or heads leave a worker more than 0.55 of the weights of a network
+of products.
 """
 
 from __future__ import annotations
@@ -73,7 +74,11 @@ class Checked:
         self, cluster: tvm_split.Cluster, axis: Axis, exchange: Exchange, shares: Sequence[float], whole_bytes: int
     ) -> dict[str, Any]:
         """What came of it in one way, as a row of the results."""
-        plan = tvm_split.plan(self.model, cluster, shards=self._shards(axis, exchange, shares))
+        row = {"model": self.name, "axis": axis, "exchange": exchange, "shares": shares}
+        try:
+            plan = tvm_split.plan(self.model, cluster, shards=self._shards(axis, exchange, shares))
+        except tvm_split.PlanError as refusal:
+            return {**row, "refused": str(refusal), "good": False}
         with tvm_split.deploy(tvm_split.compile(self.model, plan, verify=False), cluster) as deployment:
             found, again = (list(deployment.stream(self._inputs)) for _ in range(2))
             held = max(deployment.stats().weight_bytes.values()) / whole_bytes
@@ -85,10 +90,7 @@ class Checked:
         is_same = all(map(np.array_equal, tree_leaves(found), tree_leaves(again)))
         is_limited = self.name in OF_PRODUCTS and axis in ("channels", "heads") and len(set(shares)) == 1
         return {
-            "model": self.name,
-            "axis": axis,
-            "exchange": exchange,
-            "shares": shares,
+            **row,
             "largest_difference_of_range": difference,
             "same_again": is_same,
             "largest_share_of_weights": held,
@@ -131,13 +133,19 @@ def check(
     whole_bytes = next(iter(checked.values())).weight_bytes(cluster)
     for axis, exchange, shares in ways(axes, options.shares or SHARES):
         row = checked[SAMPLES if axis == "batch" else 1].check(cluster, axis, exchange, shares, whole_bytes)
-        said(
-            f"{'ok' if row['good'] else 'FAILED':6} {name:12} {axis:8} {exchange:5} "
-            f"{' / '.join(map(str, shares)):15} largest difference {row['largest_difference_of_range']:.1e} of the "
-            f"range, {row['largest_share_of_weights']:.3f} of the weights on a worker at most"
-            + ("" if row["same_again"] else ", other results the second time")
-        )
+        way = f"{name:12} {axis:8} {exchange:5} {' / '.join(map(str, shares)):15}"
+        said(f"{'ok' if row['good'] else 'FAILED':6} {way} {told(row)}")
         yield row
+
+
+def told(row: dict[str, Any]) -> str:
+    if "refused" in row:
+        return f"refused: {row['refused']}"
+    return (
+        f"largest difference {row['largest_difference_of_range']:.1e} of the range, "
+        f"{row['largest_share_of_weights']:.3f} of the weights on a worker at most"
+        + ("" if row["same_again"] else ", other results the second time")
+    )
 
 
 def main() -> int:
