@@ -319,3 +319,26 @@ def test_a_large_sum_is_added_up_in_parts(shares: tuple[float, ...]) -> None:
     assert sent == machines * (machines - 1) * size
     sent, size = crossed(32)
     assert sent == 2 * (machines - 1) * size
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.25, 0.25), (0.25, 0.25, 0.25, 0.25)])
+def test_a_ring_would_send_no_less_of_a_large_sum(shares: tuple[float, ...]) -> None:
+    """In a ring all but one part leaves each machine twice, over one link; here each part goes where it is needed."""
+    side, machines = 32, len(shares)
+    network = Network((1, 4, side, side))
+    x = op.nn.relu(network.convolution(network.input, 8, 1))
+    x = network.convolution(network.add(x), 256, 1)
+    module = network.module(network.convolution(network.add(op.nn.relu(x)), 8, 1))
+    region = region_of(module, shares)
+    sharded = split_channels(module, region, unit_by="channels", exchange="fused")
+    size = 256 * side * side * 4
+    links = {ends: sent for ends, sent in crossing_bytes(sharded).items() if None not in ends}
+    share = dict(zip(region.machines, shares, strict=True))
+    assert links == {
+        (one, other): (share[one] + share[other]) * size for one in share for other in share if one != other
+    }
+    leaving = [sum(sent for (source, _), sent in links.items() if source == machine) for machine in region.machines]
+    around = [(2 - shares[place] - shares[(place + 1) % machines]) * size for place in range(machines)]
+    assert max(leaving) <= max(around)
+    assert sum(leaving) == sum(around)
+    assert max(links.values()) < max(around)
