@@ -42,7 +42,14 @@ SHARDS: dict[str, dict[str, Sequence[Shard]]] = {
             Shard("features.17", "classifier", "channels", HALVES),
         ],
     },
-    "resnet50": {"rows, each": [Shard("conv1", "layer4", "rows", HALVES, "each")]},
+    "resnet50": {
+        "rows, fused, then each; channels": [
+            Shard("conv1", "layer1", "rows", HALVES, "fused"),
+            Shard("layer2", "layer3", "rows", HALVES, "each"),
+            # Seven rows are no two halves.
+            Shard("layer4", "fc", "channels", HALVES),
+        ],
+    },
     "bert_base": {"heads": [Shard("layers.0", "layers.11", "heads", HALVES)]},
 }
 
