@@ -45,7 +45,7 @@ $(FRAMEWORKS)/.installed: requirements-frameworks.lock $(STAMP)
 	touch $@
 
 # Models of JAX, Flax and Keras, and TFLite files, with the real packages; Keras computes with one other in a process, so it runs twice.
-KERAS_TESTS := tests/frameworks/test_keras_models.py
+KERAS_TESTS := tests/frameworks/test_keras_models.py tests/frameworks/test_keras_layers.py
 test-frameworks: $(FRAMEWORKS)/.installed
 	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=jax $(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks
 	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=torch $(BIN)/python -m pytest -n 2 --dist worksteal $(KERAS_TESTS)

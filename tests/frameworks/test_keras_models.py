@@ -5,7 +5,8 @@ Keras computes with one backend in a process: `make test-frameworks` runs this f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,13 @@ from keras import layers
 
 import tvm_split
 from tests.helpers.frontends.contract import assert_keeps_contract
+from tests.helpers.frontends.keras_networks import assert_same, random_inputs, with_random_statistics
+from tvm_split.cluster.machine import Machine
+from tvm_split.compiler.targets import host_target
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
-
-LIMIT = 1e-4
-
-
-def random_inputs(model: Any, batch: int) -> list[np.ndarray]:
-    generator = np.random.default_rng(0)
-    return [generator.standard_normal((batch, *each.shape[1:])).astype("float32") for each in model.inputs]
-
-
-def with_random_statistics(model: Any) -> Any:
-    """Fresh weights have means of 0 and variances of 1, which hide what a batch norm does."""
-    generator = np.random.default_rng(1)
-    model.set_weights([each + 0.2 * generator.random(each.shape).astype(each.dtype) for each in model.get_weights()])
-    return model
+from tvm_split.relay_passes.contract import bindings_of
+from tvm_split.relay_passes.rewrite import operator_name
 
 
 def convolutions() -> Any:
@@ -87,6 +79,11 @@ def mobilenet() -> Any:
     return keras.applications.MobileNetV2(input_tensor=image, alpha=0.35, weights=None, classes=10)
 
 
+def efficientnet() -> Any:
+    image = layers.Input((32, 32, 3), name="image")
+    return keras.applications.EfficientNetB0(input_tensor=image, weights=None, classes=10)
+
+
 @pytest.mark.parametrize(
     ("build", "second"),
     [
@@ -96,6 +93,7 @@ def mobilenet() -> Any:
         (recurrent, "gru"),
         (attention, "mixed"),
         (mobilenet, "block_6_expand"),
+        (efficientnet, "block4a_expand_conv"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -117,13 +115,6 @@ def test_answers_are_those_of_keras(
         assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
         found = deployment.run(*inputs)
     assert_same(found, wanted)
-
-
-def assert_same(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
-    assert len(found) == len(wanted)
-    for mine, right in zip(found, wanted, strict=True):
-        assert mine.shape == right.shape
-        assert np.abs(mine - right).max() < LIMIT * np.ptp(right)
 
 
 def test_every_layer_of_a_known_network_keeps_its_name() -> None:
@@ -155,7 +146,7 @@ def test_inputs_by_name_and_sizes() -> None:
         load_model(network, (one, np.zeros((3, 7), "float32")))
 
 
-def test_a_model_without_known_inputs_needs_examples() -> None:
+def test_a_model_without_known_inputs_needs_examples(three_workers: tvm_split.Cluster) -> None:
     class Own(keras.Model):
         def __init__(self) -> None:
             super().__init__(name="own")
@@ -171,7 +162,9 @@ def test_a_model_without_known_inputs_needs_examples() -> None:
     wanted = keras.ops.convert_to_numpy(network(x))
     model = load_model(network, x)
     assert {"hidden", "out"} <= set(model.layer_names)
-    np.testing.assert_allclose(model.reference.outputs([x])[0], wanted, rtol=1e-5, atol=1e-6)
+    split = {"machine-a": ["hidden"], "machine-b": ["out"]}
+    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
+        assert_same(deployment.run(x), [wanted])
 
 
 def test_files_that_are_no_models_are_named(tmp_path: Path) -> None:
@@ -182,14 +175,18 @@ def test_files_that_are_no_models_are_named(tmp_path: Path) -> None:
         load_model(tmp_path / "broken.keras")
 
 
-def test_a_channels_last_network_costs_no_transposes_inside() -> None:
-    if keras.config.backend() != "jax":
-        pytest.skip("torch is given channels first by Keras, layer by layer")
-    model = load_model(mobilenet(), batch=1)
-    operators = [
-        binding.value.op.name
-        for binding in model.module["main"].body.blocks[0].bindings
-        if hasattr(binding.value, "op")
-    ]
+@pytest.mark.parametrize(("build", "convolutions"), [(mobilenet, 52), (efficientnet, 81)])
+def test_a_channels_last_network_costs_no_transposes_inside(build: Callable[[], Any], convolutions: int) -> None:
+    operators = [operator_name(each.value) for each in bindings_of(load_model(build(), batch=1).module["main"])]
     assert operators.count("relax.permute_dims") == 1
-    assert operators.count("relax.nn.conv2d") == 52
+    assert operators.count("relax.nn.conv2d") == convolutions
+
+
+def test_the_one_transposition_is_in_the_kernel_that_pads(tmp_path: Path) -> None:
+    model = load_model(mobilenet(), batch=1)
+    cluster = tvm_split.Cluster("in_process", (Machine("machine-a", target={**host_target(1), "opt-level": 0}),))
+    tvm_split.compile(model, tvm_split.plan(model, cluster), verify=False, dump_folder=tmp_path)
+    (compiled,) = tmp_path.glob("stage_0/*-schedule.py")
+    kernels = re.findall(r"R\.call_tir\(cls\.(\w+)", compiled.read_text())
+    assert len(kernels) > 52
+    assert [each for each in kernels if "transpose" in each] == ["fused_pad_transpose"]

@@ -187,7 +187,7 @@ def _through_torch(
 
     given = {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
     with _annotated(), preserve_node_meta():
-        loaded = load_torch(Network().eval(), given, name=called)
+        loaded = load_torch(Network().eval(), given, name=called, has_channels_last=True)
     return replace(loaded, framework="keras")
 
 

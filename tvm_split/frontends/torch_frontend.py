@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import torch_dimensions
+from tvm_split.frontends.channels_first import LaidOut, channels_first
 from tvm_split.frontends.normal_form import identifier, normal_form
 from tvm_split.frontends.torch_graph import LayerNames, check_no_state, decomposed, fixed, user_inputs
 from tvm_split.frontends.torch_importer import import_graph
@@ -32,11 +33,13 @@ def load_torch(
     batch: int | None = None,
     dimensions: Mapping[str, int] | None = None,
     name: str | None = None,
+    has_channels_last: bool = False,
 ) -> Model:
     """A Model of a torch module (with example inputs), an exported program, or a ``.pt2`` file of one.
 
     ``example_inputs`` is a tuple of positional arguments, a dict of keyword arguments, or one tensor. Arguments may
     be nested in dicts, lists and tuples; ``Model.inputs`` and ``Model.outputs`` are flat, in torch's pytree order.
+    ``has_channels_last``: the network transposes before and after its convolutions, which is left out.
     Raises ModelImportError.
     """
     if isinstance(source, nn.Module):
@@ -63,7 +66,7 @@ def load_torch(
     else:
         name = name or "model"
         program, run = source, source.module()
-    return _model(program, run, given, batch, dimensions or {}, name)
+    return _model(program, run, given, batch, dimensions or {}, name, has_channels_last)
 
 
 def _model(
@@ -73,6 +76,7 @@ def _model(
     batch: int | None,
     dimensions: Mapping[str, int],
     name: str,
+    has_channels_last: bool,
 ) -> Model:
     examples = None if given is None else torch_dimensions.checked_leaves(program, given)
     sizes = torch_dimensions.bound_sizes(program, examples, batch, dimensions)
@@ -83,9 +87,12 @@ def _model(
     names = LayerNames(lowered)
     check_no_state(lowered, names)
     graph = import_graph(lowered, names)
+    laid_out = channels_first(graph) if has_channels_last else LaidOut(graph, {})
+    graph = laid_out.imported
     form = normal_form(graph.function, graph.layers, [node.name for node in user_inputs(lowered)])
     inputs = form.inputs
-    reference = TorchReference(run, _structure(program, len(inputs)), lowered, form.variables(graph.held))
+    variables = form.variables(graph.held)
+    reference = TorchReference(run, _structure(program, len(inputs)), lowered, variables, laid_out.arrangements)
     arrays = _arrays(examples, inputs)
     return Model(identifier(name), "torch", form.module, inputs, form.outputs(), form.layers, reference, arrays)
 

@@ -1,11 +1,15 @@
-"""Networks of Keras that several of its exports are tested with."""
+"""Networks of Keras that several of its exports are tested with, what they are given and how answers are compared."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import layers
+
+LIMIT = 1e-4
 
 
 def convolutions() -> Any:
@@ -24,3 +28,22 @@ def attention() -> Any:
     x = layers.MultiHeadAttention(2, 4, name="attention")(sequence, sequence)
     x = layers.LayerNormalization(name="norm")(layers.Add(name="skip")([x, sequence]))
     return keras.Model(sequence, layers.Dense(3, activation="gelu", name="head")(x), name="attention_net")
+
+
+def random_inputs(model: Any, batch: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    return [generator.standard_normal((batch, *each.shape[1:])).astype("float32") for each in model.inputs]
+
+
+def with_random_statistics(model: Any) -> Any:
+    """Fresh weights have means of 0 and variances of 1, which hide what a batch norm does."""
+    generator = np.random.default_rng(1)
+    model.set_weights([each + 0.2 * generator.random(each.shape).astype(each.dtype) for each in model.get_weights()])
+    return model
+
+
+def assert_same(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
+    assert len(found) == len(wanted)
+    for mine, right in zip(found, wanted, strict=True):
+        assert mine.shape == right.shape
+        assert np.abs(mine - right).max() < LIMIT * np.ptp(right)

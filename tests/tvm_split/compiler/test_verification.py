@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 import tvm_split
+from tvm_split.compiler.tolerances import TOLERANCES, tolerances_of
 from tvm_split.compiler.verification import difference
 
 
@@ -57,3 +58,24 @@ def test_a_difference_within_the_tolerance_of_the_range_passes(values: list[floa
     right = np.array(values, np.float32)
     span = float(np.abs(right).max())
     assert difference((right + np.float32(part * 1e-4 * span)).astype(np.float32), right).is_within or span < 1e-30
+
+
+class Mixed(nn.Module):
+    """Half precision inside, float32 at both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(64, 64).half(), nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(self.inner(x.half()).float())
+
+
+def test_what_was_half_before_is_compared_as_such() -> None:
+    torch.manual_seed(0)
+    model = tvm_split.load_model(Mixed().eval(), (torch.randn(4, 64),))
+    last = model.module["main"].body.body.fields[0].name
+    found = tolerances_of(model.module["main"])
+    assert {model.layers[name]: found[name] for name in found}["inner"] == found[last] == TOLERANCES["float16"]
+    exact = tvm_split.load_model(network(), (torch.randn(2, 4),))
+    assert set(tolerances_of(exact.module["main"]).values()) == {TOLERANCES["float32"]}
