@@ -1,12 +1,13 @@
 """The five instructions of tensor cores that schedules here use, as TVM's tensorize takes them: meaning and call.
 
-Fragments of 16 x 16 x 16: float16 factors by rows in shared memory, sums in float32. TVM has the same and many more,
-but registers all of them in one import, which takes half a minute.
+Fragments of 16 x 16 x 16: factors in float16 or bfloat16 by rows in shared memory, sums in float32. TVM has the same
+for float16 and many more, but registers all of them in one import, which takes half a minute.
 """
 
 # mypy: disable-error-code="untyped-decorator"
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,21 +15,33 @@ from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
 SIZE = 16
-LOAD_LEFT = "tvm_split.fragment_load_left"
-LOAD_RIGHT = "tvm_split.fragment_load_right"
-CLEAR = "tvm_split.fragment_clear"
-MULTIPLY = "tvm_split.fragment_multiply"
-STORE = "tvm_split.fragment_store"
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """Names under which TVM knows the instructions for factors of one dtype."""
+
+    load_left: str
+    load_right: str
+    clear: str
+    multiply: str
+    store: str
 
 
 @cache
-def register_fragments() -> None:
-    """Make the instructions known to TVM under the names above; once a process."""
-    TensorIntrin.register(LOAD_LEFT, *_copy("shared", "wmma.matrix_a", "float16", _load))
-    TensorIntrin.register(LOAD_RIGHT, *_copy("shared", "wmma.matrix_b", "float16", _load))
-    TensorIntrin.register(STORE, *_copy("wmma.accumulator", "shared", "float32", _store))
-    TensorIntrin.register(CLEAR, *_clear())
-    TensorIntrin.register(MULTIPLY, *_multiply())
+def fragments_of(dtype: str) -> Fragments:
+    """The instructions for factors in ``float16`` or ``bfloat16``, which are made known to TVM once a process."""
+    meanings = {
+        "load_left": _copy("shared", "wmma.matrix_a", dtype, _load),
+        "load_right": _copy("shared", "wmma.matrix_b", dtype, _load),
+        "clear": _clear(),
+        "multiply": _multiply(dtype),
+        "store": _copy("wmma.accumulator", "shared", "float32", _store),
+    }
+    names = {kind: f"tvm_split.fragment_{kind}_{dtype}" for kind in meanings}
+    for kind, (meaning, instruction) in meanings.items():
+        TensorIntrin.register(names[kind], meaning, instruction)
+    return Fragments(**names)
 
 
 def _number(fragment: Any, row_length: Any) -> Any:
@@ -41,7 +54,7 @@ def _number(fragment: Any, row_length: Any) -> Any:
 def _load(source: Any, fragment: Any, source_row: Any, fragment_row: Any) -> Any:
     return T.tvm_load_matrix_sync(
         fragment.data, SIZE, SIZE, SIZE, _number(fragment, fragment_row),
-        source.access_ptr("r", ptr_type="float16"), source_row, "row_major", dtype="void",
+        source.access_ptr("r", ptr_type=str(source.dtype)), source_row, "row_major", dtype="void",
     )  # fmt: skip
 
 
@@ -119,13 +132,11 @@ def _clear() -> tuple[Any, Any]:
     return meaning, instruction
 
 
-def _multiply() -> tuple[Any, Any]:
+def _multiply(dtype: str) -> tuple[Any, Any]:
     @T.prim_func(s_tir=True)
     def meaning(left_handle: T.handle, right_handle: T.handle, total_handle: T.handle) -> None:
-        left = T.match_buffer(left_handle, (SIZE, SIZE), "float16", align=64, offset_factor=SIZE, scope="wmma.matrix_a")
-        right = T.match_buffer(
-            right_handle, (SIZE, SIZE), "float16", align=64, offset_factor=SIZE, scope="wmma.matrix_b"
-        )
+        left = T.match_buffer(left_handle, (SIZE, SIZE), dtype, align=64, offset_factor=SIZE, scope="wmma.matrix_a")
+        right = T.match_buffer(right_handle, (SIZE, SIZE), dtype, align=64, offset_factor=SIZE, scope="wmma.matrix_b")
         total = T.match_buffer(
             total_handle, (SIZE, SIZE), "float32", align=64, offset_factor=SIZE, scope="wmma.accumulator"
         )
@@ -148,11 +159,11 @@ def _multiply() -> tuple[Any, Any]:
         total_row = T.int32()
         total_element = T.int32()
         left = T.match_buffer(
-            left_handle, (SIZE, SIZE), "float16", align=64, offset_factor=SIZE, scope="wmma.matrix_a",
+            left_handle, (SIZE, SIZE), dtype, align=64, offset_factor=SIZE, scope="wmma.matrix_a",
             strides=[left_row, left_element],
         )  # fmt: skip
         right = T.match_buffer(
-            right_handle, (SIZE, SIZE), "float16", align=64, offset_factor=SIZE, scope="wmma.matrix_b",
+            right_handle, (SIZE, SIZE), dtype, align=64, offset_factor=SIZE, scope="wmma.matrix_b",
             strides=[right_row, right_element],
         )  # fmt: skip
         total = T.match_buffer(

@@ -16,8 +16,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from tvm_split.schedules.blocks import Block, find_parts, inline_tail, new_schedule
-from tvm_split.schedules.gpu import fragments
 from tvm_split.schedules.gpu.contraction import finish, operand_views, share_among_threads
+from tvm_split.schedules.gpu.fragments import fragments_of
 from tvm_split.schedules.gpu.tile import FETCH, FRAGMENT, FRAGMENT_TILES, STORE, TENSOR_CORE, TILE, WARP, FragmentTile
 
 # Rows of an operand in shared memory begin in different banks, and stay aligned for fragments.
@@ -76,7 +76,8 @@ def _fragments(
 
     pieces = [_in_fragments(schedule, block) for block in (*loaded, to_shared)]
     if with_instructions:
-        _use_instructions(schedule, pieces, schedule.get_child_blocks(initial)[0], anchor.handle)
+        dtype = str(left.statement.writes[0].source.dtype)
+        _use_instructions(schedule, pieces, schedule.get_child_blocks(initial)[0], anchor.handle, dtype)
     finish(schedule, anchor, tail)
     fused = schedule.fuse(*schedule.get_loops(to_memory)[-2:])
     lanes = int(anchor.statement.annotations[STORE])
@@ -104,9 +105,11 @@ def _in_fragments(schedule: s_tir.Schedule, block: SBlockRV) -> LoopRV:
     return row_inner
 
 
-def _use_instructions(schedule: s_tir.Schedule, pieces: list[LoopRV], initial: SBlockRV, product: SBlockRV) -> None:
-    fragments.register_fragments()
-    for piece, name in zip(pieces, (fragments.LOAD_LEFT, fragments.LOAD_RIGHT, fragments.STORE), strict=True):
+def _use_instructions(
+    schedule: s_tir.Schedule, pieces: list[LoopRV], initial: SBlockRV, product: SBlockRV, dtype: str
+) -> None:
+    fragments = fragments_of(dtype)
+    for piece, name in zip(pieces, (fragments.load_left, fragments.load_right, fragments.store), strict=True):
         schedule.tensorize(piece, name)
-    schedule.tensorize(schedule.get_loops(initial)[-2], fragments.CLEAR)
-    schedule.tensorize(schedule.get_loops(product)[-3], fragments.MULTIPLY)
+    schedule.tensorize(schedule.get_loops(initial)[-2], fragments.clear)
+    schedule.tensorize(schedule.get_loops(product)[-3], fragments.multiply)

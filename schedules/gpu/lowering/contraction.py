@@ -106,7 +106,8 @@ def contract(contraction: Contraction, family: str, processors: int) -> Product:
 
 def uses_tensor_cores(extents: Extents, *dtypes: str) -> bool:
     """Half precision, and no extent smaller than a fragment."""
-    return set(dtypes) == {"float16"} and min(extents.rows, extents.columns, extents.depth) >= TENSOR_CORE_SMALLEST
+    smallest = min(extents.rows, extents.columns, extents.depth)
+    return set(dtypes) in ({"float16"}, {"bfloat16"}) and smallest >= TENSOR_CORE_SMALLEST
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 import tvm_split
+from tvm_split.planner.problem import Precision
+from tvm_split.rpc_runtime.execution.nvcc import find_nvcc
 
 MOST_THREADS = 1024
 MOST_STATIC_SHARED_BYTES = 48 * 1024
@@ -99,11 +100,22 @@ def _shared_bytes(body: str) -> int:
 
 
 def nvcc() -> str | None:
-    return shutil.which("nvcc")
+    found = find_nvcc()
+    return None if found is None else str(found)
 
 
-def compile_with_nvcc(source: str, arch: str, folder: Path) -> str:
-    """What the assembler says about a source's kernels: registers, shared memory, spills; raises where nvcc fails."""
+@dataclass(frozen=True)
+class Assembled:
+    """What the assembler says about one kernel: registers a thread, static shared memory a block, spills a thread."""
+
+    name: str
+    registers: int
+    shared_bytes: int
+    spilled_bytes: int
+
+
+def compile_with_nvcc(source: str, arch: str, folder: Path) -> list[Assembled]:
+    """The kernels of a source as machine code for ``arch``; raises where nvcc does not take it."""
     path = folder / "kernels.cu"
     path.write_text(source)
     command = [
@@ -116,20 +128,29 @@ def compile_with_nvcc(source: str, arch: str, folder: Path) -> str:
         str(path) + ".cubin",
         str(path),
     ]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return [_assembled(*found) for found in _ENTRY.findall(said)]
 
 
-def spilled_bytes(messages: str) -> int:
-    """Bytes of registers that went to memory, of all kernels."""
-    return sum(int(count) for count in re.findall(r"(\d+) bytes spill stores", messages))
+_ENTRY = re.compile(r"Compiling entry function '(\w+)' for '\w+'\n(.*?Used \d+ registers[^\n]*)", re.DOTALL)
 
 
-def plan_for_a_gpu(model: tvm_split.Model, arch: str, folder: Path) -> tvm_split.Plan:
+def _assembled(name: str, said: str) -> Assembled:
+    def number(pattern: str) -> int:
+        return sum(int(count) for count in re.findall(pattern, said))
+
+    # Loads may be more than stores: what is spilled once is read in a loop.
+    return Assembled(
+        name, number(r"Used (\d+) registers"), number(r"(\d+) bytes smem"), number(r"(\d+) bytes spill stores")
+    )
+
+
+def plan_for_a_gpu(model: tvm_split.Model, arch: str, folder: Path, precision: Precision = "float32") -> tvm_split.Plan:
     """The whole model as one stage on a machine with a GPU, which is never contacted."""
     path = folder / "cluster.yaml"
     target = {"kind": "cuda", "arch": arch}
     path.write_text(json.dumps({"machines": [{"name": "gpu", "address": "192.0.2.1:7001", "target": target}]}))
-    return tvm_split.plan(model, tvm_split.Cluster.from_yaml(path), stages=1)
+    return tvm_split.plan(model, tvm_split.Cluster.from_yaml(path), stages=1, precision=precision)
 
 
 def module_of_kernels(lowered: tvm.IRModule) -> tvm.IRModule:

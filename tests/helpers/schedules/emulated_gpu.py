@@ -1,0 +1,130 @@
+"""Runs CUDA kernels on this machine's CPU: the very source that nvcc would get, with `emulated_cuda.h`.
+
+The host's part of a module runs as it would on a machine with a GPU, and calls each kernel by its name; what it finds
+there is a function of a library that the C++ compiler made. Unlike `serial_threads`, this covers TVM's lowering,
+barriers, instructions of tensor cores and of asynchronous copies, memory that shared buffers take in turns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.target import Target
+
+from tests.helpers.schedules.gpu_kernels import cuda_source
+from tvm_split.rpc_runtime.execution.nvcc import find_nvcc
+
+COMPILE_SECONDS = 120
+_AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
+_HEADER = Path(__file__).with_name("emulated_cuda.h")
+
+
+def emulated(arch: str, **attributes: Any) -> Target:
+    """A target for CUDA whose tensors lie in the memory of the CPU."""
+    described = {
+        "kind": "cuda",
+        "arch": arch,
+        "max_threads_per_block": 1024,
+        "max_shared_memory_per_block": 49152,
+        "thread_warp_size": 32,
+        "target_device_type": int(tvm.cpu().dlpack_device_type()),
+        **attributes,
+    }
+    return Target(described, host={"kind": "llvm"})
+
+
+@tvm.instrument.pass_instrument
+class _Launches:
+    """Which extents each kernel is called with, in the order of its arguments: by the kernel's name."""
+
+    def __init__(self) -> None:
+        self.tags: dict[str, tuple[str, ...]] = {}
+
+    def run_after_pass(self, module: tvm.IRModule, info: Any) -> None:
+        for _, function in module.functions_items():
+            if isinstance(function, tirx.PrimFunc) and "tirx.kernel_launch_params" in function.attrs:
+                tags = tuple(str(tag) for tag in function.attrs["tirx.kernel_launch_params"])
+                self.tags[str(function.attrs["global_symbol"])] = tags
+
+
+def run_emulated(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Target) -> np.ndarray:
+    """``main`` of a module of scheduled kernels, the same with the threads of a block in either order.
+
+    Raises:
+        RuntimeError: the threads of a block wait for different things, or the result depends on their order.
+    """
+    launches = _Launches()
+    with tvm.transform.PassContext(instruments=[launches], config={"tirx.disable_assert": True}):
+        executable = relax.build(lowered, target)
+    source = cuda_source(executable)
+    for module in executable.mod.imports:
+        module.clear_imports()
+    arrays = [tvm.runtime.tensor(array) for array in inputs]
+    with TemporaryDirectory() as folder:
+        launchers = kernels(source, launches.tags, Path(folder))
+        machine = relax.VirtualMachine(executable, tvm.cpu())
+        results = []
+        try:
+            for backwards in (False, True):
+                for name, launcher in launchers.items():
+                    tvm_ffi.register_global_func(name, partial(launcher, backwards), override=True)
+                results.append(machine["main"](*arrays).numpy())
+        finally:
+            for name in launchers:
+                tvm_ffi.registry.remove_global_func(name)
+    if not np.array_equal(*results, equal_nan=True):
+        raise RuntimeError("the result depends on which threads of a block are the first to reach a barrier")
+    return results[0]
+
+
+def kernels(source: str, tags: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Callable[..., None]]:
+    """A source's kernels, as functions of whether threads run backwards, their arguments, and their extents.
+
+    By their names ``tags`` has the axes of these extents.
+
+    Raises:
+        RuntimeError: the source is no C++, also with what stands in for CUDA; or, of a kernel, its threads wait for
+            different things.
+    """
+    launchers = "".join(
+        f'extern "C" const char* launch_{name}(void** values, const int* extents, int backwards) {{ '
+        f"return emulated::launch({name}, values, extents, backwards); }}\n"
+        for name in tags
+    )
+    path, library = folder / "kernels.cpp", folder / "kernels.so"
+    path.write_text(f'#include "{_HEADER}"\n{source}\n{launchers}')
+    command = [str(find_nvcc()), "-x", "c++", "-std=c++17", "-O1", "-shared", "-Xcompiler", "-fPIC,-w", "-o"]
+    made = subprocess.run(
+        [*command, str(library), str(path)], capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False
+    )
+    if made.returncode != 0:
+        raise RuntimeError(f"the kernels are no C++ with {_HEADER.name}: {made.stderr}")
+    loaded = ctypes.CDLL(str(library))
+    return {name: _launcher(loaded[f"launch_{name}"], name, axes) for name, axes in tags.items()}
+
+
+def _launcher(launch: Any, name: str, axes: Sequence[str]) -> Callable[..., None]:
+    launch.restype = ctypes.c_char_p
+
+    def run(backwards: bool, *arguments: Any) -> None:
+        values = [getattr(each, "value", each) for each in arguments[: len(arguments) - len(axes)]]
+        extents = dict.fromkeys(_AXES, 1) | dict(zip(axes, arguments[len(values) :], strict=True))
+        failure = launch(
+            (ctypes.c_void_p * len(values))(*values),
+            (ctypes.c_int * len(_AXES))(*(extents[axis] for axis in _AXES)),
+            int(backwards),
+        )
+        if failure:
+            raise RuntimeError(f"{name}: {failure.decode()}")
+
+    return run

@@ -1,0 +1,148 @@
+"""The CUDA source of kernels, run on a CPU with barriers and instructions as they are, against float64."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from tvm import relax
+
+from tests.helpers.schedules.convolutions import expected
+from tests.helpers.schedules.emulated_gpu import emulated, kernels, run_emulated
+from tests.helpers.schedules.gpu_kernels import nvcc
+from tests.helpers.schedules.schedule_harness import assert_close, graph_of, lower, normal, rules
+
+pytestmark = pytest.mark.skipif(nvcc() is None, reason="needs the headers of CUDA")
+
+SM_90 = emulated("sm_90")
+HALVES = {"float16": 1e-3, "bfloat16": 8e-3}
+"""Tolerances where operands are rounded, and sums are not."""
+halves = st.sampled_from(sorted(HALVES))
+
+
+def evaluate(graph, inputs):
+    lowered = lower(graph_of(graph, inputs), SM_90)
+    return run_emulated(lowered, inputs, SM_90), rules(lowered)
+
+
+def product(dtype):
+    def graph(builder, left, right):
+        operands = [builder.emit(relax.op.astype(each, dtype)) for each in (left, right)]
+        return builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(*operands, out_dtype="float32"))))
+
+    return graph
+
+
+def exact_product(left, right):
+    return np.maximum(left.astype("float64") @ right.astype("float64"), 0)
+
+
+@settings(max_examples=5, derandomize=True)
+@given(
+    batch=st.sampled_from([((), ()), ((3,), ()), ((2, 1), (3,))]),
+    rows=st.sampled_from([16, 17, 130]),
+    depth=st.sampled_from([16, 50, 300]),
+    columns=st.sampled_from([16, 17, 130]),
+    dtype=halves,
+)
+def test_products_on_tensor_cores(batch, rows, depth, columns, dtype):
+    left, right = normal(0, *batch[0], rows, depth), normal(1, *batch[1], depth, columns)
+    actual, chosen = evaluate(product(dtype), [left, right])
+    assert_close(actual, exact_product(left, right), HALVES[dtype])
+    assert chosen == {"tensor_core", "elementwise"}
+
+
+@settings(max_examples=6, derandomize=True)
+@given(
+    inputs=st.sampled_from([16, 24, 33]),
+    outputs=st.sampled_from([16, 40]),
+    size=st.tuples(st.sampled_from([7, 12]), st.sampled_from([7, 13])),
+    kernel=st.sampled_from([1, 2, 3]),
+    stride=st.sampled_from([1, 2]),
+    padding=st.sampled_from([0, 1]),
+    dilation=st.sampled_from([1, 2]),
+    dtype=halves,
+)
+def test_convolutions_on_tensor_cores(inputs, outputs, size, kernel, stride, padding, dilation, dtype):
+    x, weight, bias = normal(0, 2, inputs, *size), normal(1, outputs, inputs, kernel, kernel), normal(2, outputs)
+    attributes = {"strides": (stride, stride), "padding": (padding, padding), "dilation": (dilation, dilation)}
+
+    def graph(builder, data, residual):
+        operands = [builder.emit(relax.op.astype(each, dtype)) for each in (data, relax.const(weight))]
+        y = builder.emit(relax.op.nn.conv2d(*operands, out_dtype="float32", **attributes))
+        y = builder.emit(relax.op.add(y, relax.const(bias.reshape(1, -1, 1, 1))))
+        return builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(y, residual))))
+
+    exact = expected(x, weight, bias, residual=1, **attributes)
+    actual, chosen = evaluate(graph, [x, np.ones(exact.shape, "float32")])
+    assert_close(actual, exact, HALVES[dtype])
+    assert chosen == {"tensor_core", "elementwise"}
+
+
+@pytest.mark.parametrize(("shape", "weights"), [((2, 19, 9, 9), (20, 19, 3, 3)), ((2, 8, 7, 7), (8, 1, 3, 3))])
+def test_convolutions(shape, weights):
+    x, weight, bias = normal(0, *shape), normal(1, *weights), normal(2, weights[0])
+    attributes = {"padding": (1, 1), "strides": (2, 2), "groups": shape[1] // weights[1]}
+
+    def graph(builder, data):
+        y = builder.emit(relax.op.nn.conv2d(data, relax.const(weight), **attributes))
+        return builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(y, relax.const(bias.reshape(1, -1, 1, 1))))))
+
+    actual, chosen = evaluate(graph, [x])
+    assert_close(actual, expected(x, weight, bias, **attributes))
+    assert chosen == {"conv2d" if attributes["groups"] == 1 else "depthwise_conv2d"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 1500, 70), (3, 50, 130), (40, 1500, 35), (130, 130, 2)])
+def test_products_whose_sums_are_in_slices(rows, depth, columns, dtype):
+    left, right = normal(0, rows, depth), normal(1, depth, columns)
+    actual, chosen = evaluate(product(dtype), [left, right])
+    assert_close(actual, exact_product(left, right), {"float32": 1e-4, **HALVES}[dtype])
+    assert chosen <= {"few_rows", "matmul", "tensor_core", "elementwise"}
+
+
+@pytest.mark.parametrize("extent", [7, 130])
+def test_sums_that_threads_share(extent):
+    x, gamma, beta = 3 * normal(0, 2, 3, extent), normal(1, extent), normal(2, extent)
+
+    def graph(builder, data):
+        weights = relax.const(gamma), relax.const(beta)
+        normed = builder.emit(relax.op.nn.layer_norm(data, *weights, axes=[-1], epsilon=1e-5))
+        return builder.emit(relax.op.nn.softmax(normed, -1))
+
+    actual, chosen = evaluate(graph, [x])
+    exact, scale, shift = (torch.tensor(array.astype("float64")) for array in (x, gamma, beta))
+    reference = torch.softmax(torch.nn.functional.layer_norm(exact, (extent,), scale, shift, 1e-5), -1)
+    assert_close(actual, reference.numpy(), tolerance=1e-3)
+    assert chosen <= {"general_reduction", "reduction", "elementwise"}
+
+
+TURNED = """
+extern "C" __global__ void __launch_bounds__(64) turned(float* __restrict__ values) {
+  __shared__ alignas(64) float shared[64];
+  shared[threadIdx.x] = values[threadIdx.x];
+  BARRIER
+  values[threadIdx.x] = shared[63 - threadIdx.x];
+}
+"""
+
+
+def turned(barrier, folder, backwards):
+    values = np.arange(64, dtype="float32")
+    launch = kernels(TURNED.replace("BARRIER", barrier), {"turned": ("threadIdx.x",)}, folder)["turned"]
+    launch(backwards, values.ctypes.data, 64)
+    return values
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_barrier_that_is_missing_shows(backwards, tmp_path):
+    for name, barrier in {"ordered": "__syncthreads();", "loose": ""}.items():
+        (tmp_path / name).mkdir()
+        values = turned(barrier, tmp_path / name, backwards)
+        assert np.array_equal(values, np.arange(64)[::-1]) == bool(barrier)
+        assert np.isnan(values).any() != bool(barrier)
+
+
+def test_threads_that_wait_for_different_things_are_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match="turned: threads of a block wait for different things: 0 __syncwarp"):
+        turned("if (threadIdx.x < 8) { __syncwarp(); } else { __syncthreads(); }", tmp_path, False)
