@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 DEVICES = {"llvm": "cpu", "cuda": "cuda"}
+ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+"""As LLVM's triples begin, and as wheels have them: those that there are wheels of TVM for."""
 
 
 def worker_kit(
@@ -75,8 +77,21 @@ def _device_of(text: str) -> tuple[str, str]:
     if device is None:
         raise WrongUseError(f"a target's kind is 'llvm' or 'cuda', got {target.get('kind')!r}", "--target")
     cpu = target.get("host", {}) if device == "cuda" else target
-    triple = cpu.get("mtriple", "") if isinstance(cpu, Mapping) else ""
-    return device, str(triple).partition("-")[0] or platform.machine()
+    if not isinstance(cpu, Mapping):
+        raise WrongUseError(f"a target's host is a target as well, got {cpu!r}", "--target")
+    return device, _architecture_of(cpu["mtriple"]) if "mtriple" in cpu else platform.machine()
+
+
+def _architecture_of(triple: object) -> str:
+    """Of a target triple, such as ``aarch64-linux-gnu``: its processor, as ``platform.machine()`` names it."""
+    name, _, system = str(triple).partition("-")
+    if name not in ARCHITECTURES or not isinstance(triple, str):
+        raise WrongUseError(
+            f"there are kits for the processors {', '.join(ARCHITECTURES)}, and mtriple is {triple!r}", "--target"
+        )
+    if system and ("linux" not in system.split("-") or "musl" in system):
+        raise WrongUseError(f"a worker runs on Linux with glibc, and mtriple is {triple!r}", "--target")
+    return ARCHITECTURES[name]
 
 
 def _description(kit: WorkerKit) -> dict[str, Any]:

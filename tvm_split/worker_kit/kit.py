@@ -2,6 +2,7 @@
 
 worker          starts it, with the Python that it finds
 __main__.py     the same for a Python that is named: ``python FOLDER``
+start.py        what that runs, in the right Python
 kit.json        which Python, processor and device it is for, and the versions of what is in it
 packages/       the worker's own files, and of every package that it imports those that it needs
 """
@@ -40,13 +41,35 @@ CUDA_PACKAGE, CUDA_VERSIONS = "nvidia-cuda-runtime", "==13.0.*"
 """Of the major version that TVM's library asks for by its name, the one that serves the oldest drivers."""
 COMPRESSIONS = {".tar": "", ".tar.gz": "gz", ".tgz": "gz", ".tar.bz2": "bz2", ".tar.xz": "xz", ".txz": "xz"}
 _STARTER = """#!/bin/sh
-# Starts the worker with a Python of the version that it was packed for: the one in $PYTHON, or the first found.
+# Starts the worker with the Python in $PYTHON, else with the first of the version that it was packed for.
 here=$(dirname "$(readlink -f "$0")")
-for python in "$PYTHON" python{python} python3; do
-    if [ -n "$python" ] && command -v "$python" >/dev/null 2>&1; then exec "$python" "$here" "$@"; fi
+if [ -n "$PYTHON" ]; then
+    if command -v "$PYTHON" >/dev/null 2>&1; then exec "$PYTHON" "$here" "$@"; fi
+    echo "error: PYTHON=$PYTHON is no command here: name a python{python}, or leave it out" >&2
+    exit 1
+fi
+for python in python{python} python3; do
+    if "$python" -c "import sys; sys.exit(sys.version_info[:2] != ({comma}))" >/dev/null 2>&1; then
+        exec "$python" "$here" "$@"
+    fi
 done
 echo "error: there is no python{python} here: install one, or name it with PYTHON=…" >&2
 exit 1
+"""
+_MAIN = """# As every Python reads it, from 2.7 on: others than the one that this was packed for are told so.
+import sys
+
+if sys.version_info[:2] != ({comma}):
+    sys.stderr.write(
+        "error: this kit is for Python {python}, and %s is %d.%d: name another one with PYTHON=python{python}, "
+        "or make a kit with its --python\\n" % ((sys.executable,) + tuple(sys.version_info[:2]))
+    )
+    sys.exit(1)
+
+if __name__ == "__main__":
+    from start import main
+
+    sys.exit(main())
 """
 
 
@@ -91,12 +114,7 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
     name, compression = _form(output)
     exists = os.path.lexists(output)
     if exists or not output.absolute().parent.is_dir():
-        problem = (
-            "exists already; give a new name"
-            if output.exists() or output.is_symlink()
-            else "is in no folder that exists"
-        )
-        raise KitError(f"{output} {problem}")
+        raise KitError(f"{output} {'exists already; give a new name' if exists else 'is in no folder that exists'}")
     here = {**needed_versions(), **{name: metadata.version(name) for name in ALSO}}
     wanted = {name: f"=={version}" for name, version in here.items()}
     if device == "cuda":
@@ -133,7 +151,10 @@ def _beside(output: Path) -> Iterator[Path]:
     folder = output.absolute().parent / f".tvm-split-kit-{secrets.token_hex(8)}"
     before_end(folder, partial(_remove, folder))  # before it is there, so that there is no moment between
     try:
-        folder.mkdir(mode=0o700)
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:  # a folder of the system's, such as /proc, where none is made
+            raise KitError(f"{output} cannot be written: {output.absolute().parent}: {error.strerror}") from None
         yield folder
     finally:
         _remove(folder)
@@ -209,8 +230,9 @@ def _with_own_files(
     }
     texts = {
         "kit.json": json.dumps(described, indent=1) + "\n",
-        "__main__.py": Path(start.__file__).read_text(encoding="utf-8"),
-        "worker": _STARTER.replace("{python}", python),
+        "__main__.py": _for_python(_MAIN, platform),
+        "start.py": Path(start.__file__).read_text(encoding="utf-8"),
+        "worker": _for_python(_STARTER, platform),
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -218,6 +240,11 @@ def _with_own_files(
     return KitPart(
         OWN, version, own.files + len(texts), own.size_bytes + sum(len(each.encode()) for each in texts.values())
     )
+
+
+def _for_python(text: str, platform: Platform) -> str:
+    major, minor = platform.python
+    return text.replace("{python}", f"{major}.{minor}").replace("{comma}", f"{major}, {minor}")
 
 
 def _require_libraries(folder: Path, device: str, platform: Platform) -> None:

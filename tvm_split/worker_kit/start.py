@@ -1,6 +1,6 @@
 """Starts the worker of this folder: ``python FOLDER --listen HOST:PORT``, with a Python that has nothing installed.
 
-It is the ``__main__`` of a kit, and says what is wrong also to an older Python, with which the worker does not run.
+It is what the ``__main__`` of a kit runs, which has looked at the version of Python.
 """
 
 from __future__ import annotations
@@ -12,20 +12,13 @@ from pathlib import Path
 from typing import Any
 
 
-def problem_of(kit: dict[str, Any], python: tuple[int, int], architecture: str, system: str, glibc: str) -> str:
+def problem_of(kit: dict[str, Any], architecture: str, system: str, glibc: str) -> str:
     """Why a kit does not run here, and what to do; empty if it does. An unknown ``glibc`` is empty."""
-    found = f"{python[0]}.{python[1]}"
-    wanted = kit["python"]
     parts = glibc.split(".")
     if system != "linux":
         return f"a worker runs on Linux, and this is {system}"
     if architecture != kit["architecture"]:
         return f"this kit is for {kit['architecture']}, and this machine is {architecture}: make one with its --target"
-    if found != wanted:
-        return (
-            f"this kit is for Python {wanted}, and {sys.executable} is {found}: name another one with "
-            f"PYTHON=python{wanted}, or make a kit with its --python"
-        )
     if len(parts) > 1 and parts[1].isdigit() and int(parts[1]) < kit["glibc_minor"]:
         return f"this kit needs glibc 2.{kit['glibc_minor']} or newer, and this system has {glibc}"
     return ""
@@ -35,7 +28,7 @@ def main() -> int:
     """What the worker's process returns; 1 where it cannot run here."""
     here = Path(__file__).resolve().parent
     kit = json.loads((here / "kit.json").read_text(encoding="utf-8"))
-    problem = problem_of(kit, sys.version_info[:2], platform.machine(), sys.platform, platform.libc_ver()[1])
+    problem = problem_of(kit, platform.machine(), sys.platform, platform.libc_ver()[1])
     if problem:
         sys.stderr.write(f"error: {problem}\n")
         return 1
@@ -45,7 +38,3 @@ def main() -> int:
     from tvm_split.rpc_runtime.worker.process import main as serve
 
     return serve()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -25,9 +25,18 @@ def test_wrong_options(invoke, tmp_path):
         (["--python", "3.9"], "3.11, 3.12 or 3.13"),
         (["--target", "metal"], "'llvm' or 'cuda'"),
         (["--target", "{kind"], "is not JSON"),
+        (["--target", '{"kind": "llvm", "mtriple": "nonsense"}'], "and mtriple is 'nonsense'"),
+        (["--target", '{"kind": "llvm", "mtriple": 5}'], "and mtriple is 5"),
+        (["--target", '{"kind": "llvm", "mtriple": "--pre"}'], "and mtriple is '--pre'"),
+        (["--target", '{"kind": "llvm", "mtriple": "aarch64-apple-darwin"}'], "runs on Linux with glibc"),
+        (["--target", '{"kind": "cuda", "host": "llvm"}'], "a target's host is a target as well, got 'llvm'"),
     ):
         assert expected in invoke("worker-kit", tmp_path / "kit", *options, code=2).stderr
     assert "exists already" in invoke("worker-kit", tmp_path, code=1).stderr
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert "exists already" in invoke("worker-kit", tmp_path / "link", code=1).stderr
+    assert "is in no folder that exists" in invoke("worker-kit", tmp_path / "link/kit", code=1).stderr
+    assert "/proc/kit cannot be written: /proc: " in invoke("worker-kit", "/proc/kit", code=1).stderr
     assert "has a name before" in invoke("worker-kit", tmp_path / ".tar.gz", code=1).stderr
 
 

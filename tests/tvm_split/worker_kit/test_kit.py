@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -106,17 +108,85 @@ def test_a_tar_file_holds_the_same(kit: WorkerKit, tmp_path: Path) -> None:
     assert os.access(tmp_path / "kit/worker", os.X_OK)
 
 
-def test_a_worker_of_another_python_is_refused_with_what_to_do(kit: WorkerKit) -> None:
+def test_a_machine_of_another_kind_is_refused_with_what_to_do(kit: WorkerKit) -> None:
     described = json.loads((kit.path / "kit.json").read_text())
-    assert problem_of(described, HERE.python, platform.machine(), "linux", "2.99") == ""
-    assert problem_of(described, HERE.python, platform.machine(), "linux", "") == ""
-    for python, architecture, system, glibc, expected in (
-        ((3, 8), platform.machine(), "linux", "2.99", f"for Python {HERE.python[0]}.{HERE.python[1]}"),
-        (HERE.python, "riscv64", "linux", "2.99", "this machine is riscv64"),
-        (HERE.python, platform.machine(), "darwin", "", "runs on Linux"),
-        (HERE.python, platform.machine(), "linux", "2.4", "this system has 2.4"),
+    assert problem_of(described, platform.machine(), "linux", "2.99") == ""
+    assert problem_of(described, platform.machine(), "linux", "") == ""
+    for architecture, system, glibc, expected in (
+        ("riscv64", "linux", "2.99", "this machine is riscv64"),
+        (platform.machine(), "darwin", "", "runs on Linux"),
+        (platform.machine(), "linux", "2.4", "this system has 2.4"),
     ):
-        assert expected in problem_of(described, python, architecture, system, glibc)
+        assert expected in problem_of(described, architecture, system, glibc)
+
+
+def started(kit: WorkerKit, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The kit's starter, asked for its options."""
+    command = [str(kit.path / "worker"), "--help"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+
+
+def test_the_starter_takes_the_python_that_is_named_or_says_that_it_is_not_there(
+    kit: WorkerKit, tmp_path: Path
+) -> None:
+    tools = os.environ["PATH"]
+    python = str(Path(sys.executable).resolve())
+    assert "--listen" in started(kit, PATH=tools, PYTHON=python).stdout
+    missing = started(kit, PATH=tools, PYTHON="/no/python")
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert missing.stderr.startswith("error: PYTHON=/no/python is no command here")
+    # One of this name that does not run is passed over, as is one of another version.
+    version = f"{HERE.python[0]}.{HERE.python[1]}"
+    for name, content in ((f"python{version}", "exit 127"), ("python3", f'exec {python} "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{content}\n")
+        (tmp_path / name).chmod(0o755)
+    assert "--listen" in started(kit, PATH=f"{tmp_path}:{tools}").stdout
+    (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
+    for tool in ("dirname", "readlink", "sh"):
+        (tmp_path / tool).symlink_to(f"/bin/{tool}" if Path(f"/bin/{tool}").exists() else f"/usr/bin/{tool}")
+    none = started(kit, PATH=str(tmp_path))
+    assert (none.returncode, none.stdout) == (1, "")
+    assert none.stderr.startswith(f"error: there is no python{version} here")
+
+
+def other_pythons() -> dict[str, str]:
+    """Interpreters of other versions that run here, by their versions."""
+    names = [*(f"python{version}" for version in ("2", "2.7", *(f"3.{minor}" for minor in range(3, 15)))), "python3"]
+    paths = [path for path in map(shutil.which, names) if path is not None]
+    if "PYENV_ROOT" in os.environ:
+        paths += map(str, Path(os.environ["PYENV_ROOT"]).glob("versions/*/bin/python"))
+    found = {}
+    for path in paths:
+        command = [path, "-c", "import sys; sys.stdout.write('%d.%d' % sys.version_info[:2])"]
+        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        if said.returncode == 0:
+            found[said.stdout] = path
+    found.pop(f"{HERE.python[0]}.{HERE.python[1]}", None)
+    return found
+
+
+def test_another_python_is_told_which_one_to_take(kit: WorkerKit) -> None:
+    for version, path in other_pythons().items():
+        for ran in (
+            started(kit, PATH=os.environ["PATH"], PYTHON=path),
+            subprocess.run([path, kit.path], capture_output=True, text=True, check=False, timeout=60),
+        ):
+            assert (ran.returncode, ran.stdout) == (1, ""), version
+            assert ran.stderr.startswith(f"error: this kit is for Python {HERE.python[0]}.{HERE.python[1]}, and ")
+            assert f" is {version}: name another one with PYTHON=python" in ran.stderr
+            assert len(ran.stderr.splitlines()) == 1
+
+
+def test_what_looks_at_the_version_is_read_by_every_python(kit: WorkerKit) -> None:
+    """ASCII, and of the syntax only what Python 2.7 has had as well."""
+    text = (kit.path / "__main__.py").read_bytes().decode("ascii")
+    known = (
+        ast.Module, ast.Import, ast.ImportFrom, ast.alias, ast.If, ast.Compare, ast.NotEq, ast.Eq, ast.Expr, ast.Call,
+        ast.Attribute, ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Tuple, ast.Constant, ast.BinOp, ast.Mod, ast.Add,
+    )  # fmt: skip
+    nodes = list(ast.walk(ast.parse(text)))
+    assert not [node for node in nodes if not isinstance(node, known)]
+    assert [node.module for node in nodes if isinstance(node, ast.ImportFrom)] == ["start"]
 
 
 @pytest.mark.parametrize("name", ["kit", "kit.tar", "nowhere/kit", "kit.zip", "kit.tar.zst"])
