@@ -16,10 +16,12 @@ Exits with 1 if a difference passes its limit, or something failed.
 from __future__ import annotations
 
 import argparse
+import math
 import os
-import signal
+import re
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -37,25 +39,25 @@ from scripts.device_limits import Limits, limits_of
 from scripts.gpu_tables import print_compiled, print_kernels, print_limits, print_networks, print_pipelines
 from scripts.rounds import Figures, in_turns, medians, written
 from scripts.streamed import median_run
+from scripts.timed_parts import TimedParts
 from scripts.torch_ways import QUICK, WAYS, Run, TorchWays
 from tests.helpers.relay import Relay
 from tests.models import torch_models
 from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.deployment.benchmark import bench
 from tvm_split.measuring.target_code import target_code
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
-from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 
 NETWORKS = ("mobilenet_v2", "resnet50", "bert_base", "gpt2_small", "vit_b16", "vgg16")
 """The quickest to compile first: what is not reached is then as little as can be."""
 LARGEST_DIFFERENCE = {"float32": 1e-3, "float16": 1e-2}
-SECONDS, GRACE_SECONDS = 7.5 * 60.0, 15.0
-"""Together within eight minutes."""
-LAST_START = {"networks": 0.55, "pipelines": 0.7, "kernels": 0.75, "torch.compile": 0.9}
-"""The share of the time after which no other part of a kind is begun."""
+SECONDS = 7.5 * 60.0
+"""With what a part may take to end: within eight minutes."""
 HOST, DEVICE = "host", "device"
 CPU = "llvm"
 HOSTS_SHARE = {"cpu": 0.4, "cuda": 0.1}
@@ -63,8 +65,6 @@ HOSTS_SHARE = {"cpu": 0.4, "cuda": 0.1}
 LINK = {"bytes_per_second": 125e6, "latency_seconds": 0.001}
 STREAM_SECONDS = 2.0
 TIMEOUT_SECONDS = 120.0
-
-Part = Callable[[], dict[str, Any]]
 
 
 class Prover:
@@ -224,63 +224,13 @@ def _median_of(run: Run) -> Figures:
     return {"seconds": statistics.median(found)}
 
 
-class TimeIsUp(BaseException):
-    """Raised in a part that is under way when all time is used: no part's own errors are meant by it."""
-
-
-class Timed:
-    """Runs parts one after the other, as long as there is time, and keeps what became of each. For the main thread.
-
-    A part that is under way then is told to end, and if it does not, the process does, after ``at_end``.
-    """
-
-    def __init__(self, seconds: float, console: Console, at_end: Callable[[], None]) -> None:
-        self._begun, self._seconds, self._console, self._at_end = time.monotonic(), seconds, console, at_end
-        signal.signal(signal.SIGALRM, self._end_part)
-        self.not_reached: list[str] = []
-        self.failed: dict[str, str] = {}
-
-    @property
-    def seconds(self) -> float:
-        """Since the beginning."""
-        return time.monotonic() - self._begun
-
-    def _end_part(self, number: int, frame: object) -> None:
-        signal.signal(signal.SIGALRM, self._end_all)
-        signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
-        raise TimeIsUp
-
-    def _end_all(self, number: int, frame: object) -> None:
-        self._console.print("what is under way does not end within its time, and is left behind")
-        self._at_end()
-        os._exit(1)  # the workers end with this process
-
-    def run(self, kind: str, what: str, part: Part) -> list[dict[str, Any]]:
-        """What the part found, or nothing."""
-        if self.seconds > LAST_START[kind] * self._seconds:
-            self.not_reached.append(what)
-            return []
-        self._console.print(f"{self.seconds:4.0f} s  {what}", markup=False, highlight=False)
-        signal.setitimer(signal.ITIMER_REAL, self._seconds - self.seconds)
-        try:
-            return [part()]
-        except TimeIsUp:
-            self.not_reached.append(what)
-        except (TvmSplitError, RuntimeError) as error:  # of a network, which others may not share
-            self.failed[what] = f"{type(error).__name__}: {error}"
-            self._console.print(f"        failed: {self.failed[what]}", markup=False, highlight=False)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        return []
-
-
 def prove(arguments: argparse.Namespace, workers: LocalWorkers, console: Console, results: dict[str, Any]) -> None:
     """All parts, in the order in which they matter; what each finds is in ``results`` at once."""
-    timed = Timed(arguments.seconds, console, lambda: written(arguments.output, results))
+    timed = TimedParts(arguments.seconds, console, lambda: written(arguments.output, results))
     models = torch_models.published_models(arguments.tokens, arguments.pixels)
     networks = {name: models[name] for name in arguments.networks or NETWORKS}
     worker = describe(workers.endpoints[DEVICE], TIMEOUT_SECONDS)
-    target = arguments.target or _target_of(worker)
+    target = _target_of(arguments.target, worker)
     prover = Prover(target, arguments.threads, arguments.rounds, arguments.ways, workers)
     limits = limits_of(prover.device, arguments.threads)
     print_limits(console, worker, limits)
@@ -301,47 +251,96 @@ def prove(arguments: argparse.Namespace, workers: LocalWorkers, console: Console
         for batch in arguments.batches or ([1] if prover.device == "cpu" else [1, 32]):
             for name, build in networks.items():
                 part = partial(prover.network, name, build, dtype, batch)
-                found += timed.run("networks", f"{name}, {dtype}, batch {batch}", part)
+                timed.run("networks", f"{name}, {dtype}, batch {batch}", found, part)
     print_networks(console, found)
     name, build = next(iter(networks.items()))
     for is_far in (False, True):
         what = f"{name} over two machines" + ", with a link between them" * is_far
-        pipelines += timed.run("pipelines", what, partial(prover.pipeline, name, build, is_far))
+        timed.run("pipelines", what, pipelines, partial(prover.pipeline, name, build, is_far))
     print_pipelines(console, pipelines)
-    kernels += timed.run("kernels", f"kernels of {name}", partial(prover.kernels, name, build, limits))
+    timed.run("kernels", f"kernels of {name}", kernels, partial(prover.kernels, name, build, limits))
     print_kernels(console, kernels)
     for name, build in networks.items() if prover.device != "cpu" or "compile" in (arguments.ways or ()) else ():
-        by_torch += timed.run(
-            "torch.compile", f"{name} by torch.compile", partial(prover.compiled_by_torch, name, build)
-        )
+        part = partial(prover.compiled_by_torch, name, build)
+        timed.run("torch.compile", f"{name} by torch.compile", by_torch, part)
     print_compiled(console, by_torch, found)
     results["seconds"] = timed.seconds
 
 
-def _target_of(worker: WorkerDescription) -> str:
-    """The architecture of its first GPU; the end where there is none."""
+def _target_of(asked: str | None, worker: WorkerDescription) -> str:
+    """What is proven: what was asked for, or the architecture of its first GPU; the end where that cannot be."""
+    if asked == CPU:
+        return CPU
     if not worker.cuda_devices:
         sys.exit(f"there is nothing to prove: {worker.cuda.problem}. --target {CPU} rehearses this on the CPU")
-    return worker.cuda_devices[0].arch
+    target = asked or worker.cuda_devices[0].arch
+    problem = cuda_misfit(CudaNeeds(target, toolkit_version()), worker)
+    if problem:
+        sys.exit(f"there is nothing to prove with --target {target}: this machine {problem}")
+    return target
+
+
+def _target(text: str) -> str:
+    if text != CPU and not re.fullmatch(r"sm_\d{2,3}[af]?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no architecture of GPUs, such as sm_90, and not {CPU}")
+    return text
+
+
+def _network(name: str) -> str:
+    known = torch_models.published_models()
+    if name not in known:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+    return name
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds
+
+
+def _output(text: str) -> Path:
+    """A path that can be written to."""
+    path = Path(text)
+    is_new = not os.path.lexists(path)
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {error.strerror}") from None
+    if is_new:
+        path.unlink()
+    return path
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", help=f"of {', '.join(torch_models.published_models())}; six by default")
-    parser.add_argument("--target", help="an architecture, such as sm_90, or llvm; by default what the GPU says it is")
+    known = ", ".join(torch_models.published_models())
+    parser.add_argument("networks", nargs="*", type=_network, help=f"of {known}; six by default")
     parser.add_argument(
-        "--threads", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2), help="of a CPU worker"
+        "--target", type=_target, help="an architecture, such as sm_90, or llvm; by default what the GPU says it is"
     )
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=_count, default=max(1, cores // 2), help="of a CPU worker")
     parser.add_argument("--dtypes", nargs="*", choices=LARGEST_DIFFERENCE, help="both by default, of a CPU float32")
-    parser.add_argument("--batches", nargs="*", type=int, help="1 and 32 by default, of a CPU 1")
+    parser.add_argument("--batches", nargs="*", type=_count, help="1 and 32 by default, of a CPU 1")
     parser.add_argument(
         "--ways", nargs="*", choices=WAYS, help="torch's; all by default, of a CPU those that are quick"
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="in which it ends; %(default)s by default")
-    parser.add_argument("--pixels", type=int, default=224, help="the side of images")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--output", type=Path, help="write the results as JSON")
+    parser.add_argument("--rounds", type=_count, default=3)
+    parser.add_argument("--seconds", type=_seconds, default=SECONDS, help="in which it ends; %(default)s by default")
+    parser.add_argument("--pixels", type=_count, default=224, help="the side of images")
+    parser.add_argument("--tokens", type=_count, default=128)
+    parser.add_argument("--output", type=_output, help="write the results as JSON")
     arguments = parser.parse_args()
     console = Console(width=max(120, Console().width))
     results: dict[str, Any] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,37 @@ def test_what_there_is_no_time_for_is_told(tmp_path: Path) -> None:
     assert done.returncode == 1
     text = " ".join(done.stdout.split())
     assert "no time was left for: mobilenet_v2, float32, batch 1; mobilenet_v2 over two machines;" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["lenet"], "'lenet' is none of resnet50, "),
+        (["--target", "sm90"], "'sm90' is no architecture of GPUs, such as sm_90, and not llvm"),
+        (
+            ["--target", "llvm", "--output", "/nowhere/found.json"],
+            "/nowhere/found.json cannot be written: No such",
+        ),
+        (["--target", "llvm", "--output", "/proc/found.json"], "/proc/found.json cannot be written"),
+        (["--target", "llvm", "--output", "."], ". cannot be written: Is a directory"),
+        (["--target", "llvm", "--batches", "0"], "'0' is no whole number from 1 on"),
+        (["--target", "llvm", "--seconds", "nan"], "'nan' is no number of seconds"),
+    ],
+)
+def test_what_is_to_be_proven_is_checked_before_anything_runs(arguments: list[str], expected: str) -> None:
+    command = [sys.executable, "-m", "scripts.prove_gpu", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert expected in done.stderr
+
+
+def test_a_gpu_that_is_not_there_is_not_proven(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scripts.prove_gpu", "--target", "sm_90", "--output", str(tmp_path / "found.json")]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is nothing to prove: " in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long

@@ -182,7 +182,8 @@ def test_what_looks_at_the_version_is_read_by_every_python(kit: WorkerKit) -> No
     text = (kit.path / "__main__.py").read_bytes().decode("ascii")
     known = (
         ast.Module, ast.Import, ast.ImportFrom, ast.alias, ast.If, ast.Compare, ast.NotEq, ast.Eq, ast.Expr, ast.Call,
-        ast.Attribute, ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Tuple, ast.Constant, ast.BinOp, ast.Mod, ast.Add,
+        ast.Attribute, ast.Name, ast.Load, ast.Subscript, ast.Slice, ast.Tuple, ast.Constant, ast.BinOp, ast.Mod,
+        ast.Add,
     )  # fmt: skip
     nodes = list(ast.walk(ast.parse(text)))
     assert not [node for node in nodes if not isinstance(node, known)]
