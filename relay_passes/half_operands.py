@@ -9,7 +9,7 @@ Everything else stays in float32, so that only products are rounded, before they
 
 Requires: a normalised function ``main``.
 Ensures: the operations of `MULTIPLYING` whose operands are both float32 have operands of the half type, under the same
-names and with results of the same types; new variables are named after what they round.
+names and with results of the same types; new variables are named after what they round. `OTHERS` stay in float32.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from tvm_split.relay_passes.contract import main_function, names_of
 from tvm_split.relay_passes.rewrite import operator_name, rewrite_main
 
 HALVES = ("float16", "bfloat16")
-MULTIPLYING = ("relax.matmul", "relax.nn.conv1d", "relax.nn.conv2d")
+_CONVOLUTIONS = {
+    f"relax.nn.{name}": getattr(relax.op.nn, name)
+    for name in ("conv1d", "conv2d", "conv3d", "conv1d_transpose", "conv2d_transpose", "conv3d_transpose")
+}
+MULTIPLYING = ("relax.matmul", *_CONVOLUTIONS)
+OTHERS = ("relax.einsum", "relax.nn.attention", "relax.nn.attention_bias")
+"""What multiplies as well and stays as it is: it adds in the type of its operands."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="HalfOperands")
@@ -71,8 +77,8 @@ def _multiplied(call: relax.Call, operands: Sequence[relax.Var]) -> relax.Expr:
     attributes = call.attrs
     if operator_name(call) == "relax.matmul":
         return relax.op.matmul(*operands, out_dtype="float32")
-    convolution = relax.op.nn.conv1d if operator_name(call) == "relax.nn.conv1d" else relax.op.nn.conv2d
-    return convolution(
+    also = {"output_padding": attributes.output_padding} if operator_name(call).endswith("_transpose") else {}
+    return _CONVOLUTIONS[operator_name(call)](
         *operands,
         strides=attributes.strides,
         padding=attributes.padding,
@@ -82,6 +88,7 @@ def _multiplied(call: relax.Call, operands: Sequence[relax.Var]) -> relax.Expr:
         kernel_layout=attributes.kernel_layout,
         out_layout=attributes.out_layout,
         out_dtype="float32",
+        **also,
     )
 
 

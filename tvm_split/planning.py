@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.precision import in_precision
+from tvm_split.compiler.precision import in_precision, precision_remarks
 from tvm_split.compiler.sharding import computed_shares
 from tvm_split.compiler.targets import fitting_workers, require_known_targets, resolve_targets
 from tvm_split.errors import PlanError
@@ -132,9 +132,10 @@ def plan_as_requested(
     model = in_precision(model, request.precision)
     found = _without_codecs(model, cluster, request, on_progress, on_problem)
     planned = replace(found.plan, precision=request.precision)
-    return with_codecs(
+    coded = with_codecs(
         model, cluster, planned, request, found.profile, found.predict_coded, on_progress, workers=workers
     )
+    return replace(coded, remarks=(*coded.remarks, *precision_remarks(model, request.precision)))
 
 
 @dataclass(frozen=True)
@@ -294,7 +295,8 @@ def plan_again(
         chosen, change = _whole_again(model, request, posed, current.stages, solved, threshold)
     plan = _plan(model, cluster, request.objective, "corrected by measurements", chosen.stages, chosen.prediction)
     plan = replace(plan, precision=current.precision)
-    return with_codecs(model, cluster, plan, request, profile, chosen.predict_coded, on_progress), change
+    coded = with_codecs(model, cluster, plan, request, profile, chosen.predict_coded, on_progress)
+    return replace(coded, remarks=(*coded.remarks, *precision_remarks(model, plan.precision))), change
 
 
 def _whole_again(

@@ -78,6 +78,53 @@ def test_values_differ_by_the_rounding_and_no_more(dtype: str, bits: int) -> Non
     assert 2.0 ** (-bits - 6) < difference < 2.0 ** (-bits + 3)
 
 
+CONVOLUTIONS = {
+    "conv3d": ((2, 4, 5, 6, 7), lambda x: op.nn.conv3d(x, weights(6, 2, 3, 2, 1), (1, 2, 1), 1, groups=2)),
+    "conv1d_transpose": (
+        (2, 4, 9), lambda x: op.nn.conv1d_transpose(x, weights(4, 3, 3), 2, 1, output_padding=1, groups=2)
+    ),
+    "conv2d_transpose": (
+        (2, 4, 5, 6), lambda x: op.nn.conv2d_transpose(x, weights(4, 5, 3, 2), (2, 1), 1, dilation=(1, 2))
+    ),
+    "conv3d_transpose": (
+        (1, 3, 4, 5, 4),
+        lambda x: op.nn.conv3d_transpose(x, weights(3, 2, 2, 3, 2), (2, 1, 3), 0, output_padding=(1, 0, 2)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_of_all_kinds_keep_their_attributes(name: str, dtype: str) -> None:
+    shape, convolve = CONVOLUTIONS[name]
+    module = graph({"x": shape}, lambda emit, x: [emit(convolve(x), "result")])
+    after = HalfOperands(dtype)(module)
+    before, call = (
+        next(each.value for each in bindings_of(main_function(one)) if each.var.name == "result")
+        for one in (module, after)
+    )
+    assert {str(operand.ty.dtype) for operand in call.args} == {dtype}
+    tvm.ir.assert_structural_equal(call.ty, before.ty)
+    differing = {
+        field for field in ("strides", "padding", "dilation", "groups", "data_layout", "kernel_layout", "out_layout")
+        if str(getattr(call.attrs, field)) != str(getattr(before.attrs, field))
+    }  # fmt: skip
+    assert not differing
+    (x,) = random_inputs(module)
+    found = run_together({"exact": module, "half": after}, x)
+    (exact,), (half,) = found["exact"], found["half"]
+    bits = {"float16": 11, "bfloat16": 8}[dtype]
+    assert 0 < np.abs(half - exact).max() < 2.0 ** (-bits + 3) * np.abs(exact).max()
+
+
+def test_what_adds_in_the_type_of_its_operands_stays() -> None:
+    def write(emit, x):
+        return [emit(op.einsum((x, weights(4, 3)), "ij,jk->ik"), "sums")]
+
+    module = graph({"x": (2, 4)}, write)
+    tvm.ir.assert_structural_equal(HalfOperands("float16")(module), module)
+
+
 def test_a_second_time_changes_nothing() -> None:
     after = HalfOperands("float16")(network())
     tvm.ir.assert_structural_equal(HalfOperands("float16")(after), after)

@@ -7,7 +7,10 @@ from typing import Any
 
 from tvm_split.model import Model
 from tvm_split.planner.problem import Precision
-from tvm_split.relay_passes.half_operands import HalfOperands
+from tvm_split.relay_passes.contract import bindings_of, main_function
+from tvm_split.relay_passes.half_operands import OTHERS, HalfOperands
+from tvm_split.relay_passes.rewrite import operator_name
+from tvm_split.units import short_list
 
 
 def in_precision(model: Model, precision: Precision) -> Model:
@@ -21,3 +24,19 @@ def in_precision(model: Model, precision: Precision) -> Model:
     module = rounding(model.module)
     layers = {name: model.layers[taker] for name, taker in rounding.rounded.items()}
     return replace(model, module=module, layers={**model.layers, **layers})
+
+
+def precision_remarks(model: Model, precision: Precision) -> tuple[str, ...]:
+    """Sentences on the layers that multiply and stay in float32 all the same."""
+    if precision == "float32":
+        return ()
+    staying: dict[str, list[str]] = {}
+    for binding in bindings_of(main_function(model.module)):
+        operator = operator_name(binding.value)
+        if operator in OTHERS and str(binding.var.ty.dtype) == "float32":
+            staying.setdefault(operator.rpartition(".")[2], []).append(model.layers[binding.var.name])
+    return tuple(
+        f"{short_list(list(dict.fromkeys(layers)))} ({operator}): multiplied in float32, not in {precision}, which "
+        "this operator would add up in, too"
+        for operator, layers in staying.items()
+    )

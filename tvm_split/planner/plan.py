@@ -42,8 +42,8 @@ class Plan:
 
     ``origin`` says in a few words how the plan was found. ``prediction`` is what the planner expects of exactly these
     stages and codecs; it is None for a plan that was made or changed by hand. ``codecs`` are those of the tensors that
-    have one on a link; ``remarks`` say which codecs were asked for and do nothing. Convolutions and products take their
-    operands in ``precision``.
+    have one on a link; ``remarks`` say which codecs were asked for and do nothing, and what stays in float32 although
+    convolutions and products take their operands in ``precision``.
 
     Raises:
         PlanError: the replicas of a stage cannot take turns, or two of its replicas or shards are on one machine; names

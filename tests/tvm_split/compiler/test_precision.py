@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 import tvm_split
 from tests.models.small_onnx_model import INPUT_SHAPE, small_model
+from tvm_split.compiler.bundle import Verified
 from tvm_split.compiler.precision import in_precision
 from tvm_split.errors import PlanError, VerificationError
 from tvm_split.planner.plan import Plan
@@ -67,6 +69,55 @@ def test_layers_keep_their_names(model: tvm_split.Model) -> None:
     assert half.layer_names == model.layer_names
     assert in_precision(half, "float16").layers == half.layers
     assert in_precision(model, "float32") is model
+
+
+def einsum_model() -> onnx.ModelProto:
+    """Words of a table, times a matrix by an Einsum and another one by a MatMul."""
+    generator = np.random.default_rng(0)
+    tables = {"table": (11, 8), "matrix": (8, 6), "last": (6, 4)}
+    constants = [
+        numpy_helper.from_array(generator.standard_normal(shape).astype(np.float32), name)
+        for name, shape in tables.items()
+    ]
+    nodes = [
+        helper.make_node("Gather", ["table", "words"], ["found"], name="look_up"),
+        helper.make_node("Einsum", ["found", "matrix"], ["mixed"], name="mix", equation="bij,jk->bik"),
+        helper.make_node("MatMul", ["mixed", "last"], ["scores"], name="score"),
+    ]
+    words = helper.make_tensor_value_info("words", onnx.TensorProto.INT64, [2, 5])
+    scores = helper.make_tensor_value_info("scores", onnx.TensorProto.FLOAT, [2, 5, 4])
+    network = helper.make_graph(nodes, "words", [words], [scores], constants)
+    return helper.make_model(network, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_what_stays_in_float32_is_said_in_the_plan(tmp_path: Path) -> None:
+    model = tvm_split.load_model(einsum_model())
+    cluster = tvm_split.Cluster.in_process(1, threads=1)
+    plan = tvm_split.plan(model, cluster, precision="bfloat16")
+    (remark,) = plan.remarks
+    assert remark.startswith("mix (einsum): multiplied in float32, not in bfloat16")
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").remarks == plan.remarks
+    assert tvm_split.plan(model, cluster).remarks == ()
+
+
+def test_models_of_integers_have_an_error_without_examples() -> None:
+    """The first words of a table are in every table."""
+    model = tvm_split.load_model(einsum_model())
+    assert model.example_inputs is None
+    bundle = tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.in_process(1), precision="float16"))
+    assert bundle.verified is Verified.AS_COMPILED
+    assert bundle.output_error is not None
+    assert 1e-5 < bundle.output_error < LARGEST_ERROR["float16"]
+
+
+def test_integers_that_the_source_does_not_take_are_not_compared() -> None:
+    proto = einsum_model()
+    del proto.graph.initializer[0]  # a table of one word, in which there is no second one
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((1, 8), np.float32), "table"))
+    model = tvm_split.load_model(proto)
+    bundle = tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.in_process(1)))
+    assert (bundle.verified, bundle.output_error) == (Verified.NO, None)
 
 
 def test_what_is_wrong_is_still_found(model: tvm_split.Model) -> None:
