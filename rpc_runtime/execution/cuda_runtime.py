@@ -27,7 +27,7 @@ def load_cuda() -> str:
     from tvm.libinfo import package_lib_paths
     from tvm_ffi.libinfo import load_lib_ctypes
 
-    loaded = next(filter(None, map(_loaded, _runtime_places())), None)
+    loaded = runtime_library()
     if loaded is None:
         return f"CUDA's runtime, {RUNTIME}, is not found: pip install 'tvm-split[cuda]'"
     needed = _asked(loaded, "cudaRuntimeGetVersion")
@@ -42,6 +42,12 @@ def load_cuda() -> str:
         return f"TVM's library for GPUs, lib{CUDA_LIBRARY}.so, cannot be loaded: {error}"
     register_loader()
     return ""
+
+
+@cache
+def runtime_library() -> ctypes.CDLL | None:
+    """CUDA's runtime, the one that TVM's library for GPUs is linked with; None where it is not found."""
+    return next(filter(None, map(_loaded, _runtime_places())), None)
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,11 @@ def array_from_tensor(tensor: Tensor, spec: TensorSpec) -> np.ndarray[Any, Any]:
     return tensor_bytes(tensor).copy().view(np.dtype(spec.dtype)).reshape(spec.shape)
 
 
+def size_of(tensor: Tensor) -> int:
+    """The bytes of a tensor's content."""
+    return int(tensor.numel() * np.dtype(str(tensor.dtype)).itemsize)
+
+
 class WeightCache:
     """Weights that several stages of one deployment share are loaded once, whatever each stage calls them."""
 
@@ -72,11 +77,14 @@ class WeightCache:
 
     @property
     def size_bytes(self) -> int:
-        return sum(each.numel() * np.dtype(str(each.dtype)).itemsize for each in self.loaded.values())
+        return sum(map(size_of, self.loaded.values()))
 
 
 class StageExecutable:
     """A stage that is ready to run.
+
+    On a GPU it waits for the device at the end of each run, or calls ``finish`` instead, if given; inputs may be in
+    memory that is reused then.
 
     Raises:
         WorkerError: this machine cannot run the stage: no such device, another architecture, too little memory.
@@ -84,12 +92,20 @@ class StageExecutable:
     """
 
     def __init__(
-        self, stage: StageSpec, library: Bytes, weights: Iterable[Bytes], scratch: Path, cache: WeightCache
+        self,
+        stage: StageSpec,
+        library: Bytes,
+        weights: Iterable[Bytes],
+        scratch: Path,
+        cache: WeightCache,
+        finish: Callable[[], None] | None = None,
     ) -> None:
         self.stage = stage
         where = f"stage {stage.name!r} on machine {stage.machine!r}"
         self._device = find_device(stage.device, where)
         self._on_cpu = stage.device == "cpu"
+        self._finish = finish or (None if self._on_cpu else self._device.sync)
+        self._reuses_inputs = self._on_cpu or finish is not None
         # Of each output, from the first run on: what a library returns, and whether it hands on its inputs' memory, is
         # the same each time, and to look takes as long as a small tensor's way from one machine to another.
         self._are_views: list[bool] | None = None
@@ -116,22 +132,36 @@ class StageExecutable:
             inputs = [tensor.copyto(self._device) if _is_on_host(tensor) else tensor for tensor in inputs]
         try:
             result = self._main(*inputs, *self._weights)
-            if not self._on_cpu:
-                self._device.sync()
+            outputs = self._outputs(result, inputs)
+            if self._finish is not None:
+                self._finish()
+        except StageError:
+            raise
         except Exception as error:
             raise StageError(
                 f"stage {stage.name!r} on machine {stage.machine!r} failed: {first_line(error)}"
             ) from error
+        return outputs
+
+    def _outputs(self, result: Any, inputs: Sequence[Tensor]) -> list[Tensor]:
+        stage = self.stage
         if self._are_views is None:
             _require_announced(result, stage)
             self._are_views = [
-                self._on_cpu and _shares_memory(tensor, spec, inputs, stage.inputs)
+                self._reuses_inputs and _shares_memory(tensor, spec, inputs, stage.inputs)
                 for tensor, spec in zip(result, stage.outputs, strict=True)
             ]
         return [
-            _copied(tensor, spec) if is_view else tensor
+            self._copied(tensor, spec) if is_view else tensor
             for tensor, spec, is_view in zip(result, stage.outputs, self._are_views, strict=True)
         ]
+
+    def _copied(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
+        if not self._on_cpu:
+            return tensor.copyto(self._device)
+        copy = tensor_slot(spec)
+        copy.fill(tensor)
+        return copy.value
 
 
 def _require_announced(result: Any, stage: StageSpec) -> None:
@@ -144,12 +174,6 @@ def _require_announced(result: Any, stage: StageSpec) -> None:
     for tensor, spec in zip(result, stage.outputs, strict=True):
         if tuple(tensor.shape) != spec.shape or str(tensor.dtype) != spec.dtype:
             raise StageError(f"{where} {spec}, and returned {tensor.dtype}[{', '.join(map(str, tensor.shape))}]")
-
-
-def _copied(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    copy = tensor_slot(spec)
-    copy.fill(tensor)
-    return copy.value
 
 
 def _shares_memory(

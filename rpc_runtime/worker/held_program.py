@@ -10,22 +10,32 @@ from collections.abc import Callable, Mapping
 
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
-from tvm_split.rpc_runtime.execution.executor import StageExecutor
+from tvm_split.rpc_runtime.execution.device_transfers import (
+    DeviceTransfers,
+    OverlappedStage,
+    UploadingStation,
+    overlapping_transfers,
+)
+from tvm_split.rpc_runtime.execution.executor import RunnableStage, StageExecutor
 from tvm_split.rpc_runtime.execution.kernel_timer import KernelTimer
 from tvm_split.rpc_runtime.execution.stage_executable import (
     StageExecutable,
+    Tensor,
     WeightCache,
     tensor_bytes,
     tensor_slot,
 )
 from tvm_split.rpc_runtime.hardware import available_memory_bytes
+from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
 from tvm_split.rpc_runtime.program.measurements import LinkStatistics, Recorder
 from tvm_split.rpc_runtime.program.program import CLIENT, StageSpec, weight_bytes
 from tvm_split.rpc_runtime.transports.link_call import LinkCall
+from tvm_split.rpc_runtime.transports.link_end import Station
 from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from tvm_split.rpc_runtime.transports.mpi import World
+from tvm_split.rpc_runtime.transports.slots import MakeSlot
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS
@@ -53,6 +63,7 @@ class HeldProgram:
         self._plan: MachinePlan | None = None
         self._executor: StageExecutor | None = None
         self._recorder: Recorder | None = None
+        self._transfers: DeviceTransfers | None = None
         self._timer: KernelTimer | None = None
         self._incoming: dict[str, IncomingLink] = {}
         self._outgoing: dict[str, OutgoingLink] = {}
@@ -93,41 +104,56 @@ class HeldProgram:
         self.blobs.keep(blob for stage in plan.stages for blob in stage.blobs)
         _check_memory(plan)
         cache = WeightCache()
-        stages: list[StageExecutable] = []
+        stages: list[RunnableStage] = []
+        transfers = overlapping_transfers(plan.stages)
         for stage in plan.stages:
             if not is_wanted():
                 raise WorkerError(
                     f"machine {plan.machine!r} had loaded {len(stages)} of {len(plan.stages)} stages when the caller's "
                     "time was over"
                 )
-            stages.append(self._load_stage(stage, cache, deadline, is_wanted))
+            stages.append(self._load_stage(stage, cache, deadline, is_wanted, transfers))
         held_bytes = cache.size_bytes
         cache.loaded.clear()
         recorder = Recorder(plan.machine, [stage.name for stage in plan.stages])
         with self._lock:
             self._check_open_locked()
-            self._recorder = recorder
+            self._recorder, self._transfers = recorder, transfers
             self._link_secrets = link_secrets
             self._executor = StageExecutor(self._lock, plan, stages, recorder, self._stage_failed)
+            station: Station = self._executor
+            as_bytes: Callable[[Tensor], Bytes] = tensor_bytes
+            make_slot: MakeSlot = tensor_slot
+            if transfers is not None:
+                station = UploadingStation(self._executor, transfers)
+                as_bytes, make_slot = transfers.bytes_of, transfers.slot
             for machine in plan.destinations:
                 routes = [route for route in plan.outgoing if route.destination == machine]
-                self._outgoing[machine] = OutgoingLink(self._executor, routes, tensor_bytes, tensor_slot)
+                self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot)
             for machine in plan.sources:
                 routes = [route for route in plan.incoming if route.source == machine]
-                self._incoming[machine] = IncomingLink(self._executor, routes, tensor_slot, reuse=True)
+                self._incoming[machine] = IncomingLink(station, routes, make_slot, reuse=True)
             self._executor.start(self._outgoing, self._incoming)
         names = ", ".join(stage.name for stage in plan.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], plan.machine, names)
         return held_bytes
 
     def _load_stage(
-        self, stage: StageSpec, cache: WeightCache, deadline: float, is_wanted: Callable[[], bool]
-    ) -> StageExecutable:
+        self,
+        stage: StageSpec,
+        cache: WeightCache,
+        deadline: float,
+        is_wanted: Callable[[], bool],
+        transfers: DeviceTransfers | None,
+    ) -> RunnableStage:
         self._check_open()
         library = self.blobs.read(stage.library)
         self._trials.stage(stage, deadline, is_wanted)
         weights = (self.blobs.read(weight.blob) for weight in stage.weights)
-        return StageExecutable(stage, library, weights, self.blobs.scratch, cache)
+        if transfers is None:
+            return StageExecutable(stage, library, weights, self.blobs.scratch, cache)
+        loaded = StageExecutable(stage, library, weights, self.blobs.scratch, cache, transfers.end)
+        return OverlappedStage(loaded, transfers)
 
     def load_kernels(
         self, kernels: KernelSet, threads: int, seconds: float, is_wanted: Callable[[], bool]
@@ -326,6 +352,8 @@ class HeldProgram:
             call.close()
         if executor is not None:
             executor.join(JOIN_SECONDS)
+        if self._transfers is not None:
+            self._transfers.close()
         self._drop_timer(None)
         self.blobs.release()
         trim_heap()

@@ -1,0 +1,136 @@
+"""What a GPU is asked for beyond TVM's runtime: host memory that it copies from by itself, streams for copies, events.
+
+TVM 0.27 copies tensors from Python on no stream but the one that computes, so that a copy waits for what is computed,
+and what is computed for the copy. These are functions of CUDA's own runtime (CUDA Runtime API 13.0: Stream Management,
+Event Management, Memory Management), called in the library that TVM's is linked with, on device 0, which is current in
+every thread.
+
+TVM launches kernels on the stream that a thread has set (``TVMFFIEnvGetStream``), and none is set here: on the NULL
+stream. Streams made with ``cudaStreamNonBlocking`` are not ordered with that one, but by events alone.
+
+No GPU was at hand: nothing of this has run on one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tvm_split.rpc_runtime.errors import WorkerError
+from tvm_split.rpc_runtime.program.interface import Bytes
+
+HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
+"""``cudaMemcpyKind``."""
+NON_BLOCKING = 0x01
+"""``cudaStreamNonBlocking``."""
+SLEEPING_WAIT, NO_TIMES = 0x01, 0x02
+"""``cudaEventBlockingSync``: who waits leaves the core to others, as CPU stages on the same host need it;
+``cudaEventDisableTiming``."""
+NULL_STREAM = None
+
+_pointer, _out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "cudaMallocHost": (_out, ctypes.c_size_t),
+    "cudaFreeHost": (_pointer,),
+    "cudaStreamCreateWithFlags": (_out, ctypes.c_uint),
+    "cudaStreamDestroy": (_pointer,),
+    "cudaEventCreateWithFlags": (_out, ctypes.c_uint),
+    "cudaEventDestroy": (_pointer,),
+    "cudaEventRecord": (_pointer, _pointer),
+    "cudaEventSynchronize": (_pointer,),
+    "cudaStreamWaitEvent": (_pointer, _pointer, ctypes.c_uint),
+    "cudaMemcpyAsync": (_pointer, _pointer, ctypes.c_size_t, ctypes.c_int, _pointer),
+}
+
+
+def memory_at(address: int, size_bytes: int, dropped: Callable[[Any], object], argument: Any) -> Bytes:
+    """Memory of the host as bytes; ``dropped(argument)`` is called when nobody has this array or a part of it."""
+    block = (ctypes.c_uint8 * size_bytes).from_address(address)
+    # Not at the end of the process, when CUDA may be gone before, and frees all by itself.
+    weakref.finalize(block, dropped, argument).atexit = False
+    array: Bytes = np.frombuffer(memoryview(block), np.uint8)
+    return array
+
+
+class Mark:
+    """A point in what a stream does: an event, which is recorded again each time that it is used."""
+
+    __slots__ = ("__weakref__", "event")
+
+    def __init__(self, event: int) -> None:
+        self.event = event
+
+
+class CudaCalls:
+    """The device's calls; what is made here lives until nobody has it. Thread-safe, as CUDA's runtime is.
+
+    Raises:
+        WorkerError: a call fails: names it, with CUDA's words.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._functions = {name: library[name] for name in _FUNCTIONS}
+        for name, function in self._functions.items():
+            function.argtypes, function.restype = _FUNCTIONS[name], ctypes.c_int
+        self._words = library["cudaGetErrorString"]
+        self._words.argtypes, self._words.restype = (ctypes.c_int,), ctypes.c_char_p
+        self._uploads, self._downloads = self._stream(), self._stream()
+
+    def host_memory(self, size_bytes: int) -> Bytes:
+        """Page-locked: the device reads and writes it while this process does something else."""
+        address = self._made("cudaMallocHost", max(size_bytes, 1))
+        return memory_at(address, max(size_bytes, 1), self._functions["cudaFreeHost"], address)[:size_bytes]
+
+    def mark(self) -> Mark:
+        """A new one, which is reached already."""
+        mark = Mark(self._made("cudaEventCreateWithFlags", SLEEPING_WAIT | NO_TIMES))
+        self._when_dropped(mark, "cudaEventDestroy", mark.event)
+        return mark
+
+    def upload(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
+        """Begin to copy from the host's address to the device's; ``mark`` is reached when that is done."""
+        self._copy(source, target, size_bytes, HOST_TO_DEVICE, self._uploads, mark)
+
+    def download(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
+        """Begin to copy from the device's address to the host's; ``mark`` is reached when that is done."""
+        self._copy(source, target, size_bytes, DEVICE_TO_HOST, self._downloads, mark)
+
+    def compute_after(self, mark: Mark) -> None:
+        """What is computed from now on begins when ``mark`` is reached, as it was recorded last."""
+        self._call("cudaStreamWaitEvent", NULL_STREAM, mark.event, 0)
+
+    def computed(self, mark: Mark) -> None:
+        """``mark`` is reached when all is done that was to be computed until now."""
+        self._call("cudaEventRecord", mark.event, NULL_STREAM)
+
+    def wait(self, mark: Mark) -> None:
+        """Until it is reached. Other threads of this process go on."""
+        self._call("cudaEventSynchronize", mark.event)
+
+    def _copy(self, source: int, target: int, size_bytes: int, kind: int, stream: int, mark: Mark) -> None:
+        if size_bytes:
+            self._call("cudaMemcpyAsync", target, source, size_bytes, kind, stream)
+        self._call("cudaEventRecord", mark.event, stream)
+
+    def _stream(self) -> int:
+        stream = self._made("cudaStreamCreateWithFlags", NON_BLOCKING)
+        self._when_dropped(self, "cudaStreamDestroy", stream)  # the device ends what is under way first
+        return stream
+
+    def _made(self, function: str, argument: int) -> int:
+        found = ctypes.c_void_p()
+        self._call(function, ctypes.byref(found), argument)
+        return found.value or 0
+
+    def _when_dropped(self, owner: Any, function: str, handle: int) -> None:
+        weakref.finalize(owner, self._functions[function], handle).atexit = False  # as in `memory_at`
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        code = self._functions[function](*arguments)
+        if code:
+            words = (self._words(code) or b"").decode(errors="replace")
+            raise WorkerError(f"the GPU fails: {function}: {words or f'error {code}'}")

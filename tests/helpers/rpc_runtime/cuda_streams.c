@@ -1,0 +1,172 @@
+// A stand-in for those functions of CUDA's runtime that `cuda_calls` calls, without a GPU: a thread for each stream does
+// what is asked of it, one after the other and late, as CUDA's documents of streams and events have it. "Device" memory
+// is the host's. Where CUDA's own header is at hand (WITH_HEADER), the compiler checks that the functions are as there.
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef WITH_HEADER
+#include <cuda_runtime_api.h>
+#else
+typedef int cudaError_t;
+typedef struct CUstream_st *cudaStream_t;
+typedef struct CUevent_st *cudaEvent_t;
+enum cudaMemcpyKind { cudaMemcpyHostToHost };
+#endif
+
+enum { COPY, RECORD, WAIT, CALL, END };
+
+struct CUevent_st { long recorded, reached; };
+
+typedef struct Work {
+    struct Work *next;
+    int kind;
+    void *target;
+    const void *source;
+    size_t size;
+    cudaEvent_t event;
+    long number;
+    void (*function)(void);
+} Work;
+
+struct CUstream_st { Work *first, **last; pthread_t thread; int started, doing, begun; };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct CUstream_st null_stream;
+static cudaStream_t streams[64];
+static int slow_microseconds = 2000, busy_at_most, failing, meets, met;
+
+static int busy(void) {
+    int found = null_stream.doing;
+    for (int i = 0; i < 64; i++) found += streams[i] && streams[i]->doing;
+    return found;
+}
+
+// The third work of the first stream, the second of the NULL stream and the first of the second one wait for each other.
+static void meet(cudaStream_t stream) {
+    struct timespec end;
+    int number = stream == &null_stream ? 2 : stream == streams[0] ? 3 : 1;
+    if (!meets || stream->begun != number) return;
+    met++;
+    pthread_cond_broadcast(&changed);
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += 60;
+    while (met < 3 && !pthread_cond_timedwait(&changed, &lock, &end));
+}
+
+static void copy(const Work *work) {
+    size_t half = work->size / 2;
+    usleep(rand() % (slow_microseconds + 1));
+    memcpy(work->target, work->source, half);
+    usleep(rand() % (slow_microseconds + 1));
+    memcpy((char *)work->target + half, (const char *)work->source + half, work->size - half);
+}
+
+static void *run(void *argument) {
+    cudaStream_t stream = argument;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (!stream->first) pthread_cond_wait(&changed, &lock);
+        Work *work = stream->first;
+        while (work->kind == WAIT && work->event->reached < work->number) pthread_cond_wait(&changed, &lock);
+        if (work->kind == COPY || work->kind == CALL) {
+            stream->doing = 1;
+            stream->begun++;
+            meet(stream);
+            if (busy() > busy_at_most) busy_at_most = busy();
+            pthread_mutex_unlock(&lock);
+            if (work->kind == COPY) copy(work); else work->function();
+            pthread_mutex_lock(&lock);
+            stream->doing = 0;
+        } else if (work->kind == RECORD && work->event->reached < work->number) {
+            work->event->reached = work->number;
+        }
+        int kind = work->kind;
+        stream->first = work->next;
+        if (!stream->first) stream->last = &stream->first;
+        free(work);
+        pthread_cond_broadcast(&changed);
+        if (kind == END) break;
+    }
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+static void add(cudaStream_t stream, Work given) {
+    if (!stream) stream = &null_stream;
+    Work *work = malloc(sizeof(Work));
+    *work = given;
+    work->next = 0;
+    pthread_mutex_lock(&lock);
+    if (!stream->started) {
+        stream->started = 1;
+        stream->last = &stream->first;
+        pthread_create(&stream->thread, 0, run, stream);
+    }
+    if (work->kind == RECORD) work->number = ++work->event->recorded;
+    if (work->kind == WAIT) work->number = work->event->recorded;
+    *stream->last = work;
+    stream->last = &work->next;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+// Of the tests: a kernel, how long half a copy takes at most, `meet`, how many streams worked at once, and failure.
+void standInLaunch(void (*function)(void)) { add(0, (Work){.kind = CALL, .function = function}); }
+void standInSlow(int microseconds) { slow_microseconds = microseconds; }
+void standInMeet(void) { meets = 1; }
+int standInBusy(void) { return busy_at_most; }
+void standInFail(int code) { failing = code; }
+
+const char *cudaGetErrorString(cudaError_t error) { return "an illegal memory access was encountered"; }
+cudaError_t cudaMallocHost(void **pointer, size_t size) { return posix_memalign(pointer, 4096, size); }
+cudaError_t cudaFreeHost(void *pointer) { memset(pointer, 255, 1); free(pointer); return 0; }
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) {
+    int number = 0;
+    if (flags != 1) return 1;
+    while (streams[number]) number++;
+    *stream = streams[number] = calloc(1, sizeof(struct CUstream_st));
+    return 0;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    add(stream, (Work){.kind = END});
+    pthread_join(stream->thread, 0);
+    for (int i = 0; i < 64; i++) if (streams[i] == stream) streams[i] = 0;
+    free(stream);
+    return 0;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) {
+    *event = calloc(1, sizeof(struct CUevent_st));
+    return flags != 3;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return 0; }
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    add(stream, (Work){.kind = RECORD, .event = event});
+    return 0;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    pthread_mutex_lock(&lock);
+    long number = event->recorded;
+    while (event->reached < number) pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    return failing;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
+    add(stream, (Work){.kind = WAIT, .event = event});
+    return flags;
+}
+
+cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    add(stream, (Work){.kind = COPY, .target = target, .source = source, .size = size});
+    return kind != 1 && kind != 2;
+}

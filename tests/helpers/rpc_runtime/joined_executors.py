@@ -1,0 +1,178 @@
+"""Executors of several machines and a client, joined by links without a network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvm_split.rpc_runtime.client.result_queue import ResultQueue, array_slot
+from tvm_split.rpc_runtime.execution.executor import StageExecutor
+from tvm_split.rpc_runtime.program.inputs import flat_bytes
+from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute, machine_plan
+from tvm_split.rpc_runtime.program.measurements import Recorder
+from tvm_split.rpc_runtime.program.program import CLIENT, Program, StageSpec
+from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from tvm_split.rpc_runtime.wire.framing import decode
+
+
+class PlainStage:
+    """Weighs its inputs by their places, so that a mix-up of tensors or micro-batches shows."""
+
+    def __init__(self, stage: StageSpec) -> None:
+        self.stage = stage
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        total = np.full(2, self.stage.index + 1, np.int64)
+        for place, array in enumerate(inputs):
+            total = total * 3 + array * (place + 2)
+        return [total + place for place in range(len(self.stage.outputs))]
+
+
+def evaluate(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    values = {spec.name: array for spec, array in zip(program.inputs, inputs, strict=True)}
+    for stage, *_ in program.replicas.values():
+        outputs = PlainStage(stage).run([values[t.name] for t in stage.inputs])
+        values.update(zip((t.name for t in stage.outputs), outputs, strict=True))
+    return [values[t.name] for t in program.outputs]
+
+
+class Client:
+    """The client's station: what arrives is put together."""
+
+    def __init__(self, program: Program) -> None:
+        self.lock = threading.Lock()
+        self.arrived = threading.Condition(self.lock)
+        self.results = ResultQueue(program)
+
+    def moved(self) -> None: ...
+
+    def transferred(
+        self, kind: str, route: PlannedRoute, sequence: int, start: int, end: int, size_bytes: int
+    ) -> None: ...
+
+    def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None:
+        with self.arrived:
+            self.results.arrive(route.tensor.name, sequence, value.copy(), release)
+            self.arrived.notify_all()
+
+    def room_locked(self) -> None:
+        self.arrived.notify_all()
+
+
+@dataclass
+class Ends:
+    """What a machine's links end at and leave from: a station, the bytes of its values, and memory for them."""
+
+    station: Any
+    as_bytes: Callable[[Any], Any] = flat_bytes
+    make_slot: Any = array_slot
+
+
+class Joined:
+    """All machines of a program and its client in one process, a thread for each direction of each link."""
+
+    def __init__(
+        self,
+        program: Program,
+        make_stage: Callable[[StageSpec], Any] = PlainStage,
+        ends_of: Callable[[StageExecutor], Ends] = Ends,
+    ) -> None:
+        self.program = program
+        self.client = Client(program)
+        self.client_plan = machine_plan(program, CLIENT)
+        self.failures: list[BaseException] = []
+        self.executors: dict[str, StageExecutor] = {}
+        self.threads: list[threading.Thread] = []
+        plans = {name: machine_plan(program, name) for name in program.machines}
+        for name, plan in plans.items():
+            stages = [make_stage(stage) for stage in plan.stages]
+            recorder = Recorder(name, [stage.stage.name for stage in stages])
+            self.executors[name] = StageExecutor(
+                threading.Lock(), plan, stages, recorder, lambda stage, error: self.failures.append(error)
+            )
+        self.outgoing: dict[tuple[str, str], OutgoingLink] = {}
+        self.incoming: dict[tuple[str, str], IncomingLink] = {}
+        for name, plan in {**plans, CLIENT: self.client_plan}.items():
+            ends = Ends(self.client) if name == CLIENT else ends_of(self.executors[name])
+            for other in plan.destinations:
+                routes = [r for r in plan.outgoing if r.destination == other]
+                self.outgoing[name, other] = OutgoingLink(ends.station, routes, ends.as_bytes, ends.make_slot)
+            for other in plan.sources:
+                routes = [r for r in plan.incoming if r.source == other]
+                self.incoming[other, name] = IncomingLink(ends.station, routes, ends.make_slot, reuse=True)
+        for pair, link in self.outgoing.items():
+            self._thread(link.frames(), self.incoming[pair].receive)
+            self._thread(self.incoming[pair].frames(), link.receive)
+        for name, executor in self.executors.items():
+            executor.start(
+                {other: link for (me, other), link in self.outgoing.items() if me == name},
+                {other: link for (other, me), link in self.incoming.items() if me == name},
+            )
+
+    def _thread(self, frames: Any, receive: Callable[[Any], None]) -> None:
+        def pump() -> None:
+            try:
+                for message in frames:
+                    receive(decode(message))
+            except BaseException as error:
+                self.failures.append(error)
+
+        self.threads.append(threading.Thread(target=pump, daemon=True))
+        self.threads[-1].start()
+
+    def run(self, batches: Sequence[Sequence[np.ndarray]]) -> list[tuple[np.ndarray, ...]]:
+        """Feeds as much as fits before it takes the next result."""
+        results: list[tuple[np.ndarray, ...]] = []
+        fed = 0
+        with self.client.arrived:
+            while len(results) < len(batches):
+                sends = [
+                    (place, spec.name, self.outgoing[CLIENT, machine])
+                    for place, spec in enumerate(self.program.inputs)
+                    for machine in self.client_plan.destinations_of(spec.name, fed)
+                ]
+                if fed < len(batches) and all(link.has_room_locked(name) for _, name, link in sends):
+                    sequence = self.client.results.submit(batches[fed])
+                    for place, name, link in sends:
+                        link.put_locked(name, sequence, batches[fed][place])
+                    fed += 1
+                    continue
+                result = self.client.results.take()
+                if result is not None:
+                    results.append(result)
+                    continue
+                assert not self.failures, self.failures
+                assert self.client.arrived.wait(20), "the pipeline stands still"
+        return results
+
+    def close(self) -> None:
+        for link in (*self.outgoing.values(), *self.incoming.values()):
+            link.close()
+        for executor in self.executors.values():
+            with executor.lock:
+                executor.stop_locked()
+        for executor in self.executors.values():
+            assert executor.join(10)
+        for thread in self.threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def check(program: Program, count: int, *parts: Any) -> None:
+    """Streams micro-batches through all machines, made of ``parts``, and compares with the stages in turn."""
+    batches = [[np.array([n, 7 * n + i]) for i in range(len(program.inputs))] for n in range(count)]
+    joined = Joined(program, *parts)
+    try:
+        results = joined.run(batches)
+    finally:
+        joined.close()
+    assert not joined.failures
+    for stage in program.stages:
+        assert joined.executors[stage.machine].progress()[stage.name] <= stage.own_turns.count_before(count)
+    for batch, result in zip(batches, results, strict=True):
+        expected = evaluate(program, batch)
+        assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))

@@ -1,0 +1,217 @@
+"""Transfers of a GPU's machine, without one: streams and events by a stand-in of CUDA's runtime, all else as it is.
+
+The stand-in copies late, in two halves and in threads of its own, so that memory that is used too early, or again too
+early, shows in the values.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from tests.helpers.gpu_driver import require_toolkit
+from tests.helpers.rpc_runtime.joined_executors import Ends, PlainStage, check
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.random_programs import BLOB, programs, tensor
+from tvm_split.rpc_runtime.errors import StageError, WorkerError
+from tvm_split.rpc_runtime.execution.blob_store import read_blob
+from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
+from tvm_split.rpc_runtime.execution.cuda_runtime import runtime_library
+from tvm_split.rpc_runtime.execution.device_transfers import (
+    DeviceTransfers,
+    OverlappedStage,
+    UploadingStation,
+    overlapping_transfers,
+)
+from tvm_split.rpc_runtime.execution.executor import StageExecutor
+from tvm_split.rpc_runtime.execution.nvcc import find_nvcc
+from tvm_split.rpc_runtime.execution.stage_executable import StageExecutable, WeightCache
+from tvm_split.rpc_runtime.program.program import Program, StageSpec, TensorSpec
+
+SOURCE = Path(__file__).parents[2] / "helpers/rpc_runtime/cuda_streams.c"
+Kernel = ctypes.CFUNCTYPE(None)
+
+
+def compiled(folder: Path, *options: str) -> Path:
+    library = folder / "libcudart.so.13"
+    command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-pthread", *options, "-o", str(library), str(SOURCE)]
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    return library
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture
+def cuda(library: Path, tmp_path: Path) -> ctypes.CDLL:
+    """A stand-in with nothing in it of another test's."""
+    return ctypes.CDLL(shutil.copy(library, tmp_path / "own.so"))
+
+
+class Launched:
+    """`PlainStage` on the device: its kernel runs on the NULL stream, when what was asked of that before is done."""
+
+    def __init__(self, stage: StageSpec, cuda: Any, transfers: DeviceTransfers) -> None:
+        self.stage, self._cuda, self._transfers = stage, cuda, transfers
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        outputs = [tvm.runtime.empty(spec.shape, spec.dtype) for spec in self.stage.outputs]
+
+        def compute() -> None:
+            found = PlainStage(self.stage).run([np.from_dlpack(each).copy() for each in inputs])
+            for output, value in zip(outputs, found, strict=True):
+                np.from_dlpack(output)[...] = value
+
+        kernel = Kernel(compute)
+        self._cuda.standInLaunch(kernel)
+        self._transfers.end()
+        return outputs
+
+
+def on_host(spec: TensorSpec) -> Any:
+    return tvm.runtime.empty(spec.shape, spec.dtype)
+
+
+def check_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:
+    """As `check`, with stages and links of a device on every machine."""
+    calls = CudaCalls(cuda)
+    transfers: dict[str, DeviceTransfers] = {}
+
+    def of(machine: str) -> DeviceTransfers:
+        return transfers.setdefault(machine, DeviceTransfers(calls, on_host))
+
+    def stage(spec: StageSpec) -> Any:
+        executable: Any = Launched(spec, cuda, of(spec.machine))
+        return OverlappedStage(executable, of(spec.machine))
+
+    def ends(executor: StageExecutor) -> Ends:
+        mine = of(executor._plan.machine)
+        return Ends(UploadingStation(executor, mine), mine.bytes_of, mine.slot)
+
+    try:
+        check(program, count, stage, ends)
+    finally:
+        for each in transfers.values():
+            each.close()
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(program=programs(most_replicas=2), count=st.sampled_from([1, 12]))
+def test_any_program_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:
+    cuda.standInSlow(300)
+    check_on_devices(program, count, cuda)
+
+
+def one_machine() -> Program:
+    x, y = tensor("x"), tensor("y")
+    return Program((x,), (y,), (StageSpec(0, "s0", "A", (), "cpu", BLOB, (), (x,), (y,)),))
+
+
+def test_three_micro_batches_are_under_way_at_once(cuda: ctypes.CDLL) -> None:
+    """The third one's upload, the second one's kernel and the first one's download wait until all three have begun."""
+    cuda.standInMeet()
+    check_on_devices(one_machine(), 6, cuda)
+    assert cuda.standInBusy() == 3
+
+
+def test_what_fails_on_the_device_ends_the_stage_with_cudas_words(cuda: ctypes.CDLL, tmp_path: Path) -> None:
+    transfers = DeviceTransfers(CudaCalls(cuda), on_host)
+    executable, x = identity(tmp_path, transfers.end)
+    cuda.standInFail(700)
+    with pytest.raises(StageError, match=r"stage 's'.*cudaEventSynchronize: an illegal memory access was encountered"):
+        executable.run([x])
+
+
+def test_what_is_closed_waits_for_its_uploads_and_begins_no_other(cuda: ctypes.CDLL) -> None:
+    """The memory of both ends goes when they are closed: a copy that is under way then would write into nobody's."""
+    cuda.standInSlow(30_000)
+    transfers = DeviceTransfers(CudaCalls(cuda), on_host)
+    spec = TensorSpec("x", (4,), "int32")
+    uploaded = [transfers.upload(spec, tvm.runtime.tensor(np.full(4, n, "int32"))) for n in range(4)]
+    transfers.close()
+    assert [np.from_dlpack(each.tensor).tolist() for each in uploaded if each] == [[n] * 4 for n in range(4)]
+    assert transfers.upload(spec, tvm.runtime.tensor(np.zeros(4, "int32"))) is None
+
+
+def test_memory_of_the_host_is_kept_as_long_as_a_part_of_it_is_used(cuda: ctypes.CDLL) -> None:
+    cuda.standInSlow(0)
+    transfers = DeviceTransfers(CudaCalls(cuda), on_host)
+    first = transfers.bytes_of(tvm.runtime.tensor(np.arange(4, dtype="int32")))
+    part = memoryview(first[4:8])
+    address = first.ctypes.data
+    del first
+    gc.collect()
+    other = transfers.bytes_of(tvm.runtime.tensor(np.zeros(4, "int32")))
+    assert other.ctypes.data != address
+    assert bytes(part) == np.int32(1).tobytes()
+    del part
+    gc.collect()
+    again = transfers.bytes_of(tvm.runtime.tensor(np.ones(4, "int32")))
+    assert again.ctypes.data == address
+    assert transfers.bytes_of(tvm.runtime.tensor(np.zeros((0, 3), "float32"))).size == 0
+
+
+def identity(folder: Path, finish: Callable[[], None]) -> tuple[StageExecutable, Any]:
+    """A stage that returns its input's memory, and an input."""
+    maker = ProgramMaker(folder / "identity")
+    x = maker.input("x")
+    (stage,) = maker.program([maker.stage("s", "A", [x], lambda v: [v])]).stages
+    library = read_blob(maker.blob_path(stage.library.sha256), stage.library)
+    executable = StageExecutable(stage, library, (), folder, WeightCache(), finish)
+    return executable, tvm.runtime.tensor(np.ones((2, 8), "float32"))
+
+
+def test_an_output_that_is_an_inputs_memory_is_copied_before_that_is_reused(tmp_path: Path) -> None:
+    ended = []
+    executable, x = identity(tmp_path, lambda: ended.append(True))
+    (output,) = executable.run([x])
+    assert ended == [True]
+    x.copyfrom(np.zeros((2, 8), "float32"))
+    assert np.from_dlpack(output).min() == 1
+
+
+def test_the_functions_are_those_of_cudas_header(tmp_path: Path) -> None:
+    """The stand-in has them as `cuda_calls` does, and the compiler compares it with the header."""
+    require_toolkit()
+    nvcc = find_nvcc()
+    assert nvcc is not None
+    for place in (nvcc.resolve().parents[1], Path("/usr/local/cuda")):
+        if (place / "include/cuda_runtime_api.h").is_file():
+            compiled(tmp_path, "-DWITH_HEADER", f"-I{place / 'include'}")
+            break
+    else:
+        pytest.skip("CUDA's header is not here")
+
+
+def test_cudas_runtime_has_the_functions_and_says_where_there_is_no_gpu() -> None:
+    require_toolkit()
+    real = runtime_library()
+    assert real is not None
+    count = ctypes.c_int(0)
+    if real["cudaGetDeviceCount"](ctypes.byref(count)) == 0 and count.value:
+        CudaCalls(real)
+    else:
+        with pytest.raises(WorkerError, match=r"the GPU fails: cudaStreamCreateWithFlags: .*CUDA"):
+            CudaCalls(real)
+
+
+def test_cpu_stages_have_none_of_it() -> None:
+    assert overlapping_transfers(one_machine().stages) is None
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    yield
+    gc.collect()
