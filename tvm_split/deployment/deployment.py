@@ -19,7 +19,7 @@ from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.compiler.instruction_sets import own_features, require_executable
 from tvm_split.compiler.targets import require_fit
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
-from tvm_split.deployment.run_times import RunTimes
+from tvm_split.deployment.run_times import RunTimes, StreamMarks
 from tvm_split.errors import BundleError, ClusterError
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.deployed_workers import TransferProgress
@@ -30,7 +30,7 @@ from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
 from tvm_split.rpc_runtime.program.codec import Codec, fitting
 from tvm_split.rpc_runtime.program.inputs import checked_inputs
 from tvm_split.rpc_runtime.program.interface import StagePipeline
-from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
+from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now
 from tvm_split.rpc_runtime.program.program import Program, StageSpec, weight_bytes
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
@@ -129,8 +129,10 @@ class Deployment(Closing):
 
         Raises: as `run`, at the result that failed; what ``batches`` raises comes out here too.
         """
-        results = self._pipeline.stream(batch if isinstance(batch, tuple | list) else (batch,) for batch in batches)
-        return self._times.stream(cast(Generator[tuple[np.ndarray, ...], None, None], results))
+        marks = StreamMarks(now())
+        fed = marks.feeding(batch if isinstance(batch, tuple | list) else (batch,) for batch in batches)
+        results = self._pipeline.stream(fed)
+        return self._times.stream(cast(Generator[tuple[np.ndarray, ...], None, None], results), marks)
 
     def stats(self) -> DeploymentStatistics:
         """Counts and seconds per stage, and per replica of a stage, since the deployment was opened.

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import bisect
 import statistics
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tvm_split.rpc_runtime.program.measurements import now
 
+Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 
 FILL_SHARE = 0.1
 """The share of a stream's results that the pipeline may take to fill up; they do not count."""
+LEAST_SHARE = 0.25
+"""Of a stream's results, for a part of it that is fed and full to stand for it; else more of it counts."""
 RUNS_KEPT = 1001
 STREAMS_KEPT = 101
 MOST_MARKS = 2048
@@ -36,10 +40,11 @@ class Window:
 
 
 class StreamMarks:
-    """The moments at which a stream's results came. Thread-safe."""
+    """The moments at which a stream's results came, and its last input was taken. Thread-safe."""
 
     def __init__(self, began: int) -> None:
         self.began = began
+        self._fed: int | None = None
         self._lock = threading.Lock()
         self._stride = 1
         self._count = 0
@@ -49,6 +54,15 @@ class StreamMarks:
     @property
     def count(self) -> int:
         return self._count
+
+    def feeding(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same inputs; after the last one there is nothing more to feed."""
+        yield from batches
+        self.fed(now())
+
+    def fed(self, moment: int) -> None:
+        """The last input was taken at ``moment``."""
+        self._fed = moment
 
     def note(self, moment: int) -> None:
         """One more result came at ``moment``."""
@@ -62,10 +76,22 @@ class StreamMarks:
             self._last = moment
 
     def steady(self) -> Window | None:
-        """From the first result after the fill to the last one; None of fewer than three results."""
+        """From the first result after the fill to the last one that came while there was more to feed.
+
+        Where machines share cores, results come faster afterwards: those that have nothing left to do leave them the
+        cores. As many were under way at the end as fill the pipeline. Of streams that are too short for that, all
+        results after the first tenth count; None of fewer than three results.
+        """
         with self._lock:
             # Not the first result even of a short stream: it comes when the pipeline has only just been filled.
             first = max(1, -(-int(self._count * FILL_SHARE) // self._stride))
+            if self._fed is not None:
+                last = bisect.bisect_right(self._marks, self._fed) - 1
+                under_way = self._count - 1 - last * self._stride
+                for begin in (max(first, -(-under_way // self._stride)), first):
+                    results = (last - begin) * self._stride
+                    if results >= max(LEAST_SHARE * self._count, 2):
+                        return Window(self._marks[begin], self._marks[last], results)
             results = self._count - 1 - first * self._stride
             return Window(self._marks[first], self._last, results) if results > 0 else None
 
@@ -86,9 +112,9 @@ class RunTimes:
         with self._lock:
             self._runs.append(Window(start, now(), 1))
 
-    def stream(self, results: Generator[Result, None, None]) -> Generator[Result, None, None]:
-        """The same results, taken down as they come; closing this closes ``results``."""
-        marks = StreamMarks(now())
+    def stream(self, results: Generator[Result, None, None], marks: StreamMarks) -> Generator[Result, None, None]:
+        """The same results, taken down in ``marks`` as they come; closing this closes ``results``."""
+        marks.began = now()
         with self._lock:
             self._streams.append(marks)
         try:

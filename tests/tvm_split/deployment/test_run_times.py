@@ -30,6 +30,36 @@ def test_the_period_does_not_depend_on_length_or_fill(count, period, fill):
     assert skipped <= 0.1 * count + 1 + 2 * max(1, count // MOST_MARKS)
 
 
+@given(st.integers(0, 30), st.integers(100, 1000), st.integers(10**4, 10**6))
+def test_results_that_come_when_there_is_nothing_more_to_feed_do_not_count(under_way, count, period):
+    """As where stages share cores: the first results wait for a pipeline that fills, the last have the cores alone."""
+    stream = StreamMarks(0)
+    moments = [3 * period * number for number in range(1, under_way + 1)]
+    begin = moments[-1] if moments else 0
+    moments += [begin + period * number for number in range(1, count - 2 * under_way + 1)]
+    moments += [moments[-1] + period * number // 3 for number in range(1, under_way + 1)]
+    for moment in moments:
+        stream.note(moment)
+    stream.fed(moments[count - under_way - 1])
+    window = stream.steady()
+    assert window is not None
+    assert window.seconds_per_result == pytest.approx(period * 1e-9)
+    assert window.results >= 0.25 * count
+
+
+def test_a_stream_that_was_fed_before_its_results_came_counts_all_the_same():
+    stream = marks(10)
+    stream.fed(0)
+    assert stream.steady() == marks(10).steady()
+
+
+def test_the_last_input_is_taken_down_where_the_inputs_end():
+    stream = marks(20)
+    assert list(stream.feeding([1, 2])) == [1, 2]
+    assert stream._fed is not None
+    assert stream._fed > 0
+
+
 def test_memory_is_bounded():
     assert len(marks(10 * MOST_MARKS)._marks) < MOST_MARKS
 
@@ -38,7 +68,7 @@ def test_runs_and_streams_since_a_moment():
     times = RunTimes()
     with times.run():
         pass
-    assert list(times.stream(iter_of(range(5)))) == [0, 1, 2, 3, 4]
+    assert list(times.stream(iter_of(range(5)), StreamMarks(0))) == [0, 1, 2, 3, 4]
     measured = times.measured()
     assert (len(measured.runs), len(measured.streams), measured.streamed) == (1, 1, 5)
     assert measured.latency_seconds is not None
@@ -65,7 +95,7 @@ def test_closing_a_stream_closes_what_it_reads():
         finally:
             ended.append(True)
 
-    stream = RunTimes().stream(results())
+    stream = RunTimes().stream(results(), StreamMarks(0))
     assert next(stream) == 0
     stream.close()
     assert ended == [True]
