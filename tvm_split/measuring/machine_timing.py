@@ -135,13 +135,18 @@ class HostTiming:
         """Time these machines, with others at work beside them that find cores."""
         at_work: list[_MachineAtWork] = []
         with contextlib.ExitStack() as stack:
-            for each in machines:
-                wanted = self.wanted[each.machine.name]
-                session = self._session(each)
+            sessions = [self._session(each) for each in machines]
+            for session in sessions:
                 stack.callback(session.close)
+            first = [
+                (session, each.ceilings.kernel_set(each.machine.name, ceilings[id(each.ceilings)]))
+                for each, session in zip(machines, sessions, strict=True)
+                if each.lacks_ceilings and each.ceilings is not None
+            ]
+            self._load_beside_each_other(first, blobs)
+            for each, session in zip(machines, sessions, strict=True):
+                wanted = self.wanted[each.machine.name]
                 if each.lacks_ceilings and each.ceilings is not None:
-                    library = ceilings[id(each.ceilings)]
-                    session.load(each.ceilings.kernel_set(each.machine.name, library), blobs.path)
                     each.take_ceilings(session.measure(CEILING_EFFORT))
                 if wanted:
                     session.load(each.kernel_set(wanted, libraries[id(each.code)]), blobs.path)
@@ -162,6 +167,15 @@ class HostTiming:
             if machine.contended:
                 times = combined(quietest(machine.contended))
                 machine.times.take([_longer(each, waiting) for each in times], machine.times.companions)
+
+    def _load_beside_each_other(self, loads: Sequence[tuple[KernelSession, KernelSet]], blobs: BlobFolder) -> None:
+        """Nothing is timed meanwhile, and a worker starts what tries a library out before it loads its first one."""
+        if self._cluster.kind == "in_process" or len(loads) < 2:
+            for session, kernels in loads:
+                session.load(kernels, blobs.path)
+            return
+        with ThreadPoolExecutor(len(loads), thread_name_prefix="load") as pool:
+            list(pool.map(lambda load: load[0].load(load[1], blobs.path), loads))
 
     def _beside(self, machines: Sequence[MachineTimes]) -> list[MachineTimes]:
         """Others of the host that find cores of their own beside these."""
