@@ -240,7 +240,7 @@ def _print_cluster(found: MeasuredCluster) -> None:
         )
         if cost.crowded_transfer_seconds is not None:
             print_line(
-                f"{machine.machine}: on cores that are too few each end of a tensor takes "
+                f"{machine.machine}: of cores that are all busy each end of a tensor takes "
                 f"{cost.crowded_transfer_seconds * 1e3:.2f} ms of these"
             )
     for report in found.reports:

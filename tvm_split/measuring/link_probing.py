@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,20 +24,23 @@ from tvm_split.errors import CompileError, ProfileError
 from tvm_split.measuring import timing_turns
 from tvm_split.measuring.link_samples import (
     SMALLEST_BYTES,
-    CrowdCost,
+    ChainCost,
+    LinkLine,
     LinkSample,
-    crowd_cost,
+    chain_cost,
     fitted_line,
+    handed_on_bytes,
+    in_chain,
     probe_sizes,
     stream_cost,
     waking_seconds,
     worthwhile_size,
 )
-from tvm_split.measuring.link_store import CrowdProbe, MachineProbe, PairProbe, StreamProbe, link_store
+from tvm_split.measuring.link_store import ChainProbe, MachineProbe, PairProbe, StreamProbe, link_store
 from tvm_split.measuring.passages import Passage, measured_passage
 from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.spot_checks import SpotChecked, first_of, spot_checked
-from tvm_split.measuring.stream_probing import probe_crowd, probe_streams
+from tvm_split.measuring.stream_probing import probe_chain, probe_stream
 from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
@@ -48,8 +52,8 @@ from tvm_split.steps import StepProgress, Steps
 SERIES_SECONDS = 0.04
 """How long single runs, and as long a stream, of one size on a fast link; every machine's own round trip thrice."""
 PARALLEL_PAIRS = 4
-LONGEST_CROWD = 16
-"""Machines that share too few cores, in a chain: each has the caches less to itself than with fewer, but hardly."""
+LONGEST_CHAIN = 16
+"""Machines that keep a host's cores busy: with more each has the caches less to itself than with fewer, but hardly."""
 ALIKE_SECONDS = 2e-4
 """By which times of alike machines and links may part however short they are: what waking threads varies by."""
 HANDED_OVER_BYTES_PER_SECOND = 1e12
@@ -118,6 +122,7 @@ class _Probing:
     ) -> None:
         self._cluster = cluster
         self._sizes = probe_sizes(sizes_bytes)
+        self._handed_on = handed_on_bytes(sizes_bytes)
         self._timeout_seconds = timeout_seconds
         self._steps = Steps(on_progress)
         self._endpoints: dict[str, WorkerEndpoint] = cluster.endpoints()
@@ -142,32 +147,39 @@ class _Probing:
         )
         costs = dict.fromkeys(names, StreamingCost())
         waking = dict.fromkeys(names, 0.0)
+        chains: dict[str, tuple[tuple[str, ...], ChainCost]] = {}
         doubts: list[str] = []
         for host in hosts:
             self._steps.begin(f"streams through {', '.join(host)}")
             alone = self._alone_streams(host)
-            company = [self._probed_stream(host)] if self._have_own_cores(host) else []
-            doubts += (doubt for stream in (*alone.values(), *company) for doubt in stream.doubts)
-            crowd = self._crowd_cost(host) if len(host) > 1 and not company else None
+            doubts += (doubt for stream in alone.values() for doubt in stream.doubts)
+            chain = self._chain_cost(host, doubts) if len(host) > 1 else None
             for name in host:
                 (samples,) = alone[name].samples.values()  # an alike machine's have that one's name
                 own = stream_cost(samples)
-                shared = [own, *(stream_cost(stream.samples[name]) for stream in company)]
-                # The stages take one tensor in and send one out. Company never helps: what says so is noise.
+                per_byte = machines.values[name].seconds_per_byte
+                # The stages take one tensor in and send one out.
                 costs[name] = StreamingCost(
-                    transfer_seconds=max(each.seconds for each in shared) / 2,
-                    transfer_seconds_per_byte=machines.values[name].seconds_per_byte,
-                    ratio=max(each.ratio for each in shared),
+                    transfer_seconds=own.seconds / 2,
+                    transfer_seconds_per_byte=per_byte,
+                    ratio=own.ratio,
                     alone_transfer_seconds=own.seconds / 2,
                     alone_ratio=own.ratio,
                 )
-                round_trip = machines.values[name].round_trip_seconds
-                waking[name] = waking_seconds(samples, round_trip)
-                if crowd is not None:
-                    costs[name] = replace(costs[name], crowded_transfer_seconds=crowd.transfer_seconds)
-                    waking[name] = max(waking[name], crowd.hop_seconds - round_trip / 2)
+                waking[name] = waking_seconds(samples, machines.values[name].round_trip_seconds)
+                if chain is not None:
+                    # Company never makes computing faster: what says so is noise.
+                    costs[name] = replace(
+                        costs[name],
+                        transfer_seconds=chain.transfer_seconds,
+                        transfer_seconds_per_byte=max(per_byte, chain.transfer_seconds_per_byte),
+                        ratio=max(own.ratio, chain.ratio),
+                        crowded_transfer_seconds=chain.transfer_seconds,
+                    )
+                    chains[name] = host[:LONGEST_CHAIN], chain
         self._steps.done()
-        return LinkProbe(tuple(self._links(machines, measured, waking)), costs, tuple(dict.fromkeys(doubts)))
+        links = self._links(machines, measured, waking, chains)
+        return LinkProbe(tuple(links), costs, tuple(dict.fromkeys(doubts)))
 
     def _place(self, name: str, worker: WorkerDescription) -> Hashable:
         """What machines have in common whose ways to the client are alike."""
@@ -220,39 +232,40 @@ class _Probing:
                 found.setdefault(worker.host, []).append(name)
         return [tuple(names) for names in found.values()]
 
-    def _have_own_cores(self, host: Sequence[str]) -> bool:
-        """Whether several can compute at the same time; where cores are too few, a plan counts what they share."""
-        cores = set().union(*(self._workers[name].core_numbers for name in host))
-        return len(host) > 1 and SharedCores(tuple(host), len(cores) or 1).crowding(_threads(self._workers)) <= 1
-
     def _alone_streams(self, host: Sequence[str]) -> dict[str, StreamProbe]:
         """Of the first of each kind, for all of it: whether they are alike their round trips have shown."""
         first: dict[Hashable, StreamProbe] = {}
         for name in host:
             if self._places[name] not in first:
-                first[self._places[name]] = self._probed_stream([name])
+                first[self._places[name]] = self._probed_stream(name)
         return {name: first[self._places[name]] for name in host}
 
-    def _probed_stream(self, names: Sequence[str]) -> StreamProbe:
-        def opened(name: str, products: int) -> Pipeline:
+    def _probed_stream(self, name: str) -> StreamProbe:
+        def opened(products: int) -> Pipeline:
             return self._opened(self._programs.busy(name, products))
 
-        probe = partial(probe_streams, names, opened, self._timeout_seconds)
-        return self._store.known_or(StreamProbe, names, probe)
+        return self._store.known_or(StreamProbe, [name], partial(probe_stream, name, opened))
 
-    def _crowd_cost(self, host: Sequence[str]) -> CrowdCost:
-        """Of machines that share too few cores, by a chain over all of them, or as many as are enough to tell."""
-        names = host[:LONGEST_CROWD]
-        cores = len(set().union(*(self._workers[name].core_numbers for name in names)))
+    def _chain_cost(self, host: Sequence[str], doubts: list[str]) -> ChainCost:
+        """Of machines that keep all cores busy, by a chain over all of them, or as many as are enough to tell."""
+        names = host[:LONGEST_CHAIN]
+        # Each computes with one thread here.
+        cores = min(len(set().union(*(self._workers[name].core_numbers for name in names))) or 1, len(names))
 
-        def opened(products: int) -> Pipeline:
-            small = [SMALLEST_BYTES] * (len(names) + 1)
-            return self._opened(
-                self._programs.busy_chain(names, products) if products else self._programs.chain(names, small)
+        def opened(products: int, size_bytes: int) -> Pipeline:
+            if products:
+                return self._opened(self._programs.busy_chain(names, products))
+            return self._opened(self._programs.chain(names, [size_bytes] * (len(names) + 1)))
+
+        probe = partial(probe_chain, opened, self._handed_on)
+        store = replace(self._store, sizes=(self._handed_on,))
+        found = store.known_or(ChainProbe, names, probe)
+        if found.is_uncertain:
+            doubts.append(
+                f"streams through {', '.join(names)} parted by {found.scatter:.0%} from each other, so what a tensor "
+                "takes of their cores is uncertain by as much"
             )
-
-        found = self._store.known_or(CrowdProbe, names, partial(probe_crowd, opened))
-        return crowd_cost(found.period_seconds, found.samples, len(names), cores)
+        return chain_cost(found.samples, len(names), cores)
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)
@@ -331,6 +344,7 @@ class _Probing:
         machines: SpotChecked[str, MachineProbe],
         pairs: SpotChecked[tuple[str, str], PairProbe],
         waking: Mapping[str, float],
+        chains: Mapping[str, tuple[Sequence[str], ChainCost]],
     ) -> Iterator[LinkProfile]:
         ends = (CLIENT, *self._cluster.machine_names)
         for source, destination in ((a, b) for a in ends for b in ends if a != b):
@@ -344,7 +358,6 @@ class _Probing:
             found: MachineProbe | PairProbe
             if CLIENT in (source, destination):
                 found = machines.values[source if destination == CLIENT else destination]
-                samples = found.from_machine if destination == CLIENT else found.to_machine
                 # An alike machine's probe has that one's name.
                 (transport,) = (
                     how for end, how in found.transports.items() if (end == CLIENT) == (destination == CLIENT)
@@ -352,21 +365,42 @@ class _Probing:
                 is_assumed = not machines.assumed.isdisjoint((source, destination))
             else:
                 found = pairs.values[source, destination]
-                samples, transport = found.samples, found.transport
+                transport = found.transport
                 is_assumed = (source, destination) in pairs.assumed
-            line = fitted_line(samples)
-            latency = line.latency_seconds + statistics.fmean(
-                waking[end] for end in (source, destination) if end in waking
-            )
+            line_of = partial(self._line, machines=machines.values, pairs=pairs.values)
+            line = line_of((source, destination))
+            through = {chains.get(end) for end in (source, destination) if end != CLIENT}
+            chain = through.pop() if len(through) == 1 else None
+            if chain is not None:
+                names, cost = chain
+                line = in_chain(line, [line_of(pair) for pair in pairwise((CLIENT, *names, CLIENT))], cost)
+            else:
+                slept = statistics.fmean(waking[end] for end in (source, destination) if end in waking)
+                line = replace(line, latency_seconds=line.latency_seconds + slept)
             yield LinkProfile(
                 source,
                 destination,
                 line.bytes_per_second,
-                latency,
+                line.latency_seconds,
                 "estimated" if is_assumed else "measured",
                 found.measured_at,
                 transport,
             )
+
+    def _line(
+        self,
+        ends: tuple[str, str],
+        machines: Mapping[str, MachineProbe],
+        pairs: Mapping[tuple[str, str], PairProbe],
+    ) -> LinkLine:
+        """As given, or as measured while nothing else is under way."""
+        source, destination = ends
+        given = self._cluster.link(source, destination)
+        if given is not None and given.bytes_per_second is not None:
+            return LinkLine(given.latency_seconds, given.bytes_per_second)
+        if source == CLIENT:
+            return fitted_line(machines[destination].to_machine)
+        return fitted_line(machines[source].from_machine if destination == CLIENT else pairs[ends].samples)
 
 
 def _agree_on_machines(one: MachineProbe, other: MachineProbe) -> bool:

@@ -64,26 +64,31 @@ class StreamCost:
 
 
 @dataclass(frozen=True)
-class CrowdSample:
-    """A chain of stages on machines that share too few cores, each of which computes the same number of ``products``.
+class ChainSample:
+    """A chain of stages on machines that keep all cores of a host busy.
 
-    ``compute_seconds`` is what all of them compute for a single micro-batch, ``single_seconds`` what it takes in all,
-    ``period_seconds`` the time from one result to the next in a stream; None where none was measured.
+    Each stage computes the same number of ``products``, or only hands on tensors of ``size_bytes``. All of them compute
+    for ``compute_seconds`` for a single micro-batch, which takes ``single_seconds`` in all; ``period_seconds`` is the
+    time from one result to the next in a stream, 0 where none was measured.
     """
 
     products: int
+    size_bytes: int
     compute_seconds: float
     single_seconds: float
-    period_seconds: float | None = None
+    period_seconds: float
 
 
 @dataclass(frozen=True)
-class CrowdCost:
-    """Where cores are too few: what a stream takes of them at each end of each tensor, and what a hop of a single
-    micro-batch takes, until its stage computes as if it always did."""
+class ChainCost:
+    """Where all cores are busy: what a stream takes of them at each end of each tensor, and by how many times it makes
+    computing longer; what a hop of a single micro-batch takes. Both also for one more byte."""
 
     transfer_seconds: float
+    transfer_seconds_per_byte: float
+    ratio: float
     hop_seconds: float
+    hop_seconds_per_byte: float
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,27 @@ class LinkLine:
 
     latency_seconds: float
     bytes_per_second: float
+
+
+def in_chain(line: LinkLine, along: Sequence[LinkLine], chain: ChainCost) -> LinkLine:
+    """A link where all cores are busy, by a chain over the links ``along``, which were measured one by one.
+
+    What the chain takes longer than these together, every hop does; where it takes less, so does each in proportion.
+    A byte takes no less than in the chain.
+    """
+    apart, hops = math.fsum(each.latency_seconds for each in along), len(along)
+    longer = chain.hop_seconds - apart / hops
+    latency = line.latency_seconds + longer if longer > 0 else line.latency_seconds * chain.hop_seconds * hops / apart
+    return LinkLine(latency, 1 / max(1 / line.bytes_per_second, chain.hop_seconds_per_byte))
+
+
+def handed_on_bytes(wanted: Sequence[int]) -> int:
+    """Of tensors that are handed on through a chain: the middle one of the ``wanted`` sizes, as a power of two; 0 where
+    all are so small that bytes do not count."""
+    if max(wanted, default=0) < SECOND_BYTES // 4:
+        return 0
+    middle: int = 2 ** math.ceil(math.log2(statistics.median(wanted)))
+    return min(max(middle, SECOND_BYTES), LARGEST_BYTES)
 
 
 def probe_sizes(wanted: Sequence[int]) -> tuple[int, int, int]:
@@ -152,21 +178,29 @@ def stream_cost(samples: Sequence[StreamSample]) -> StreamCost:
     return StreamCost(max(0.0, short.period_seconds - ratio * short.compute_seconds), ratio)
 
 
-def crowd_cost(period_seconds: float, samples: Sequence[CrowdSample], machines: int, cores: int) -> CrowdCost:
-    """Of a chain over so many machines on so many cores, there being one hop more than machines.
+def chain_cost(samples: Sequence[ChainSample], machines: int, cores: int) -> ChainCost:
+    """Of a chain over so many machines of one thread on so many cores, there being one hop more than machines.
 
-    A stream whose stages compute nothing, with one result every ``period_seconds``, keeps all cores busy with nothing
-    but hops. Where stages compute, they find their core and caches as others have left them, and so does the runtime.
-    That costs the same however long they compute then: what a product takes is the difference of short and long
-    ``samples``, and the rest of the short one's period and single run is the hops'.
+    A stream whose stages only hand on what they get keeps all cores busy with nothing but hops, so that its period
+    times the cores is what the hops take of them. Where stages compute, they and the runtime find a core and its caches
+    as others have left them: what a product takes is the difference of a short and a long sample's single runs, and
+    what a stream through the short one takes beyond hops and products is a ratio of computing. What a byte takes is the
+    difference of small and large tensors handed on: copies, and that a stage finds its input in no cache of its core.
     """
-    short, long = sorted(samples, key=lambda each: each.products)
+    passing = sorted((each for each in samples if not each.products), key=lambda each: each.size_bytes)
+    short, long = sorted((each for each in samples if each.products), key=lambda each: each.products)
+    small, large = passing[0], passing[-1]
     product = max(long.compute_seconds - short.compute_seconds, 0.0) / (long.products - short.products)
     hops, computed = machines + 1, product * short.products
-    taken = cores * period_seconds
-    if short.period_seconds is not None:
-        taken = max(taken, cores * short.period_seconds - computed)
-    return CrowdCost(taken / (2 * hops), max(0.0, short.single_seconds - computed) / hops)
+    passed, handed_on, streamed = (cores * each.period_seconds for each in (small, large, short))
+    bytes_more = max(large.size_bytes - small.size_bytes, 1) * hops
+    return ChainCost(
+        transfer_seconds=passed / (2 * hops),
+        transfer_seconds_per_byte=max(0.0, handed_on - passed) / (2 * bytes_more),
+        ratio=max(1.0, (streamed - passed) / computed) if computed > 0 else 1.0,
+        hop_seconds=small.single_seconds / hops,
+        hop_seconds_per_byte=max(0.0, large.single_seconds - small.single_seconds) / bytes_more,
+    )
 
 
 def median_sample(samples: Sequence[StreamSample]) -> StreamSample:

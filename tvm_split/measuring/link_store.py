@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.measuring.link_samples import CrowdSample, LinkSample, StreamSample
+from tvm_split.measuring.link_samples import ChainSample, LinkSample, StreamSample
 from tvm_split.measuring.store import Store, entry_key
 from tvm_split.rpc_runtime.client.client import WorkerDescription
 from tvm_split.rpc_runtime.program.link_setting import DEFAULT, LinkSettings
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.units import seconds_text
+
+CERTAIN = 0.25
+"""Rounds of one chain part by less on a quiet machine, least and most."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,20 @@ class StreamProbe:
 
 
 @dataclass(frozen=True)
-class CrowdProbe:
-    """One machine after the other, of those that share too few cores: the time from one result to the next in a stream
-    whose stages compute nothing, and single micro-batches of such as do."""
+class ChainProbe:
+    """One machine after the other, of those that keep all cores of a host busy. ``scatter`` is the largest by which
+    the rounds of a sample's periods parted, least and most, as a share of the median."""
 
     measured_at: float
-    period_seconds: float
-    samples: tuple[CrowdSample, ...]
+    samples: tuple[ChainSample, ...]
+    scatter: float
+
+    @property
+    def is_uncertain(self) -> bool:
+        return self.scatter > CERTAIN
 
 
-Probe = TypeVar("Probe", MachineProbe, PairProbe, StreamProbe, CrowdProbe)
+Probe = TypeVar("Probe", MachineProbe, PairProbe, StreamProbe, ChainProbe)
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,8 @@ class LinkStore:
         found = None if self.refresh else self.store.get(key, TypeAdapter(kind))
         if found is None:
             found = measure()
-            if not (isinstance(found, StreamProbe) and found.doubts):
+            doubtful = isinstance(found, StreamProbe) and found.doubts
+            if not (doubtful or (isinstance(found, ChainProbe) and found.is_uncertain)):
                 self.store.put({key: found})
         return found
 

@@ -57,19 +57,15 @@ def model_problem(
         maximum_latency_seconds=request.maximum_latency_seconds,
         buffers=BUFFERS,
         shared_cores=profile.shared_cores,
-        client_transfer_seconds=statistics.fmean(
-            each.crowded.transfer_seconds if crowded else each.alone_transfer_seconds for each, crowded in beside
-        ),
-        client_transfer_seconds_per_byte=statistics.fmean(each.transfer_seconds_per_byte for each, _ in beside),
+        client_transfer_seconds=statistics.fmean(each.crowded.transfer_seconds for each in beside),
+        client_transfer_seconds_per_byte=statistics.fmean(each.transfer_seconds_per_byte for each in beside),
     )
 
 
-def _beside_client(profile: ClusterProfile) -> list[tuple[StreamingCost, bool]]:
-    """Of the machines that share cores with the client: what a transfer takes of them, and so about what of it; and
-    whether these cores are too few."""
+def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
+    """Of the machines that share cores with the client: what a transfer takes of them, and so about what of it."""
     near = {name for shared in profile.shared_cores if CLIENT in shared.machines for name in shared.machines}
-    found = [(each.streaming, profile.crowding(each.machine) > 1) for each in profile.machines if each.machine in near]
-    return found or [(StreamingCost(), False)]
+    return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
 
 
 def _machine(machine: MachineProfile, limit: int | None, crowding: float) -> ProblemMachine:

@@ -43,8 +43,8 @@ class StreamingCost:
     A stage that computes for ``c`` seconds by itself takes ``ratio * c`` while a stream is served, and
     ``transfer_seconds`` for each tensor on top. The values with ``alone_`` are for a plan of this machine only, the
     others for plans in which the other machines of its host, and the client if it is there, are busy too. Nothing,
-    where cores are left over. ``crowded_transfer_seconds`` is what each end of a tensor takes of a host's cores where
-    these are too few for its machines; None where that was not measured.
+    where cores are left over. ``crowded_transfer_seconds`` is what each end of a tensor takes of a host's cores, the
+    client's included, where its machines keep all of these busy; None where that was not measured.
     """
 
     transfer_seconds: float = 0.0
@@ -59,7 +59,7 @@ class StreamingCost:
         """What counts where cores are too few: of a machine alone, if nothing else was measured."""
         crowded = self.crowded_transfer_seconds
         transfer = self.alone_transfer_seconds if crowded is None else crowded
-        return replace(self, transfer_seconds=transfer, ratio=1.0)
+        return replace(self, transfer_seconds=transfer, ratio=1.0 if crowded is None else self.ratio)
 
 
 @dataclass(frozen=True)

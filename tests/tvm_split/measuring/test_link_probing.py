@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -19,7 +19,7 @@ from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.measuring import link_probing, timing_turns
 from tvm_split.measuring.link_probing import LinkProbe, _rounds, has_spare_cores, probe_links
-from tvm_split.measuring.stream_probing import probe_streams
+from tvm_split.measuring.link_samples import ChainCost, ChainSample, chain_cost
 from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime import hardware
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
@@ -70,7 +70,8 @@ def test_every_link_of_a_local_cluster_is_measured() -> None:
     assert set(found.streaming) == {"machine-a", "machine-b"}
     for cost in found.streaming.values():
         assert cost.transfer_seconds_per_byte >= 0
-        assert 0 <= cost.alone_transfer_seconds <= cost.transfer_seconds < 1
+        assert 0 <= cost.alone_transfer_seconds < 1
+        assert 0 <= cost.transfer_seconds < 1
         assert 1 <= cost.alone_ratio <= cost.ratio < math.inf
     assert [done for _, done, _ in seen] == [0, 1, 2, 3, 4, 5]
     assert seen[2] == ("links machine-a to machine-b", 2, 5)
@@ -78,25 +79,32 @@ def test_every_link_of_a_local_cluster_is_measured() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("threads", "is_company"), [(1, True), (2, False)])
-def test_streams_keep_each_other_company_where_each_has_its_cores(
-    threads: int, is_company: bool, workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch
+def test_machines_that_keep_a_hosts_cores_busy_are_measured_as_a_chain_with_the_client(
+    workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two workers on two cores, of which they say that they compute with one thread each, or with two."""
+    """Two workers that say that each has one core, and computes on it."""
 
     def told(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
         place = list(workers.endpoints).index(endpoint.machine)
-        found = describe(endpoint, timeout_seconds)
-        return replace(found, threads=threads, cores=1, core_numbers=(place,))
+        return replace(describe(endpoint, timeout_seconds), threads=1, cores=1, core_numbers=(place,))
 
-    probed: list[list[str]] = []
+    costs: list[tuple[int, int, ChainCost]] = []
+
+    def noted(samples: Sequence[ChainSample], machines: int, cores: int) -> ChainCost:
+        costs.append((machines, cores, chain_cost(samples, machines, cores)))
+        return costs[-1][2]
+
     monkeypatch.setattr(link_probing, "describe", told)
-    monkeypatch.setattr(
-        link_probing, "probe_streams", lambda names, *others: probed.append([*names]) or probe_streams(names, *others)
-    )
-    probe(cluster(workers))
-    assert ([A, B] in probed) == is_company
-    assert [A] in probed
+    monkeypatch.setattr(link_probing, "chain_cost", noted)
+    found = probe(cluster(workers))
+    ((machines, cores, cost),) = costs
+    assert (machines, cores) == (2, 2)
+    links = by_ends(found)
+    around = [links[pair].latency_seconds for pair in ((CLIENT, A), (A, B), (B, CLIENT))]
+    assert sum(around) == pytest.approx(3 * cost.hop_seconds)
+    for each in found.streaming.values():
+        assert each.transfer_seconds == each.crowded_transfer_seconds == cost.transfer_seconds > 0
+        assert each.ratio >= cost.ratio
 
 
 def test_of_alike_workers_two_are_measured() -> None:
@@ -114,7 +122,7 @@ def test_of_alike_workers_two_are_measured() -> None:
     assert len(between) in (2, 3)  # where noise makes the two disagree
     crowded = [cost.crowded_transfer_seconds for cost in found.streaming.values()]
     assert len(set(crowded)) == 1
-    if len(names) > len(hardware.core_numbers()):
+    if len(names) >= len(hardware.core_numbers()):
         assert crowded[0] is not None
         assert 0 < crowded[0] < 1
     else:
@@ -159,7 +167,7 @@ def test_what_was_measured_is_found_again(workers: LocalWorkers, known: Path) ->
     with_another_address = cluster(workers, Link(A, B, address=workers.endpoints[B].address))
     changed = by_ends(probe(with_another_address, cache_folder=known))
     assert changed[A, B] != by_ends(first)[A, B]
-    assert changed[B, A] == by_ends(first)[B, A]
+    assert changed[B, A].measured_at == by_ends(first)[B, A].measured_at
 
 
 def test_transfers_cost_nothing_where_a_core_is_left() -> None:

@@ -9,12 +9,16 @@ from tvm_split.measuring.link_samples import (
     LARGEST_BYTES,
     LEAST_LARGEST_BYTES,
     WORTHWHILE_SECONDS,
-    CrowdSample,
+    ChainCost,
+    ChainSample,
+    LinkLine,
     LinkSample,
     StreamCost,
     StreamSample,
-    crowd_cost,
+    chain_cost,
     fitted_line,
+    handed_on_bytes,
+    in_chain,
     probe_sizes,
     stream_cost,
     waking_seconds,
@@ -95,21 +99,61 @@ def test_waking_is_what_a_run_takes_beyond_computing_and_a_round_trip():
     assert waking_seconds(samples, 0.01) == 0.0
 
 
-def test_what_a_crowd_takes_of_its_cores_and_what_a_single_hop_does():
-    """Three stages on two cores: a product takes 1 ms, a beginning 0.5, a hop 0.3, in a stream a tensor's end 0.1."""
-    machines, cores, hops = 3, 2, 4
+def chain_of(machines: int, cores: int) -> list[ChainSample]:
+    """A product takes 1 ms and in a stream 1.2 of a core, a beginning 0.5; a hop 0.3, and of the cores 0.2 at either
+    end of a tensor; a kilobyte more 0.01 and 0.02 at either end."""
+    hops = machines + 1
 
-    def sample(products: int) -> CrowdSample:
-        computed = machines * (products * 1e-3 + 0.5e-3)
-        return CrowdSample(products, computed, computed + hops * 0.3e-3)
+    def sample(products: int, size_bytes: int) -> ChainSample:
+        computed = machines * (products * 1e-3 + 0.5e-3 * bool(products))
+        kilobytes = size_bytes / 1000
+        taken = hops * 2 * (0.2e-3 + kilobytes * 0.02e-3) + machines * products * 1.2e-3
+        single = computed + hops * (0.3e-3 + kilobytes * 0.01e-3)
+        return ChainSample(products, size_bytes, computed, single, taken / cores)
 
-    found = crowd_cost(2 * hops * 0.1e-3 / cores, [sample(5), sample(1)], machines, cores)
-    assert found.transfer_seconds == pytest.approx(0.1e-3)
-    beside = replace(sample(1), period_seconds=(machines * 1e-3 + 2 * hops * 0.2e-3) / cores)
-    assert crowd_cost(1e-6, [sample(5), beside], machines, cores).transfer_seconds == pytest.approx(0.2e-3)
-    assert crowd_cost(1.0, [sample(5), beside], machines, cores).transfer_seconds == cores / (2 * hops)
-    assert found.hop_seconds == pytest.approx(0.3e-3 + machines * 0.5e-3 / hops)
-    assert crowd_cost(1e-3, [CrowdSample(1, 0.01, 0.001), sample(5)], machines, cores).hop_seconds >= 0.0
+    return [sample(0, 0), sample(0, 8000), sample(1, 0), sample(5, 0)]
+
+
+@pytest.mark.parametrize(("machines", "cores"), [(3, 2), (8, 2), (4, 4)])
+def test_what_a_chain_takes_of_its_cores_and_what_a_single_hop_does(machines: int, cores: int) -> None:
+    found = chain_cost(chain_of(machines, cores), machines, cores)
+    assert found.transfer_seconds == pytest.approx(0.2e-3)
+    assert found.transfer_seconds_per_byte == pytest.approx(0.02e-6)
+    assert found.ratio == pytest.approx(1.2)
+    assert found.hop_seconds == pytest.approx(0.3e-3)
+    assert found.hop_seconds_per_byte == pytest.approx(0.01e-6)
+
+
+def test_a_chain_without_large_tensors_says_nothing_of_bytes_and_computing_never_gets_faster() -> None:
+    small, _, short, long = chain_of(3, 2)
+    found = chain_cost([small, replace(short, period_seconds=small.period_seconds), long], 3, 2)
+    assert (found.transfer_seconds_per_byte, found.hop_seconds_per_byte, found.ratio) == (0.0, 0.0, 1.0)
+    assert chain_cost([small, short, replace(long, compute_seconds=0.0)], 3, 2).ratio == 1.0
+
+
+def test_a_chain_says_what_its_hops_take_together_and_slow_links_among_them_stay_slow() -> None:
+    chain = ChainCost(1e-4, 0.0, 1.0, 3e-4, 1e-9)
+    near, far = LinkLine(1e-4, 1e10), LinkLine(4e-4, 1e6)
+    assert in_chain(near, [near, far], chain) == LinkLine(pytest.approx(1.5e-4), pytest.approx(1e9))
+    assert in_chain(far, [near, far], chain) == LinkLine(pytest.approx(4.5e-4), pytest.approx(1e6))
+    disturbed = LinkLine(1.1e-3, 1e10)
+    found = [in_chain(each, [near, disturbed], chain).latency_seconds for each in (near, disturbed)]
+    assert found == pytest.approx([0.5e-4, 5.5e-4])
+    assert in_chain(LinkLine(0.0, 1e6), [LinkLine(0.0, 1e6)], chain).latency_seconds == pytest.approx(3e-4)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "size"),
+    [
+        ([], 0),
+        ([256] * 9, 0),
+        ([256, 200_704, 200_704], 1 << 18),
+        ([1, 1, 1 << 15], 1 << 16),
+        ([1 << 30], LARGEST_BYTES),
+    ],
+)
+def test_the_size_that_is_handed_on_is_a_middle_one(wanted: list[int], size: int) -> None:
+    assert handed_on_bytes(wanted) == size
 
 
 def test_a_stream_is_not_much_slower_than_one_by_one():

@@ -1,4 +1,4 @@
-"""Streams through stages that compute, alone and at the same time; a worker that dies is named."""
+"""Streams through stages that compute, and through a chain of machines; a worker that dies is named."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tvm_split.measuring import link_samples, stream_probing
+from tvm_split.measuring.link_store import CERTAIN
 from tvm_split.measuring.probe_programs import ProbePrograms
-from tvm_split.measuring.stream_probing import CROWD_PRODUCTS, PRODUCTS, probe_crowd, probe_streams
+from tvm_split.measuring.stream_probing import PRODUCTS, probe_chain, probe_stream
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import WorkerError
 
 A, B = "left", "right"
-Opened = Callable[[str, int], Pipeline]
+Opened = Callable[[int], Pipeline]
 
 
 @pytest.fixture(scope="module")
@@ -33,43 +34,68 @@ def opened(programs: ProbePrograms) -> Iterator[Opened]:
 
 
 def opened_on(workers: LocalWorkers, programs: ProbePrograms) -> Opened:
-    return lambda name, products: Pipeline.open(
-        programs.busy(name, products), workers.endpoints, programs.blob_path, timeout_seconds=60.0
+    return lambda products: Pipeline.open(
+        programs.busy(A, products), workers.endpoints, programs.blob_path, timeout_seconds=60.0
     )
 
 
-def test_each_machine_has_a_sample_of_every_duration(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_a_sample_of_every_duration(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_probing, "ROUNDS", 2)
     monkeypatch.setattr(link_samples, "SLOWEST_STREAM", math.inf)  # or rounds go on for as long as others compute too
-    found = probe_streams([A, B], opened, 60.0)
-    assert set(found.samples) == {A, B}
-    for samples in found.samples.values():
-        short, long = samples
-        assert len(samples) == len(PRODUCTS)
-        assert 0 < short.compute_seconds < long.compute_seconds
-        assert short.single_seconds > short.compute_seconds
-        assert long.period_seconds > short.period_seconds > 0
+    (samples,) = probe_stream(A, opened).samples.values()
+    short, long = samples
+    assert len(samples) == len(PRODUCTS)
+    assert 0 < short.compute_seconds < long.compute_seconds
+    assert short.single_seconds > short.compute_seconds
+    assert long.period_seconds > short.period_seconds > 0
 
 
+@pytest.mark.parametrize("size_bytes", [0, 1 << 20])
 def test_a_chain_of_machines_that_share_cores_is_measured(
-    programs: ProbePrograms, monkeypatch: pytest.MonkeyPatch
+    size_bytes: int, programs: ProbePrograms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_probing, "ROUNDS", 2)
+    monkeypatch.setattr(stream_probing, "CERTAIN", math.inf)
     with LocalWorkers([A, B]) as workers:
 
-        def opened(products: int) -> Pipeline:
-            program = programs.busy_chain([A, B], products) if products else programs.chain([A, B], [64] * 3)
+        def opened(products: int, size: int) -> Pipeline:
+            program = programs.busy_chain([A, B], products) if products else programs.chain([A, B], [size] * 3)
             return Pipeline.open(program, workers.endpoints, programs.blob_path, timeout_seconds=60.0)
 
-        found = probe_crowd(opened)
-    short, long = found.samples
-    assert (short.products, long.products) == CROWD_PRODUCTS
+        found = probe_chain(opened, size_bytes)
+    *passing, short, long = found.samples
+    assert [each.size_bytes for each in passing] == [64, *([size_bytes] if size_bytes else [])]
+    assert {each.products for each in passing} == {0}
+    assert (short.products, long.products) == PRODUCTS
     assert 0 < short.compute_seconds < long.compute_seconds
     assert all(sample.single_seconds > sample.compute_seconds for sample in found.samples)
-    assert 0 < found.period_seconds < long.single_seconds
-    assert short.period_seconds is not None
-    assert short.period_seconds > found.period_seconds
-    assert long.period_seconds is None
+    assert all(0 < each.period_seconds < short.period_seconds for each in passing)
+    assert long.period_seconds == 0.0
+    assert math.isfinite(found.scatter)
+
+
+def test_rounds_of_a_chain_that_part_are_measured_again_and_told(
+    programs: ProbePrograms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_probing, "MOST_ROUNDS", 5)
+    monkeypatch.setattr(stream_probing, "MOST_SECONDS", math.inf)
+    monkeypatch.setattr(stream_probing, "_single_runs", lambda pipeline: (1e-3, 2e-3))
+    with LocalWorkers([A]) as workers:
+
+        def opened(products: int, size: int) -> Pipeline:
+            program = programs.busy_chain([A], products) if products else programs.chain([A], [size] * 2)
+            return Pipeline.open(program, workers.endpoints, programs.blob_path, timeout_seconds=60.0)
+
+        for periods, scatter in (
+            ([1.0] * 3, 0.0),
+            ([1.0, 9.0, 1.1, 9.0, 1.2], 0.2 / 1.1),
+            ([1.0, 9.0, 5.0, 9.0, 8.0], 1.4),
+        ):
+            given = [each for each in periods for _ in range(2)]  # small tensors, and the short products
+            monkeypatch.setattr(stream_probing, "_period", lambda pipeline, given=given: given.pop(0))
+            found = probe_chain(opened, 0)
+            assert found.scatter == pytest.approx(scatter)
+            assert found.is_uncertain == (scatter > CERTAIN)
 
 
 def test_medians_that_contradict_themselves_are_measured_again(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +109,7 @@ def test_medians_that_contradict_themselves_are_measured_again(opened: Opened, m
         monkeypatch.setattr(
             stream_probing, "_period", lambda *given, to=measured: to.append(given[0]) or period(*given)
         )
-        found = probe_streams([A], opened, 60.0)
+        found = probe_stream(A, opened)
         assert len(measured) == rounds * len(PRODUCTS)
         assert bool(found.doubts) == (slowest == 0.0)
 
@@ -91,13 +117,13 @@ def test_medians_that_contradict_themselves_are_measured_again(opened: Opened, m
 def test_a_worker_that_dies_is_named(programs: ProbePrograms) -> None:
     opened_so_far = 0
 
-    def then_killed(name: str, products: int) -> Pipeline:
+    def then_killed(products: int) -> Pipeline:
         nonlocal opened_so_far
-        pipeline = opened_on(workers, programs)(name, products)
+        pipeline = opened_on(workers, programs)(products)
         opened_so_far += 1
-        if opened_so_far == 2 * len(PRODUCTS):
-            os.kill(workers.process_ids[B], signal.SIGKILL)
+        if opened_so_far == len(PRODUCTS):
+            os.kill(workers.process_ids[A], signal.SIGKILL)
         return pipeline
 
-    with LocalWorkers([A, B]) as workers, pytest.raises(WorkerError, match=B):
-        probe_streams([A, B], then_killed, 60.0)
+    with LocalWorkers([A, B]) as workers, pytest.raises(WorkerError, match=A):
+        probe_stream(A, then_killed)

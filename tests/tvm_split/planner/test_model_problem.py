@@ -64,6 +64,7 @@ def test_machines_that_share_cores_wait_for_one_and_the_client_too():
     profile = with_streaming(chain_profile(TWO, contention=2.4), streaming)
     shared = dataclasses.replace(profile, shared_cores=(SharedCores((A, B, "client"), 1),))
     apart, crowded = chain_problem(profile), chain_problem(shared)
+    enough = (SharedCores((A, B, "client"), 2),)
     assert [machine.contention for machine in apart.machines] == pytest.approx([2.4, 2.4])
     # Two wanted one core while they were timed: twice as long is waiting, and only the rest is what company costs.
     assert [machine.contention for machine in crowded.machines] == pytest.approx([1.2, 1.2])
@@ -74,9 +75,14 @@ def test_machines_that_share_cores_wait_for_one_and_the_client_too():
     assert crowded.client_transfer_seconds_per_byte == pytest.approx(4e-9)
     assert (apart.shared_cores, apart.client_transfer_seconds) == ((), 0.0)
     measured = dataclasses.replace(streaming, crowded_transfer_seconds=0.002)
+    apart = chain_problem(with_streaming(dataclasses.replace(shared, shared_cores=enough), measured))
+    assert apart.client_transfer_seconds == pytest.approx(0.002)
     crowded = chain_problem(with_streaming(shared, measured))
     assert [machine.contention for machine in crowded.machines] == pytest.approx([1.2, 1.2])
     assert [machine.transfer_seconds for machine in crowded.machines] == pytest.approx([0.002, 0.002])
+    slowed = dataclasses.replace(measured, ratio=1.5)
+    crowded = chain_problem(with_streaming(shared, slowed))
+    assert [machine.contention for machine in crowded.machines] == pytest.approx([1.5, 1.5])
     assert crowded.client_transfer_seconds == pytest.approx(0.002)
 
 
