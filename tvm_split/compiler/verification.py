@@ -19,7 +19,7 @@ from tvm_split.errors import VerificationError
 from tvm_split.model import Model, Reference
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Precision
-from tvm_split.relay_passes.contract import bindings_of, main_function
+from tvm_split.relay_passes.contract import bindings_of, main_function, returned_fields
 from tvm_split.relay_passes.partition import Computation
 from tvm_split.relay_passes.rewrite import emit_operations, operator_name
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
@@ -88,7 +88,7 @@ def verify_bundle(
     error = 0.0
     inputs, expected = compared
     tolerances = _tolerances(model)
-    allowed = [tolerances.get(getattr(each, "name", "")) for each in main_function(model.module).body.body.fields]
+    allowed = [tolerances.get(getattr(each, "name", "")) for each in returned_fields(main_function(model.module))]
     for program in one_by_one(bundle.program):
         with ScratchFolder("verify") as folder:
             runnable = _runnable_here(plan, replace(bundle, program=program), computations, folder.path)
