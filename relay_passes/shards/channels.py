@@ -2,8 +2,8 @@
 
 A pair of products with ``exchange="fused"``, column- then row-parallel (Shoeybi et al., 2019), needs one sum:
 
-    conv1 ─ relu ─ conv2 ─▶ Σ      machine-a: channels 0 to 37 of conv1, and the weights of conv2 that read them
-                                    machine-b: channels 38 to 63
+    conv1 ─ relu ─ conv2 ─▶ Σ      machine-a: channels 0 to 39 of conv1, and the weights of conv2 that read them
+                                    machine-b: channels 40 to 63
 
 With ``exchange="each"`` the outputs of each product are gathered before the next one, so that all weights are dealt out
 by output channels. A sum or concatenation is made by every machine that needs it, from what all send to it, in the

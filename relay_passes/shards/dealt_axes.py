@@ -8,13 +8,15 @@ stretches of heads, and each machine has the same heads of each.
 
 So an axis is ``repeats`` stretches of ``period`` indices, each cut at the same bounds. Where these lie is decided once
 for all values that meet, by their `Dealing`: into how many equal *blocks* a stretch may be cut. Single channels are the
-blocks at first, and an operator that works on groups of them, or on heads, leaves only fewer.
+blocks at first, and an operator that works on groups of them, or on heads, leaves only fewer. Of these bounds those are
+taken that keep whole vectors together, where the shares allow it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import gcd
 from typing import Any
 
@@ -46,11 +48,21 @@ class Axis:
         return np.array(part, order="C").reshape((*before, self.repeats * (end - begin), *behind))
 
 
-class Dealing:
-    """The bounds that all values share that meet, between at most ``blocks`` equal blocks of their periods."""
+VECTORS = (16, 8, 4)
+"""Indices that a part's length should be a multiple of: kernels work on blocks of channels."""
+MOST_OFF = 0.05
+"""Of the whole, by which a bound may miss its share for that."""
 
-    def __init__(self, blocks: int) -> None:
+
+class Dealing:
+    """The bounds that all values share that meet, between at most ``blocks`` equal blocks of their periods.
+
+    ``period`` is that of the first value; if it is not known, blocks are single indices.
+    """
+
+    def __init__(self, blocks: int, period: int | None = None) -> None:
         self._blocks = blocks
+        self._period = period or blocks
         self._joined: Dealing | None = None
 
     @property
@@ -67,10 +79,20 @@ class Dealing:
         if kept is not joined:
             joined._joined = kept
         kept._blocks = gcd(kept._blocks, joined._blocks, blocks)
+        kept._period = gcd(kept._period, joined._period)
 
     def bounds(self, shares: Sequence[float]) -> tuple[tuple[int, int], ...]:
-        """Each machine's first block, and the one behind its last."""
-        return bounds(self.blocks, shares)
+        """Each machine's first block, and the one behind its last: whole vectors, the longest that suit the shares."""
+        root = self.root
+        for vector in VECTORS:
+            cells = gcd(root._blocks, root._period // vector)
+            if root._period % vector == 0 and is_dealable(cells, shares):
+                found = bounds(cells, shares)
+                off = max(abs(end / cells - share) for (_, end), share in zip(found, accumulate(shares), strict=True))
+                if off <= MOST_OFF:
+                    each = root._blocks // cells
+                    return tuple((begin * each, end * each) for begin, end in found)
+        return bounds(root._blocks, shares)
 
 
 def is_dealable(blocks: int, shares: Sequence[float]) -> bool:

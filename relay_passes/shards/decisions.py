@@ -185,7 +185,7 @@ class Decisions:
             )
             return None
         self.is_split = True
-        return self._step(place, passage, Dealing(blocks), [False] * len(leaves))
+        return self._step(place, passage, Dealing(blocks, dealt.period), [False] * len(leaves))
 
     def _said(self, place: int) -> str:
         return f"{self._ahead.names[place]!r} ({operator_name(self._ahead.values[place])})"
