@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,6 +135,78 @@ def test_what_cannot_be_imported_is_named_with_its_layer() -> None:
     noise = writer.add("RANDOM_UNIFORM", [shape], "Random", {"seed": 1, "seed2": 2}, name="net/noise/uniform")
     with pytest.raises(ModelImportError, match=r"RANDOM_UNIFORM \(its result is random.*\) in net/noise"):
         load_model(writer.file(writer.add("ADD", [x, noise], "Add", name="net/sum/add")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "reason"),
+    [
+        ("IF", "If", "it chooses what to compute while it runs"),
+        ("WHILE", "While", r"it loops while it runs; .*unroll=True"),
+        ("READ_VARIABLE", "ReadVariable", "it keeps a state from one input to the next"),
+        ("CALL_ONCE", "CallOnce", "it keeps a state from one input to the next"),
+    ],
+)
+def test_what_is_no_straight_line_is_refused_before_it_runs(kind: str, table: str, reason: str) -> None:
+    writer = Writer()
+    x = writer.input([2, 4], name="x")
+    made = writer.add(kind, [x], table, name="net/part/made")
+    with pytest.raises(ModelImportError, match=rf"{kind} \({reason}.*\) in net/part"):
+        load_model(writer.file(made))
+
+
+@pytest.mark.parametrize("batch", [0, -1, 2.0, True, "3", 2**40])
+def test_a_batch_that_is_no_size_is_refused(batch: Any) -> None:
+    with pytest.raises(ModelImportError, match=rf"batch is {batch!r}; a size is a whole number from 1 to"):
+        load_model(network(), batch=batch)
+    with pytest.raises(ModelImportError, match=rf"dimensions\['image\[0\]'\] is {batch!r}; a size"):
+        load_model(network(), dimensions={"image[0]": batch})
+
+
+def test_a_batch_that_litert_cannot_count_is_its_error() -> None:
+    with pytest.raises(
+        ModelImportError, match=r"LiteRT does not take this file with inputs of \[\[2147483647"
+    ):
+        load_model(network(), batch=2**31 - 1)
+
+
+def unnamed() -> Writer:
+    writer = Writer()
+    x = writer.input([2, 6, 6, 3])
+    generator = np.random.default_rng(0)
+    for channels in (3, 4):
+        weight = writer.constant(generator.standard_normal((4, 3, 3, channels)).astype("float32"))
+        bias = writer.constant(generator.standard_normal(4).astype("float32"))
+        x = writer.add("CONV_2D", [x, weight, bias], "Conv2D", {**SAME, "fusedActivationFunction": 1})
+    writer.add("ADD", [x, x], "Add")
+    return writer
+
+
+def test_without_names_operators_are_layers_by_their_numbers(three_workers: tvm_split.Cluster) -> None:
+    writer = unnamed()
+    for tensor in writer.tensors:
+        tensor.name = None
+    model = load_model(writer.file(len(writer.tensors) - 1))
+    assert model.layer_names == ("conv_2d_0", "conv_2d_1", "add_0")
+    assert ([each.name for each in model.inputs], [each.name for each in model.outputs]) == (["input_0"], ["output_0"])
+    x = image_of(model)
+    split = {"machine-a": ["conv_2d_0"], "machine-b": ["conv_2d_1"]}
+    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
+        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
+        (found,) = deployment.run(x)
+    (wanted,) = model.reference.outputs([x])
+    assert np.abs(found - wanted).max() < 1e-4 * np.ptp(wanted)
+    assert first_parting_layer(model, model.reference, [x]) is None
+
+
+def test_names_that_are_no_text_are_escaped() -> None:
+    writer = unnamed()
+    for number, tensor in enumerate(writer.tensors):
+        tensor.name = b"net/caf\xe9_%d/made" % number
+    model = load_model(writer.file(len(writer.tensors) - 1))
+    assert model.layer_names == (r"net/caf\xe9_3", r"net/caf\xe9_6", r"net/caf\xe9_7")
+    assert [each.name for each in model.inputs] == ["net_caf_xe9_0_made"]
+    x = image_of(model)
+    np.testing.assert_allclose(run(model, [x])[0], model.reference.outputs([x])[0], rtol=1e-4, atol=1e-5)
 
 
 def test_outputs_that_nothing_makes_are_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ def load_model(
     the example inputs.
 
     Raises ModelImportError: unreadable file, unknown kind of source, framework not installed, operators that cannot be
-    imported (each with its layer), open sizes, or example inputs that do not fit.
+    imported (each with its layer), open sizes, sizes that are none, or example inputs that do not fit.
     """
     if isinstance(source, Model):
         return source
+    _require_sizes(batch, dimensions or {})
     framework = _framework(source)
     if isinstance(source, str | Path) and framework != "tensorflow":
         _require_file(Path(source))
@@ -49,6 +51,16 @@ def load_model(
     model: Model = load(source, example_inputs, batch=batch, dimensions=dimensions, name=name)
     return model
 
+
+def _require_sizes(batch: Any, dimensions: Mapping[str, Any]) -> None:
+    for said, size in (("batch", batch), *((f"dimensions[{name!r}]", each) for name, each in dimensions.items())):
+        is_whole = isinstance(size, Integral) and not isinstance(size, bool)
+        if (size is not None or said != "batch") and not (is_whole and 1 <= size <= MOST_ELEMENTS):
+            raise ModelImportError(f"{said} is {size!r}; a size is a whole number from 1 to {MOST_ELEMENTS}")
+
+
+MOST_ELEMENTS = 2**31 - 1
+"""Along one axis: importers and frameworks count in 32 bits here and there."""
 
 _NEEDED = {
     "torch": ("torch",),

@@ -54,7 +54,7 @@ def load_tflite(
     form = normal_form(laid_out.imported.function, laid_out.imported.layers, list(graph.inputs.values()))
     variables = form.variables(laid_out.imported.held)
     reference = TfliteReference(
-        content,
+        file.content,
         dict(zip(graph.inputs, shapes, strict=True)),
         [number for number, _ in graph.outputs],
         {number: variables[number] for number in laid_out.imported.held.values() if number in variables},

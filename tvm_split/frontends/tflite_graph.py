@@ -94,11 +94,12 @@ class TfliteFile:
 
     def __init__(self, content: bytes, shown: str) -> None:
         """Raises ModelImportError if ``content``, called ``shown`` in messages, is no TFLite file."""
-        self.content, self.shown = content, shown
+        self.shown = shown
         if content[4:8] != IDENTIFIER:
             raise ModelImportError(f"{shown} is no TFLite file: {IDENTIFIER.decode()} is not at its place 4")
         try:
             self.model = schema.ModelT.InitFromPackedBuf(bytearray(content))
+            self.content = content if _made_readable(self.model) == 0 else _packed(self.model)
             self.graph = self.model.subgraphs[0]
             self.codes = [max(code.builtinCode, code.deprecatedBuiltinCode) for code in self.model.operatorCodes or ()]
             self.inputs = dict(zip(self._numbers("inputs"), self._names("inputs"), strict=True))
@@ -154,10 +155,6 @@ class TfliteFile:
         model.subgraphs[0].operators = [each for place, each in enumerate(written) if place not in part_of]
         used = {number for each in operators for number in (*each.inputs, *each.outputs)}
         used |= {*self.inputs, *(number for number, _ in self.outputs)}
-        for number in sorted(used - {-1}):
-            if number not in sizes:
-                name = _text(self.graph.tensors[number].name)
-                raise ModelImportError(f"LiteRT leaves out tensor {name!r} of {self.shown}: is its name no UTF-8?")
         tensors = {number: Tensor(tuple(sizes[number]), self.dtype(number)) for number in sorted(used - {-1})}
         computed = {number for each in self.operators if self._is_known(each, known) for number in each.outputs}
         content = _static(model, tensors, {number: interpreter.get_tensor(number) for number in computed & used})
@@ -187,18 +184,18 @@ class TfliteFile:
         return [int(number) for number in _listed(getattr(self.graph, which))]
 
     def _names(self, which: str) -> list[str]:
-        """The names in the file's signature, else those of the tensors."""
+        """The names in the file's signature, else those of the tensors, else ``input_0``."""
         called = {
             int(entry.tensorIndex): _text(entry.name)
             for signature in _listed(self.model.signatureDefs)[:1]
             if signature.subgraphIndex == 0
             for entry in _listed(getattr(signature, which))
         }
-        unique = UniqueNames()
-        return [
-            unique.take(called.get(number) or _text(self.graph.tensors[number].name).partition(":")[0])
-            for number in self._numbers(which)
-        ]
+        unique, found = UniqueNames(), []
+        for place, number in enumerate(self._numbers(which)):
+            name = called.get(number) or _text(self.graph.tensors[number].name).partition(":")[0]
+            found.append(unique.take(name or f"{which.removesuffix('s')}_{place}"))
+        return found
 
     def _operator(self, given: Any) -> Operator:
         outputs = tuple(int(number) for number in _listed(given.outputs))
@@ -255,9 +252,27 @@ def _static(model: Any, tensors: Mapping[int, Tensor], computed: Mapping[int, Ar
             tensor.buffer = len(model.buffers)
             tensor.sparsity = None
             model.buffers.append(schema.BufferT(data=data))
+    return _packed(model)
+
+
+def _packed(model: Any) -> bytes:
     builder = flatbuffers.Builder(1 << 20)
     builder.Finish(model.Pack(builder), IDENTIFIER)
     return bytes(builder.Output())
+
+
+def _made_readable(model: Any) -> int:
+    """Escape the names of tensors that are no UTF-8, which LiteRT leaves out; how many there were."""
+    named = [tensor for graph in model.subgraphs for tensor in _listed(graph.tensors)]
+    named += [
+        entry
+        for signature in _listed(model.signatureDefs)
+        for entry in (*_listed(signature.inputs), *_listed(signature.outputs))
+    ]
+    unreadable = [each for each in named if _text(each.name).encode() != (each.name or b"")]
+    for each in unreadable:
+        each.name = _text(each.name)
+    return len(unreadable)
 
 
 def _listed(vector: Any) -> Any:
@@ -265,4 +280,4 @@ def _listed(vector: Any) -> Any:
 
 
 def _text(name: Any) -> str:
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name or ""
+    return name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name or ""

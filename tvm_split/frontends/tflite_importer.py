@@ -18,7 +18,7 @@ from tvm_split.frontends.tflite_repairs import REPAIRS, Given
 REFUSED = {
     **dict.fromkeys(("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"), RANDOM),
     **dict.fromkeys(("IF",), BRANCH),
-    **dict.fromkeys(("WHILE", "STABLEHLO_WHILE"), LOOP),
+    **dict.fromkeys(("WHILE", "STABLEHLO_WHILE"), f"{LOOP}; Keras's recurrent layers do not with unroll=True"),
     **dict.fromkeys(
         ("VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE"),
         "it keeps a state from one input to the next; convert the model with its variables frozen",

@@ -36,9 +36,11 @@ def parts_of(operators: Sequence[Operator], weights: Mapping[int, str]) -> list[
     """The layers of all operators, in order; ``weights`` are the names of constant tensors by number.
 
     An operator whose result has no name but the model's output is in the layer that its weights are called after, or
-    else in the one before it. What is called again has ``@1``, ``@2`` after its name.
+    else in the one before it. What is called again has ``@1``, ``@2`` after its name. Where no name says anything, each
+    operator is a layer, called by its kind and number: ``conv_2d_0``.
     """
     own = [_pieces_of(operator, weights) for operator in operators]
+    is_named = any(own)
     layers = _layers([piece for pieces in own for piece in pieces])
     counts: Counter[str] = Counter()
     made: dict[int, str] = {}
@@ -47,8 +49,8 @@ def parts_of(operators: Sequence[Operator], weights: Mapping[int, str]) -> list[
         if pieces:
             parts = Parts(*(layers[piece] for piece in pieces))
         else:
-            before = next((made[number] for number in operator.inputs if number in made), None)
-            layer = before or f"{operator.kind.lower()}_{counts[operator.kind]}"
+            before = [made[number] for number in operator.inputs if number in made] if is_named else []
+            layer = before[0] if before else f"{operator.kind.lower()}_{counts[operator.kind]}"
             parts = Parts(layer, layer, layer)
         counts[operator.kind] += 1
         made.update(dict.fromkeys(operator.outputs, parts.activation))
