@@ -163,9 +163,7 @@ def test_a_batch_that_is_no_size_is_refused(batch: Any) -> None:
 
 
 def test_a_batch_that_litert_cannot_count_is_its_error() -> None:
-    with pytest.raises(
-        ModelImportError, match=r"LiteRT does not take this file with inputs of \[\[2147483647"
-    ):
+    with pytest.raises(ModelImportError, match=r"LiteRT does not take this file with inputs of \[\[2147483647"):
         load_model(network(), batch=2**31 - 1)
 
 
