@@ -5,7 +5,10 @@ Keras computes with one backend in a process: `make test-frameworks` runs this f
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,6 +168,22 @@ def test_a_model_without_known_inputs_needs_examples(three_workers: tvm_split.Cl
     split = {"machine-a": ["hidden"], "machine-b": ["out"]}
     with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
         assert_same(deployment.run(x), [wanted])
+
+
+@pytest.mark.parametrize("backend", ["nonsense", "tensorflow"])
+def test_a_backend_that_is_not_there_is_named(backend: str, tmp_path: Path) -> None:
+    several().save(tmp_path / "several.keras")
+    code = "import sys, tvm_split; tvm_split.load_model(sys.argv[1], batch=1)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "several.keras")],
+        env={**os.environ, "KERAS_BACKEND": backend},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert f"ModelImportError: '{tmp_path}/several.keras': Keras cannot be imported with {backend} to compute" in last
 
 
 def test_files_that_are_no_models_are_named(tmp_path: Path) -> None:

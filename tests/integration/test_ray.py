@@ -54,6 +54,36 @@ def own_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture
+def three_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Nodes of one CPU each, in Ray that this process has joined.
+
+    They have addresses of their own on loopback; Ray takes 127.0.0.1 for what the host's first address is.
+    """
+    ray = pytest.importorskip("ray", reason="pip install 'tvm-split[ray]'")
+    from ray.cluster_utils import Cluster
+
+    folder = Path("/tmp") / f"nodes-{tmp_path.name[-20:]}"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    nodes = Cluster(shutdown_at_exit=False)
+    try:
+        for number in (2, 3, 4):
+            nodes.add_node(num_cpus=1, node_ip_address=f"127.0.0.{number}", include_dashboard=False)
+        ray.init(nodes.address, log_to_driver=False, _node_ip_address="127.0.0.2")
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def hosts(cluster: tvm_split.Cluster) -> list[str]:
+    return sorted(each.address.rpartition(":")[0] for each in cluster.endpoints().values())
+
+
 def deploy_and_check(cluster: tvm_split.Cluster) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -95,6 +125,39 @@ def test_another_process_joins_and_leaves(own_ray: Any, tmp_path: Path) -> None:
     assert done.stdout == "machine-a machine-b\n", done.stderr
     assert wait_for(lambda: not workers_running(tmp_path), 20)
     assert wait_for(lambda: own_ray.available_resources().get("CPU") == 2.0, 20)
+
+
+@pytest.mark.slow
+def test_three_nodes_one_of_which_dies(three_nodes: Any, tmp_path: Path) -> None:
+    import ray
+
+    network, x = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))).eval(), torch.randn(1, 8)
+    split = {name: [str(number)] for number, name in enumerate(("machine-a", "machine-b", "machine-c"))}
+    with tvm_split.Cluster.from_ray(workers=3, strategy="STRICT_SPREAD") as cluster:
+        assert hosts(cluster) == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+        with tvm_split.compile_and_deploy(network, (x,), cluster, split=split) as deployment:
+            assert {stage.machine for stage in deployment.stages} == set(split)
+            np.testing.assert_allclose(deployment.run(x)[0], network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+            ray.kill(cluster._ray._actors["machine-b"], no_restart=False)
+            with pytest.raises(WorkerUnavailableError, match="machine-b"):
+                wait_for(lambda: deployment.run(x) is None, 60)
+        with tvm_split.compile_and_deploy(network, (x,), cluster, split=split) as deployment:
+            np.testing.assert_allclose(deployment.run(x)[0], network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+        assert hosts(cluster) == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+    assert wait_for(lambda: not any(workers_running(tmp_path, name) for name in split), 20)
+
+
+@pytest.mark.slow
+def test_room_that_three_nodes_do_not_have(three_nodes: Any) -> None:
+    for request, message in (
+        ({"workers": 1, "resources": {"GPU": 1}}, r"1 workers with \{'CPU': 1\.0, 'GPU': 1\} each \(SPREAD\)"),
+        ({"workers": 4}, r"4 workers with \{'CPU': 1\.0\} each \(SPREAD\); free are \{'CPU': 3\.0\}: ask for less"),
+        ({"workers": 2, "strategy": "STRICT_PACK"}, r"2 workers with .* \(STRICT_PACK\); free are"),
+    ):
+        with pytest.raises(DeadlineError, match=message):
+            tvm_split.Cluster.from_ray(timeout_seconds=2.0, **request)
+    with tvm_split.Cluster.from_ray(workers=3) as cluster:
+        assert len(hosts(cluster)) == 3
 
 
 def test_without_a_ray(monkeypatch: pytest.MonkeyPatch) -> None:

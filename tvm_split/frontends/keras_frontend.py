@@ -85,8 +85,14 @@ def _read(path: Path) -> Any:
                 f"tvm-split[{BACKENDS[1]}]"
             )
         os.environ["KERAS_BACKEND"] = found
-    import keras
-
+    try:
+        import keras
+    except Exception as error:  # each backend fails in its own way where it is not there
+        told = os.environ.get("KERAS_BACKEND") or "what its keras.json says"
+        raise ModelImportError(
+            f"{str(path)!r}: Keras cannot be imported with {told} to compute with (KERAS_BACKEND, which may be "
+            f"{' or '.join(BACKENDS)}): {last_line(error)}"
+        ) from error
     try:
         return keras.saving.load_model(str(path), compile=False)
     except Exception as error:

@@ -135,7 +135,7 @@ class SshWorker(Closing):
         return {"do": do, "folder": folder, "arguments": [*arguments, *self._access.arguments], "token": token}
 
     def _connect(self) -> None:
-        command = shlex.split(os.environ.get(SSH_VARIABLE, "")) or ["ssh"]
+        command = ssh_command()
         script = Path(remote_side.__file__).read_text(encoding="utf-8")
         remote = shlex.join([self._access.python, "-c", script])
         settings = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=15")
@@ -219,6 +219,16 @@ class SshWorker(Closing):
 
     def _quoted(self) -> str:
         return f": {' / '.join(self._said)}" if self._said else ""
+
+
+def ssh_command() -> list[str]:
+    """What is called as ssh, with its own options. Raises ClusterError if the variable is no line of a shell."""
+    line = os.environ.get(SSH_VARIABLE, "")
+    try:
+        return shlex.split(line) or ["ssh"]
+    except ValueError as error:
+        reason = str(error).lower()
+        raise ClusterError(f"${SSH_VARIABLE} is {line!r}, which cannot be read as a shell does: {reason}") from error
 
 
 def _folder_name(machine: str) -> str:

@@ -195,6 +195,22 @@ def test_a_host_that_does_not_answer(remote: Path, tmp_path: Path, monkeypatch: 
             SshCluster(cluster, require_fit, ignore)
 
 
+@pytest.mark.parametrize(
+    ("command", "error", "message"),
+    [
+        ("'", ClusterError, r'\$TVM_SPLIT_SSH is "\'", which cannot be read as a shell does: no closing quotation'),
+        ("no-such-ssh -p 22", WorkerUnavailableError, "cannot run no-such-ssh: No such file"),
+    ],
+)
+def test_a_command_that_is_none(remote, tmp_path, monkeypatch, command: str, error: type, message: str) -> None:
+    monkeypatch.setenv(SSH_VARIABLE, command)
+    cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote)))
+    with pytest.raises(error, match=message):
+        SshCluster(cluster, require_fit, ignore)
+    with pytest.raises(error, match=message):
+        stop_workers(cluster, remove=False)
+
+
 def test_a_machine_that_says_nothing(server, remote, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(ssh_worker, "ANSWER_SECONDS", 1.0)
     sleeper = tmp_path / "python"
