@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # JAX, Flax, Keras and LiteRT, half a gigabyte that only their models need: packages of their own, laid over those of .venv.
 FRAMEWORKS := .frameworks
 
-.PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-aarch64 test-properties fuzz lint format protocol clean
+.PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-aarch64 test-container test-properties fuzz lint format protocol clean
 .PHONY: check-models check-shards check-cuda check-shaped check-simulation check-unequal check-unloading
 .PHONY: prove-gpu bench-kernels bench-links bench-overlap bench-pipelining bench-planner bench-plans bench-shards bench-sources
 
@@ -70,6 +70,16 @@ $(AARCH64)/.installed: scripts/aarch64_machine.py requirements.lock $(STAMP)
 
 test-aarch64: $(AARCH64)/.installed
 	AARCH64_PYTHON=$(CURDIR)/$(AARCH64)/python $(BIN)/python -m pytest tests/aarch64
+
+# The worker's image and containers of it: as root on Debian, with podman, crun and debootstrap installed.
+CONTAINER := .container
+$(CONTAINER)/.installed: scripts/worker_image.py deploy/Containerfile requirements.lock $(STAMP)
+	rm -rf $(CONTAINER)
+	$(BIN)/python -m scripts.worker_image $(CONTAINER)
+	touch $@
+
+test-container: $(CONTAINER)/.installed
+	CONTAINER_FOLDER=$(CURDIR)/$(CONTAINER) $(BIN)/python -m pytest tests/container
 
 # What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
 TIMES ?= 20
@@ -150,4 +160,4 @@ bench-links: setup
 	$(BIN)/python -m scripts.bench_links $(if $(ALSO),--also $(ALSO))
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(AARCH64) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(AARCH64) $(CONTAINER) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -85,6 +85,22 @@ def test_to_machines_of_a_file(bundle: Path, folder: Path) -> None:
         assert "machine-b" in run("machines of a file")
 
 
+def test_to_containers_of_compose(folder: Path) -> None:
+    """By compose's cluster file, where it publishes them; `make test-container` has the containers."""
+    model = tvm_split.load_model(small_model())
+    split = {"worker-a": ["conv_1"], "worker-b": ["conv_2"]}
+    text = (ROOT.parent / "deploy/compose/cluster.yaml").read_text()
+    with LocalWorkers(["worker-a", "worker-b"], token="open-sesame") as workers:
+        (folder / "token").write_text("open-sesame")
+        ends = {name: end.address for name, end in workers.endpoints.items()}
+        for published, name in (("127.0.0.1:7001", "worker-a"), ("127.0.0.1:7011", "worker-b")):
+            text = text.replace(published, ends[name]).replace(f"{name}:7001", ends[name])
+        (folder / "cluster.yaml").write_text(text)
+        planned = tvm_split.plan(model, tvm_split.Cluster.from_yaml(folder / "cluster.yaml"), split=split)
+        tvm_split.compile(model, planned).save(folder / "bundle")
+        assert "worker-b" in run("containers of compose", **{"deploy/compose/cluster.yaml": "cluster.yaml"})
+
+
 def test_to_machines_that_ssh_reaches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "sshd").mkdir()
     access = {"to": "box", "python": sys.executable, "folder": str(folder / "remote")}

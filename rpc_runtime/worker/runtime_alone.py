@@ -17,6 +17,7 @@ from types import ModuleType
 from tvm_split.rpc_runtime.execution.cuda_runtime import load_cuda
 
 NOT_RUN = ("tvm", "tvm.rpc")
+EXTRA_LIBRARY = "tvm_runtime_extra"
 FROM_RUNTIME = ("Object", "cpu", "cuda")
 """Names of ``tvm.runtime`` that it, and we, know as ``tvm``'s."""
 
@@ -45,7 +46,16 @@ def load_runtime() -> None:
     for name in FROM_RUNTIME:
         setattr(sys.modules["tvm"], name, getattr(runtime, name))
     import_module("tvm.runtime.vm")
+    _load_extra()
     load_cuda()
+
+
+def _load_extra() -> None:
+    """What kernels call that is in a library of its own: sorting, and the random numbers that tuners ask for."""
+    from tvm.libinfo import package_lib_paths
+    from tvm_ffi.libinfo import load_lib_ctypes
+
+    load_lib_ctypes("tvm", EXTRA_LIBRARY, "RTLD_GLOBAL", extra_lib_paths=package_lib_paths())
 
 
 def _without_printer() -> ModuleType:

@@ -276,15 +276,6 @@ def _provide_files(folder: Path) -> None:
     tvm_ffi.register_global_func("tvm.rpc.server.load_module", load, override=True)
 
 
-def _load_tvm() -> None:
-    """TVM's runtime, and beside it the library that fills tensors with random numbers, as tuners ask for."""
-    load_runtime()
-    import tvm.libinfo
-    from tvm_ffi.libinfo import load_lib_ctypes
-
-    load_lib_ctypes("tvm", "tvm_runtime_extra", "RTLD_GLOBAL", extra_lib_paths=tvm.libinfo.package_lib_paths())
-
-
 def _say(word: str) -> None:
     with contextlib.suppress(OSError):  # the worker has gone, which its end of the input says as well
         os.write(1, word.encode() + b"\n")
@@ -297,7 +288,7 @@ def main() -> None:
     parser.add_argument("--key", required=True)
     parser.add_argument("--host")
     given = parser.parse_args()
-    _load_tvm()
+    load_runtime()
     listening = socket.socket(fileno=given.listening)
     listening.settimeout(GREETING_SECONDS)
     place = Place(given.tracker, given.key, given.host, listening.getsockname()[1])

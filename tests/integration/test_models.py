@@ -67,3 +67,25 @@ def test_small_relatives_of_known_networks(name: str, three_workers: tvm_split.C
         expected = module(*inputs)
     for mine, right in zip(outputs, tree_leaves(expected), strict=True):
         assert np.abs(mine - right.numpy()).max() < LIMIT * np.ptp(right.numpy())
+
+
+class Sorted(torch.nn.Module):
+    """What kernels leave to a function of TVM's runtime."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(6, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, places = torch.sort(self.first(x), dim=-1)
+        return values, places, *torch.topk(self.second(values), 3), torch.argsort(values, dim=0)
+
+
+def test_workers_sort(three_workers: tvm_split.Cluster) -> None:
+    """They have TVM's runtime alone, and the check before deployment has all of TVM."""
+    torch.manual_seed(0)
+    network, x = Sorted().eval(), torch.randn(5, 6)
+    split = {"machine-a": ["first"], "machine-b": ["second"]}
+    with tvm_split.compile_and_deploy(network, (x,), three_workers, split) as deployment:
+        for mine, right in zip(deployment.run(x), network(x), strict=True):
+            np.testing.assert_allclose(mine, right.detach().numpy(), rtol=1e-4, atol=1e-5)

@@ -14,6 +14,7 @@ from keras import layers
 
 import tvm_split
 from tests.helpers.frontends.contract import assert_keeps_contract
+from tests.helpers.frontends.digits import TRAINED, digits
 from tests.helpers.frontends.keras_networks import attention, convolutions
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
@@ -49,6 +50,27 @@ def test_answers_are_those_of_tensorflow(
         assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
         (found,) = deployment.run(x)
     assert np.abs(found - wanted).max() < LIMIT * np.ptp(wanted)
+
+
+def test_trained_digits_are_read_as_tensorflow_reads_them(three_workers: tvm_split.Cluster, tmp_path: Path) -> None:
+    keras.utils.set_random_seed(0)
+    image = layers.Input((8, 8, 1), name="image")
+    x = layers.Conv2D(8, 3, padding="same", activation="relu", name="conv")(image)
+    x = layers.MaxPooling2D(2, name="largest")(layers.BatchNormalization(name="norm")(x))
+    network = keras.Model(image, layers.Dense(10, name="head")(layers.Flatten(name="flat")(x)), name="digits")
+    network.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    images, labels = digits()
+    network.fit(images[:TRAINED], labels[:TRAINED], batch_size=32, epochs=6, verbose=0)
+    network.export(tmp_path / "saved", verbose=False)
+    images, labels = images[TRAINED:], labels[TRAINED:]
+    wanted = network.predict(images, verbose=0)
+    model = load_model(tmp_path / "saved", batch=len(images))
+    split = {"machine-a": ["conv"], "machine-b": ["head"]}
+    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
+        assert {stage.machine for stage in deployment.stages} == {"machine-a", "machine-b"}
+        (found,) = deployment.run(images)
+    assert np.abs(found - wanted).max() < LIMIT * np.ptp(wanted)
+    assert (found.argmax(1) == labels).mean() > 0.9
 
 
 def test_layers_keep_the_names_that_they_have_in_keras(tmp_path: Path) -> None:
