@@ -1,6 +1,6 @@
 """From operators to fast kernels, per target: layouts, lowerings and schedules; tuning is in `schedules.tuning`.
 
-    layout_passes(target)             Relax -> Relax, before lowering: blocked channels, packed matrices
+    layout_passes(target)             Relax -> Relax, before lowering: blocked channels, packed matrices, attention
     legalizations(target)             operator name -> lowering, for relax.transform.LegalizeOps
     apply(module, target, database)   every PrimFunc scheduled, after FuseTIR; tuned kernels from the database
     origins_of(function)              which variable of the module before an added one stands for
@@ -37,8 +37,8 @@ __all__ = [
 
 
 def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule], ...]:
-    """See `schedules.cpu.layout_passes`; none for other targets."""
-    return cpu.layout_passes(target) if is_cpu(target) else ()
+    """See the targets' own."""
+    return cpu.layout_passes(target) if is_cpu(target) else gpu.layout_passes(target)
 
 
 def legalizations(target: Target) -> dict[str, Legalization]:

@@ -16,7 +16,6 @@ from tvm_split.schedules.blocks import ANCHOR
 from tvm_split.schedules.cpu.contraction import LoopRoles, Tiling
 from tvm_split.schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
 from tvm_split.schedules.cpu.tiling_space import contraction_template
-from tvm_split.schedules.cpu.views import view_of
 from tvm_split.schedules.expressions import (
     FUSABLE,
     accumulator_dtype,
@@ -29,6 +28,7 @@ from tvm_split.schedules.expressions import (
 )
 from tvm_split.schedules.module_mutator import ModuleMutator
 from tvm_split.schedules.traits import Traits
+from tvm_split.schedules.views import view_of
 
 FAMILY = "matmul_packed"
 VIEWS = ("relax.permute_dims", "relax.broadcast_to", "relax.reshape")

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import tvm
 from tvm import tirx
 from tvm.s_tir import dlight
 from tvm.target import Target
 
 from tvm_split.schedules.expressions import Legalization
 from tvm_split.schedules.extremes import BOUNDS, legalize_bounds
+from tvm_split.schedules.gpu.attention import FuseAttention
 from tvm_split.schedules.gpu.contraction import schedule_few_rows, schedule_tiled
 from tvm_split.schedules.gpu.default_rules import apply_default
 from tvm_split.schedules.gpu.elementwise import schedule_elementwise
@@ -41,6 +43,13 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("general_reduction", partial(apply_default, dlight.gpu.GeneralReduction())),
     ("fallback", partial(apply_default, dlight.gpu.Fallback())),
 )
+
+
+def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule], ...]:
+    """What joins several operators into one kernel, for CUDA."""
+    if str(target.kind.name) != "cuda":
+        return ()
+    return (lambda module: FuseAttention(module, multiprocessors(target)).transform(),)
 
 
 def legalizations(target: Target) -> dict[str, Legalization]:

@@ -171,6 +171,15 @@ def choose_fragment_tile(extents: Extents, processors: int) -> tuple[FragmentTil
     return _choose(FRAGMENT_TILES.values(), TENSOR_MULTIPLICATIONS_PER_CYCLE, extents, processors)
 
 
+def product_cycles(extents: Extents, processors: int, on_tensor_cores: bool) -> float:
+    """Estimated time of a product in its best tile, in cycles."""
+    if on_tensor_cores:
+        fragment, slices = choose_fragment_tile(extents, processors)
+        return _cycles(fragment, slices, TENSOR_MULTIPLICATIONS_PER_CYCLE, extents, processors)
+    tile, slices = choose_tile(extents, processors)
+    return _cycles(tile, slices, MULTIPLICATIONS_PER_CYCLE, extents, processors)
+
+
 def _choose(tiles: Iterable[AnyTile], rate: int, extents: Extents, processors: int) -> tuple[AnyTile, int]:
     candidates = [
         (tile, slices)

@@ -9,7 +9,7 @@ from tvm import relax, tirx
 
 from tests.helpers.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal
 from tvm_split import schedules
-from tvm_split.schedules.cpu.views import view_of
+from tvm_split.schedules.views import view_of
 
 
 def attention(builder, x, heads, width):

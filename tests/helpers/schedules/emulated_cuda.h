@@ -240,6 +240,11 @@ inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __int_as_float(unsigned bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
 template <typename T> T __ldg(const T* at) { return *at; }
 
 namespace nvcuda::wmma {

@@ -1,0 +1,195 @@
+"""Attention as one kernel: found among the operators before they are lowered.
+
+    scores = matmul(query, key^T) [* scale] [+ mask ...]
+    result = matmul(softmax(scores), value)      ──▶  result = attention(query, key, value[, mask])
+
+Queries, keys and values are read where they lie, through slices, reshapes and permutations; rounding to half precision
+that a plan has asked for is left out, since all is computed in float32.
+
+Requires: a normalised function.
+Ensures: ``result`` keeps its name and type; what was computed for it alone is no longer used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import mutator
+
+from tvm_split.schedules.apply import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
+from tvm_split.schedules.expressions import array_of, broadcast_index, operator_of, static_shape
+from tvm_split.schedules.gpu.attention_kernel import Operands, Read, attention
+from tvm_split.schedules.gpu.attention_tile import Attention, choose_attention_tile
+from tvm_split.schedules.module_mutator import ModuleMutator
+from tvm_split.schedules.views import Step, view_of
+
+OPAQUE = {"op_pattern": 8, SCHEDULE_ATTRIBUTE: "attention", IS_SCHEDULED: True}
+"""PrimFunc attributes: a kernel that nothing is fused into, and that comes scheduled."""
+FLOATS = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """``matmul(query, transposed_key) * scale`` and what is added to it."""
+
+    query: relax.Expr
+    transposed_key: relax.Expr
+    scale: float = 1.0
+    masks: tuple[relax.Expr, ...] = ()
+
+
+@mutator
+class FuseAttention(ModuleMutator):
+    """Attention in one kernel, where that is estimated to take less time than two products and a softmax."""
+
+    def __init__(self, module: tvm.IRModule, processors: int) -> None:
+        super().__init__(module)
+        self.processors = processors
+        self.uses = _uses(module)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if operator_of(call) != "relax.matmul":
+            return call
+        softmax = self._without_casts(call.args[0])
+        if softmax is None or operator_of(softmax) != "relax.nn.softmax":
+            return call
+        if int(softmax.attrs.axis) not in (-1, _rank(softmax) - 1):
+            return call
+        scores = self._scores(softmax.args[0])
+        sizes = None if scores is None else _sizes(scores, call)
+        if scores is None or sizes is None:
+            return call
+        in_half = str(scores.query.ty.dtype) != "float32" and str(call.args[1].ty.dtype) != "float32"
+        operands = scores.query, scores.transposed_key, call.args[1]
+        in_place = [self._read_in_place(each) for each in operands]
+        copies = sum(source is not operand for (source, _), operand in zip(in_place, operands, strict=True))
+        tile = choose_attention_tile(sizes, self.processors, in_half, copies)
+        if tile is None:
+            return call
+        (query, read_query), (key, read_key), (value, read_value) = in_place
+        masks = [self._added(scores.masks)] if scores.masks else []
+        reads = Operands(
+            read_query,
+            lambda buffer, at: read_key(buffer, (*at[:-2], at[-1], at[-2])),
+            read_value,
+            partial(_broadcast, shape=static_shape(masks[0]) or ()) if masks else None,
+        )
+        compute = partial(
+            attention, operands=reads, sizes=sizes, tile=tile, scale=scores.scale, dtype=str(call.ty.dtype)
+        )
+        return self.builder_.call_te(
+            compute, query, key, value, *masks, primfunc_name_hint="attention", primfunc_attrs=OPAQUE
+        )
+
+    def _scores(self, expression: relax.Expr) -> _Scores | None:
+        """How scores are made; None where something else is done to them, or they are needed elsewhere."""
+        value = self._without_casts(expression)
+        if value is None or str(value.ty.dtype) not in FLOATS:
+            return None
+        name = operator_of(value)
+        if name == "relax.matmul":
+            return _Scores(value.args[0], value.args[1])
+        if name in ("relax.multiply", "relax.divide"):
+            factor = array_of(value.args[1])
+            found = self._scores(value.args[0]) if factor is not None and factor.size == 1 else None
+            if found is None or found.masks:
+                return None
+            number = float(factor.reshape(()))
+            return replace(found, scale=found.scale * (number if name == "relax.multiply" else 1 / number))
+        if name == "relax.add":
+            for scores, mask in (value.args, reversed(value.args)):
+                found = self._scores(scores) if static_shape(scores) == static_shape(value) else None
+                if found is not None:
+                    return replace(found, masks=(*found.masks, mask))
+        return None
+
+    def _without_casts(self, expression: relax.Expr) -> relax.Expr | None:
+        """What a variable that is used once stands for, before it changed its dtype."""
+        while isinstance(expression, relax.Var):
+            if self.uses[expression.name] != 1:
+                return None
+            value = self.lookup_binding(expression)
+            source = _cast_of(value)
+            if source is None:
+                return value
+            expression = source
+        return None
+
+    def _read_in_place(self, operand: relax.Expr) -> tuple[relax.Expr, Read]:
+        """What an operand is a view of, and how its elements are read from there."""
+        steps: list[Step] = []
+        while True:
+            view = view_of(operand, self.lookup_binding)
+            steps += view.steps
+            source = _cast_of(self.lookup_binding(view.source)) if isinstance(view.source, relax.Var) else None
+            if source is None or str(source.ty.dtype) != "float32":
+                return view.source, partial(_through, steps=tuple(steps))
+            operand = source
+
+    def _added(self, masks: Sequence[relax.Expr]) -> relax.Expr:
+        total = masks[0]
+        for mask in masks[1:]:
+            total = self.emit_beside(relax.op.add(total, mask), "mask")
+        return total
+
+
+def _cast_of(value: relax.Expr | None) -> relax.Expr | None:
+    """What changes nothing but its floating-point dtype here; None for all else."""
+    if value is None or operator_of(value) != "relax.astype" or str(value.args[0].ty.dtype) not in FLOATS:
+        return None
+    return value.args[0]
+
+
+def _through(buffer: Any, indices: Sequence[Any], steps: Sequence[Step]) -> Any:
+    at = list(indices)
+    for step in steps:
+        at = step(at)
+    return buffer[tuple(at)]
+
+
+def _broadcast(buffer: Any, indices: Sequence[Any], shape: Sequence[int]) -> Any:
+    return buffer[tuple(broadcast_index(indices, shape))]
+
+
+def _sizes(scores: _Scores, product: relax.Call) -> Attention | None:
+    """The sizes, where all operands have the same batch and masks have known shapes."""
+    operands = (scores.query, scores.transposed_key, product.args[1])
+    query, key, value = (static_shape(each) for each in operands)
+    if query is None or key is None or value is None or 0 in (*query, *key, *value):
+        return None
+    if not len(query) == len(key) == len(value) >= 2 or not query[:-2] == key[:-2] == value[:-2]:
+        return None
+    if any(static_shape(each) is None for each in scores.masks) or any(
+        str(each.ty.dtype) not in FLOATS for each in operands
+    ):
+        return None
+    return Attention(query[:-2], query[-2], key[-1], query[-1], value[-1])
+
+
+def _rank(call: relax.Call) -> int:
+    shape = static_shape(call)
+    return 0 if shape is None else len(shape)
+
+
+def _uses(module: tvm.IRModule) -> Counter[str]:
+    """How often each variable is read, by its name."""
+    found: Counter[str] = Counter()
+
+    def count(expression: relax.Expr) -> None:
+        if isinstance(expression, relax.Var):
+            found[expression.name] += 1
+
+    for _, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            for block in function.body.blocks:
+                for binding in block.bindings:
+                    relax.analysis.post_order_visit(binding.value, count)
+            relax.analysis.post_order_visit(function.body.body, count)
+    return found
