@@ -94,8 +94,12 @@ def kernels_of(source: str) -> list[Kernel]:
 
 def _shared_bytes(body: str) -> int:
     total = 0
-    for kind, lanes, count in re.findall(r"__shared__ alignas\(\d+\) ([A-Za-z_ ]\w*?)(\d?) \w+\[(\d+)\]", body):
+    declared = body.count("__shared__")
+    for kind, lanes, count in re.findall(rf"__shared__ alignas\(\d+\) ({'|'.join(BYTES)})(\d?) \w+\[(\d+)\]", body):
         total += BYTES[kind] * int(lanes or 1) * int(count)
+        declared -= 1
+    if declared:
+        raise ValueError(f"{declared} declarations of shared memory have types that are not known here")
     return total
 
 
