@@ -34,11 +34,19 @@ MEASUREMENT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class CudaDeviceDescription:
-    """A GPU that a worker can use; ``arch`` as nvcc names it: ``sm_90``."""
+    """A GPU that a worker can use; ``arch`` as nvcc names it: ``sm_90``.
+
+    Of the first one, what is free of its memory; ``bus_identity``, which workers have in common that share it; and what
+    a transfer takes between it and the host's memory. 0 and empty where that is not known.
+    """
 
     index: int
     arch: str
     memory_bytes: int
+    memory_free_bytes: int = 0
+    bus_identity: str = ""
+    bus_bytes_per_second: float = 0.0
+    bus_latency_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """What a GPU is asked for beyond TVM's runtime: host memory that it copies from by itself, streams for copies, events.
 
 TVM 0.27 copies tensors from Python on no stream but the one that computes, so that a copy waits for what is computed,
-and what is computed for the copy. These are functions of CUDA's own runtime (CUDA Runtime API 13.0: Stream Management,
-Event Management, Memory Management), called in the library that TVM's is linked with, on device 0, which is current in
-every thread.
+and what is computed for the copy. These are functions of CUDA's own runtime (CUDA Runtime API 13.0: Device, Stream,
+Event and Memory Management), called in the library that TVM's is linked with, on device 0, which is current in every
+thread.
 
 TVM launches kernels on the stream that a thread has set (``TVMFFIEnvGetStream``), and none is set here: on the NULL
 stream. Streams made with ``cudaStreamNonBlocking`` are not ordered with that one, but by events alone.
@@ -30,7 +30,8 @@ NON_BLOCKING = 0x01
 SLEEPING_WAIT, NO_TIMES = 0x01, 0x02
 """``cudaEventBlockingSync``: who waits leaves the core to others, as CPU stages on the same host need it;
 ``cudaEventDisableTiming``."""
-NULL_STREAM = None
+NULL_STREAM, DEVICE = None, 0
+LONGEST_BUS_IDENTITY = 32
 
 _pointer, _out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -44,6 +45,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cudaEventSynchronize": (_pointer,),
     "cudaStreamWaitEvent": (_pointer, _pointer, ctypes.c_uint),
     "cudaMemcpyAsync": (_pointer, _pointer, ctypes.c_size_t, ctypes.c_int, _pointer),
+    "cudaDeviceGetPCIBusId": (ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
 }
 
 
@@ -110,6 +112,12 @@ class CudaCalls:
     def wait(self, mark: Mark) -> None:
         """Until it is reached. Other threads of this process go on."""
         self._call("cudaEventSynchronize", mark.event)
+
+    def bus_identity(self) -> str:
+        """Where the device is on its host's bus, such as ``0000:3b:00.0``."""
+        text = ctypes.create_string_buffer(LONGEST_BUS_IDENTITY)
+        self._call("cudaDeviceGetPCIBusId", text, LONGEST_BUS_IDENTITY, DEVICE)
+        return text.value.decode(errors="replace")
 
     def _copy(self, source: int, target: int, size_bytes: int, kind: int, stream: int, mark: Mark) -> None:
         if size_bytes:

@@ -50,6 +50,16 @@ def runtime_library() -> ctypes.CDLL | None:
     return next(filter(None, map(_loaded, _runtime_places())), None)
 
 
+def free_device_bytes() -> int:
+    """Of the first GPU's memory, what is not taken by any process; 0 where that is not known. After `load_cuda`."""
+    import tvm
+
+    try:
+        return int(tvm.cuda(0).available_global_memory or 0)
+    except Exception:  # a driver that does not answer
+        return 0
+
+
 @cache
 def driver_version() -> int:
     """Of CUDA, up to which this machine's driver goes: 13000 is 13.0. 0 without a driver."""

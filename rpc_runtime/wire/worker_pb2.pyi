@@ -15,14 +15,22 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class CudaDevice(_message.Message):
-    __slots__ = ("index", "arch", "memory_bytes")
+    __slots__ = ("index", "arch", "memory_bytes", "memory_free_bytes", "bus_identity", "bus_bytes_per_second", "bus_latency_seconds")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ARCH_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUS_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    BUS_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    BUS_LATENCY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     index: int
     arch: str
     memory_bytes: int
-    def __init__(self, index: _Optional[int] = ..., arch: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    memory_free_bytes: int
+    bus_identity: str
+    bus_bytes_per_second: float
+    bus_latency_seconds: float
+    def __init__(self, index: _Optional[int] = ..., arch: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., bus_identity: _Optional[str] = ..., bus_bytes_per_second: _Optional[float] = ..., bus_latency_seconds: _Optional[float] = ...) -> None: ...
 
 class Cuda(_message.Message):
     __slots__ = ("driver", "problem", "compiler")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import socket
 from functools import cache
 from importlib import metadata
 
-from tvm_split.rpc_runtime.execution.cuda_runtime import driver_version, load_cuda
+from tvm_split.rpc_runtime.execution.cuda_runtime import driver_version, free_device_bytes, load_cuda, runtime_library
 from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
 from tvm_split.rpc_runtime.hardware import (
     available_memory_bytes,
@@ -22,6 +23,8 @@ from tvm_split.rpc_runtime.hardware import (
 from tvm_split.rpc_runtime.program.measurements import now
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
+
+logger = logging.getLogger(__name__)
 
 _MAXIMUM_CUDA_DEVICES = 16
 
@@ -43,7 +46,41 @@ def _cuda_devices() -> tuple[pb.CudaDevice, ...]:
         except Exception:  # a runtime without CUDA, or a driver that does not answer
             break
         found.append(pb.CudaDevice(index=index, arch=arch, memory_bytes=memory))
+    if found:
+        _add_bus(found[0])
     return tuple(found)
+
+
+def _add_bus(device: pb.CudaDevice) -> None:
+    """Where the first one is, and how fast tensors get there and back; left out where that cannot be found out."""
+    import tvm
+
+    from tvm_split.rpc_runtime.execution.bus_speed import bus_speed
+    from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
+
+    def memory(size_bytes: int) -> tuple[object, int]:
+        tensor = tvm.runtime.empty((size_bytes,), "uint8", tvm.cuda(0))
+        return tensor, tensor.data_ptr()
+
+    try:
+        library = runtime_library()
+        if library is None:
+            return
+        calls = CudaCalls(library)
+        device.bus_identity = calls.bus_identity()
+        speed = bus_speed(calls, memory)
+    except Exception as error:  # a GPU without memory left, or a driver that fails: planning goes on without it
+        logger.warning("the GPU's bus cannot be measured: %s", error)
+        return
+    device.bus_bytes_per_second, device.bus_latency_seconds = speed.bytes_per_second, speed.latency_seconds
+
+
+def _cuda_devices_now() -> list[pb.CudaDevice]:
+    """With what the first one, which is the one that stages run on, has free."""
+    found = [pb.CudaDevice.FromString(each.SerializeToString()) for each in _cuda_devices()]
+    if found:
+        found[0].memory_free_bytes = free_device_bytes()
+    return found
 
 
 def _version(package: str) -> str:
@@ -83,7 +120,7 @@ def describe(machine: str, threads: int, secure: bool, deployments: list[str]) -
         tvm_version=_version("apache-tvm"),
         tvm_ffi_version=_version("apache-tvm-ffi"),
         numpy_version=_version("numpy"),
-        cuda_devices=_cuda_devices(),
+        cuda_devices=_cuda_devices_now(),
         cuda=_cuda(),
         secure=secure,
         deployments=deployments,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
+from tvm_split.rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
 from tvm_split.rpc_runtime.execution.device_transfers import (
     DeviceTransfers,
     OverlappedStage,
@@ -377,11 +378,16 @@ class HeldProgram:
 
 
 def _check_memory(plan: MachinePlan) -> None:
-    """Raises a `WorkerError` where the weights do not fit into what this machine has free."""
-    needed, free = weight_bytes(plan.stages), available_memory_bytes()
-    if free and needed > free:
-        raise WorkerError(
-            f"machine {plan.machine!r} needs {needed / 1e9:.1f} GB for the weights of {len(plan.stages)} stages "
-            f"({', '.join(stage.name for stage in plan.stages)}), and has {free / 1e9:.1f} GB free. Move layers to "
-            "another machine"
-        )
+    """Raises a `WorkerError` where the weights do not fit into what this machine, or its GPU, has free."""
+    on_device = tuple(stage for stage in plan.stages if stage.device != "cpu")
+    places = [("", plan.stages, available_memory_bytes())]
+    if on_device and not load_cuda():
+        places.append(("'s GPU", on_device, free_device_bytes()))
+    for place, stages, free in places:
+        needed = weight_bytes(stages)
+        if free and needed > free:
+            raise WorkerError(
+                f"machine {plan.machine!r}{place} needs {needed / 1e9:.1f} GB for the weights of {len(stages)} stages "
+                f"({', '.join(stage.name for stage in stages)}), and has {free / 1e9:.1f} GB free. Move layers to "
+                "another machine"
+            )

@@ -152,6 +152,7 @@ def _machine_profile(
         pieces={piece[0]: seconds.of(own) for piece, own in zip(pieces, calls, strict=True)},
         measured_at=_oldest(times),
         cores=0 if machine.has_gpu else min(machine.threads, len(machine.core_numbers) or machine.threads),
+        bus=machine.bus,
     )
 
 

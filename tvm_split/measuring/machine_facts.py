@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import socket
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.instruction_sets import require_executable
 from tvm_split.compiler.targets import require_fit
+from tvm_split.planner.profile import Bus
 from tvm_split.rpc_runtime import hardware
-from tvm_split.rpc_runtime.client.client import describe
+from tvm_split.rpc_runtime.client.client import CudaDeviceDescription, describe
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,9 @@ class MachineFacts:
     """A machine of a cluster.
 
     Machines of one ``host`` slow each other when they compute at the same time; ``core_numbers`` are those of its cores
-    that this one may use. ``memory_free_bytes`` is this machine's part: what a host has free is shared equally.
-    ``identity`` is what times that were measured on it are known by.
+    that this one may use. ``memory_free_bytes`` is this machine's part: what a host, or a GPU, has free is shared
+    equally. ``identity`` is what times that were measured on it are known by. ``device`` names a GPU on its host, and
+    ``bus`` is what leads to it; None where that is not known, or nothing does.
     """
 
     name: str
@@ -35,6 +38,8 @@ class MachineFacts:
     memory_free_bytes: int
     identity: Mapping[str, Any]
     core_numbers: tuple[int, ...] = ()
+    device: str = ""
+    bus: Bus | None = None
 
     @property
     def has_gpu(self) -> bool:
@@ -59,8 +64,12 @@ def machine_facts(
 
 def _in_cluster(own: MachineFacts, cluster: Cluster, all_facts: Sequence[MachineFacts]) -> MachineFacts:
     """A machine with its part of its host's memory, known by its place in the cluster."""
-    sharing = 1 if own.has_gpu else sum(other.host == own.host for other in all_facts)
-    limits = [bytes_ for bytes_ in (own.memory_free_bytes // sharing, cluster.machine(own.name).memory_bytes) if bytes_]
+    here = [other for other in all_facts if other.host == own.host]
+    if own.has_gpu:
+        here = [other for other in here if own.device and other.device == own.device] or [own]
+    limits = [
+        bytes_ for bytes_ in (own.memory_free_bytes // len(here), cluster.machine(own.name).memory_bytes) if bytes_
+    ]
     return replace(
         own,
         # In one process stages are called in turn, so they never compute at the same time.
@@ -83,11 +92,31 @@ def _facts(cluster: Cluster, machine: Machine, target: Mapping[str, Any], timeou
     require_fit(machine, worker)
     identity = _identity(worker.hostname, worker.architecture, worker.cpu_features, worker.tvm_version)
     identity["cuda_devices"] = [device.arch for device in worker.cuda_devices]
-    memory = worker.memory_free_bytes
-    if has_gpu:
-        memory = worker.cuda_devices[0].memory_bytes if worker.cuda_devices else 0
-    return MachineFacts(
-        machine.name, target, worker.threads, worker.host, worker.hostname, memory, identity, worker.core_numbers
+    found = MachineFacts(
+        machine.name,
+        target,
+        worker.threads,
+        worker.host,
+        worker.hostname,
+        worker.memory_free_bytes,
+        identity,
+        worker.core_numbers,
+    )
+    return _on_gpu(found, worker.cuda_devices) if has_gpu else found
+
+
+def _on_gpu(machine: MachineFacts, devices: Sequence[CudaDeviceDescription]) -> MachineFacts:
+    """With the memory of the GPU that stages run on, which is the first, and what leads to it."""
+    if not devices:
+        return replace(machine, memory_free_bytes=0)
+    device = devices[0]
+    speed, latency = device.bus_bytes_per_second, device.bus_latency_seconds
+    is_known = math.isfinite(speed) and math.isfinite(latency) and speed > 0 and latency >= 0
+    return replace(
+        machine,
+        memory_free_bytes=device.memory_free_bytes or device.memory_bytes,
+        device=device.bus_identity,
+        bus=Bus(speed, latency) if is_known else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import tvm
 from tvm import relax
@@ -21,13 +22,28 @@ BYTES_PER_SECOND = 10e9
 WIRE_BYTES_PER_SECOND = 1.5e9
 
 
-def estimated_seconds(model: Model) -> dict[str, float]:
-    """Seconds per layer on one core by a roofline: the longer of computing and of moving the operands once."""
+@dataclass(frozen=True)
+class Roofline:
+    """What a processor does in a second at most, and what each operation takes besides."""
+
+    operations_per_second: float
+    bytes_per_second: float
+    call_seconds: float = 0.0
+
+
+CORE = Roofline(OPERATIONS_PER_SECOND, BYTES_PER_SECOND)
+GPU = Roofline(10e12, 500e9, 5e-6)
+"""Some GPU of these years, in float32, and the launch of a kernel: so that plans without one at hand are of any use."""
+
+
+def estimated_seconds(model: Model, processor: Roofline = CORE) -> dict[str, float]:
+    """Seconds per layer, by default on one core: the longer of computing and of moving the operands once."""
     seconds = dict.fromkeys(model.layer_names, 0.0)
     for name, work, moved in calls(model.module):
         layer = model.layers.get(name)
         if layer is not None:
-            seconds[layer] += max(work / OPERATIONS_PER_SECOND, moved / BYTES_PER_SECOND)
+            roof = max(work / processor.operations_per_second, moved / processor.bytes_per_second)
+            seconds[layer] += roof + processor.call_seconds
     return seconds
 
 

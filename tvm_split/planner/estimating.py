@@ -10,9 +10,10 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.hosts import cores_by_address, shared_cores
 from tvm_split.cluster.machine import Machine
 from tvm_split.model import Model
-from tvm_split.planner.cost import BYTES_PER_SECOND, OPERATIONS_PER_SECOND, estimated_seconds, weight_bytes
+from tvm_split.planner.cost import CORE, GPU, Roofline, estimated_seconds, weight_bytes
 from tvm_split.planner.profile import (
     SHORTEST_SECONDS,
+    Bus,
     ClusterProfile,
     LinkProfile,
     MachineProfile,
@@ -25,13 +26,19 @@ from tvm_split.rpc_runtime.program.program import CLIENT
 LINK_BYTES_PER_SECOND = 125e6
 LINK_LATENCY_SECONDS = 0.5e-3
 """A lab's gigabit Ethernet."""
+BUS = Bus(12e9, 20e-6)
+"""PCI Express 3.0 with 16 lanes, and what it takes to begin a copy and to notice its end."""
 
 
 def estimated_profile(model: Model, cluster: Cluster) -> ClusterProfile:
-    """Every unit of layers is a piece; a machine with twice the threads is taken to be twice as fast."""
-    seconds, weights = estimated_seconds(model), weight_bytes(model)
-    units = model.graph.units
-    alone = {unit[0]: max(sum(seconds[layer] for layer in unit), SHORTEST_SECONDS) for unit in units}
+    """Every unit of layers is a piece; a machine with twice the threads is taken to be twice as fast, and GPUs to be
+    all the same, on buses that are all the same."""
+    weights, units = weight_bytes(model), model.graph.units
+    alone = {
+        processor: {unit[0]: sum(seconds[layer] for layer in unit) for unit in units}
+        for processor in (CORE, GPU)
+        for seconds in [estimated_seconds(model, processor)]
+    }
     return ClusterProfile(
         model=model.name,
         model_digest="",
@@ -42,20 +49,23 @@ def estimated_profile(model: Model, cluster: Cluster) -> ClusterProfile:
     )
 
 
-def _machine(machine: Machine, alone: Mapping[str, float]) -> MachineProfile:
-    threads = machine.threads
+def _machine(machine: Machine, alone: Mapping[Roofline, Mapping[str, float]]) -> MachineProfile:
+    has_gpu = machine.target is not None and machine.target.get("kind") == "cuda"
+    processor, times = (GPU, 1) if has_gpu else (CORE, machine.threads)
+    seconds = {name: max(each, SHORTEST_SECONDS) / times for name, each in alone[processor].items()}
     return MachineProfile(
         machine=machine.name,
         target={},
-        threads=threads,
+        threads=machine.threads,
         hostname=machine.name,
         memory_free_bytes=math.inf,
-        operations_per_second=OPERATIONS_PER_SECOND * threads,
-        bytes_per_second=BYTES_PER_SECOND,
+        operations_per_second=processor.operations_per_second * times,
+        bytes_per_second=processor.bytes_per_second,
         streaming=StreamingCost(),
-        pieces={name: PieceTime(each / threads, each / threads, "estimated") for name, each in alone.items()},
+        pieces={name: PieceTime(each, each, "estimated") for name, each in seconds.items()},
         measured_at=0.0,
-        cores=threads,
+        cores=0 if has_gpu else machine.threads,
+        bus=BUS if has_gpu else None,
     )
 
 

@@ -11,7 +11,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import covers, named, with_independent_layers
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
-from tvm_split.planner.profile import ClusterProfile, MachineProfile, StreamingCost
+from tvm_split.planner.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, StreamingCost
 from tvm_split.planner.request import PlanRequest
 from tvm_split.rpc_runtime.program.program import CLIENT
 
@@ -30,15 +30,13 @@ def model_problem(
         PlanError: a pin names a layer or machine that does not exist.
     """
     beside = _beside_client(profile)
+    buses = {each.machine: each.bus for each in profile.machines if each.bus is not None}
     return Problem(
         objective=request.objective,
         machines=tuple(
             _machine(each, memory_limits.get(each.machine), profile.crowding(each.machine)) for each in profile.machines
         ),
-        links=tuple(
-            ProblemLink(link.source, link.destination, link.bytes_per_second, link.latency_seconds)
-            for link in profile.links
-        ),
+        links=tuple(_with_buses(link, buses) for link in profile.links),
         pieces=tuple(
             Piece(
                 piece.name,
@@ -60,6 +58,19 @@ def model_problem(
         client_transfer_seconds=statistics.fmean(each.crowded.transfer_seconds for each in beside),
         client_transfer_seconds_per_byte=statistics.fmean(each.transfer_seconds_per_byte for each in beside),
     )
+
+
+def _with_buses(link: LinkProfile, buses: Mapping[str, Bus]) -> ProblemLink:
+    """A link with the buses at its ends, one after the other: a tensor is sent when it has come from the device.
+
+    At the other end it is uploaded while the next one is received, so that a stream may be faster than this says.
+    """
+    passed = [buses[end] for end in (link.source, link.destination) if end in buses]
+    bytes_per_second, latency_seconds = link.bytes_per_second, link.latency_seconds
+    for bus in passed:
+        bytes_per_second = 1 / (1 / bytes_per_second + 1 / bus.bytes_per_second)
+        latency_seconds += bus.latency_seconds
+    return ProblemLink(link.source, link.destination, bytes_per_second, latency_seconds)
 
 
 def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:

@@ -63,12 +63,20 @@ class StreamingCost:
 
 
 @dataclass(frozen=True)
+class Bus:
+    """Between a host's memory and its GPU's: ``latency_seconds + b / bytes_per_second`` for b bytes, either way."""
+
+    bytes_per_second: float
+    latency_seconds: float
+
+
+@dataclass(frozen=True)
 class MachineProfile:
     """A machine: the model's pieces on it, its ceilings, and what transfers cost its cores.
 
     ``operations_per_second`` (a multiplication and an addition are two) and ``bytes_per_second`` are what the machine
     reaches at most, measured. ``measured_at`` is in seconds since 1970. ``cores`` are those that it keeps busy while it
-    computes; a GPU none.
+    computes; a GPU none. ``bus`` is what tensors pass besides their link, on the way to a GPU and from it.
     """
 
     machine: str
@@ -82,6 +90,7 @@ class MachineProfile:
     pieces: Mapping[str, PieceTime]
     measured_at: float
     cores: int = 1
+    bus: Bus | None = None
 
 
 @dataclass(frozen=True)

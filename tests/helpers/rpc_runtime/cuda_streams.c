@@ -170,3 +170,8 @@ cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t size, enum 
     add(stream, (Work){.kind = COPY, .target = target, .source = source, .size = size});
     return kind != 1 && kind != 2;
 }
+
+cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
+    strncpy(text, "0000:3b:00.0", length);
+    return device;
+}

@@ -25,6 +25,7 @@ from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.random_programs import BLOB, programs, tensor
 from tvm_split.rpc_runtime.errors import StageError, WorkerError
 from tvm_split.rpc_runtime.execution.blob_store import read_blob
+from tvm_split.rpc_runtime.execution.bus_speed import bus_speed
 from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
 from tvm_split.rpc_runtime.execution.cuda_runtime import runtime_library
 from tvm_split.rpc_runtime.execution.device_transfers import (
@@ -205,6 +206,20 @@ def test_cudas_runtime_has_the_functions_and_says_where_there_is_no_gpu() -> Non
     else:
         with pytest.raises(WorkerError, match=r"the GPU fails: cudaStreamCreateWithFlags: .*CUDA"):
             CudaCalls(real)
+
+
+def test_a_bus_is_measured_in_its_slower_direction(cuda: ctypes.CDLL) -> None:
+    cuda.standInSlow(0)
+    calls = CudaCalls(cuda)
+
+    def memory(size_bytes: int) -> tuple[object, int]:
+        tensor = tvm.runtime.empty((size_bytes,), "uint8")
+        return tensor, tensor.data_ptr()
+
+    found = bus_speed(calls, memory)
+    assert 0 < found.latency_seconds < 60
+    assert 1e3 < found.bytes_per_second < 1e13
+    assert calls.bus_identity() == "0000:3b:00.0"
 
 
 def test_cpu_stages_have_none_of_it() -> None:

@@ -5,7 +5,7 @@ import torch
 
 import tvm_split
 from tvm_split.cluster.machine import Link, Machine
-from tvm_split.planner.estimating import estimated_profile
+from tvm_split.planner.estimating import BUS, estimated_profile
 
 A, B = "machine-a", "machine-b"
 
@@ -27,3 +27,31 @@ def test_twice_the_threads_take_half_the_time():
     speeds = {(each.source, each.destination): (each.latency_seconds, each.origin) for each in found.links}
     assert speeds[A, B] == speeds[B, A] == (0.25, "given")
     assert speeds["client", A][1] == "estimated"
+
+
+def test_a_gpu_is_taken_to_be_one_and_costs_no_cores():
+    """Large products are many times faster there, tiny ones take the launch of a kernel."""
+    network = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 2)).eval()
+    model = tvm_split.load_model(network, (torch.zeros(64, 4096),))
+    gpu = Machine(B, target={"kind": "cuda", "arch": "sm_90"})
+    found = estimated_profile(model, tvm_split.Cluster("local", (Machine(A, threads=4), gpu)))
+    one, two = found.machines
+    assert one.pieces["0"].seconds > 20 * two.pieces["0"].seconds
+    assert min(each.seconds for each in two.pieces.values()) >= 5e-6
+    assert (one.cores, two.cores) == (4, 0)
+    assert (one.bus, two.bus) == (None, BUS)
+
+
+def test_a_plan_over_a_cpu_and_a_gpu_keeps_to_the_gpus_memory():
+    layers = [torch.nn.Linear(1024, 1024) for _ in range(6)]
+    model = tvm_split.load_model(torch.nn.Sequential(*layers).eval(), (torch.zeros(256, 1024),))
+    weight_bytes = 4 * 1025 * 1024
+    target = {"kind": "cuda", "arch": "sm_90"}
+    fast = Link(A, B, 10e9, 1e-5), Link("client", A, 10e9, 1e-5), Link("client", B, 10e9, 1e-5)
+    # Besides the weights, three of each tensor that comes in or goes out, of a megabyte each.
+    for memory, held in ((None, 6), (2 * weight_bytes + (7 << 20), 2)):
+        machines = (Machine(A, threads=4), Machine(B, target=target, memory_bytes=memory))
+        plan = tvm_split.plan(model, tvm_split.Cluster("local", machines, fast), measure=False)
+        (stage,) = (stage for stage in plan.stages if stage.machine == B)
+        assert len(stage.layers) == held, memory
+        assert sum(len(each.layers) for each in plan.stages) == 6

@@ -14,7 +14,8 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.model_problem import BUFFERS, stages_of_layers, stages_of_pieces
 from tvm_split.planner.problem import Pin, Stage
-from tvm_split.planner.profile import ModelPiece, StreamingCost
+from tvm_split.planner.profile import Bus, ModelPiece, StreamingCost
+from tvm_split.planner.search import solve
 
 TWO = {A: [0.001, 0.002, 0.003], B: [0.002, 0.004, 0.006]}
 
@@ -31,6 +32,47 @@ def test_numbers_are_taken_over():
     assert sorted((edge.source, edge.destination) for edge in problem.edges) == sorted(ends)
     assert len(problem.links) == 6
     assert problem.buffers == BUFFERS
+
+
+def with_bus(profile, machine, bus):
+    machines = tuple(
+        dataclasses.replace(each, bus=bus if each.machine == machine else None) for each in profile.machines
+    )
+    return dataclasses.replace(profile, machines=machines)
+
+
+def test_the_bus_to_a_gpu_is_a_part_of_its_links():
+    profile = with_bus(chain_profile(TWO, bytes_per_second=3e9, latency_seconds=1e-4), B, Bus(6e9, 2e-5))
+    links = {(link.source, link.destination): link for link in chain_problem(profile).links}
+    for ends, link in links.items():
+        speed, latency = (2e9, 1.2e-4) if B in ends else (3e9, 1e-4)
+        assert link.bytes_per_second == pytest.approx(speed), ends
+        assert link.latency_seconds == pytest.approx(latency), ends
+    # A byte takes as long as over the one and then over the other; links that cost nothing leave the bus's time.
+    handed = chain_problem(with_bus(chain_profile(TWO, bytes_per_second=math.inf), B, Bus(6e9, 2e-5)))
+    assert {link.bytes_per_second for link in handed.links if B in (link.source, link.destination)} == {6e9}
+
+
+def test_a_gpu_behind_a_slow_bus_gets_what_pays_for_the_way():
+    """Layers of 10 ms that the GPU does in 1 ms, with tensors of a megabyte between them (figures that are given)."""
+    profile = chain_profile({A: [0.01] * 6, B: [0.001] * 6}, bytes_per_second=10e9, latency_seconds=1e-5)
+    plans = {}
+    for speed in (20e9, 50e6):
+        problem = chain_problem(with_bus(profile, B, Bus(speed, 1e-5)))
+        edges = tuple(dataclasses.replace(edge, bytes=1e6) for edge in problem.edges)
+        plans[speed] = solve(dataclasses.replace(problem, edges=edges))
+    assert [stage.machine for stage in plans[20e9].stages] == [B]
+    # 20 ms for a megabyte over the bus: a period of 20 ms at least for whoever uses it, and twice that for latency.
+    assert plans[50e6].evaluation.period_seconds == pytest.approx(1e6 / 50e6, rel=0.05)
+
+
+def test_a_gpus_memory_leaves_the_rest_to_the_cpu():
+    """Three layers' weights, three of each tensor of a kilobyte that comes or goes, and nothing more."""
+    profile = chain_profile({A: [0.01] * 6, B: [0.001] * 6}, weight_bytes=10_000)
+    (cpu, gpu) = solve(chain_problem(profile, memory={B: 37_000})).stages
+    assert {cpu.machine, gpu.machine} == {A, B}
+    held = next(stage for stage in (cpu, gpu) if stage.machine == B)
+    assert len(held.layers) == 3
 
 
 def with_streaming(profile, streaming):

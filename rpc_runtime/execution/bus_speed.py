@@ -1,0 +1,49 @@
+"""How fast tensors come to a GPU and back: what a transfer over its host's bus costs, besides the network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_split.rpc_runtime.execution.device_transfers import DeviceCalls
+
+SMALL_BYTES, LARGE_BYTES = 4096, 32 << 20
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class BusSpeed:
+    """``latency_seconds + b / bytes_per_second`` for b bytes, in the slower direction."""
+
+    bytes_per_second: float
+    latency_seconds: float
+
+
+def bus_speed(calls: DeviceCalls, address: Callable[[int], tuple[Any, int]]) -> BusSpeed:
+    """Measured between page-locked memory and the device's, one copy at a time, each the best of some rounds.
+
+    Args:
+        address: makes memory of the device of so many bytes: something that keeps it, and its address.
+    """
+    mark = calls.mark()
+    host = calls.host_memory(LARGE_BYTES)
+    kept, device = address(LARGE_BYTES)
+
+    def best(size_bytes: int) -> float:
+        slower = 0.0
+        for copy, ends in ((calls.upload, (host.ctypes.data, device)), (calls.download, (device, host.ctypes.data))):
+            times = []
+            for _ in range(ROUNDS):
+                start = time.perf_counter()
+                copy(*ends, size_bytes, mark)
+                calls.wait(mark)
+                times.append(time.perf_counter() - start)
+            slower = max(slower, min(times))
+        return slower
+
+    best(SMALL_BYTES)  # what is slow for the first time
+    latency, whole = best(SMALL_BYTES), best(LARGE_BYTES)
+    del kept
+    return BusSpeed((LARGE_BYTES - SMALL_BYTES) / max(whole - latency, 1e-9), latency)
