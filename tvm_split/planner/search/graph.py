@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -23,10 +24,10 @@ from tvm_split.planner.search.candidate import (
 )
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.exhaustive import ExhaustiveSearch, is_small
-from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of, topological_orders
+from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of
 from tvm_split.planner.search.instance import Instance
-from tvm_split.planner.search.latency_beam import LatencyBeam
 from tvm_split.planner.search.latency_bound import LatencyBound
+from tvm_split.planner.search.latency_search import search_latencies
 from tvm_split.planner.search.local_search import improved
 from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
 from tvm_split.planner.search.machine_sets import count_of_sets
@@ -132,7 +133,7 @@ class GraphSearch:
         enough = not is_small(self._instance)
         if enough and self._is_proven():
             return self._result(REACHED)
-        self._improve(0.25)
+        self._improve(0.25 if self._instance.problem.objective == "throughput" else 0.5)
         if enough and self._is_proven():
             return self._result(REACHED)
         if self._try_everything():
@@ -194,27 +195,39 @@ class GraphSearch:
         """Plans whose stages follow each other: by tables where these have all machines, else one stage at a time."""
         ideals = ideals_of(self._instance)
         groups, all_groups = self._groups(len(ideals.members))
+        if self._instance.problem.objective == "latency" and not is_small(self._instance):
+            self._search_latencies()
+            if self._is_proven():
+                return
         if all_groups or self._instance.problem.objective == "latency":
             self._search_ideals(ideals, groups, all_groups)
-            if not all_groups:
-                self._search_latencies()
-        else:
-            search = ManyMachines(self._instance, self._deadline(0.5 if self._has_program else 0.85))
-            search.search()
-            self._raise_bound(search.bound, "what the machines' time is worth")
-            self._keep(search.found)
+            return
+        search = ManyMachines(self._instance, self._deadline(0.5 if self._has_program else 0.85))
+        search.search()
+        self._raise_bound(search.bound, "what the machines' time is worth")
+        self._keep(search.found)
+        best = self._best()
+        kept = {machine for members in groups.classes for machine in members}
+        if best is not None and not search.surpasses(kept, best.evaluation.period_seconds):
+            self._search_ideals(ideals, groups, all_groups)
 
     def _search_latencies(self) -> None:
-        """Plans on any of the machines, where tables have only the fastest."""
-        deadline = self._deadline(0.4)
-        for order in topological_orders(self._instance):
-            for stages in LatencyBeam(self._instance, order).plans(deadline):
-                try:
-                    self._keep([candidate(self._instance, stages)])
-                except PlanError:  # a link is missing between stages that are no neighbours
-                    continue
-            if time.monotonic() > deadline:
-                return
+        """Plans whose stages run side by side where the graph has branches, on any of the machines."""
+        bound = self._latency_bound
+        if bound is None or self._is_proven():
+            return
+        problem = self._instance.problem
+        best = self._best()
+        least = math.inf if best is None else best.value(problem)
+
+        def keep(stages: list[Placed]) -> float:
+            nonlocal least
+            with contextlib.suppress(PlanError):  # a link is missing between stages that are no neighbours
+                self._keep([candidate(self._instance, stages)])
+                least = min([least, *(each.value(problem) for each in self._found[-1:])])
+            return least
+
+        search_latencies(self._instance, bound, keep, self._deadline(0.4 if self._has_program else 0.6))
 
     def _search_ideals(self, ideals: Ideals, groups: Groups, all_groups: bool) -> None:
         """Plans that are sequences of ideals, by three views of what crossing costs; the first gives the bound."""

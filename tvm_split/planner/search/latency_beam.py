@@ -1,8 +1,10 @@
-"""The least latency on more machines than tables can list: stages along an order of the pieces, cut by cut.
+"""The least latency on any number of machines: stages along an order of the pieces, cut by cut.
 
-Of all ways to compute the pieces up to a cut, those that are done first are kept (beam search); from each, every next
-stretch may go to every machine that is left and can hold it. So any number of machines can take part, as it must be
-where a few do not have the memory, and each where it is best.
+Of all ways to compute the pieces up to a cut, those are kept that can end first, by when what is still to be read is
+there and by what the rest takes at least (beam search, with the estimate of A*: Hart, Nilsson, Raphael 1968); from
+each, every next stretch may go to every machine that is left and can hold it. A stage starts when all that it reads has
+come, wherever that was made, so stages of parallel branches run at the same time. Any number of machines can take part,
+as it must be where a few do not have the memory, and each where it is best.
 """
 
 from __future__ import annotations
@@ -18,23 +20,32 @@ import numpy.typing as npt
 
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import Floats, Instance
+from tvm_split.planner.search.latency_ahead import LatencyAhead
+from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.machine_classes import machine_classes
 from tvm_split.planner.search.order_costs import OrderCosts
 
 Counts = npt.NDArray[np.intp]
-WIDTHS = (2, 8, 32)
-"""Ways that are kept at each cut, one after the other as long as there is time."""
 NEXT_KINDS = 3
-"""Machines that are tried for each stretch: those by which it is done first."""
+"""Machines that are tried for each stretch: those by which all can be done first."""
 MOST_KINDS = 96
 """The fastest, where machines are of more kinds."""
+MOST_MEASURED = 8
+"""Of the ways to the end, the best."""
+TIE = 1e-6
+"""Weight of what else is still to be read, where what comes last is the same."""
 
 
 @dataclass(frozen=True)
 class _Way:
-    """The pieces before a cut are done after ``seconds``; ``kind`` did the last ones, the client's number did none."""
+    """The pieces before a cut have a place. ``kind`` did the last ones by ``done``, the client's number did none.
 
-    seconds: float
+    All can be done after ``estimate`` seconds at least; ``delivered`` is when the client had its last result so far.
+    """
+
+    estimate: float
+    done: float
+    delivered: float
     cut: int
     kind: int
     left: Counts
@@ -42,12 +53,52 @@ class _Way:
     before: _Way | None
 
 
-class LatencyBeam:
-    """One order of an instance. What it finds is to be measured: stages beyond the neighbours are not looked at."""
+@dataclass(frozen=True)
+class _Open:
+    """Tensors that are made before a cut and read behind it: places of makers and of first and last readers, bytes."""
+
+    sources: Counts
+    first: Counts
+    last: Counts
+    bytes: Floats
+
+
+class LatencyOrder:
+    """An order of the pieces, for any machines.
+
+    Attributes:
+        crossing: of each cut. last_reader: where each piece has it; the piece itself, if the client alone reads it.
+    """
 
     def __init__(self, instance: Instance, order: Sequence[int]) -> None:
+        self.costs = OrderCosts(instance, order, together=True)
+        length = len(order)
+        place = np.empty(length, dtype=np.intp)
+        place[self.costs.order] = np.arange(length)
+        crossing: list[list[tuple[int, int, int, float]]] = [[] for _ in range(length + 1)]
+        self.last_reader = np.arange(length)
+        for tensor in instance.tensors:
+            readers = sorted(int(place[piece]) for piece in tensor.destinations if piece != instance.client)
+            if tensor.source == instance.client or not readers:
+                continue
+            source, last = int(place[tensor.source]), readers[-1]
+            self.last_reader[source] = max(self.last_reader[source], last)
+            for before, reader in zip([source, *readers], readers, strict=False):
+                for cut in range(before + 1, reader + 1):
+                    crossing[cut].append((source, reader, last, tensor.bytes))
+        self.crossing = [_crossing(each) for each in crossing]
+
+
+class LatencyBeam:
+    """One order of an instance.
+
+    Args:
+        bound: what is ahead of each piece at least.
+    """
+
+    def __init__(self, instance: Instance, order: LatencyOrder, bound: LatencyBound) -> None:
         self._instance = instance
-        self._costs = OrderCosts(instance, order, together=True)
+        self._order, self._costs = order, order.costs
         classes = machine_classes(instance)
         whole = np.where(np.isfinite(instance.seconds), instance.seconds, 0.0).sum(axis=0)
         self._classes = sorted(classes, key=lambda members: float(whole[members[0]]))[:MOST_KINDS]
@@ -61,30 +112,58 @@ class LatencyBeam:
         pairs = np.ix_([each[0] for each in ends], [each[1] for each in ends])
         self._lag = np.where(instance.linked[pairs], instance.latency[pairs], math.inf)
         self._slow = np.where(instance.linked[pairs], instance.seconds_per_byte[pairs], 0.0)
+        self._ahead = LatencyAhead(instance, bound, first, self._lag, self._slow)
 
-    def plans(self, deadline: float) -> Iterator[list[Placed]]:
-        """The ways to the end, for wider and wider beams until the deadline (monotonic)."""
-        for width in WIDTHS:
-            for way in self._ways(width, deadline if width > WIDTHS[0] else math.inf):
-                yield self._placed(way)
-            if time.monotonic() > deadline:
-                return
+    def plans(self, width: int, deadline: float) -> Iterator[list[Placed]]:
+        """The best ways to the end, of which so many are kept at each cut; none after the deadline (monotonic).
+
+        They are to be measured: a link between stages that are no neighbours may be missing.
+        """
+        yield from map(self._placed, self._ways(width, deadline)[:MOST_MEASURED])
 
     def _ways(self, width: int, deadline: float) -> list[_Way]:
         length = len(self._costs.order)
         client = len(self._classes)
         reached: list[list[_Way]] = [[] for _ in range(length + 1)]
-        reached[0].append(_Way(0.0, 0, client, self._counts, 0, None))
+        reached[0].append(_Way(0.0, 0.0, 0.0, 0, client, self._counts, 0, None))
+        worst = np.full(length + 1, math.inf)
         for cut in range(length):
             if time.monotonic() > deadline:
                 return []
+            tails: dict[int, Floats] = {}
             for way in _best(reached[cut], width):
-                self._grow(way, reached)
+                for grown in self._grown(way, tails, worst):
+                    ways = reached[grown.cut]
+                    ways.append(grown)
+                    if len(ways) >= 4 * width:
+                        ways[:] = _best(ways, width)
+                        if len(ways) == width:
+                            worst[grown.cut] = ways[-1].estimate
             reached[cut] = []
         return _best(reached[length], width)
 
-    def _grow(self, way: _Way, reached: list[list[_Way]]) -> None:
-        """All that one stage more may be."""
+    def _tails(self, way: _Way, kinds: Counts, known: dict[int, Floats]) -> Floats:
+        """(K, W) what is ahead of a stage from a cut to each later one, behind those of its pieces that are read there.
+
+        −∞ where none is read but by the client. By the table it rests on, what is ``known`` of this cut.
+        """
+        length, cut = len(self._costs.order), way.cut
+        tails = []
+        for kind in kinds.tolist():
+            left = way.left > 0
+            left[kind] = way.left[kind] > 1
+            table = self._ahead.table(left)
+            found = known.get(id(table))
+            if found is None:
+                found = known[id(table)] = np.full((len(self._classes), length - cut), -math.inf)
+                for piece in range(cut, length):
+                    read = found[:, piece - cut : self._order.last_reader[piece] - cut]
+                    np.maximum(read, table[self._costs.order[piece], :, None], out=read)
+            tails.append(found[kind])
+        return np.stack(tails)
+
+    def _grown(self, way: _Way, known: dict[int, Floats], worst: Floats) -> Iterator[_Way]:
+        """All that one stage more may be, and that is not worse than as many others at its end."""
         problem, costs, cut = self._instance.problem, self._costs, way.cut
         if way.stages >= self._instance.machine_limit or way.stages >= (problem.stages or math.inf):
             return
@@ -96,24 +175,55 @@ class LatencyBeam:
         held = costs.weights[columns] - costs.weights[cut] + np.maximum.accumulate(costs.activations[cut:])
         held = held + problem.buffers * costs.bytes[cut, columns]
         possible &= held <= self._memory[kinds, None] * (1 + 1e-12)
-        begins = np.maximum(
-            way.seconds + self._carried(costs.received[cut, columns], way.kind, kinds),
-            self._carried(costs.from_client[cut, columns], -1, kinds),
-        )
-        if way.kind < len(self._classes) and not costs.received[cut, cut + 1 :].any():
-            begins = np.maximum(begins, way.seconds)  # nothing is handed on, and yet one follows the other
-        done = np.where(possible, begins + took, math.inf)
-        done[:, -1] += self._carried(costs.to_client[cut, -1:], kinds, -1)[:, 0]
-        best = np.argsort(done, axis=0)[:NEXT_KINDS]
-        for column in range(done.shape[1]):
-            for at in best[:, column].tolist():
-                seconds = float(done[at, column])
-                if math.isinf(seconds):
-                    break
-                left = way.left.copy()
-                left[kinds[at]] -= 1
-                end = cut + 1 + column
-                reached[end].append(_Way(seconds, end, int(kinds[at]), left, way.stages + 1, way))
+        begins = self._carried(costs.from_client[cut, columns], -1, kinds)
+        others, all_others, begins = self._arriving(way, kinds, begins)
+        done = begins + took
+        delivered = done + self._carried(costs.to_client[cut, columns], kinds, -1)
+        delivered = np.where(costs.to_client[cut, columns] > 0, np.maximum(delivered, way.delivered), way.delivered)
+        own = done + self._tails(way, kinds, known)
+        estimate = np.maximum(np.maximum(own, others), np.maximum(delivered, done))
+        estimate = np.where(possible, estimate + TIE * (np.maximum(own, done) + all_others), math.inf)
+        best = np.argsort(estimate, axis=0, kind="stable")[:NEXT_KINDS]
+        least = np.take_along_axis(estimate, best, axis=0)
+        for row, column in np.argwhere(np.isfinite(least) & (least < worst[columns])).tolist():
+            at, value = best[row, column], float(least[row, column])
+            left = way.left.copy()
+            left[kinds[at]] -= 1
+            yield _Way(
+                value,
+                float(done[at, column]),
+                float(delivered[at, column]),
+                cut + 1 + column,
+                int(kinds[at]),
+                left,
+                way.stages + 1,
+                way,
+            )
+
+    def _arriving(self, way: _Way, kinds: Counts, begins: Floats) -> tuple[Floats, Floats, Floats]:
+        """What earlier stages mean for stages of each kind to each later cut.
+
+        (W,) when all can be done that later ones still read of them, at least, the latest and the sum; and (K, W) when
+        all has come that is read here.
+        """
+        crossing, table = self._order.crossing[way.cut], self._ahead.table(way.left > 0)
+        length = begins.shape[1]
+        latest, total = np.full(length, -math.inf), np.zeros(length)
+        each: _Way | None = way
+        while each is not None and each.before is not None:
+            made = (crossing.sources >= each.before.cut) & (crossing.sources < each.cut)
+            if made.any():
+                first, last = crossing.first[made] - way.cut, crossing.last[made] - way.cut
+                sizes = np.cumsum(np.bincount(first, crossing.bytes[made], minlength=length))
+                lag, slow = self._lag[each.kind, kinds], self._slow[each.kind, kinds]
+                come = each.done + lag[:, None] + slow[:, None] * sizes
+                begins[:, first.min() :] = np.maximum(begins, come)[:, first.min() :]
+                ahead = each.done + table[self._costs.order[crossing.sources[made]], each.kind]
+                for end, value in zip(last.tolist(), ahead.tolist(), strict=True):
+                    latest[:end] = np.maximum(latest[:end], value)
+                    total[:end] += value
+            each = each.before
+        return latest, total, begins
 
     def _carried(self, sizes: Floats, source: int | Counts, end: int | Counts) -> Floats:
         """(K, W) seconds until so many bytes have come; none for no bytes, whether or not there is a link."""
@@ -133,10 +243,16 @@ class LatencyBeam:
         ]
 
 
+def _crossing(tensors: Sequence[tuple[int, int, int, float]]) -> _Open:
+    columns = np.array(tensors, dtype=np.float64).reshape(-1, 4).T
+    sources, first, last = columns[:3].astype(np.intp)
+    return _Open(sources, first, last, columns[3])
+
+
 def _best(ways: Sequence[_Way], width: int) -> list[_Way]:
-    """Those that are done first, of equal ends and machines left only one."""
+    """Those that can end first, of equal ends and machines left only one."""
     found: dict[tuple[int, bytes], _Way] = {}
-    for way in sorted(ways, key=lambda each: each.seconds):
+    for way in sorted(ways, key=lambda each: each.estimate):
         found.setdefault((way.kind, way.left.tobytes()), way)
         if len(found) == width:
             break

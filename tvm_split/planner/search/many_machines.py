@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from tvm_split.planner.search.order_costs import OrderCosts, Unit, Units, units_
 from tvm_split.planner.search.prices import Prices, fair_prices
 from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, StageBeam, neighbourhoods
 from tvm_split.planner.search.stretch_bound import stretch_bound
+from tvm_split.planner.search.subsets import among_all, least_left_out, restricted
 
 FIRST_WIDTH, LAST_WIDTH = 4, 32
 """Partial plans that are kept side by side: at first, and where time is left."""
@@ -42,6 +43,8 @@ VALUES_TRIED = 3
 """Periods between the bound and the best plan, for which the values of pieces are looked for."""
 SHORTEST = 1e-9
 """Share of the time that everything takes in turn, below which no period is tried."""
+MOST_LEFT_OUT = 64
+"""Sets of machines, each without some, that are searched by themselves."""
 CLIENT_LIMITS = 9
 """Speeds of links to the client, below which machines are left out of a plan that deals all of the network out."""
 
@@ -49,10 +52,14 @@ Counts = npt.NDArray[np.intp]
 
 
 class ManyMachines:
-    """One instance, until a deadline (monotonic); `search` finds plans and raises ``bound``, in seconds."""
+    """One instance, until a deadline (monotonic); `search` finds plans and raises ``bound``, in seconds.
 
-    def __init__(self, instance: Instance, deadline: float) -> None:
-        self._instance = instance
+    Args:
+        leaves_out: whether it also tries without some machines.
+    """
+
+    def __init__(self, instance: Instance, deadline: float, *, leaves_out: bool = True) -> None:
+        self._instance, self._leaves_out = instance, leaves_out
         self._start, self._deadline = time.monotonic(), deadline
         self._classes = machine_classes(instance)
         self._singles = units_of(instance, self._classes, [(each,) for each in range(len(instance.machines))])
@@ -91,6 +98,33 @@ class ManyMachines:
             for prices in filter(None, (values, self._prices if width > FIRST_WIDTH else None)):
                 self._place(first, self._singles, prices, width)
             width *= 2
+        if self._leaves_out:
+            self._leave_out()
+
+    def surpasses(self, machines: Collection[int], period: float) -> bool:
+        """Whether no plan on these machines alone, of at least two, can have a shorter period."""
+        counts = np.array([sum(unit[0] in machines for unit in units) for units in self._singles.members])
+        return self._prices.bound >= period * float(counts @ self._prices.kinds) * (1 - 1e-9)
+
+    def _leave_out(self) -> None:
+        """The same search without some machines, those that are worth least first, as long as that can be better.
+
+        Among unlike machines a search by rules of thumb may be luckier with fewer. By the prices, what is left has a
+        bound of its own: at the end no machines of these can be better by this search than what is found, whichever.
+        """
+        worth, counts = self._prices.kinds, self._singles.counts
+        for left_out in itertools.islice(least_left_out(counts.tolist(), worth), MOST_LEFT_OUT):
+            kept = counts - np.array(left_out, dtype=np.intp)
+            members = tuple(_members(self._singles, kept))
+            if self._is_near() or time.monotonic() > self._until(0.8) or self.surpasses(members, self._least()):
+                return
+            fewer = restricted(self._instance, members)
+            if np.isinf(fewer.seconds).all(axis=1).any():
+                continue
+            search = ManyMachines(fewer, self._until(0.8), leaves_out=False)
+            search.search()
+            for plan in search.found:
+                self._keep(among_all(members, plan.stages))
 
     def _until(self, share: float) -> float:
         return self._start + share * (self._deadline - self._start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 
@@ -9,30 +10,34 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.helpers.planner.many_machines import Networks, many_machines_problem
+from tests.helpers.planner.many_machines import LinkKinds, MachineKinds, Networks, many_machines_problem
 from tests.helpers.planner.oracle import best, graph_plans, judge
 from tests.helpers.planner.problems import random_problem
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.search import solve
-from tvm_split.planner.search.candidate import Candidate, candidate, fits, within_limits
-from tvm_split.planner.search.ideals import topological_orders
+from tvm_split.planner.search.candidate import Candidate, candidate, fits, one_machine_candidates, within_limits
+from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.latency_beam import LatencyBeam
+from tvm_split.planner.search.latency_bound import LatencyBound
+from tvm_split.planner.search.latency_search import search_latencies
+
+WIDTHS = (2, 8)
 
 
 def found(problem: Problem) -> list[Candidate]:
     """What the beam finds along all orders that holds."""
     instance = instance_of(problem)
-    kept = []
-    for order in topological_orders(instance):
-        for stages in LatencyBeam(instance, order).plans(math.inf):
-            try:
-                plan = candidate(instance, stages)
-            except PlanError:
-                continue
+    kept: list[Candidate] = []
+
+    def keep(stages: list[Placed]) -> float:
+        with contextlib.suppress(PlanError):
+            plan = candidate(instance, stages)
             if fits(instance, plan) and within_limits(problem, plan.evaluation):
                 kept.append(plan)
+        return min((plan.evaluation.latency_seconds for plan in kept), default=math.inf)
+
+    search_latencies(instance, LatencyBound(instance), keep, math.inf, WIDTHS)
     return kept
 
 
@@ -77,3 +82,40 @@ def test_plans_hold_and_none_is_better_than_the_best(seed: int, pieces: int, mac
         assert judged == pytest.approx((plan.evaluation.period_seconds, plan.evaluation.latency_seconds), rel=1e-9)
         assert expected is not None
         assert plan.evaluation.latency_seconds >= expected[0] * (1 - 1e-9)
+
+
+def latency_problem(
+    machines: int, pieces: int, kinds: MachineKinds, links: LinkKinds, network: Networks, seed: int
+) -> Problem:
+    problem = many_machines_problem(machines, pieces, kinds=kinds, links=links, network=network, seed=seed)
+    return dataclasses.replace(problem, objective="latency")
+
+
+def test_branches_are_computed_side_by_side() -> None:
+    """By the fastest machine alone it takes 0.261 s, and stages one after the other take hardly less."""
+    few, many = (latency_problem(count, 30, "three kinds", "two racks", "branches", 76) for count in (10, 20))
+    least = [min(each.evaluation.latency_seconds for each in found(problem)) for problem in (few, many)]
+    assert least[0] <= 0.2
+    assert least[1] <= LatencyBound(instance_of(many)).whole * 1.01
+
+
+@settings(max_examples=12)
+@given(
+    st.integers(6, 20),
+    st.integers(1, 8),
+    st.sampled_from(["three kinds", "unlike"]),
+    st.sampled_from(["alike", "two racks", "four sites"]),
+    st.sampled_from(["residual", "branches"]),
+    st.integers(0, 2**32),
+)
+def test_more_machines_are_never_slower(
+    machines: int, fewer: int, kinds: MachineKinds, links: LinkKinds, network: Networks, seed: int
+) -> None:
+    """Also where the fewer ones are as few as tables list; single machines and a dozen as a chain are among them."""
+    least = []
+    for count in (machines, max(2, machines - fewer)):
+        problem = latency_problem(count, 24, kinds, links, network, seed)
+        instance = instance_of(problem)
+        plans = [*found(problem), *one_machine_candidates(instance)]
+        least.append(min(each.evaluation.latency_seconds for each in plans))
+    assert least[0] <= least[1] * (1 + 1e-9)
