@@ -150,7 +150,7 @@ def predict(
     """
     is_best = stages is None or tuple(stages) == best.stages
     stages = best.stages if stages is None else stages
-    evaluation = best.evaluation if is_best else evaluate(problem, stages)
+    evaluation = best.evaluation if is_best else evaluate(problem, stages, by_shares=True)
     period, latency = evaluation.period_seconds, evaluation.latency_seconds
     layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
     links = with_transports(_links(problem, stages), profile)
@@ -195,7 +195,7 @@ def with_coded_links(
     The lower bound and the alternatives are those of plans without codecs, as they were searched.
     """
     faster = coded_problem(problem, coded)
-    evaluation = evaluate(faster, stages)
+    evaluation = evaluate(faster, stages, by_shares=True)
     period, latency = evaluation.period_seconds, evaluation.latency_seconds
     value = objective_seconds(problem.objective, evaluation)
     bound = min(prediction.lower_bound_seconds, value)

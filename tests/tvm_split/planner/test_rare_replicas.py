@@ -1,12 +1,13 @@
-"""Replicas for which there are no turns are left out, and no others."""
+"""Replicas for which there are no turns are left out, and no others; what is promised is what turns deliver."""
 
 import math
 
 import pytest
 from hypothesis import given, strategies as st
 
-from tvm_split.planner.problem import Stage
-from tvm_split.planner.rare_replicas import with_turns
+from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Stage
+from tvm_split.planner.rare_replicas import as_delivered, with_turns
+from tvm_split.planner.search import solve
 from tvm_split.rpc_runtime.program.turns import CYCLE, turns_by_share
 
 
@@ -17,16 +18,21 @@ def test_replicas_that_are_too_rare_for_a_turn_are_left_out(speeds):
     (kept,) = with_turns([stage])
     assert math.isclose(math.fsum(kept.shares), 1.0)
     assert set(range(len(kept.machines))) == set(turns_by_share(kept.shares))
-    assert kept == stage or len(kept.machines) < len(stage.machines)
+    assert all(each in stage.machines for each in kept.machines)
+    counts = [kept.turns.count(replica) for replica in range(len(kept.machines))]
+    assert kept.shares == tuple(count / len(kept.turns) for count in counts)
+    assert with_turns([kept]) == (kept,)
 
 
 @pytest.mark.parametrize("count", [61, 64, 200, CYCLE])
 def test_large_sets_of_equal_replicas_are_kept_whole(count):
     stage = Stage(tuple(f"machine-{index}" for index in range(count)), ("layer_0",), (1 / count,) * count)
-    assert with_turns([stage]) == (stage,)
+    (kept,) = with_turns([stage])
+    assert kept.machines == stage.machines
     counts = [stage.turns.count(replica) for replica in range(count)]
     assert min(counts) >= 1
     assert max(counts) <= 1.2 * len(stage.turns) / count  # what one has too much makes the stream so much slower
+    assert kept.shares == tuple(each / len(stage.turns) for each in counts)
 
 
 def test_of_more_replicas_than_turns_as_many_as_there_are_turns_stay():
@@ -40,3 +46,27 @@ def test_of_unlike_replicas_the_rarest_are_left_out():
     stage = Stage(tuple(f"machine-{index}" for index in range(65)), ("layer_0",), shares)
     (kept,) = with_turns([stage])
     assert kept.machines == stage.machines[:64]
+
+
+@pytest.mark.parametrize("slowness", [[1.0, 90.0], [1.0, 2.7, 5.3], [1.0 + place / 7 for place in range(20)]])
+def test_what_is_promised_is_what_turns_deliver(slowness):
+    """Of a stream, every replica has computed its turns after a whole number of them."""
+    names = [f"machine-{index}" for index in range(len(slowness))]
+    problem = Problem(
+        objective="throughput",
+        machines=tuple(map(ProblemMachine, names)),
+        links=(),
+        pieces=(Piece("whole", {name: 0.01 * each for name, each in zip(names, slowness, strict=True)}),),
+        edges=(),
+        replicas=True,
+    )
+    ideal = solve(problem, time_limit_seconds=1.0)
+    promised = as_delivered(problem, ideal)
+    (stage,) = promised.stages
+    seconds = problem.pieces[0].seconds
+    slowest = max(stage.turns.count(place) * seconds[name] for place, name in enumerate(stage.machines))
+    assert promised.evaluation.period_seconds == pytest.approx(slowest / len(stage.turns), rel=1e-12)
+    assert promised.evaluation.period_seconds > ideal.evaluation.period_seconds * 1.0001
+    assert promised.gap > 0
+    assert promised.method.endswith("turns give them")
+    assert tuple(load.share for load in promised.evaluation.loads) == stage.shares

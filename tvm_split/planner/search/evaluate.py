@@ -23,7 +23,7 @@ class Placed:
     pieces: tuple[int, ...]
 
 
-def evaluate(problem: Problem, stages: Sequence[Stage]) -> Evaluation:
+def evaluate(problem: Problem, stages: Sequence[Stage], *, by_shares: bool = False) -> Evaluation:
     """The period, latency and loads of a plan.
 
     - The period is the largest over machines of compute, receive and send. Compute is the sum of the pieces' seconds,
@@ -40,6 +40,9 @@ def evaluate(problem: Problem, stages: Sequence[Stage]) -> Evaluation:
       sending and receiving take of the client, if it is among them, is at most cores × period.
     - Memory, in every replica: the sum of weights, the largest activation, and ``buffers`` times what crosses.
 
+    With ``by_shares`` replicas have the shares that their stages say, as turns give them, and the slowest one by that
+    is the stage's.
+
     Pins, limits and memory are not checked: an evaluation says what a plan does, whether or not it is wanted.
 
     Raises:
@@ -47,11 +50,22 @@ def evaluate(problem: Problem, stages: Sequence[Stage]) -> Evaluation:
             no time for a piece, stages wait for each other in a circle, or a link is missing.
     """
     instance = instance_of(problem)
-    return measure(instance, placed(instance, stages))[1]
+    share_of = {
+        instance.machine_number[machine]: share
+        for stage in stages
+        if by_shares and len(stage.machines) > 1
+        for machine, share in zip(stage.machines, stage.shares, strict=True)
+    }
+    return measure(instance, placed(instance, stages), share_of)[1]
 
 
-def measure(instance: Instance, stages: Sequence[Placed]) -> tuple[tuple[Placed, ...], Evaluation]:
-    """`evaluate` for stages by numbers, with the stages in the order in which values flow."""
+def measure(
+    instance: Instance, stages: Sequence[Placed], share_of: Mapping[int, float] | None = None
+) -> tuple[tuple[Placed, ...], Evaluation]:
+    """`evaluate` for stages by numbers, with the stages in the order in which values flow.
+
+    Replicas have shares in proportion to their speeds, or those in ``share_of``, by machine.
+    """
     crossings = crossings_of(instance, stages)
     order = _stage_order(instance, stages, crossings)
     stages = tuple(stages[number] for number in order)
@@ -70,6 +84,13 @@ def measure(instance: Instance, stages: Sequence[Placed]) -> tuple[tuple[Placed,
         pieces = list(stage.pieces)
         full = _full_seconds(instance, stage, count, received + sent, contended)
         compute, shares = shared(full)
+        computes = [
+            compute if len(full) > 1 and each > 0 else part * each for each, part in zip(full, shares, strict=True)
+        ]
+        if share_of and len(stage.machines) > 1:
+            shares = tuple(share_of[machine] for machine in stage.machines)
+            computes = [part * each for each, part in zip(full, shares, strict=True)]
+            compute = max(computes)
         names = names_of([instance.machines[machine] for machine in stage.machines])
         suffix = " together (replicas)" if len(stage.machines) > 1 else ""
         limits += [
@@ -77,11 +98,11 @@ def measure(instance: Instance, stages: Sequence[Placed]) -> tuple[tuple[Placed,
             (receive, f"receiving on {names}{_over(instance, stages, into, 'from')}"),
             (send, f"sending on {names}{_over(instance, stages, outof, 'to')}"),
         ]
-        for machine, seconds, share in zip(stage.machines, full, shares, strict=True):
+        for machine, seconds, share in zip(stage.machines, computes, shares, strict=True):
             loads.append(
                 MachineLoad(
                     machine=instance.machines[machine],
-                    compute_seconds=compute if len(stage.machines) > 1 and seconds > 0 else share * seconds,
+                    compute_seconds=seconds,
                     receive_seconds=receive,
                     send_seconds=send,
                     weight_bytes=math.fsum(instance.weights[pieces]),
