@@ -41,7 +41,7 @@ def simulate(
         typer.Option(metavar="REPORT", help="Take what machines compute from a report of `tvm-split bench --json`."),
     ] = None,
     micro_batches: Annotated[
-        int | None, typer.Option(min=2, help="Results of the simulated stream (default: 300).")
+        int | None, typer.Option(min=2, help="Results of the simulated stream (default: 300, or what turns need).")
     ] = None,
     in_flight: options.InFlightOption = None,
     scatter: Annotated[
@@ -74,21 +74,21 @@ def simulate(
     Exit code 1 if a machine that is lost leaves the stream without all of its results.
     """
     from tvm_split.simulation.scenario import Happenings
-    from tvm_split.simulation.simulate import MICRO_BATCHES, SHOWN_MICRO_BATCHES, simulate as run
+    from tvm_split.simulation.simulate import SHOWN_MICRO_BATCHES, simulate as run
 
     if picture is not None:
         _require_drawable(picture)
     slowdowns, losses = tuple(map(_slowdown, slow or ())), tuple(map(_loss, lose or ()))
     happenings = Happenings(slowdowns, losses, scatter, link_scatter, seed)
     title, scenario, predicted, planned = _scenario(plan, problem, measured)
-    wanted = micro_batches or MICRO_BATCHES
     found = run(
         scenario,
         happenings,
-        micro_batches=wanted,
+        micro_batches=micro_batches,
         in_flight=in_flight or planned,
         shown=SHOWN_MICRO_BATCHES if timeline or picture else 0,
     )
+    wanted = found.wanted
     if picture is not None:
         from tvm_split.pictures.timeline_picture import draw_picture
 
@@ -133,7 +133,7 @@ def _scenario(
         from tvm_split.planner.search import evaluate
 
         read, stages = read_problem_file(problem), read_solution_file(plan)
-        expected = evaluate(read, with_turns(stages))
+        expected = evaluate(read, with_turns(stages), by_shares=True)
         predicted = expected.period_seconds, expected.latency_seconds
         return plan.name, scenario_of_problem(read, stages), predicted, None
     loaded = Plan.load(plan)
@@ -198,6 +198,13 @@ def _print(title: str, found: Simulation, happenings: Happenings, predicted: tup
         beside = f" (predicted: {1 / predicted[0]:.4g})" if predicted[0] > 0 else ""
         every = seconds_text(found.period_seconds)
         print_line(f"{found.samples_per_second:.4g} micro-batches a second{beside}, one every {every}")
+    elif found.period_seconds is not None:
+        print_line("Nothing takes any time")
+    elif found.results == wanted:
+        print_line(
+            f"Replicas have had all their turns after {found.turns} results: a throughput needs --micro-batches "
+            f"{2 * found.turns}"
+        )
     if found.single is not None:
         print_line(f"Alone: {_latency_text(found.single)} (predicted: {seconds_text(predicted[1])})")
     if found.streamed is not None:

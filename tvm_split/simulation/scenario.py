@@ -95,6 +95,13 @@ class Happenings:
                     f"machine {each.machine!r} is to compute {each.factor} times as long; give more than 0, and at "
                     f"most {MOST_FACTOR:g}, or lose it"
                 )
+        for what, names in (
+            ("slowed", [each.machine for each in self.slowdowns]),
+            ("lost", [each.machine for each in self.losses]),
+        ):
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise PlanError(f"machine {twice!r} is to be {what} {names.count(twice)} times; give one")
         for value in (self.compute_scatter, self.link_scatter):
             if not 0 <= value <= MOST_SCATTER:
                 raise PlanError(

@@ -13,12 +13,15 @@ from tvm_split.errors import PlanError
 from tvm_split.rpc_runtime.client.streams import most_under_way
 from tvm_split.rpc_runtime.program.machine_plan import plan_of_routes, planned_routes
 from tvm_split.rpc_runtime.program.measurements import TraceEvent
-from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.program.program import CLIENT, Program
+from tvm_split.rpc_runtime.program.turns import CYCLE
 from tvm_split.simulation.actors import Client, Clock, Link, Spent, Steps, Trace, Worker
 from tvm_split.simulation.processors import Processors
 from tvm_split.simulation.scenario import NO_TIME, NOTHING_HAPPENS, Happenings, Loss, MachineTimes, Scenario
 
 MICRO_BATCHES = 300
+MOST_MICRO_BATCHES = 100_000
+"""Each is simulated by itself, and its moments are kept; turns repeat after 840 at most."""
 SINGLE_RUNS = 50
 """Where durations scatter; without, one run tells all."""
 SHOWN_MICRO_BATCHES = 12
@@ -53,10 +56,11 @@ class Simulation:
     """What a stream does in simulated time.
 
     It is fed until the last result that was asked for has come. Period, latencies and uses are those of the second half
-    of the results: the pipeline is full then. ``period_seconds`` is None where fewer than two results came. ``single``
-    are micro-batches that were alone.
+    of the results: the pipeline is full then. ``period_seconds`` is None where fewer than two came, or that half
+    is shorter than ``turns``, after which all replicas have had theirs. ``single`` are micro-batches that were alone.
 
     Attributes:
+        wanted: results that were asked for.
         submitted, results: micro-batches; what is submitted and has no result is under way, or lost with a machine.
         under_way: at most, by what the runtime allows.
         first_seconds: from the beginning to the first result; None if none came.
@@ -64,8 +68,10 @@ class Simulation:
         events: of the first micro-batches of the stream, as a deployment's trace has them.
     """
 
+    wanted: int
     submitted: int
     results: int
+    turns: int
     under_way: int
     first_seconds: float | None
     seconds: float
@@ -77,23 +83,22 @@ class Simulation:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Micro-batches a second."""
-        if self.period_seconds is None:
-            return None
-        return 1.0 / self.period_seconds if self.period_seconds > 0 else math.inf
+        """Micro-batches a second; None where that is not known, or nothing takes any time."""
+        return 1.0 / self.period_seconds if self.period_seconds else None
 
 
 def simulate(
     scenario: Scenario,
     happenings: Happenings = NOTHING_HAPPENS,
     *,
-    micro_batches: int = MICRO_BATCHES,
+    micro_batches: int | None = None,
     in_flight: int | None = None,
     shown: int = SHOWN_MICRO_BATCHES,
 ) -> Simulation:
     """A stream until it has given so many results, and single micro-batches.
 
     Args:
+        micro_batches: by default `MICRO_BATCHES`, or as many as replicas' turns need.
         in_flight: so many of a stream are under way at most; by default as many as the queues hold.
         shown: of so many micro-batches the events are kept.
 
@@ -104,6 +109,13 @@ def simulate(
     for name, value in (("micro_batches", micro_batches), ("in_flight", in_flight)):
         if value is not None and value < 1:
             raise PlanError(f"{name} is {value}; give at least 1")
+    if micro_batches is None:
+        micro_batches = max(MICRO_BATCHES, 2 * _turns(scenario.program))
+    if micro_batches > MOST_MICRO_BATCHES:
+        raise PlanError(
+            f"micro_batches is {micro_batches}; give at most {MOST_MICRO_BATCHES}: turns repeat after {CYCLE} at most, "
+            "so more results say nothing new"
+        )
     stream = _Run(scenario, happenings, in_flight, shown, streamed=True)
     stream.run(micro_batches, feeds=None)
     alone = [
@@ -205,19 +217,21 @@ class _Run:
 
     def latencies(self, first: int = 0) -> list[float]:
         """Of the results from number ``first`` on."""
-        pairs = zip(self._client.submitted, self._client.done, strict=False)
+        pairs = zip(self._client.submitted, self._client.done[: self._last], strict=False)
         return [end - start for start, end in list(pairs)[first:]]
 
     def told(self, alone: list[float]) -> Simulation:
-        done = self._client.done
+        done = self._client.done[: self._last]  # others may come in the same moment
         half = len(done) // 2
         # Replicas take turns, so only after all of their turns as many results have come as in any other such time.
-        cycle = math.lcm(*(len(stage.turns) for stage in self._client.program.stages))
-        whole = (len(done) - max(half, 1)) // cycle * cycle or len(done) - max(half, 1)
+        turns = _turns(self._client.program)
+        whole = (len(done) - max(half, 1)) // turns * turns
         first = len(done) - 1 - whole
         return Simulation(
+            wanted=self._last,
             submitted=len(self._client.submitted),
             results=len(done),
+            turns=turns,
             under_way=self._under_way,
             first_seconds=done[0] if done else None,
             seconds=done[-1] if done else 0.0,
@@ -261,6 +275,11 @@ class _Run:
         for ends, link in self.links.items():
             if loss.machine in ends:
                 link.is_cut = True
+
+
+def _turns(program: Program) -> int:
+    """After so many micro-batches the turns of all stages repeat."""
+    return math.lcm(*(len(stage.turns) for stage in program.stages))
 
 
 def _latencies(seconds: list[float]) -> Latencies | None:

@@ -87,6 +87,23 @@ def test_a_loss_after_the_last_result_loses_nothing(invoke, plan_path):
     assert "and lost" not in text
 
 
+def test_too_few_results_of_replicas_are_no_rate(invoke, tmp_path):
+    """Numbers that JSON has, and what to ask for; two equal replicas give their first results at once."""
+    problem, answer = tmp_path / "problem.json", tmp_path / "answer.json"
+    machines, seconds = [{"name": "a"}, {"name": "b"}], {"a": 0.01, "b": 0.01}
+    content = {"objective": "throughput", "replicas": True, "machines": machines, "links": [], "edges": []}
+    problem.write_text(json.dumps({**content, "pieces": [{"name": "p", "seconds": seconds}]}))
+    answer.write_text(invoke("solve", problem, "--json").stdout)
+    arguments = ["simulate", answer, "--problem", problem, "--micro-batches", "2"]
+
+    def refused(constant):
+        raise AssertionError(constant)
+
+    found = json.loads(invoke(*arguments, "--json").stdout, parse_constant=refused)
+    assert (found["results"], found["period_seconds"], found["samples_per_second"]) == (2, None, None)
+    assert "turns after 2 results: a throughput needs --micro-batches 4" in " ".join(invoke(*arguments).stdout.split())
+
+
 def test_a_picture(invoke, plan_path, tmp_path):
     pytest.importorskip("matplotlib")
     invoke("simulate", plan_path, "--picture", tmp_path / "work.svg")
@@ -103,6 +120,8 @@ def test_a_picture(invoke, plan_path, tmp_path):
         (["--lose", "box@inf"], "'box@inf' is not MACHINE@SECONDS"),
         (["--lose", "lamp@1"], f"no machine of the plan is named 'lamp'; it uses {A}, {B}"),
         (["--micro-batches", "1"], "--micro-batches"),
+        (["--micro-batches", "1000000000"], "micro_batches is 1000000000; give at most 100000"),
+        (["--slow", f"{A}=2", "--slow", f"{A}=3@1"], f"machine '{A}' is to be slowed 2 times; give one"),
         (["--scatter", "-1"], "--scatter"),
         (["--scatter", "1e300"], "a scatter of 1e+300 was asked for; give a share of the mean"),
         (["--link-scatter", "11"], "a scatter of 11.0"),

@@ -85,7 +85,7 @@ def test_no_stream_is_faster_than_the_busiest_machine_link_or_cores(
     scenario = scenario_of_problem(problem, planned(problem))
     limit = busiest(scenario)
     assume(limit > 1e-4)
-    found = simulate(scenario, Happenings(compute_scatter=scatter, seed=seed), micro_batches=300, in_flight=20)
+    found = simulate(scenario, Happenings(compute_scatter=scatter, seed=seed), in_flight=20)
     assert found.period_seconds is not None
     # What was under way when the half of the results had come may be done faster; and chance has its part.
     assert found.period_seconds >= limit * (1 - 20 / 150 - scatter / 3)
@@ -267,12 +267,45 @@ def test_events_can_be_drawn() -> None:
         ({"slowdowns": (Slowdown("lamp", 2.0),)}, "no machine of the plan is named 'lamp'; it uses m0a"),
         ({"losses": (Loss("lamp", 2.0),)}, "no machine of the plan is named 'lamp'"),
         ({"slowdowns": (Slowdown("m0a", 0.0),)}, "0.0 times as long"),
+        ({"slowdowns": (Slowdown("m0a", 2.0), Slowdown("m0a", 3.0, 1.0))}, "machine 'm0a' is to be slowed 2 times"),
+        ({"losses": (Loss("m0a", 2.0), Loss("m0a", 1.0))}, "machine 'm0a' is to be lost 2 times"),
         ({"compute_scatter": -1.0}, "scatter of -1.0"),
     ],
 )
 def test_what_cannot_happen_is_refused(happenings: dict[str, object], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         simulate(chain([0.01], [0.001] * 2), Happenings(**happenings))  # type: ignore[arg-type]
+
+
+def replicas(*seconds: float) -> Scenario:
+    """One stage on machines that take turns by their speeds."""
+    problem = on_one_host(len(seconds), 1, len(seconds))
+    names = tuple(machine.name for machine in problem.machines)
+    piece = dataclasses.replace(problem.pieces[0], seconds=dict(zip(names, seconds, strict=True)))
+    whole = math.fsum(1 / each for each in seconds)
+    stage = Stage(names, (piece.name,), tuple(1 / each / whole for each in seconds))
+    return scenario_of_problem(dataclasses.replace(problem, pieces=(piece,), replicas=True), [stage])
+
+
+@pytest.mark.parametrize("asked", [2, 3, 60, 61, 118])
+def test_as_many_results_as_were_asked_for_and_no_rate_of_too_few(asked: int) -> None:
+    """Of a fast and a slow replica many results wait for one of the slow one, and come with it."""
+    found = simulate(replicas(0.01, 0.59), micro_batches=asked)
+    assert (found.wanted, found.results, found.turns) == (asked, asked, 60)
+    assert found.period_seconds is None
+    assert found.samples_per_second is None
+
+
+@pytest.mark.parametrize("asked", [None, 120, 500])
+def test_after_all_turns_the_rate_is_that_of_the_replicas(asked: int | None) -> None:
+    found = simulate(replicas(0.01, 0.59), micro_batches=asked)
+    assert found.results == (asked or 300)
+    assert found.period_seconds == pytest.approx(0.59 / 60, rel=1e-6)
+
+
+def test_no_more_results_than_turns_can_need() -> None:
+    with pytest.raises(PlanError, match="micro_batches is 100001; give at most 100000: turns repeat after 840"):
+        simulate(chain([0.01], [0.001] * 2), micro_batches=100_001)
 
 
 def one_piece_each(machines: int) -> tuple[Problem, list[Stage]]:
