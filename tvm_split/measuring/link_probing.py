@@ -13,7 +13,6 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +21,12 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import CompileError, ProfileError
 from tvm_split.measuring import timing_turns
+from tvm_split.measuring.link_profiles import Chain, link_profiles
 from tvm_split.measuring.link_samples import (
     SMALLEST_BYTES,
-    ChainCost,
-    LinkLine,
     LinkSample,
     chain_cost,
-    fitted_line,
     handed_on_bytes,
-    in_chain,
     probe_sizes,
     stream_cost,
     waking_seconds,
@@ -39,7 +35,7 @@ from tvm_split.measuring.link_samples import (
 from tvm_split.measuring.link_store import ChainProbe, MachineProbe, PairProbe, StreamProbe, link_store
 from tvm_split.measuring.passages import Passage, measured_passage
 from tvm_split.measuring.probe_programs import ProbePrograms
-from tvm_split.measuring.spot_checks import SpotChecked, first_of, spot_checked
+from tvm_split.measuring.spot_checks import first_of, spot_checked
 from tvm_split.measuring.stream_probing import probe_chain, probe_stream
 from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
@@ -147,13 +143,13 @@ class _Probing:
         )
         costs = dict.fromkeys(names, StreamingCost())
         waking = dict.fromkeys(names, 0.0)
-        chains: dict[str, tuple[tuple[str, ...], ChainCost]] = {}
+        chains: dict[str, Chain] = {}
         doubts: list[str] = []
         for host in hosts:
             self._steps.begin(f"streams through {', '.join(host)}")
             alone = self._alone_streams(host)
             doubts += (doubt for stream in alone.values() for doubt in stream.doubts)
-            chain = self._chain_cost(host, doubts) if len(host) > 1 else None
+            chain = self._chain(host, doubts) if len(host) > 1 else None
             for name in host:
                 (samples,) = alone[name].samples.values()  # an alike machine's have that one's name
                 own = stream_cost(samples)
@@ -168,17 +164,17 @@ class _Probing:
                 )
                 waking[name] = waking_seconds(samples, machines.values[name].round_trip_seconds)
                 if chain is not None:
-                    # Company never makes computing faster: what says so is noise.
                     costs[name] = replace(
                         costs[name],
-                        transfer_seconds=chain.transfer_seconds,
-                        transfer_seconds_per_byte=max(per_byte, chain.transfer_seconds_per_byte),
-                        ratio=max(own.ratio, chain.ratio),
-                        crowded_transfer_seconds=chain.transfer_seconds,
+                        transfer_seconds=chain.cost.transfer_seconds,
+                        transfer_seconds_per_byte=max(per_byte, chain.cost.transfer_seconds_per_byte),
+                        crowded_transfer_seconds=chain.cost.transfer_seconds,
+                        start_seconds=chain.cost.start_seconds,
+                        single_start_seconds=chain.cost.single_start_seconds,
                     )
-                    chains[name] = host[:LONGEST_CHAIN], chain
+                    chains[name] = chain
         self._steps.done()
-        links = self._links(machines, measured, waking, chains)
+        links = link_profiles(self._cluster, machines, measured, waking, chains)
         return LinkProbe(tuple(links), costs, tuple(dict.fromkeys(doubts)))
 
     def _place(self, name: str, worker: WorkerDescription) -> Hashable:
@@ -246,9 +242,9 @@ class _Probing:
 
         return self._store.known_or(StreamProbe, [name], partial(probe_stream, name, opened))
 
-    def _chain_cost(self, host: Sequence[str], doubts: list[str]) -> ChainCost:
+    def _chain(self, host: Sequence[str], doubts: list[str]) -> Chain:
         """Of machines that keep all cores busy, by a chain over all of them, or as many as are enough to tell."""
-        names = host[:LONGEST_CHAIN]
+        names = tuple(host[:LONGEST_CHAIN])
         # Each computes with one thread here.
         cores = min(len(set().union(*(self._workers[name].core_numbers for name in names))) or 1, len(names))
 
@@ -265,7 +261,7 @@ class _Probing:
                 f"streams through {', '.join(names)} parted by {found.scatter:.0%} from each other, so what a tensor "
                 "takes of their cores is uncertain by as much"
             )
-        return chain_cost(found.samples, len(names), cores)
+        return Chain(names, chain_cost(found.samples, len(names), cores))
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)
@@ -338,69 +334,6 @@ class _Probing:
             timeout_seconds=self._timeout_seconds,
             links=self._settings,
         )
-
-    def _links(
-        self,
-        machines: SpotChecked[str, MachineProbe],
-        pairs: SpotChecked[tuple[str, str], PairProbe],
-        waking: Mapping[str, float],
-        chains: Mapping[str, tuple[Sequence[str], ChainCost]],
-    ) -> Iterator[LinkProfile]:
-        ends = (CLIENT, *self._cluster.machine_names)
-        for source, destination in ((a, b) for a in ends for b in ends if a != b):
-            given = self._cluster.link(source, destination)
-            if given is not None and given.is_closed:
-                continue
-            if given is not None and given.bytes_per_second is not None:
-                speed = (given.bytes_per_second, given.latency_seconds)
-                yield LinkProfile(source, destination, *speed, "given", time.time())
-                continue
-            found: MachineProbe | PairProbe
-            if CLIENT in (source, destination):
-                found = machines.values[source if destination == CLIENT else destination]
-                # An alike machine's probe has that one's name.
-                (transport,) = (
-                    how for end, how in found.transports.items() if (end == CLIENT) == (destination == CLIENT)
-                )
-                is_assumed = not machines.assumed.isdisjoint((source, destination))
-            else:
-                found = pairs.values[source, destination]
-                transport = found.transport
-                is_assumed = (source, destination) in pairs.assumed
-            line_of = partial(self._line, machines=machines.values, pairs=pairs.values)
-            line = line_of((source, destination))
-            through = {chains.get(end) for end in (source, destination) if end != CLIENT}
-            chain = through.pop() if len(through) == 1 else None
-            if chain is not None:
-                names, cost = chain
-                line = in_chain(line, [line_of(pair) for pair in pairwise((CLIENT, *names, CLIENT))], cost)
-            else:
-                slept = statistics.fmean(waking[end] for end in (source, destination) if end in waking)
-                line = replace(line, latency_seconds=line.latency_seconds + slept)
-            yield LinkProfile(
-                source,
-                destination,
-                line.bytes_per_second,
-                line.latency_seconds,
-                "estimated" if is_assumed else "measured",
-                found.measured_at,
-                transport,
-            )
-
-    def _line(
-        self,
-        ends: tuple[str, str],
-        machines: Mapping[str, MachineProbe],
-        pairs: Mapping[tuple[str, str], PairProbe],
-    ) -> LinkLine:
-        """As given, or as measured while nothing else is under way."""
-        source, destination = ends
-        given = self._cluster.link(source, destination)
-        if given is not None and given.bytes_per_second is not None:
-            return LinkLine(given.latency_seconds, given.bytes_per_second)
-        if source == CLIENT:
-            return fitted_line(machines[destination].to_machine)
-        return fitted_line(machines[source].from_machine if destination == CLIENT else pairs[ends].samples)
 
 
 def _agree_on_machines(one: MachineProbe, other: MachineProbe) -> bool:

@@ -81,14 +81,16 @@ class ChainSample:
 
 @dataclass(frozen=True)
 class ChainCost:
-    """Where all cores are busy: what a stream takes of them at each end of each tensor, and by how many times it makes
-    computing longer; what a hop of a single micro-batch takes. Both also for one more byte."""
+    """Where all cores are busy: what a stream takes of them at each end of each tensor, and what a hop of a single
+    micro-batch takes, both also for one more byte; and what a stage that computes takes longer than by itself, in a
+    stream and alone, because others had its core and caches before."""
 
     transfer_seconds: float
     transfer_seconds_per_byte: float
-    ratio: float
+    start_seconds: float
     hop_seconds: float
     hop_seconds_per_byte: float
+    single_start_seconds: float
 
 
 @dataclass(frozen=True)
@@ -183,9 +185,10 @@ def chain_cost(samples: Sequence[ChainSample], machines: int, cores: int) -> Cha
 
     A stream whose stages only hand on what they get keeps all cores busy with nothing but hops, so that its period
     times the cores is what the hops take of them. Where stages compute, they and the runtime find a core and its caches
-    as others have left them: what a product takes is the difference of a short and a long sample's single runs, and
-    what a stream through the short one takes beyond hops and products is a ratio of computing. What a byte takes is the
-    difference of small and large tensors handed on: copies, and that a stage finds its input in no cache of its core.
+    as others have left them, which costs the same however long they compute then: what a product takes is the
+    difference of a short and a long sample's single runs, and what the short one takes beyond hops and products is the
+    stages' starts, in a stream no less than alone. What a byte takes is the difference of small and large tensors
+    handed on: copies, and that a stage finds its input in no cache of its core.
     """
     passing = sorted((each for each in samples if not each.products), key=lambda each: each.size_bytes)
     short, long = sorted((each for each in samples if each.products), key=lambda each: each.products)
@@ -194,12 +197,14 @@ def chain_cost(samples: Sequence[ChainSample], machines: int, cores: int) -> Cha
     hops, computed = machines + 1, product * short.products
     passed, handed_on, streamed = (cores * each.period_seconds for each in (small, large, short))
     bytes_more = max(large.size_bytes - small.size_bytes, 1) * hops
+    single_start = max(0.0, short.single_seconds - small.single_seconds - computed) / machines
     return ChainCost(
         transfer_seconds=passed / (2 * hops),
         transfer_seconds_per_byte=max(0.0, handed_on - passed) / (2 * bytes_more),
-        ratio=max(1.0, (streamed - passed) / computed) if computed > 0 else 1.0,
+        start_seconds=max(single_start, (streamed - passed - computed) / machines),
         hop_seconds=small.single_seconds / hops,
         hop_seconds_per_byte=max(0.0, large.single_seconds - small.single_seconds) / bytes_more,
+        single_start_seconds=single_start,
     )
 
 

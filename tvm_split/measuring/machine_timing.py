@@ -37,7 +37,7 @@ from tvm_split.rpc_runtime.program.kernel_times import (
 )
 from tvm_split.rpc_runtime.program.program import BlobSpec
 
-TURN_EFFORT = TimingEffort(minimum_rounds=2, minimum_seconds=0.17)
+TURN_EFFORT = TimingEffort(minimum_rounds=2, minimum_seconds=0.12)
 MOST_TURNS = 3 * TURNS
 CHECK_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.05)
 TURNS_TO_BE_ALIKE = TURNS + 2

@@ -20,9 +20,9 @@ ROUNDS = 3
 MOST_ROUNDS, MOST_SECONDS = 5 * ROUNDS, 1.0
 """As long as the medians contradict themselves: so many, or no more than for so long."""
 SINGLE_RUNS = 5
-SINGLE_SECONDS, MOST_SINGLE_RUNS = 0.03, 30
+SINGLE_SECONDS, MOST_SINGLE_RUNS = 0.02, 30
 """For so long, or so often, and never less often than that: the first few find everything cold."""
-STREAM_SECONDS, FEWEST_STREAMED, FEWEST_OF_CHAIN, UNDER_WAY_PER_LINK = 0.06, 6, 3, 3
+STREAM_SECONDS, FEWEST_STREAMED, FEWEST_OF_CHAIN, UNDER_WAY_PER_LINK = 0.05, 6, 3, 3
 
 
 def probe_stream(name: str, opened: Callable[[int], Pipeline]) -> StreamProbe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import covers, named, with_independent_layers
@@ -31,12 +31,16 @@ def model_problem(
     """
     beside = _beside_client(profile)
     buses = {each.machine: each.bus for each in profile.machines if each.bus is not None}
+    starts = {each.machine: _start(each, len(profile.machines)) for each in profile.machines}
     return Problem(
         objective=request.objective,
         machines=tuple(
-            _machine(each, memory_limits.get(each.machine), profile.crowding(each.machine)) for each in profile.machines
+            _machine(
+                each, memory_limits.get(each.machine), profile.crowding(each.machine), starts[each.machine].seconds
+            )
+            for each in profile.machines
         ),
-        links=tuple(_with_buses(link, buses) for link in profile.links),
+        links=tuple(_link(link, buses, starts) for link in profile.links),
         pieces=tuple(
             Piece(
                 piece.name,
@@ -60,13 +64,15 @@ def model_problem(
     )
 
 
-def _with_buses(link: LinkProfile, buses: Mapping[str, Bus]) -> ProblemLink:
+def _link(link: LinkProfile, buses: Mapping[str, Bus], starts: Mapping[str, _Start]) -> ProblemLink:
     """A link with the buses at its ends, one after the other: a tensor is sent when it has come from the device.
 
-    At the other end it is uploaded while the next one is received, so that a stream may be faster than this says.
+    At the other end it is uploaded while the next one is received, so that a stream may be faster than this says. What
+    a single input waits for its stage's start is the link's that brings it.
     """
     passed = [buses[end] for end in (link.source, link.destination) if end in buses]
-    bytes_per_second, latency_seconds = link.bytes_per_second, link.latency_seconds
+    bytes_per_second = link.bytes_per_second
+    latency_seconds = link.latency_seconds + starts.get(link.destination, NO_START).single_seconds
     for bus in passed:
         bytes_per_second = 1 / (1 / bytes_per_second + 1 / bus.bytes_per_second)
         latency_seconds += bus.latency_seconds
@@ -79,7 +85,25 @@ def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
     return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
 
 
-def _machine(machine: MachineProfile, limit: int | None, crowding: float) -> ProblemMachine:
+@dataclass(frozen=True)
+class _Start:
+    """What a stage takes longer because others had its core: in a stream, and of a micro-batch alone."""
+
+    seconds: float
+    single_seconds: float
+
+
+NO_START = _Start(0.0, 0.0)
+
+
+def _start(machine: MachineProfile, machines: int) -> _Start:
+    """A stage that hardly computes has hardly anything to lose from caches: a start takes no longer than it computes,
+    if all machines take part."""
+    most = math.fsum(each.seconds for each in machine.pieces.values()) / machines
+    return _Start(min(machine.streaming.start_seconds, most), min(machine.streaming.single_start_seconds, most))
+
+
+def _machine(machine: MachineProfile, limit: int | None, crowding: float, start_seconds: float) -> ProblemMachine:
     streaming = machine.streaming if crowding == 1 else machine.streaming.crowded
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
@@ -88,7 +112,8 @@ def _machine(machine: MachineProfile, limit: int | None, crowding: float) -> Pro
     return ProblemMachine(
         name=machine.machine,
         memory_bytes=limit if limit is not None else machine.memory_free_bytes,
-        transfer_seconds=streaming.transfer_seconds,
+        # A stage has two ends at least, so half a start is in either.
+        transfer_seconds=streaming.transfer_seconds + start_seconds / 2,
         transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,
         # What was measured of streams has contention in it, but that of a stage which lies in a core's cache.
         contention=max(slower * streaming.alone_ratio, streaming.ratio),

@@ -44,7 +44,9 @@ class StreamingCost:
     ``transfer_seconds`` for each tensor on top. The values with ``alone_`` are for a plan of this machine only, the
     others for plans in which the other machines of its host, and the client if it is there, are busy too. Nothing,
     where cores are left over. ``crowded_transfer_seconds`` is what each end of a tensor takes of a host's cores, the
-    client's included, where its machines keep all of these busy; None where that was not measured.
+    client's included, where its machines keep all of these busy; None where that was not measured. ``start_seconds`` is
+    what a stage that computes takes longer there, since others had its core and caches before, ``single_start_seconds``
+    the same of a micro-batch alone.
     """
 
     transfer_seconds: float = 0.0
@@ -53,13 +55,15 @@ class StreamingCost:
     alone_transfer_seconds: float = 0.0
     alone_ratio: float = 1.0
     crowded_transfer_seconds: float | None = None
+    start_seconds: float = 0.0
+    single_start_seconds: float = 0.0
 
     @property
     def crowded(self) -> StreamingCost:
         """What counts where cores are too few: of a machine alone, if nothing else was measured."""
         crowded = self.crowded_transfer_seconds
         transfer = self.alone_transfer_seconds if crowded is None else crowded
-        return replace(self, transfer_seconds=transfer, ratio=1.0 if crowded is None else self.ratio)
+        return replace(self, transfer_seconds=transfer, ratio=1.0)
 
 
 @dataclass(frozen=True)

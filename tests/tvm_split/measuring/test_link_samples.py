@@ -100,16 +100,15 @@ def test_waking_is_what_a_run_takes_beyond_computing_and_a_round_trip():
 
 
 def chain_of(machines: int, cores: int) -> list[ChainSample]:
-    """A product takes 1 ms and in a stream 1.2 of a core, a beginning 0.5; a hop 0.3, and of the cores 0.2 at either
-    end of a tensor; a kilobyte more 0.01 and 0.02 at either end."""
+    """A product takes 1 ms, a stage's start 0.05, and in a stream 0.08; a hop 0.3, and of the cores 0.2 at either end
+    of a tensor; a kilobyte more 0.01, and 0.02 at either end."""
     hops = machines + 1
 
     def sample(products: int, size_bytes: int) -> ChainSample:
-        computed = machines * (products * 1e-3 + 0.5e-3 * bool(products))
-        kilobytes = size_bytes / 1000
-        taken = hops * 2 * (0.2e-3 + kilobytes * 0.02e-3) + machines * products * 1.2e-3
-        single = computed + hops * (0.3e-3 + kilobytes * 0.01e-3)
-        return ChainSample(products, size_bytes, computed, single, taken / cores)
+        computed, kilobytes, starts = products * 1e-3, size_bytes / 1000, bool(products)
+        taken = hops * 2 * (0.2e-3 + kilobytes * 0.02e-3) + machines * (computed + starts * 0.08e-3)
+        single = machines * (computed + starts * 0.05e-3) + hops * (0.3e-3 + kilobytes * 0.01e-3)
+        return ChainSample(products, size_bytes, machines * (computed + starts * 0.04e-3), single, taken / cores)
 
     return [sample(0, 0), sample(0, 8000), sample(1, 0), sample(5, 0)]
 
@@ -119,20 +118,23 @@ def test_what_a_chain_takes_of_its_cores_and_what_a_single_hop_does(machines: in
     found = chain_cost(chain_of(machines, cores), machines, cores)
     assert found.transfer_seconds == pytest.approx(0.2e-3)
     assert found.transfer_seconds_per_byte == pytest.approx(0.02e-6)
-    assert found.ratio == pytest.approx(1.2)
+    assert found.start_seconds == pytest.approx(0.08e-3)
     assert found.hop_seconds == pytest.approx(0.3e-3)
     assert found.hop_seconds_per_byte == pytest.approx(0.01e-6)
+    assert found.single_start_seconds == pytest.approx(0.05e-3)
 
 
-def test_a_chain_without_large_tensors_says_nothing_of_bytes_and_computing_never_gets_faster() -> None:
+def test_a_chain_without_large_tensors_says_nothing_of_bytes_and_starts_never_gain() -> None:
     small, _, short, long = chain_of(3, 2)
     found = chain_cost([small, replace(short, period_seconds=small.period_seconds), long], 3, 2)
-    assert (found.transfer_seconds_per_byte, found.hop_seconds_per_byte, found.ratio) == (0.0, 0.0, 1.0)
-    assert chain_cost([small, short, replace(long, compute_seconds=0.0)], 3, 2).ratio == 1.0
+    assert (found.transfer_seconds_per_byte, found.hop_seconds_per_byte) == (0.0, 0.0)
+    assert found.start_seconds == found.single_start_seconds == pytest.approx(0.05e-3)
+    found = chain_cost([small, replace(short, single_seconds=0.0, period_seconds=0.0), long], 3, 2)
+    assert (found.start_seconds, found.single_start_seconds) == (0.0, 0.0)
 
 
 def test_a_chain_says_what_its_hops_take_together_and_slow_links_among_them_stay_slow() -> None:
-    chain = ChainCost(1e-4, 0.0, 1.0, 3e-4, 1e-9)
+    chain = ChainCost(1e-4, 0.0, 0.0, 3e-4, 1e-9, 0.0)
     near, far = LinkLine(1e-4, 1e10), LinkLine(4e-4, 1e6)
     assert in_chain(near, [near, far], chain) == LinkLine(pytest.approx(1.5e-4), pytest.approx(1e9))
     assert in_chain(far, [near, far], chain) == LinkLine(pytest.approx(4.5e-4), pytest.approx(1e6))
