@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from scripts import check_simulation
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
@@ -143,10 +145,35 @@ def test_plans_for_many_machines_are_never_worse_than_simple_ways(tmp_path: Path
 def test_simulations_are_compared_with_deployments(tmp_path: Path) -> None:
     found = results(
         tmp_path, "check_simulation", "--case", "1", "--case", "4", "--blocks", "4", "--rounds", "1",
-        "--micro-batches", "20", "--tell",
+        "--micro-batches", "20", "--repeats", "2", "--tell",
     )["results"]  # fmt: skip
-    assert [each["case"] for each in found] == ["2 workers", "2 replicas"]
+    assert [each["case"] for each in found] == ["2 workers, convolutions", "2 replicas, convolutions"]
     for each in found:
+        written = json.loads(
+            (tmp_path / f"{each['case'].replace(', ', '_').replace(' ', '_')}_expected.json").read_text()
+        )
+        assert {key: each[key] for key in written if key != "load_average"} == {
+            key: value for key, value in written.items() if key != "load_average"
+        }
         assert each["simulated_period"] > 0
-        assert each["measured_latency"] > 0
+        assert len(each["periods"]) == len(each["latencies"]) == 2
+        assert all(value > 0 for value in (*each["periods"], *each["latencies"]))
         assert each["simulated_latency"] == pytest.approx(each["predicted_latency"], rel=0.5)
+        assert 0 <= each["others"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("expected", "measured", "within", "good"),
+    [
+        (1.09, [1.0, 1.0, 1.0], True, True),
+        (1.11, [1.0, 1.0, 1.0], False, False),
+        (1.3, [0.9, 1.0, 1.25], False, True),
+        (1.4, [0.9, 1.0, 1.25], False, False),
+        (0.8, [0.9, 1.0, 1.25], False, False),
+        (0.82, [0.9, 1.0, 1.25], False, True),
+    ],
+)
+def test_what_is_expected_is_judged_by_the_range_of_equal_runs(expected, measured, within, good) -> None:
+    assert check_simulation.is_within(expected, measured) == within
+    assert check_simulation.is_good(expected, measured) == good
+    assert check_simulation.spread(measured) == pytest.approx(max(measured) - min(measured))
