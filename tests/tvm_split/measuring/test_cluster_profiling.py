@@ -8,6 +8,8 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from tvm_split.errors import ProfileError
 from tvm_split.measuring import machine_timing, timing_turns
 from tvm_split.measuring.cluster_profiling import MeasuredCluster, ModelProfiler, model_digest
 from tvm_split.rpc_runtime import hardware
+from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
 
@@ -129,6 +132,24 @@ def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Mod
 
 
 @pytest.mark.slow
+def test_workers_load_their_first_kernels_beside_each_other(
+    model: tvm_split.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each starts what tries libraries out then, which takes longer than all that is timed of a small network."""
+    both, load, seen = Barrier(2, timeout=60.0), RemoteKernels.load, []
+
+    def together(session: RemoteKernels, *given: Any) -> int:
+        seen.append(session)
+        if len(seen) <= 2:
+            both.wait()
+        return load(session, *given)
+
+    monkeypatch.setattr(RemoteKernels, "load", together)
+    with Cluster.local(2) as cluster:
+        ModelProfiler(model).measure(cluster, cache_folder=tmp_path)
+    assert seen[0] is not seen[1]
+
+
 def test_equal_kernels_of_another_model_are_known(workers: Cluster, cache: Path, measured: MeasuredCluster) -> None:
     wider = tvm_split.load_model(torch_models.resnet(classes=11), (torch.zeros(1, 3, 32, 32),))
     found = ModelProfiler(wider).measure(workers, cache_folder=cache)
