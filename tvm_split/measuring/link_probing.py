@@ -28,6 +28,7 @@ from tvm_split.measuring.link_samples import (
     chain_cost,
     handed_on_bytes,
     probe_sizes,
+    product_seconds,
     stream_cost,
     waking_seconds,
     worthwhile_size,
@@ -36,7 +37,7 @@ from tvm_split.measuring.link_store import ChainProbe, MachineProbe, PairProbe, 
 from tvm_split.measuring.passages import Passage, measured_passage
 from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.spot_checks import first_of, spot_checked
-from tvm_split.measuring.stream_probing import probe_chain, probe_stream
+from tvm_split.measuring.stream_probing import CHAIN_PRODUCTS, PRODUCTS, probe_chain, probe_stream
 from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
@@ -149,7 +150,12 @@ class _Probing:
             self._steps.begin(f"streams through {', '.join(host)}")
             alone = self._alone_streams(host)
             doubts += (doubt for stream in alone.values() for doubt in stream.doubts)
-            chain = self._chain(host, doubts) if len(host) > 1 else None
+            computing = {
+                name: product_seconds(samples, PRODUCTS)
+                for name, probe in alone.items()
+                for samples in probe.samples.values()  # an alike machine's have that one's name
+            }
+            chain = self._chain(host, computing, doubts) if len(host) > 1 else None
             for name in host:
                 (samples,) = alone[name].samples.values()  # an alike machine's have that one's name
                 own = stream_cost(samples)
@@ -242,8 +248,11 @@ class _Probing:
 
         return self._store.known_or(StreamProbe, [name], partial(probe_stream, name, opened))
 
-    def _chain(self, host: Sequence[str], doubts: list[str]) -> Chain:
-        """Of machines that keep all cores busy, by a chain over all of them, or as many as are enough to tell."""
+    def _chain(self, host: Sequence[str], computing: Mapping[str, float], doubts: list[str]) -> Chain:
+        """Of machines that keep all cores busy, by a chain over all of them, or as many as are enough to tell.
+
+        ``computing`` is what a product takes of each.
+        """
         names = tuple(host[:LONGEST_CHAIN])
         # Each computes with one thread here.
         cores = min(len(set().union(*(self._workers[name].core_numbers for name in names))) or 1, len(names))
@@ -261,7 +270,8 @@ class _Probing:
                 f"streams through {', '.join(names)} parted by {found.scatter:.0%} from each other, so what a tensor "
                 "takes of their cores is uncertain by as much"
             )
-        return Chain(names, chain_cost(found.samples, len(names), cores))
+        computed = CHAIN_PRODUCTS * sum(computing[name] for name in names)
+        return Chain(names, chain_cost(found.samples, computed, len(names), cores))
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)

@@ -67,14 +67,12 @@ class StreamCost:
 class ChainSample:
     """A chain of stages on machines that keep all cores of a host busy.
 
-    Each stage computes the same number of ``products``, or only hands on tensors of ``size_bytes``. All of them compute
-    for ``compute_seconds`` for a single micro-batch, which takes ``single_seconds`` in all; ``period_seconds`` is the
-    time from one result to the next in a stream, 0 where none was measured.
+    Each stage computes the same number of ``products``, or only hands on tensors of ``size_bytes``. A single
+    micro-batch takes ``single_seconds`` in all; ``period_seconds`` is the time from one result to the next in a stream.
     """
 
     products: int
     size_bytes: int
-    compute_seconds: float
     single_seconds: float
     period_seconds: float
 
@@ -180,24 +178,29 @@ def stream_cost(samples: Sequence[StreamSample]) -> StreamCost:
     return StreamCost(max(0.0, short.period_seconds - ratio * short.compute_seconds), ratio)
 
 
-def chain_cost(samples: Sequence[ChainSample], machines: int, cores: int) -> ChainCost:
+def product_seconds(samples: Sequence[StreamSample], products: Sequence[int]) -> float:
+    """What one product takes of a machine alone, by stages of as many ``products`` as there are samples."""
+    (short, few), (long, many) = sorted(zip(samples, products, strict=True), key=lambda each: each[1])
+    return max(long.compute_seconds - short.compute_seconds, 0.0) / (many - few)
+
+
+def chain_cost(samples: Sequence[ChainSample], computed: float, machines: int, cores: int) -> ChainCost:
     """Of a chain over so many machines of one thread on so many cores, there being one hop more than machines.
 
     A stream whose stages only hand on what they get keeps all cores busy with nothing but hops, so that its period
     times the cores is what the hops take of them. Where stages compute, they and the runtime find a core and its caches
-    as others have left them, which costs the same however long they compute then: what a product takes is the
-    difference of a short and a long sample's single runs, and what the short one takes beyond hops and products is the
-    stages' starts, in a stream no less than alone. What a byte takes is the difference of small and large tensors
-    handed on: copies, and that a stage finds its input in no cache of its core.
+    as others have left them, which costs the same however long they compute then: what stages that all compute take
+    beyond hops and the ``computed`` seconds, which the same takes of machines alone, are their starts, in a stream no
+    less than alone. What a byte takes is the difference of small and large tensors handed on: copies, and that a stage
+    finds its input in no cache of its core.
     """
     passing = sorted((each for each in samples if not each.products), key=lambda each: each.size_bytes)
-    short, long = sorted((each for each in samples if each.products), key=lambda each: each.products)
+    (busy,) = (each for each in samples if each.products)
     small, large = passing[0], passing[-1]
-    product = max(long.compute_seconds - short.compute_seconds, 0.0) / (long.products - short.products)
-    hops, computed = machines + 1, product * short.products
-    passed, handed_on, streamed = (cores * each.period_seconds for each in (small, large, short))
+    hops = machines + 1
+    passed, handed_on, streamed = (cores * each.period_seconds for each in (small, large, busy))
     bytes_more = max(large.size_bytes - small.size_bytes, 1) * hops
-    single_start = max(0.0, short.single_seconds - small.single_seconds - computed) / machines
+    single_start = max(0.0, busy.single_seconds - small.single_seconds - computed) / machines
     return ChainCost(
         transfer_seconds=passed / (2 * hops),
         transfer_seconds_per_byte=max(0.0, handed_on - passed) / (2 * bytes_more),

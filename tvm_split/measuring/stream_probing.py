@@ -15,6 +15,9 @@ from tvm_split.rpc_runtime.client.pipeline import Pipeline
 
 PRODUCTS = (1, 5)
 """Of matrices, in each stage: about 1 and 5 ms on a present-day core."""
+CHAIN_PRODUCTS = 1
+MOST_HANDED_ON_SECONDS = 0.1
+"""For one large tensor through a whole chain; a stream of those that take longer would hold up for long."""
 ROUNDS = 3
 """Short and long computing take turns, so that a disturbance spoils a round of both, and medians of rounds are kept."""
 MOST_ROUNDS, MOST_SECONDS = 5 * ROUNDS, 1.0
@@ -22,7 +25,7 @@ MOST_ROUNDS, MOST_SECONDS = 5 * ROUNDS, 1.0
 SINGLE_RUNS = 5
 SINGLE_SECONDS, MOST_SINGLE_RUNS = 0.02, 30
 """For so long, or so often, and never less often than that: the first few find everything cold."""
-STREAM_SECONDS, FEWEST_STREAMED, FEWEST_OF_CHAIN, UNDER_WAY_PER_LINK = 0.05, 6, 3, 3
+STREAM_SECONDS, FEWEST_STREAMED, FEWEST_OF_CHAIN, FILL, UNDER_WAY_PER_LINK = 0.05, 6, 3, 4, 3
 
 
 def probe_stream(name: str, opened: Callable[[int], Pipeline]) -> StreamProbe:
@@ -47,17 +50,22 @@ def probe_chain(opened: Callable[[int, int], Pipeline], size_bytes: int) -> Chai
     """A chain of machines that keep all cores of a host busy: streams and single micro-batches.
 
     Rounds of all of them in turn; the `ROUNDS` with the shortest streams count, as whatever disturbs makes them longer.
-    There is no stream through the longer computing, which would tell nothing more and take long on many machines.
-
     Args:
         opened: a pipeline through stages of so many products, or without any of tensors of so many bytes; closed here.
-        size_bytes: of larger tensors, that are only handed on; 0 for none.
+        size_bytes: of larger tensors, that are only handed on; 0 for none, as where links are so slow that what their
+            bytes take of cores does not count.
     """
-    short, long = PRODUCTS
-    kinds = [(0, SMALLEST_BYTES), *([(0, size_bytes)] if size_bytes else []), (short, 0), (long, 0)]
+    kinds = [(0, SMALLEST_BYTES), (CHAIN_PRODUCTS, 0)]
     rounds: list[list[ChainSample]] = []
     with contextlib.ExitStack() as stack:
         pipelines = [stack.enter_context(contextlib.closing(opened(*kind))) for kind in kinds]
+        if size_bytes:
+            large = stack.enter_context(contextlib.closing(opened(0, size_bytes)))
+            begin = time.monotonic()
+            large.run(_inputs(large))
+            if time.monotonic() - begin < MOST_HANDED_ON_SECONDS:
+                kinds.append((0, size_bytes))
+                pipelines.append(large)
         begin = time.monotonic()
         while len(rounds) < ROUNDS or (
             len(rounds) < MOST_ROUNDS
@@ -66,9 +74,9 @@ def probe_chain(opened: Callable[[int, int], Pipeline], size_bytes: int) -> Chai
         ):
             found = []
             for (products, size), pipeline in zip(kinds, pipelines, strict=True):
-                period = _period(pipeline) if products < long else 0.0
-                singles = _single_runs(pipeline)
-                found.append(ChainSample(products, size, *singles, period))
+                period = _period(pipeline)
+                _, single = _single_runs(pipeline)
+                found.append(ChainSample(products, size, single, period))
             rounds.append(found)
     kept = _quietest(rounds)
     return ChainProbe(time.time(), tuple(map(_median_of_chain, zip(*kept, strict=True))), _scatter(kept))
@@ -92,7 +100,6 @@ def _median_of_chain(samples: Sequence[ChainSample]) -> ChainSample:
     return ChainSample(
         samples[0].products,
         samples[0].size_bytes,
-        statistics.median(each.compute_seconds for each in samples),
         statistics.median(each.single_seconds for each in samples),
         statistics.median(each.period_seconds for each in samples),
     )
@@ -131,7 +138,7 @@ def _period(pipeline: Pipeline) -> float:
     seconds = time.perf_counter() - begin
     stages = len(pipeline.program.stages)
     # While it fills and drains, stages that have nothing to do leave their cores to the others.
-    fill = UNDER_WAY_PER_LINK * (stages + 1)
+    fill = UNDER_WAY_PER_LINK * (stages + 1) if stages > 1 else FILL
     fewest = FEWEST_STREAMED if stages == 1 else FEWEST_OF_CHAIN * stages
     counted = max(fewest, int(STREAM_SECONDS * stages / max(seconds, 1e-6)))
     arrivals = [time.perf_counter() for _ in pipeline.stream([inputs] * (fill + counted + fill))]

@@ -90,8 +90,9 @@ def test_machines_that_keep_a_hosts_cores_busy_are_measured_as_a_chain_with_the_
 
     costs: list[tuple[int, int, ChainCost]] = []
 
-    def noted(samples: Sequence[ChainSample], machines: int, cores: int) -> ChainCost:
-        costs.append((machines, cores, chain_cost(samples, machines, cores)))
+    def noted(samples: Sequence[ChainSample], computed: float, machines: int, cores: int) -> ChainCost:
+        assert 0 < computed < 1
+        costs.append((machines, cores, chain_cost(samples, computed, machines, cores)))
         return costs[-1][2]
 
     monkeypatch.setattr(link_probing, "describe", told)

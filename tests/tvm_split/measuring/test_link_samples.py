@@ -20,6 +20,7 @@ from tvm_split.measuring.link_samples import (
     handed_on_bytes,
     in_chain,
     probe_sizes,
+    product_seconds,
     stream_cost,
     waking_seconds,
     worthwhile_size,
@@ -108,14 +109,14 @@ def chain_of(machines: int, cores: int) -> list[ChainSample]:
         computed, kilobytes, starts = products * 1e-3, size_bytes / 1000, bool(products)
         taken = hops * 2 * (0.2e-3 + kilobytes * 0.02e-3) + machines * (computed + starts * 0.08e-3)
         single = machines * (computed + starts * 0.05e-3) + hops * (0.3e-3 + kilobytes * 0.01e-3)
-        return ChainSample(products, size_bytes, machines * (computed + starts * 0.04e-3), single, taken / cores)
+        return ChainSample(products, size_bytes, single, taken / cores)
 
-    return [sample(0, 0), sample(0, 8000), sample(1, 0), sample(5, 0)]
+    return [sample(0, 0), sample(2, 0), sample(0, 8000)]
 
 
 @pytest.mark.parametrize(("machines", "cores"), [(3, 2), (8, 2), (4, 4)])
 def test_what_a_chain_takes_of_its_cores_and_what_a_single_hop_does(machines: int, cores: int) -> None:
-    found = chain_cost(chain_of(machines, cores), machines, cores)
+    found = chain_cost(chain_of(machines, cores), machines * 2e-3, machines, cores)
     assert found.transfer_seconds == pytest.approx(0.2e-3)
     assert found.transfer_seconds_per_byte == pytest.approx(0.02e-6)
     assert found.start_seconds == pytest.approx(0.08e-3)
@@ -125,12 +126,18 @@ def test_what_a_chain_takes_of_its_cores_and_what_a_single_hop_does(machines: in
 
 
 def test_a_chain_without_large_tensors_says_nothing_of_bytes_and_starts_never_gain() -> None:
-    small, _, short, long = chain_of(3, 2)
-    found = chain_cost([small, replace(short, period_seconds=small.period_seconds), long], 3, 2)
+    small, busy, _ = chain_of(3, 2)
+    found = chain_cost([small, replace(busy, period_seconds=small.period_seconds)], 6e-3, 3, 2)
     assert (found.transfer_seconds_per_byte, found.hop_seconds_per_byte) == (0.0, 0.0)
     assert found.start_seconds == found.single_start_seconds == pytest.approx(0.05e-3)
-    found = chain_cost([small, replace(short, single_seconds=0.0, period_seconds=0.0), long], 3, 2)
+    found = chain_cost([small, busy], 1.0, 3, 2)
     assert (found.start_seconds, found.single_start_seconds) == (0.0, 0.0)
+
+
+def test_a_product_is_the_difference_of_few_and_many() -> None:
+    samples = [StreamSample(0.0012, 0.002, 0.002), StreamSample(0.0052, 0.006, 0.006)]
+    assert product_seconds(samples, (1, 5)) == product_seconds(samples[::-1], (5, 1)) == pytest.approx(1e-3)
+    assert product_seconds(samples[::-1], (1, 5)) == 0.0
 
 
 def test_a_chain_says_what_its_hops_take_together_and_slow_links_among_them_stay_slow() -> None:

@@ -13,7 +13,7 @@ import pytest
 from tvm_split.measuring import link_samples, stream_probing
 from tvm_split.measuring.link_store import CERTAIN
 from tvm_split.measuring.probe_programs import ProbePrograms
-from tvm_split.measuring.stream_probing import PRODUCTS, probe_chain, probe_stream
+from tvm_split.measuring.stream_probing import CHAIN_PRODUCTS, PRODUCTS, probe_chain, probe_stream
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import WorkerError
@@ -50,12 +50,13 @@ def test_there_is_a_sample_of_every_duration(opened: Opened, monkeypatch: pytest
     assert long.period_seconds > short.period_seconds > 0
 
 
-@pytest.mark.parametrize("size_bytes", [0, 1 << 20])
+@pytest.mark.parametrize(("size_bytes", "most_seconds"), [(0, math.inf), (1 << 20, math.inf), (1 << 20, 0.0)])
 def test_a_chain_of_machines_that_share_cores_is_measured(
-    size_bytes: int, programs: ProbePrograms, monkeypatch: pytest.MonkeyPatch
+    size_bytes: int, most_seconds: float, programs: ProbePrograms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_probing, "ROUNDS", 2)
     monkeypatch.setattr(stream_probing, "CERTAIN", math.inf)
+    monkeypatch.setattr(stream_probing, "MOST_HANDED_ON_SECONDS", most_seconds)
     with LocalWorkers([A, B]) as workers:
 
         def opened(products: int, size: int) -> Pipeline:
@@ -63,14 +64,12 @@ def test_a_chain_of_machines_that_share_cores_is_measured(
             return Pipeline.open(program, workers.endpoints, programs.blob_path, timeout_seconds=60.0)
 
         found = probe_chain(opened, size_bytes)
-    *passing, short, long = found.samples
-    assert [each.size_bytes for each in passing] == [64, *([size_bytes] if size_bytes else [])]
-    assert {each.products for each in passing} == {0}
-    assert (short.products, long.products) == PRODUCTS
-    assert 0 < short.compute_seconds < long.compute_seconds
-    assert all(sample.single_seconds > sample.compute_seconds for sample in found.samples)
-    assert all(0 < each.period_seconds < short.period_seconds for each in passing)
-    assert long.period_seconds == 0.0
+    passing = [each for each in found.samples if not each.products]
+    (busy,) = (each for each in found.samples if each.products)
+    assert [each.size_bytes for each in passing] == [64, *([size_bytes] if size_bytes and most_seconds else [])]
+    assert busy.products == CHAIN_PRODUCTS
+    assert all(0 < each.period_seconds < busy.period_seconds for each in passing)
+    assert all(0 < each.single_seconds < busy.single_seconds for each in passing)
     assert math.isfinite(found.scatter)
 
 
