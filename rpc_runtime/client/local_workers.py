@@ -11,6 +11,7 @@ import selectors
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -29,6 +30,8 @@ from tvm_split.rpc_runtime.wire.tracker import joined
 logger = logging.getLogger(__name__)
 
 TERMINATE_SECONDS = 5.0
+STARTING_PER_CORE = 4
+"""Of many workers so many start at once: if all did, on few cores none would be ready in time."""
 
 
 class LocalWorkers(Closing):
@@ -41,7 +44,7 @@ class LocalWorkers(Closing):
     Raises:
         InputError: names are missing, doubled or reserved.
         WorkerUnavailableError: a worker died while it started; what it wrote is in the message.
-        DeadlineError: a worker was not ready within ``start_timeout_seconds``.
+        DeadlineError: a worker was not ready within ``start_timeout_seconds`` of its own start.
     """
 
     def __init__(
@@ -68,13 +71,14 @@ class LocalWorkers(Closing):
         self._own_process = OwnProcess()
         before_end(self, self.close)
         try:
+            starting: deque[tuple[str, float]] = deque()
             for name, cores in zip(names, _cores(len(names), threads, pin), strict=True):
+                if len(starting) == STARTING_PER_CORE * len(os.sched_getaffinity(0)):
+                    self._await_ready(*starting.popleft(), start_timeout_seconds)
                 self._processes[name] = self._start(name, threads, cores, cache)
-            deadline = time.monotonic() + start_timeout_seconds
-            for name in names:
-                address = self._wait_ready(name, deadline, start_timeout_seconds)
-                self._endpoints[name] = WorkerEndpoint(name, address, self._token)
-                logger.info("%s runs as process %d", self._endpoints[name], self._processes[name].pid)
+                starting.append((name, time.monotonic() + start_timeout_seconds))
+            for each in starting:
+                self._await_ready(*each, start_timeout_seconds)
         except BaseException:
             self.close()
             raise
@@ -136,6 +140,11 @@ class LocalWorkers(Closing):
                 env=own_modules.environment(**{TOKEN_VARIABLE: self._token}),
                 start_new_session=True,  # Ctrl-C in the terminal is for this process, which then ends the workers
             )
+
+    def _await_ready(self, name: str, deadline: float, timeout_seconds: float) -> None:
+        address = self._wait_ready(name, deadline, timeout_seconds)
+        self._endpoints[name] = WorkerEndpoint(name, address, self._token)
+        logger.info("%s runs as process %d", self._endpoints[name], self._processes[name].pid)
 
     def _wait_ready(self, name: str, deadline: float, timeout_seconds: float) -> str:
         process = self._processes[name]

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import wait_for
+from tvm_split.rpc_runtime.client import local_workers
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers, _cores
 from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
@@ -49,6 +51,23 @@ def test_a_worker_that_dies_at_the_start_says_why(tmp_path: Path) -> None:
 def test_a_worker_that_is_not_ready_in_time() -> None:
     with pytest.raises(DeadlineError, match=r"worker 'a' was not ready within 0.01 seconds"):
         LocalWorkers(["a"], start_timeout_seconds=0.01)
+
+
+def test_of_many_a_few_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting: list[int] = []
+    start = LocalWorkers._start
+
+    def noted(workers: LocalWorkers, *given: Any) -> subprocess.Popen[bytes]:
+        starting.append(1 + len(workers.process_ids) - len(workers.endpoints))
+        return start(workers, *given)
+
+    monkeypatch.setattr(LocalWorkers, "_start", noted)
+    monkeypatch.setattr(local_workers, "STARTING_PER_CORE", 1)
+    most = len(os.sched_getaffinity(0))
+    names = [f"worker {number}" for number in range(most + 2)]
+    with LocalWorkers(names) as workers:
+        assert list(workers.endpoints) == names
+    assert starting == [*range(1, most + 1), most, most]
 
 
 @pytest.mark.parametrize("names", [[], ["a", "a"], ["client"], [""]])
