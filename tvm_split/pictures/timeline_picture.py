@@ -9,11 +9,14 @@ from pathlib import Path
 from tvm_split.deployment.timeline import LANE_NAMES
 from tvm_split.pictures.colours import COLOURS
 from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.program.measurements import TraceEvent
+from tvm_split.rpc_runtime.program.measurements import COMPUTE, TraceEvent
 
 LANE_HEIGHT = 0.8
 INCHES_PER_LANE = 0.32
-
+MOST_IN_FULL = 40
+"""Machines; of more, only what they compute is drawn, on narrow lanes."""
+TALLEST_INCHES = 48.0
+MOST_LABELS = 60
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -33,13 +36,17 @@ def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: s
     require_matplotlib()
     from matplotlib.figure import Figure
 
-    shown = [event for event in events if event.kind in LANE_NAMES]
+    in_full = len(machines) <= MOST_IN_FULL
+    kinds = list(LANE_NAMES) if in_full else [COMPUTE]
+    shown = [event for event in events if event.kind in kinds]
     origin = min((event.start_nanoseconds for event in shown), default=0)
-    rows = [(machine, kind) for machine in machines for kind in LANE_NAMES]
-    figure = Figure(figsize=(11, 1.2 + INCHES_PER_LANE * len(rows)), layout="constrained")
+    rows = [(machine, kind) for machine in machines for kind in kinds]
+    place = {row: number for number, row in enumerate(rows)}
+    height = min(INCHES_PER_LANE * len(rows), TALLEST_INCHES)
+    figure = Figure(figsize=(11, 1.2 + height), layout="constrained")
     axes = figure.add_subplot()
     for event in shown:
-        row = rows.index((event.machine, event.kind))
+        row = place[event.machine, event.kind]
         start = (event.start_nanoseconds - origin) / 1e6
         length = (event.end_nanoseconds - event.start_nanoseconds) / 1e6
         colour = COLOURS[event.sequence % len(COLOURS)]
@@ -48,18 +55,26 @@ def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: s
             [(start, length)],
             (row - LANE_HEIGHT / 2, LANE_HEIGHT),
             facecolors=colour,
-            edgecolor="white",
+            edgecolor="white" if in_full else "none",
             linewidth=0.5,
             alpha=1.0 if computes else 0.55,
         )
-        if computes:
+        if computes and in_full:
             axes.text(start + length / 2, row, str(event.sequence), ha="center", va="center", fontsize=7, clip_on=True)
-    for row in range(len(LANE_NAMES), len(rows), len(LANE_NAMES)):
-        axes.axhline(row - 0.5, color="black", linewidth=0.6)
-    labels = [f"{machine}  {LANE_NAMES[kind]}" if kind == "receive" else LANE_NAMES[kind] for machine, kind in rows]
-    axes.set_yticks(range(len(rows)), labels)
+    if in_full:
+        for row in range(len(LANE_NAMES), len(rows), len(LANE_NAMES)):
+            axes.axhline(row - 0.5, color="black", linewidth=0.6)
+        labels = [f"{machine}  {LANE_NAMES[kind]}" if kind == "receive" else LANE_NAMES[kind] for machine, kind in rows]
+        axes.set_yticks(range(len(rows)), labels)
+    else:
+        labelled = range(0, len(rows), -(-len(rows) // MOST_LABELS))
+        axes.set_yticks(labelled, [f"{machines[row]}  {LANE_NAMES[COMPUTE]}" for row in labelled])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel("milliseconds; a number is a micro-batch, and so is a colour")
+    axes.set_xlabel(
+        "milliseconds; a number is a micro-batch, and so is a colour"
+        if in_full
+        else "milliseconds; a colour is a micro-batch"
+    )
     axes.set_title(title)
     for path in paths:
         figure.savefig(path, dpi=150)
