@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tvm_split.measuring import link_probing, link_samples, machine_timing, stream_probing, timing_turns
+from tvm_split.measuring import link_probing, link_samples, link_store, machine_timing, stream_probing, timing_turns
 from tvm_split.rpc_runtime.program.kernel_times import TimingEffort
 
 
@@ -21,6 +21,8 @@ def busy_machine() -> Iterator[None]:
         patch.setattr(timing_turns, "DISAGREEMENT", math.inf)
         patch.setattr(timing_turns, "UNLIKENESS", math.inf)
         patch.setattr(link_samples, "SLOWEST_STREAM", math.inf)
+        patch.setattr(link_store, "CERTAIN", math.inf)
+        patch.setattr(stream_probing, "CERTAIN", math.inf)
         patch.setattr(machine_timing, "TURN_EFFORT", TimingEffort(minimum_rounds=1, minimum_seconds=0.01))
         patch.setattr(link_probing, "SERIES_SECONDS", 0.01)
         patch.setattr(stream_probing, "ROUNDS", 1)

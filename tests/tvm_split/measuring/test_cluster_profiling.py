@@ -248,7 +248,7 @@ def test_equal_machines_that_part_are_told_and_not_kept(
     assert len([what for what in steps if what.endswith("kernels on machine-a")]) == machine_timing.TURNS_TO_BE_ALIKE
     (doubt,) = found.profile.doubts
     assert re.fullmatch(
-        r"machine-. took .* for what took machine-., an equal machine, .*, most of all in [\w., ]+", doubt
+        r"machine-. took .* for what took machine-., an equal machine, .*, most of all in [\w.,@ ]+", doubt
     ), doubt
     monkeypatch.setattr(timing_turns, "UNLIKENESS", math.inf)
     again = profiler.measure(workers, cache_folder=tmp_path)
