@@ -58,9 +58,9 @@ def test_trained_digits_are_read_as_tensorflow_reads_them(three_workers: tvm_spl
     x = layers.Conv2D(8, 3, padding="same", activation="relu", name="conv")(image)
     x = layers.MaxPooling2D(2, name="largest")(layers.BatchNormalization(name="norm")(x))
     network = keras.Model(image, layers.Dense(10, name="head")(layers.Flatten(name="flat")(x)), name="digits")
-    network.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    network.compile(keras.optimizers.Adam(3e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     images, labels = digits()
-    network.fit(images[:TRAINED], labels[:TRAINED], batch_size=32, epochs=6, verbose=0)
+    network.fit(images[:TRAINED], labels[:TRAINED], batch_size=32, epochs=10, verbose=0)
     network.export(tmp_path / "saved", verbose=False)
     images, labels = images[TRAINED:], labels[TRAINED:]
     wanted = network.predict(images, verbose=0)
