@@ -69,7 +69,6 @@ def test_a_chain_of_machines_that_share_cores_is_measured(
     assert [each.size_bytes for each in passing] == [64, *([size_bytes] if size_bytes and most_seconds else [])]
     assert busy.products == CHAIN_PRODUCTS
     assert all(each.period_seconds > 0 and each.single_seconds > 0 for each in found.samples)
-    assert busy.single_seconds > passing[0].single_seconds
     assert math.isfinite(found.scatter)
 
 
