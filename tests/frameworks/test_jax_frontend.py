@@ -19,7 +19,8 @@ from tvm_split.compiler.verification import first_parting_layer
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
 from tvm_split.frontends.stablehlo import elementwise
-from tvm_split.frontends.stablehlo.locations import path_of, words_of
+from tvm_split.frontends.stablehlo.layer_names import Frame
+from tvm_split.frontends.stablehlo.locations import words_of
 
 WEIGHTS = np.random.default_rng(0).standard_normal((3, 4)).astype("float32")
 X = np.random.default_rng(1).standard_normal((2, 3)).astype("float32")
@@ -208,8 +209,68 @@ def test_locations_tell_the_user_s_words() -> None:
     assert words_of("loc(unknown)") == ()
     assert words_of('loc(fused["file.py":1:2, "a/b"])') == ("a", "b")
     assert words_of('loc(callsite("inner/op" at "outer"("file.py":1:2)))') == ("outer", "inner", "op")
-    assert path_of(("jit(f)", "Conv_0", "while", "body", "closed_call", "cell", "jit(relu)")) == ("Conv_0", "cell")
-    assert path_of(words_of('loc("jit(f)/vmap(block)/bhqd,bkhd->bhqk/dot"(unknown))')[:-1]) == ("block",)
+    assert words_of('loc(fused["Conv2D:", "net/conv/Conv2D@__inference_1"])') == ("net", "conv", "Conv2D")
+    assert words_of('loc("net/act/Relu;net/conv/Add"(unknown))') == ("net", "conv", "Add")
+    assert words_of('loc("jit(f)/add:"("tanh"("file.py":1:2)))') == ("jit(f)", "add:", "tanh")
+    assert words_of(r'loc("gr\C3\B6\C3\9Fe \22a\22/b\\/c\09d/\FF"(unknown))') == ('größe "a"', "b\\", "c\td", r"\xff")
+    words = words_of('loc("jit(f)/vmap(block/layer)/bhqd,bkhd->bhqk/dot"(unknown))')
+    assert Frame().path_of(words[:-1]) == ("block", "layer")
+    loop = Frame(("jit(f)", "Conv_0", "while"), Frame(), "while", True)
+    assert loop.path_of(("jit(f)", "Conv_0", "while", "body", "closed_call", "body")) == ("Conv_0", "body")
+    called = Frame(("PartitionedCall", "net", "lstm", "while"), Frame(), "while", True)
+    assert called.path_of(called.words_within(("net", "lstm", "while", "cell"))) == ("net", "lstm", "cell")
+    within = Frame(("jit(f)", "Conv_0", "jit(g)", "while"), Frame(("jit(f)", "Conv_0", "jit(g)")), "while", True)
+    assert within.path_of(within.words_within(("while", "body", "cell"))) == ("Conv_0", "cell")
+
+
+@pytest.mark.parametrize(
+    "scopes",
+    [
+        ("body", "head"),
+        ("scan", "while", "cond", "remat"),
+        ("größe", "层"),
+        ('say "hi"', "b\\c", "end\\", "c\td"),
+        ("a@b", "a@c"),
+        ("x;y", "z;y"),
+        ("a->b", "conv(1", "next)"),
+        ("add:", ":"),
+    ],
+)
+def test_scopes_are_called_as_the_user_called_them(scopes: tuple[str, ...]) -> None:
+    def several(x: Any) -> Any:
+        for scope in scopes:
+            with jax.named_scope(scope):
+                x = jnp.tanh(x) * 2
+        return x
+
+    assert load_model(several, (X,)).layer_names == scopes
+
+
+def test_what_jax_adds_of_loops_is_told_from_scopes_of_that_name() -> None:
+    def cell(x: Any, _: Any = None) -> Any:
+        with jax.named_scope("body"):
+            return jnp.tanh(x) * 2, None
+
+    def network(x: Any) -> Any:
+        with jax.named_scope("while"):
+            x = lax.scan(lambda c, _: lax.scan(cell, c, None, length=2), x, None, length=2)[0]
+        with jax.named_scope("cond"):
+            x = lax.cond(True, lambda c: cell(c)[0], lambda c: c, x)
+        return lax.map(lambda row: cell(row)[0], x)
+
+    assert set(load_model(network, (X,)).layer_names) >= {"while/body", "cond/body", "body"}
+    assert not [name for name in load_model(network, (X,)).layer_names if "body/body" in name]
+
+
+def test_modules_of_flax_may_be_called_as_jax_calls_loops() -> None:
+    class Network(nnx.Module):
+        def __init__(self) -> None:
+            self.body, self.head, self.scan = (nnx.Linear(3, 3, rngs=nnx.Rngs(0)) for _ in range(3))
+
+        def __call__(self, x: Any) -> Any:
+            return self.scan(self.head(self.body(x)))
+
+    assert load_model(Network(), (X,)).layer_names == ("body", "head", "scan")
 
 
 def test_the_command_line_takes_functions_and_files(tmp_path: Path) -> None:

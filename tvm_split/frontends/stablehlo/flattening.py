@@ -118,9 +118,9 @@ class _Flattening:
                 return self._block(block_of(self.functions[name]), operands, Frame(words, frame, name))
             self._copy_function(name)
         elif kind == "stablehlo.while":
-            return self._loop(operation, operands, Frame(words, frame, "while"), values)
+            return self._loop(operation, operands, Frame(words, frame, "while", True), values)
         elif kind in ("stablehlo.case", "stablehlo.if"):
-            return self._branch(operation, operands, Frame(words, frame, "branch"), values)
+            return self._branch(operation, operands, Frame(words, frame, "branch", True), values)
         elif kind == "stablehlo.optimization_barrier":
             return operands
         elif kind == "stablehlo.custom_call" and _target(operation) in _WITHOUT_EFFECT:

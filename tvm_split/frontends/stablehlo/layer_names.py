@@ -6,26 +6,56 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from tvm_split.frontends.normal_form import UniqueNames
-from tvm_split.frontends.stablehlo.locations import called, path_of
+from tvm_split.frontends.stablehlo.locations import called, is_block, is_call
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One call or loop that was put in place of itself: its words, the frame that it is in, and what is called."""
+    """One call or loop that was put in place of itself: its words, the frame that it is in, and what is called.
+
+    ``has_blocks``: it is a loop or branch, whose operations are named as the function is that it stands in.
+    """
 
     words: tuple[str, ...] = ()
     outer: Frame | None = None
     name: str = ""
+    has_blocks: bool = False
 
     @property
     def word(self) -> str:
         """What it is called where it is called; the function's own name where nothing is said there."""
-        is_said = len(self.words) > 1 and (self.outer is None or self.words != self.outer.words)
-        return called(self.words[-1]) if is_said else self.name
+        return called(self.words[-1]) if len(self.words) > 1 and self._is_said else self.name
+
+    @property
+    def _is_said(self) -> bool:
+        return bool(self.words) and (self.outer is None or self.words != self.outer.words)
 
     def words_within(self, own: tuple[str, ...]) -> tuple[str, ...]:
         """The words of an operation in it; a called function has them without its caller's, or with."""
-        return own if own[: len(self.words)] == self.words else self.words + own
+        words = self.outer.words_within(own) if self.has_blocks and self.outer else own
+        said = tuple(word for word in self.words if not is_call(word))
+        if self.has_blocks and said and own[: len(said)] == said:  # TensorFlow leaves its calls out within a loop
+            words = self.words + own[len(said) :]
+        return words if words[: len(self.words)] == self.words else self.words + own
+
+    def path_of(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        """The user's own among the words of an operation in it: what JAX adds of calls and loops left out."""
+        added = self._added(words)
+        return tuple(word for place, word in enumerate(words) if place not in added and not is_call(word))
+
+    def _added(self, words: tuple[str, ...]) -> set[int]:
+        """The places of the words that are of this frame, and of those around it."""
+        added = self.outer._added(words) if self.outer else set()
+        length = len(self.words)
+        if self.has_blocks and self._is_said and words[:length] == self.words:
+            added.add(length - 1)
+            if is_block("".join(words[length : length + 1])):
+                added.add(length)
+        return added
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        return self.path_of(self.words)
 
 
 @dataclass(frozen=True)
@@ -44,7 +74,7 @@ class Origin:
     path: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", path_of(self.words[:-1]))
+        object.__setattr__(self, "path", self.frame.path_of(self.words[:-1]))
 
 
 Path = tuple[str, ...]
@@ -104,7 +134,8 @@ def layers_of(origins: Sequence[Origin], naming: Naming = as_they_are) -> list[s
 
 def _word(origin: Origin) -> str:
     """The last of the words, which is the operation's in JAX; where that is only a call, the kind of operation."""
-    return origin.words[-1] if path_of(origin.words[-1:]) else origin.kind
+    word = origin.words[-1] if origin.words else ""
+    return word if word not in ("", "while", "cond") and not is_call(word) else origin.kind
 
 
 def _numbered(path: tuple[str, ...], call: int) -> str:
@@ -115,6 +146,6 @@ def _outermost(origin: Origin) -> Frame | None:
     """The first call or loop that the module which computes ``origin`` made to come there; None if it made none."""
     found = None
     frame: Frame | None = origin.frame
-    while frame is not None and frame.words and path_of(frame.words) == origin.path:
+    while frame is not None and frame.words and frame.path == origin.path:
         found, frame = frame, frame.outer
     return found

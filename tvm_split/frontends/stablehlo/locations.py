@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from functools import cache
 
-_NAMED = re.compile(r'\A"((?:[^"\\]|\\.)*)"(?!:\d)')
-_STRUCTURE = re.compile(
-    r"(jit|pjit|xla_call|core_call|closed_call|remat\d?|checkpoint|rematted_computation|shard_map|custom_jvp_call"
-    r"|custom_vjp_call(_jaxpr)?|custom_lin|while|cond|body|scan|branch_\d+_fun|pallas_call|(Stateful)?PartitionedCall)(\(.*\))?|.*->.*"
+_NAMED = re.compile(r'\A"([^"]*)"(?!:\d)(?:\((.*)\)\Z)?', re.DOTALL)
+_ESCAPED = re.compile(rb"\\(\\|[0-9A-Fa-f]{2})")
+_CALL = re.compile(
+    r"(?:jit|pjit|xla_call|core_call|closed_call|remat|checkpoint|shard_map|pallas_call)\(.*\)"
+    r"|core_call|closed_call|xla_call|remat2|checkpoint|rematted_computation|custom_jvp_call"
+    r"|custom_vjp_call(_jaxpr)?|custom_lin|(Stateful)?PartitionedCall"
 )
+_BLOCK = re.compile(r"body|cond|branch_\d+_fun")
+_FOLLOWED = re.compile(r"\A([^/;]+)/.*;(?=\1/|(?:Stateful)?PartitionedCall/)", re.DOTALL)
+_EINSUM = re.compile(r"([A-Za-z,.]*)->([A-Za-z.]*)")
 _AROUND = re.compile(r"(vmap|jvp|transpose|jacfwd|jacrev)\((.*)\)")
+_OPENED = re.compile(r"\w+\(")
 _INLINED = re.compile(r"(?:jit|pjit)\((.*)\)")
 
 
@@ -33,9 +39,25 @@ def _name(text: str) -> str:
     found = _NAMED.match(text)
     if not found:
         return ""
-    name = found[1].encode().decode("unicode_escape") if "\\" in found[1] else found[1]
-    # TensorFlow writes "Conv2D:", the kind of operation, and then the name; and a name may end in what was made of it.
-    return "" if name.endswith(":") else name.partition("@")[0].rpartition(";")[2]
+    name = _decoded(found[1])
+    if name.endswith(":"):
+        # TensorFlow writes "Conv2D:", the kind of operation, beside the name; JAX a scope's around it.
+        within = _name(found[2] or "")
+        return f"{name}/{within}" if within else ""
+    # TensorFlow writes a function after the operation's name, and all names of what it made one operation of, of which
+    # the last counts; a "@" or ";" elsewhere is the user's.
+    name = _FOLLOWED.sub("", name)
+    operation = name.rpartition("/")[2]
+    return name.removesuffix(operation) + (operation.partition("@")[0] or operation)
+
+
+def _decoded(text: str) -> str:
+    r"""MLIR writes a backslash as ``\\``, and each byte of UTF-8 that is not printed as ``\C3``; others stay so."""
+
+    def byte(found: re.Match[bytes]) -> bytes:
+        return found[1] if found[1] == b"\\" else bytes.fromhex(found[1].decode())
+
+    return _ESCAPED.sub(byte, text.encode()).decode(errors="backslashreplace")
 
 
 def _listed(text: str) -> list[str]:
@@ -50,7 +72,7 @@ def _outside(text: str, separator: str) -> tuple[str, str, str]:
     """``text`` around the first ``separator`` that is in no parentheses, brackets or quotation marks."""
     depth, quoted = 0, False
     for place, letter in enumerate(text):
-        if letter == '"' and text[place - 1 : place] != "\\":
+        if letter == '"':  # in a name it is written as \22
             quoted = not quoted
         elif not quoted:
             depth += (letter in "([") - (letter in ")]")
@@ -60,17 +82,36 @@ def _outside(text: str, separator: str) -> tuple[str, str, str]:
 
 
 def _divided(name: str) -> list[str]:
-    parts = []
-    while name:
-        part, _, name = _outside(name, "/")
+    """The parts between slashes; what JAX writes with parentheses, ``vmap(block/layer)``, is one."""
+    parts: list[str] = []
+    rest = name.split("/")
+    while rest:
+        count = 1
+        if _OPENED.match(rest[0]):
+            ends = (end for end in range(1, len(rest) + 1) if _is_balanced("/".join(rest[:end])))
+            count = next(ends, 1)
+        part, rest = "/".join(rest[:count]), rest[count:]
         around = _AROUND.fullmatch(part)
         parts.extend(_divided(around[2]) if around else [part])
     return [part for part in parts if part]
 
 
-def path_of(words: tuple[str, ...]) -> tuple[str, ...]:
-    """The user's own words among ``words``: what JAX adds of calls, loops and transformations left out."""
-    return tuple(word for word in words if not _STRUCTURE.fullmatch(word))
+def _is_balanced(text: str) -> bool:
+    return text.count("(") == text.count(")")
+
+
+def is_call(word: str) -> bool:
+    """Whether JAX or TensorFlow wrote ``word`` for a call or an einsum, wherever it stands.
+
+    ``checkpoint`` is taken for JAX's, which writes it as a scope's name is written.
+    """
+    einsum = _EINSUM.fullmatch(word)
+    return bool(_CALL.fullmatch(word) or (einsum and set(einsum[2]) <= set(einsum[1])))
+
+
+def is_block(word: str) -> bool:
+    """Whether ``word`` is what JAX calls a part of a loop or branch, if it stands right after its word."""
+    return bool(_BLOCK.fullmatch(word))
 
 
 def called(word: str) -> str:
