@@ -13,7 +13,7 @@ import pytest
 from flax import linen, nnx
 from jax import export, lax
 
-from tests.helpers.frontends.comparison import assert_equal_to_source
+from tests.helpers.frontends.comparison import assert_equal_to_source, run
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tvm_split.compiler.verification import first_parting_layer
 from tvm_split.errors import ModelImportError
@@ -140,9 +140,11 @@ def scoped(function: Any) -> Any:
         (lambda x: jnp.linalg.cholesky(x @ x.T), "cholesky|custom_call|potrf", ""),
         (lambda x: lax.cumlogsumexp(x, 1), "reduce_window", "in a way of its own"),
         (lambda x: lax.population_count(x.astype("int32")), "popcnt", ""),
+        (lambda x: jnp.bitwise_or.reduce(x.astype("int32")), "reduce", "bits of int32 by or"),
+        (lambda x: lax.reduce_precision(x, 5, 3), "reduce_precision", "5 bits of exponent"),
         (lambda x: jax.random.uniform(jax.random.key(x[0, 0].astype("int32")), (3,)), "", ""),
     ],
-    ids=["while", "branch", "fft", "cholesky", "window", "popcnt", "random"],
+    ids=["while", "branch", "fft", "cholesky", "window", "popcnt", "bits", "precision", "random"],
 )
 def test_what_cannot_be_imported_is_refused_by_layer_and_operator(function: Any, operator: str, reason: str) -> None:
     with pytest.raises(ModelImportError, match=rf"(?s)({operator}).*{reason}.*block/layer|block/layer.*{reason}"):
@@ -158,6 +160,18 @@ def test_all_that_cannot_be_imported_is_said_at_once() -> None:
 
     with pytest.raises(ModelImportError, match=r"while .*in one.*; case .*in other"):
         load_model(both, (X,))
+
+
+def test_known_integers_are_divided_as_xla_divides_while_it_runs() -> None:
+    """XLA ends the process where it knows both beforehand."""
+    for dtype in ("int8", "uint8", "int32"):
+        least = np.iinfo(dtype).min
+        left = np.array([7, least, least, 100, -100]).astype(dtype)
+        right = np.array([0, -1, 3, -7, 7]).astype(dtype)
+        zeros = np.zeros(5, dtype)
+        known = load_model(lambda c, a=left, b=right: (c + lax.div(a, b), c + lax.rem(a, b)), (zeros,))
+        for mine, wanted in zip(run(known, [zeros]), (lax.div(left, right), lax.rem(left, right)), strict=True):
+            np.testing.assert_array_equal(mine, wanted)
 
 
 def test_a_network_in_training_mode_is_refused() -> None:

@@ -245,3 +245,32 @@ case("bfloat16_constants", lambda a: a + jnp.asarray([1.5, 2.5, -3, 0], "bfloat1
 case("product_in_float32", lambda a, b: lax.dot(a, b, preferred_element_type="float32"), random(3, 4, dtype=ml_dtypes.bfloat16), random(4, 5, dtype=ml_dtypes.bfloat16), tolerance=4e-2)
 case("unsigned", lambda a: (a + 200, a // 3, a > 7), whole(4, low=0, high=200, dtype="uint8"))
 case("random_bits_of_a_known_key", lambda a: a + jax.random.uniform(jax.random.key(0), (3, 4)), x)
+
+with_nan = x.copy()
+with_nan[1, 2] = np.nan
+bits = np.random.default_rng(0).integers(0, 256, (3, 4)).astype("uint8")
+for dtype in ("int32", "int8", "uint8", "uint32"):
+    least, divisors = np.iinfo(dtype).min, np.array([0, -1, 3, -7, 1, 0]).astype(dtype)
+    dividends = np.array([7, least, least, 100, 0, 0]).astype(dtype)
+    case(f"division_by_anything_{dtype}", lambda a, b: (lax.div(a, b), lax.rem(a, b)), dividends, divisors)
+    case(f"division_by_known_{dtype}", lambda a, b=divisors: (lax.div(a, b), lax.rem(a, b)), dividends)
+for dtype in ("bool", "int8", "uint8", "int16", "float16", ml_dtypes.bfloat16):
+    mixed = (bits > 127) if dtype == "bool" else bits.view("int8").astype(dtype)
+    case(f"sort_{np.dtype(dtype).name}", lambda a: (jnp.sort(a, 1), jnp.argsort(a, 0)), mixed)
+case("top_k_bfloat16", lambda a: lax.top_k(a, 2), x.astype(ml_dtypes.bfloat16))
+far = np.float32([3e9, -3e9, 300, -5, 1.9, -1.9, np.nan, np.inf, -np.inf, 2147483520])
+for dtype in ("int32", "int8", "uint8"):
+    case(f"float_to_{dtype}", lambda a, d=dtype: a.astype(d), far)
+    case(f"half_to_{dtype}", lambda a, d=dtype: a.astype(d), far.astype(ml_dtypes.bfloat16))
+    case(f"known_float_to_{dtype}", lambda a, d=dtype: a + jnp.asarray(far).astype(d), np.zeros(10, dtype))
+case("known_remainder_of_bfloat16", lambda a: a + jnp.fmod(jnp.asarray([5.5, 7.25, -3.5, 1], "bfloat16"), jnp.asarray(2, "bfloat16")), x.astype(ml_dtypes.bfloat16))
+case("rounded_to_bfloat16", lambda a: (lax.reduce_precision(a, 8, 7), lax.reduce_precision(a * 2, 8, 23)), x, tolerance=0)
+case("nothing_to_reduce", lambda a: (jnp.max(a[:, :0], 1, initial=-3.0), a[:0].sum(0), jnp.sum(a[:, :0])), x)
+near_zero = np.float32([0, 1e-10, -1e-7, 1e-4, -1e-2, 0.3, -0.49, 0.51, 2, -0.9, 80])
+case("expm1_relative", lambda a: jnp.expm1(a) / jnp.where(a == 0, 1, a), near_zero[:-1])
+case("expm1_ends", jnp.expm1, np.float32([np.inf, -np.inf, np.nan, -200]))
+case("log1p_relative", lambda a: jnp.log1p(a) / jnp.where(a == 0, 1, a), near_zero)
+case("log1p_ends", jnp.log1p, np.float32([np.inf, -1, np.nan, -2]))
+case("erfc_relative", lambda a: lax.erfc(a) * jnp.exp(a * a), np.float32([-2, -0.5, 0, 0.1, 1, 2, 4, 5, 8]))
+case("erfc_ends", lax.erfc, np.float32([np.inf, -np.inf, np.nan, 30, -30]))
+case("nan_is_found", lambda a: (jnp.isnan(a), a == a, jnp.nan_to_num(a), jnp.nanmean(a, 0), jnp.nansum(a)), with_nan)

@@ -12,7 +12,17 @@ from tvm import relax
 from tvm_split.frontends.axis_orders import Arranger, Value, leading_order
 from tvm_split.frontends.common_repairs import half_to_even, is_infinite, power, shifted
 from tvm_split.frontends.operators import constant, dtype_of, is_float, numbers_of, wide
-from tvm_split.frontends.stablehlo.attributes import comparison
+from tvm_split.frontends.stablehlo.arithmetic import (
+    converted,
+    divided,
+    erfc,
+    exp_minus_one,
+    less_precise,
+    log_one_plus,
+    polynomial,
+    remainder,
+)
+from tvm_split.frontends.stablehlo.attributes import comparison, integer
 from tvm_split.frontends.stablehlo.values import Call
 
 Elementwise = Callable[..., relax.Expr]
@@ -56,10 +66,6 @@ def _of_numbers(name: str, of_booleans: str) -> Elementwise:
     return change
 
 
-def _divided(op: Arranger, left: relax.Expr, right: relax.Expr) -> relax.Expr:
-    return op.divide(left, right)
-
-
 def _power(op: Arranger, base: relax.Expr, exponent: relax.Expr) -> relax.Expr:
     dtype = dtype_of(base)
     numbers = numbers_of(exponent)
@@ -80,12 +86,6 @@ def _compared(op: Arranger, left: relax.Expr, right: relax.Expr, direction: str)
         left, right = op.cast(left, "int8"), op.cast(right, "int8")
     names = {"EQ": "equal", "NE": "not_equal", "LT": "less", "LE": "less_equal", "GT": "greater", "GE": "greater_equal"}
     return getattr(op, names[direction])(left, right)
-
-
-def _converted(op: Arranger, operand: relax.Expr, dtype: str) -> relax.Expr:
-    if dtype == "bool" and dtype_of(operand) != "bool":
-        return op.not_equal(operand, constant(0, dtype_of(operand)))
-    return op.cast(operand, dtype)
 
 
 def _shift(op: Arranger, operand: relax.Expr, by: relax.Expr, to_the_left: bool = False, logical: bool = False) -> Any:
@@ -123,7 +123,7 @@ def _erf_inverse(op: Arranger, operand: relax.Expr) -> relax.Expr:
     is_central = op.less(w, 5)
     centre = op.subtract(w, 2.5)
     tail = op.subtract(op.sqrt(w), 3)
-    result = op.where(is_central, _polynomial(op, centre, _CENTRE), _polynomial(op, tail, _TAIL))
+    result = op.where(is_central, polynomial(op, centre, _CENTRE), polynomial(op, tail, _TAIL))
     ends = op.multiply(op.sign(x), constant(math.inf, wide(dtype)))
     return op.cast(op.where(op.equal(op.abs(x), 1), ends, op.multiply(result, x)), dtype)
 
@@ -136,13 +136,6 @@ _TAIL = (
     -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
     1.00167406, 2.83297682,
 )  # fmt: skip
-
-
-def _polynomial(op: Arranger, x: relax.Expr, factors: tuple[float, ...]) -> relax.Expr:
-    result: Any = op.full_like(x, factors[0])
-    for factor in factors[1:]:
-        result = op.add(op.multiply(result, x), factor)
-    return result
 
 
 def _is_infinite(op: Arranger, operand: relax.Expr, of_sign: float = 0) -> relax.Expr:
@@ -172,11 +165,11 @@ _UNARY: dict[str, Elementwise] = {
     "stablehlo.round_nearest_even": lambda op, x: half_to_even(op, x),
     "stablehlo.not": _bitwise("not"),
     "stablehlo.cbrt": _cube_root,
-    "stablehlo.exponential_minus_one": lambda op, x: op.subtract(op.exp(x), 1),
-    "stablehlo.log_plus_one": lambda op, x: op.log(op.add(x, 1)),
+    "stablehlo.exponential_minus_one": exp_minus_one,
+    "stablehlo.log_plus_one": log_one_plus,
     "stablehlo.is_finite": _finite,
     "chlo.erf": _in_float32("erf"),
-    "chlo.erfc": lambda op, x: op.subtract(constant(1, dtype_of(x)), _in_float32("erf")(op, x)),
+    "chlo.erfc": erfc,
     "chlo.erf_inv": _erf_inverse,
     "chlo.square": lambda op, x: op.multiply(x, x),
     "chlo.is_inf": _is_infinite,
@@ -192,8 +185,8 @@ _BINARY: dict[str, Elementwise] = {
     "stablehlo.add": _of_numbers("add", "logical_or"),
     "stablehlo.subtract": _named("subtract"),
     "stablehlo.multiply": _of_numbers("multiply", "logical_and"),
-    "stablehlo.divide": _divided,
-    "stablehlo.remainder": _named("mod"),
+    "stablehlo.divide": divided,
+    "stablehlo.remainder": remainder,
     "stablehlo.maximum": _of_numbers("maximum", "logical_or"),
     "stablehlo.minimum": _of_numbers("minimum", "logical_and"),
     "stablehlo.power": _power,
@@ -210,17 +203,29 @@ _BINARY: dict[str, Elementwise] = {
 
 
 def _compare(op: Arranger, call: Call) -> Value:
+    (left, right), direction = call.operation.operands, comparison(call.operation)
+    if left == right and is_float(call.operands[0].dtype) and direction in ("EQ", "NE"):
+        # TVM takes x == x for true: this is how JAX asks for NaN.
+        value = call.operands[0]
+        found = op.isnan(op.cast(value.expr, wide(value.dtype)))
+        return Value(found if direction == "NE" else op.logical_not(found), value.order, value.shape)
     return elementwise(op, call, partial(_compared, direction=comparison(call.operation)))
 
 
+def _reduce_precision(op: Arranger, call: Call) -> Value:
+    bits = (integer(call.operation, name) for name in ("exponent_bits", "mantissa_bits"))
+    value = call.operands[0]
+    return Value(less_precise(op, value.expr, *bits), value.order, value.shape)
+
+
 def _convert(op: Arranger, call: Call) -> Value:
-    return elementwise(op, call, partial(_converted, dtype=call.dtype))
+    return elementwise(op, call, partial(converted, dtype=call.dtype))
 
 
 CONVERTERS: dict[str, Callable[[Arranger, Call], Value]] = {
     **{name: partial(elementwise, change=change) for name, change in {**_UNARY, **_BINARY}.items()},
     "stablehlo.compare": _compare,
     "stablehlo.convert": _convert,
-    "stablehlo.reduce_precision": lambda op, call: call.operands[0],
+    "stablehlo.reduce_precision": _reduce_precision,
 }
 """By the operation's name."""

@@ -47,9 +47,25 @@ def without_repeats(array: Array) -> Array:
 def _divided(left: Array, right: Array) -> Array:
     if left.dtype.kind == "f" or left.dtype.kind == "V":
         return left / right
-    safe = np.where(right == 0, 1, right)
-    quotient = np.abs(left) // np.abs(safe)
-    return np.where(right == 0, -1, quotient * np.sign(left) * np.sign(safe))
+    safe = np.where(right == 0, np.ones_like(right), right)
+    quotient, rest = left // safe, left % safe
+    quotient = quotient + ((rest != 0) & ((left < 0) != (safe < 0))).astype(left.dtype)
+    return np.where(right == 0, np.array(-1).astype(left.dtype), quotient)
+
+
+def _remainder(left: Array, right: Array) -> Array:
+    return np.fmod(left, right) if left.dtype.kind in "fV" else np.asarray(left - right * _divided(left, right))
+
+
+def _converted(operation: ir.Operation, operand: Array) -> Array:
+    """Floats become the nearest integer towards zero that there is, NaN 0."""
+    dtype = result_kind(operation)[1]
+    if operand.dtype.kind not in "fV" or dtype.kind not in "iu":
+        return operand
+    limits, value = np.iinfo(dtype), operand.astype("float64")
+    is_above, is_below = value >= float(limits.max), value <= float(limits.min)
+    inside = np.where(is_above | is_below | np.isnan(value), 0, value).astype(dtype)
+    return np.where(is_above, dtype.type(limits.max), np.where(is_below, dtype.type(limits.min), inside))
 
 
 def _shifted(change: Any) -> Callable[..., Array]:
@@ -89,7 +105,7 @@ _ELEMENTWISE: dict[str, Callable[..., Array]] = {
     "stablehlo.subtract": _plain(np.subtract),
     "stablehlo.multiply": _plain(lambda a, b: a & b if a.dtype == bool else a * b),
     "stablehlo.divide": _plain(_divided),
-    "stablehlo.remainder": _plain(lambda a, b: np.fmod(a, b) if a.dtype.kind == "f" else a - b * _divided(a, b)),
+    "stablehlo.remainder": _plain(_remainder),
     "stablehlo.maximum": _plain(np.maximum),
     "stablehlo.minimum": _plain(np.minimum),
     "stablehlo.power": _plain(lambda a, b: np.power(a, b)),
@@ -111,7 +127,7 @@ _ELEMENTWISE: dict[str, Callable[..., Array]] = {
     "stablehlo.not": _plain(np.invert),
     "stablehlo.select": _plain(lambda choice, a, b: np.where(choice, a, b)),
     "stablehlo.clamp": _plain(lambda low, a, high: np.minimum(np.maximum(a, low), high)),
-    "stablehlo.convert": _plain(lambda a: a),
+    "stablehlo.convert": _converted,
     "stablehlo.compare": _compared,
     "stablehlo.shift_left": _shifted(np.left_shift),
     "stablehlo.shift_right_logical": _shifted(np.right_shift),

@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.axis_orders import Arranger, Value
+from tvm_split.frontends.axis_orders import Arranger, Value, in_place
 from tvm_split.frontends.operators import constant, is_float, shape_of, wide
 from tvm_split.frontends.stablehlo.attributes import comparison, integers, pairs
 from tvm_split.frontends.stablehlo.modules import Array
@@ -67,6 +67,12 @@ def _reduce(op: Arranger, call: Call) -> Value | list[Value]:
         raise ModelImportError(f"it reduces {len(call.operands) // 2} tensors at once")
     kind = combined_by(call.operation)
     value, initial = call.operands
+    if kind in ("and", "or") and value.dtype != "bool":
+        raise ModelImportError(
+            f"it combines the bits of {value.dtype} by {kind}; all and any of booleans can be imported"
+        )
+    if not all(value.shape[axis] for axis in axes):  # there is nothing to reduce
+        return in_place(op.repeated(op.shaped(initial.expr, [1] * len(call.shape)), call.shape))
     result = reduced(op, value, axes, kind)
     if not _is_neutral(call.known[1], kind, call.dtype):
         result = Value(_with(op, kind, result.expr, initial.expr), result.order, result.shape)

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxlib.mlir import ir
+from tvm import relax
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.axis_orders import Arranger, Value
+from tvm_split.frontends.axis_orders import Arranger, Value, in_place
+from tvm_split.frontends.operators import dtype_of, wide
 from tvm_split.frontends.stablehlo.attributes import comparison, integer
 from tvm_split.frontends.stablehlo.values import Call
 
@@ -19,8 +21,14 @@ def _sort(op: Arranger, call: Call) -> list[Value]:
     value = call.operands[key]
     order = value.order
     place = order.index(axis)
-    where = op.argsort(op.full(value, order), place, is_descending, dtype="int64")
+    where = op.argsort(_sortable(op, op.full(value, order)), place, is_descending, dtype="int64")
     return [Value(op.gather_elements(op.full(each, order), where, place), order, each.shape) for each in call.operands]
+
+
+def _sortable(op: Arranger, key: relax.Expr) -> relax.Expr:
+    """In a dtype of which TVM's order is right: of bfloat16 it is not, and of small integers there is none."""
+    dtype = dtype_of(key)
+    return op.cast(key, "int32" if dtype in ("bool", "int8", "uint8", "int16", "uint16") else wide(dtype))
 
 
 def _key(block: Any) -> tuple[int, bool]:
@@ -55,9 +63,9 @@ def _top_k(op: Arranger, call: Call) -> list[Value]:
     attributes = call.operation.attributes
     options = ir.DictAttr(attributes["composite_attributes"]) if "composite_attributes" in attributes else attributes
     count = ir.IntegerAttr(options["k"]).value
-    both = op.topk(op.full(value), count, value.rank - 1, "both", True, "int32")
+    both = op.topk(_sortable(op, op.full(value)), count, value.rank - 1, "both", True, "int32")
     shape = (*value.shape[:-1], count)
-    return [Value(op.item(both, place), tuple(range(value.rank)), shape) for place in range(2)]
+    return [in_place(op.cast(op.item(both, 0), value.dtype), shape), in_place(op.item(both, 1), shape)]
 
 
 CONVERTERS: dict[str, Callable[[Arranger, Call], list[Value]]] = {"stablehlo.sort": _sort, "chlo.top_k": _top_k}

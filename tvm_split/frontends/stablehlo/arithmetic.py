@@ -1,0 +1,129 @@
+"""Arithmetic that is defined where TVM's is not, or is nearer to the truth: each function gives the source's dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.axis_orders import Arranger
+from tvm_split.frontends.operators import constant, dtype_of, is_float, numbers_of, wide
+
+
+def divided(op: Arranger, left: relax.Expr, right: relax.Expr) -> relax.Expr:
+    """Integers towards zero, as XLA: by 0 they are all ones, and the least one by -1 is itself."""
+    dtype = dtype_of(left)
+    if is_float(dtype) or _divides(right):
+        return op.divide(left, right)
+    is_signed = np.iinfo(dtype).min < 0
+    quotient = op.divide(left, _divisor(op, right))
+    if is_signed:
+        quotient = op.where(op.equal(right, -1), op.negative(left), quotient)
+    return op.where(op.equal(right, 0), constant(-1 if is_signed else np.iinfo(dtype).max, dtype), quotient)
+
+
+def remainder(op: Arranger, left: relax.Expr, right: relax.Expr) -> relax.Expr:
+    """With the dividend's sign; of integers by 0 it is the dividend, as XLA has it."""
+    if is_float(dtype_of(left)) or _divides(right):
+        return op.mod(left, right)
+    return op.where(op.equal(right, 0), left, op.mod(left, _divisor(op, right)))
+
+
+def _divides(right: relax.Expr) -> bool:
+    """Whether every integer can be divided by ``right``: known numbers, none 0 or -1. Else the process would end."""
+    numbers = numbers_of(right)
+    return numbers is not None and not np.isin(numbers.astype("int64"), (0, -1)).any()
+
+
+def _divisor(op: Arranger, right: relax.Expr) -> relax.Expr:
+    """``right``, and 1 where it is 0, or -1, by which the least integer cannot be divided."""
+    is_unsafe = op.equal(right, 0)
+    if np.iinfo(dtype_of(right)).min < 0:
+        is_unsafe = op.logical_or(is_unsafe, op.equal(right, -1))
+    return op.where(is_unsafe, 1, right)
+
+
+def converted(op: Arranger, operand: relax.Expr, dtype: str) -> relax.Expr:
+    """Floats become the nearest integer towards zero that there is, NaN 0, as XLA has it."""
+    source = dtype_of(operand)
+    if dtype == "bool" and source != "bool":
+        return op.not_equal(operand, constant(0, source))
+    if not is_float(source) or is_float(dtype) or dtype == "bool":
+        return op.cast(operand, dtype)
+    limits = np.iinfo(dtype)
+    value = op.cast(operand, wide(source))
+    is_below, is_above = op.less_equal(value, float(limits.min)), op.greater_equal(value, float(limits.max))
+    is_inside = op.logical_and(op.greater(value, float(limits.min)), op.less(value, float(limits.max)))
+    result = op.cast(op.where(is_inside, value, 0), dtype)
+    return op.where(is_above, constant(limits.max, dtype), op.where(is_below, constant(limits.min, dtype), result))
+
+
+def less_precise(op: Arranger, operand: relax.Expr, exponent_bits: int, mantissa_bits: int) -> relax.Expr:
+    """``operand`` rounded to a float of so many bits: its own, more, or bfloat16's."""
+    dtype = dtype_of(operand)
+    own = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}[dtype]
+    if exponent_bits >= own[0] and mantissa_bits >= own[1]:
+        return operand
+    if dtype == "float32" and (exponent_bits, mantissa_bits) == (8, 7):
+        return op.cast(op.cast(operand, "bfloat16"), dtype)
+    raise ModelImportError(
+        f"it rounds {dtype} to {exponent_bits} bits of exponent and {mantissa_bits} of mantissa; "
+        "of types of less precision only bfloat16's 8 and 7 can be imported, from float32"
+    )
+
+
+def exp_minus_one(op: Arranger, operand: relax.Expr) -> relax.Expr:
+    """Within 0.5 of 0 by Taylor's series, since exp(x) - 1 keeps none of x's digits there."""
+    dtype = dtype_of(operand)
+    x = op.cast(operand, wide(dtype))
+    series: Any = op.full_like(x, 1)
+    for count in range(16 if dtype == "float64" else 9, 1, -1):
+        series = op.add(op.multiply(op.multiply(x, 1 / count), series), 1)
+    is_small = op.less(op.abs(x), 0.5)
+    return op.cast(op.where(is_small, op.multiply(x, series), op.subtract(op.exp(x), 1)), dtype)
+
+
+def log_one_plus(op: Arranger, operand: relax.Expr) -> relax.Expr:
+    """Within 0.5 of 0 as 2 artanh(x / (2 + x)) by its series (Abramowitz and Stegun, 4.1.27)."""
+    dtype = dtype_of(operand)
+    x = op.cast(operand, wide(dtype))
+    is_small = op.less(op.abs(x), 0.5)
+    near = op.where(is_small, x, 0)
+    ratio = op.divide(near, op.add(near, 2))
+    odd = [2 / (2 * count + 1) for count in range(18 if dtype == "float64" else 8)]
+    series = op.multiply(ratio, polynomial(op, op.multiply(ratio, ratio), odd[::-1]))
+    return op.cast(op.where(is_small, series, op.log(op.add(x, 1))), dtype)
+
+
+def erfc(op: Arranger, operand: relax.Expr) -> relax.Expr:
+    """The complement of the error function, to 1.2e-7 of itself.
+
+    Press et al., Numerical Recipes, 6.2 (erfcc): a Chebyshev fit of t = 1 / (1 + |x| / 2). In double precision only
+    beyond 2, where 1 - erf(x) keeps fewer digits.
+    """
+    dtype = dtype_of(operand)
+    x = op.cast(operand, wide(dtype))
+    size = op.abs(x)
+    t = op.divide(1, op.add(op.multiply(size, 0.5), 1))
+    exponent = op.subtract(polynomial(op, t, _ERFC), op.multiply(size, size))
+    beyond = op.multiply(t, op.exp(exponent))
+    result = op.where(op.less(x, 0), op.subtract(2, beyond), beyond)
+    if dtype == "float64":
+        result = op.where(op.greater(x, 2), result, op.subtract(1, op.erf(x)))
+    return op.cast(result, dtype)
+
+
+_ERFC = (
+    0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368,
+    -1.26551223,
+)  # fmt: skip
+
+
+def polynomial(op: Arranger, x: relax.Expr, factors: tuple[float, ...] | list[float]) -> relax.Expr:
+    """By Horner's rule, the factor of the highest power first."""
+    result: Any = op.full_like(x, factors[0])
+    for factor in factors[1:]:
+        result = op.add(op.multiply(result, x), factor)
+    return result
