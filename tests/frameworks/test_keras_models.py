@@ -149,6 +149,45 @@ def test_inputs_by_name_and_sizes() -> None:
         load_model(network, (one, np.zeros((3, 7), "float32")))
 
 
+@pytest.mark.parametrize("keys", [("x", "y"), ("y", "x")], ids="".join)
+def test_inputs_by_keys_of_their_own(keys: tuple[str, str], three_workers: tvm_split.Cluster, tmp_path: Path) -> None:
+    """Names of tensors are in another order than those, and the function is not the same the other way round."""
+    first, second = keys
+    one, other = layers.Input((4,), name="b"), layers.Input((4,), name="a")
+    x = layers.Subtract(name="less")([one, layers.Dense(4, name="hidden")(other)])
+    network = keras.Model({first: one, second: other}, layers.Dense(2, name="head")(x), name="keyed")
+    generator = np.random.default_rng(0)
+    given = {key: generator.standard_normal((3, 4)).astype("float32") for key in keys}
+    wanted = keras.ops.convert_to_numpy(network(given))
+    network.save(tmp_path / "keyed.keras")
+    model = load_model(tmp_path / "keyed.keras", batch=3)
+    assert [spec.name for spec in model.inputs] == ["x", "y"]
+    split = {"machine-a": ["hidden"], "machine-b": ["head"]}
+    with tvm_split.compile_and_deploy(model, cluster=three_workers, split=split) as deployment:
+        assert_same(deployment.run(given["x"], given["y"]), [wanted])
+    assert_same(load_model(network, given).reference.outputs([given["x"], given["y"]]), [wanted])
+    with pytest.raises(ModelImportError, match=r"inputs are \['x', 'y'\], example_inputs has \['a', 'b'\]"):
+        load_model(network, {"a": given["x"], "b": given["y"]})
+
+
+def test_nested_inputs() -> None:
+    one, other, third = (layers.Input((4,), name=name) for name in "abc")
+    network = keras.Model({"x": [one, other], "y": third}, layers.Concatenate(name="join")([third, other, one]))
+    a, b, c = random_inputs(network, batch=2)
+    model = load_model(network, {"a": a, "b": b, "c": c})
+    assert [spec.name for spec in model.inputs] == ["a", "b", "c"]
+    np.testing.assert_array_equal(model.reference.outputs([a, b, c])[0], np.concatenate([c, b, a], axis=-1))
+
+
+def test_a_bfloat16_input() -> None:
+    x = layers.Input((4,), name="x", dtype="bfloat16")
+    network = keras.Model(x, layers.Dense(2, name="head", dtype="bfloat16")(x))
+    for given in (None, np.ones((2, 4), "float32")):
+        model = load_model(network, given, batch=2)
+        assert [(spec.shape, spec.dtype) for spec in model.inputs] == [((2, 4), "bfloat16")]
+        assert_keeps_contract(model)
+
+
 def test_a_model_without_known_inputs_needs_examples(three_workers: tvm_split.Cluster) -> None:
     class Own(keras.Model):
         def __init__(self) -> None:

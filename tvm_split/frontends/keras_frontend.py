@@ -47,13 +47,17 @@ def load_keras(
             f"Keras computes with {backend} here; its models are imported with {' or '.join(BACKENDS)}. Save the model "
             f"as a .keras file, and load that where KERAS_BACKEND={BACKENDS[0]} is set"
         )
-    names, arrays, is_dict = _inputs(source, example_inputs, batch, dimensions or {})
+    names, arrays = _inputs(source, example_inputs, batch, dimensions or {})
+    structure = getattr(source, "_inputs_struct", None)
+    takes_names = structure is None and not _known_inputs(source) and isinstance(example_inputs, Mapping)
     called = name or source.name
 
     def call(*tensors: Any) -> list[Any]:
-        given: Any = dict(zip(names, tensors, strict=True)) if is_dict else list(tensors)
-        if not is_dict and len(tensors) == 1:
-            (given,) = tensors
+        given: Any = list(tensors) if len(tensors) > 1 else tensors[0]
+        if takes_names:
+            given = dict(zip(names, tensors, strict=True))
+        elif structure is not None:
+            given = keras.tree.pack_sequence_as(structure, list(tensors))
         return list(keras.tree.flatten(source(given, training=False)))
 
     identifiers = [identifier(each) for each in names]
@@ -101,8 +105,8 @@ def _read(path: Path) -> Any:
 
 def _inputs(
     model: Any, examples: Any, batch: int | None, dimensions: Mapping[str, int]
-) -> tuple[list[str], list[np.ndarray[Any, Any]], bool]:
-    """The inputs' names, an array for each, and whether the model takes them by name."""
+) -> tuple[list[str], list[np.ndarray[Any, Any]]]:
+    """The inputs' names, and an array for each."""
     known = _known_inputs(model)
     if isinstance(examples, Mapping):
         names = [name for name, _, _ in known] if known else list(examples)
@@ -136,22 +140,25 @@ def _inputs(
             raise ModelImportError(f"input {name!r} is {dtype}{shown}, example_inputs has {list(array.shape)}")
     kinds = [dtype for _, _, dtype in known] or [str(array.dtype) for array in arrays]
     arrays = [array.astype(kind) for array, kind in zip(arrays, kinds, strict=True)]
-    takes_names = isinstance(getattr(model, "_inputs_struct", None), Mapping) or (
-        not known and isinstance(examples, Mapping)
-    )
-    return names, arrays, takes_names
+    return names, arrays
 
 
 Known = Sequence[tuple[str, tuple[int | None, ...], str]]
 
 
 def _known_inputs(model: Any) -> Known:
-    """Name, shape and dtype of each input of a model that was made of such."""
+    """Name, shape and dtype of each input of a model that was made of such; the name is its key where it has one."""
+    import keras
+
     try:
         tensors = list(model.inputs or ())
     except AttributeError:
         return ()
-    return [(tensor.name, tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
+    names = [tensor.name for tensor in tensors]
+    structure = getattr(model, "_inputs_struct", None)
+    if isinstance(structure, Mapping) and len(structure) == len(tensors):
+        names = [str(path[-1]) for path, _ in keras.tree.flatten_with_path(structure)]
+    return [(name, tuple(each.shape), str(each.dtype)) for name, each in zip(names, tensors, strict=True)]
 
 
 def _bound(known: Known, batch: int | None, dimensions: Mapping[str, int]) -> Iterator[tuple[list[int], str]]:
@@ -182,6 +189,7 @@ def _through_torch(
     from torch.fx.traceback import preserve_node_meta
 
     from tvm_split.frontends.torch_frontend import load_torch
+    from tvm_split.frontends.torch_tensors import to_torch
 
     class Network(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -191,7 +199,7 @@ def _through_torch(
         def forward(self, **tensors: Any) -> tuple[Any, ...]:
             return tuple(call(*(tensors[name] for name in names)))
 
-    given = {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
+    given = {name: to_torch(array) for name, array in zip(names, arrays, strict=True)}
     with _annotated(), preserve_node_meta():
         loaded = load_torch(Network().eval(), given, name=called, has_channels_last=True)
     return replace(loaded, framework="keras")
