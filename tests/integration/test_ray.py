@@ -17,6 +17,7 @@ import torch
 
 import tvm_split
 from tests.helpers.waiting import wait_for
+from tvm_split.cluster.ray_workers import worker_resources
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 
@@ -150,7 +151,7 @@ def test_three_nodes_one_of_which_dies(three_nodes: Any, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_room_that_three_nodes_do_not_have(three_nodes: Any) -> None:
     for request, message in (
-        ({"workers": 1, "resources": {"GPU": 1}}, r"1 workers with \{'CPU': 1\.0, 'GPU': 1\} each \(SPREAD\)"),
+        ({"workers": 1, "resources": {"GPU": 1}}, r"1 workers with \{'CPU': 1\.0, 'GPU': 1\.0\} each \(SPREAD\)"),
         ({"workers": 4}, r"4 workers with \{'CPU': 1\.0\} each \(SPREAD\); free are \{'CPU': 3\.0\}: ask for less"),
         ({"workers": 2, "strategy": "STRICT_PACK"}, r"2 workers with .* \(STRICT_PACK\); free are"),
     ):
@@ -158,6 +159,53 @@ def test_room_that_three_nodes_do_not_have(three_nodes: Any) -> None:
             tvm_split.Cluster.from_ray(timeout_seconds=2.0, **request)
     with tvm_split.Cluster.from_ray(workers=3) as cluster:
         assert len(hosts(cluster)) == 3
+
+
+@pytest.mark.slow
+def test_memory_and_parts_of_processors(own_ray: Any) -> None:
+    taken = {"memory": 1e8, "num_cpus": 0.5}
+    free = own_ray.available_resources()
+    with tvm_split.Cluster.from_ray(workers=2, resources=taken) as cluster:
+        assert len(cluster.endpoints()) == 2
+        assert wait_for(lambda: own_ray.available_resources().get("CPU") == 1.0, 20)
+        assert free["memory"] - own_ray.available_resources()["memory"] == 2e8
+    with pytest.raises(DeadlineError, match=r"'memory': 1e\+18\} each \(SPREAD\); free are \{.*'memory': "):
+        tvm_split.Cluster.from_ray(workers=1, resources={"memory": 1e18}, timeout_seconds=2.0)
+
+
+@pytest.mark.parametrize(
+    ("resources", "taken"),
+    [
+        ({}, {"CPU": 2.0}),
+        ({"GPU": 1, "memory": 10**8, "fpga": 0.5}, {"CPU": 2.0, "GPU": 1.0, "memory": 1e8, "fpga": 0.5}),
+        ({"num_cpus": 0.5, "num_gpus": 2}, {"CPU": 0.5, "GPU": 2.0}),
+        ({"CPU": 0, "GPU": 0.25}, {"GPU": 0.25}),
+    ],
+)
+def test_what_a_worker_takes(resources: dict[str, float], taken: dict[str, float]) -> None:
+    assert worker_resources(2, resources) == taken
+
+
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        ({"memory": -1}, "takes 0 of memory, or 0.0001 and more, got -1"),
+        ({"num_gpus": float("nan")}, "takes 0 of num_gpus, .* got nan"),
+        ({"fpga": float("inf")}, "got inf"),
+        ({"fpga": 1e-5}, "got 1e-05"),
+        ({"memory": "1 GB"}, "got '1 GB'"),
+        ({"GPU": True}, "got True"),
+        ({"GPU": 1.5}, r"a part of one GPU, or whole ones, got 1\.5"),
+        ({"CPU": 1, "num_cpus": 1}, "both CPU and num_cpus"),
+        ({"CPU": 0}, r"takes some of its resources, got \{'CPU': 0\}"),
+        ({"object_store_memory": 1e8}, "cannot take 'object_store_memory'"),
+        ({"": 1}, "cannot take ''"),
+        ([("GPU", 1)], "resources is a dictionary like"),
+    ],
+)
+def test_amounts_that_nobody_has(resources: Any, message: str) -> None:
+    with pytest.raises(ClusterError, match=message):
+        tvm_split.Cluster.from_ray("127.0.0.1:9", resources=resources)
 
 
 def test_without_a_ray(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,11 +161,13 @@ class Cluster:
         Args:
             address: HOST:PORT of Ray's head; by default the Ray that this process is connected to, else one that runs
                 on this host.
-            resources: what else each worker takes, such as ``{"GPU": 1}`` or a node's own label.
+            resources: what else each worker takes: ``{"GPU": 1, "memory": 1e9}`` (bytes), or what a node calls its own.
+                ``CPU`` takes the place of ``threads`` where it is to be another number; ``num_cpus`` and ``num_gpus``
+                are understood as well.
             strategy: of the placement group: ``SPREAD``, ``STRICT_SPREAD``, ``PACK`` or ``STRICT_PACK``.
 
         Raises:
-            ClusterError: there is no Ray in this Python, or a number that makes no sense.
+            ClusterError: there is no Ray in this Python, or a number or resource that makes no sense.
             WorkerUnavailableError: no Ray runs there, or a worker does not come up.
             DeadlineError: its nodes have no room for so many workers.
         """

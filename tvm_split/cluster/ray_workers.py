@@ -6,9 +6,11 @@ TVM's runtime alone and answers signals in its main thread; it ends with its act
 
 from __future__ import annotations
 
+import math
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from tvm_split.errors import ClusterError
@@ -23,6 +25,10 @@ CONNECT_SECONDS = 5.0
 STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
 FOREVER = -1
 """How often Ray starts an actor again."""
+OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+"""The resources for which an actor has options of their own, whose names are understood as well."""
+SMALLEST = 1e-4
+"""Of any resource: https://docs.ray.io/en/latest/ray-core/scheduling/resources.html#fractional-resource-requirements"""
 
 
 class RayWorker:
@@ -59,6 +65,7 @@ class RayWorkers(Closing):
     ) -> None:
         if strategy not in STRATEGIES:
             raise ClusterError(f"Ray's strategies are {', '.join(STRATEGIES)}, got {strategy!r}")
+        each = worker_resources(threads, resources or {})
         try:
             import ray
         except ImportError as error:
@@ -71,7 +78,6 @@ class RayWorkers(Closing):
         self._joined = _join(ray, address)
         before_end(self, self.close)
         try:
-            each = {"CPU": float(threads), **(resources or {})}
             self._group = self._place([each] * len(names), strategy)
             for index, name in enumerate(names):
                 self._actors[name] = self._start(name, threads, each, index)
@@ -124,17 +130,45 @@ class RayWorkers(Closing):
         return group
 
     def _start(self, name: str, threads: int, resources: Mapping[str, float], index: int) -> Any:
-        others = {key: amount for key, amount in resources.items() if key not in ("CPU", "GPU")}
+        others = {key: amount for key, amount in resources.items() if key not in OPTIONS}
         placed = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, index)
         actor = self._ray.remote(RayWorker).options(
-            num_cpus=resources["CPU"],
-            num_gpus=resources.get("GPU", 0),
+            **{option: resources.get(key, 0) for key, option in OPTIONS.items()},
             resources=others,
             scheduling_strategy=placed,
             max_restarts=FOREVER,
             max_task_retries=FOREVER,
         )
         return actor.remote(name, threads, self._token)
+
+
+def worker_resources(threads: int, resources: Mapping[str, float]) -> dict[str, float]:
+    """What one worker takes, by Ray's names in placement groups: ``threads`` CPUs, unless ``resources`` says another
+    number, and what else that names. Memory is in bytes.
+
+    Raises:
+        ClusterError: an amount that Ray gives to nobody; or a resource twice, by two names.
+    """
+    if not isinstance(resources, Mapping):
+        raise ClusterError(f'resources is a dictionary like {{"GPU": 1, "memory": 1e9}}, got {resources!r}')
+    names = {option: key for key, option in OPTIONS.items()}
+    found: dict[str, float] = {}
+    for given, amount in resources.items():
+        name = names.get(given, given)
+        if not isinstance(name, str) or not name or name == "object_store_memory":
+            raise ClusterError(f"Ray's workers cannot take {given!r}: CPU, GPU, memory, or what a node calls its own")
+        if name in found:
+            raise ClusterError(f"resources has both {name} and {OPTIONS[name]}, which are the same; give one of them")
+        is_number = isinstance(amount, Real) and not isinstance(amount, bool)
+        if not is_number or not (amount == 0 or SMALLEST <= amount < math.inf):
+            raise ClusterError(f"a worker of Ray takes 0 of {given}, or {SMALLEST:g} and more, got {amount!r}")
+        if name == "GPU" and amount > 1 and amount % 1:
+            raise ClusterError(f"a worker of Ray takes a part of one GPU, or whole ones, got {amount!r}")
+        found[name] = float(amount)
+    found = {name: amount for name, amount in {"CPU": float(threads), **found}.items() if amount}
+    if not found:
+        raise ClusterError(f"a worker of Ray takes some of its resources, got {dict(resources)}")
+    return found
 
 
 def _join(ray: Any, address: str | None) -> bool:
