@@ -57,6 +57,7 @@ struct Thread {
   int number;
   State state;
   const char* waits_for;
+  int exchanged;
   std::vector<char> stack;
   std::vector<Copy> open;
   std::vector<std::vector<Copy>> groups;
@@ -96,9 +97,7 @@ inline void warp_barrier(const char* what) { wait(State::AT_WARP, what); }
 template <typename T>
 const T* all_lanes(const T& value, const char* what) {
   static_assert(sizeof(T) <= 192);
-  static std::vector<int> turns;
-  turns.resize(all.size());
-  int turn = turns[current->number]++ & 1;
+  int turn = current->exchanged++ & 1;
   T* values = reinterpret_cast<T*>(exchanges[current->number / WARP].bytes[turn]);
   values[lane()] = value;
   warp_barrier(what);
@@ -113,6 +112,7 @@ inline void run_thread() {
 
 inline void start(Thread& thread) {
   thread.state = State::READY;
+  thread.exchanged = 0;
   thread.stack.resize(STACK_BYTES);
   thread.open.clear();
   thread.groups.clear();
@@ -234,8 +234,10 @@ template <typename T> T __shfl_xor_sync(unsigned, T value, int mask, int width =
 
 inline float max(float x, float y) { return fmaxf(x, y); }
 inline float min(float x, float y) { return fminf(x, y); }
-inline int max(int x, int y) { return x > y ? x : y; }
-inline int min(int x, int y) { return x < y ? x : y; }
+inline double max(double x, double y) { return fmax(x, y); }
+inline double min(double x, double y) { return fmin(x, y); }
+template <typename T> std::enable_if_t<std::is_integral_v<T>, T> max(T x, T y) { return x > y ? x : y; }
+template <typename T> std::enable_if_t<std::is_integral_v<T>, T> min(T x, T y) { return x < y ? x : y; }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float x, float y) { return x / y; }

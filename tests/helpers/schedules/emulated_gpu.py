@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -57,6 +58,17 @@ class _Launches:
                 self.tags[str(function.attrs["global_symbol"])] = tags
 
 
+@dataclass
+class _Order:
+    """Of the threads of a block. What kernels see changed: the machine keeps the functions that it looked up first."""
+
+    backwards: bool = False
+
+
+def _launch(launcher: Callable[..., None], order: _Order, *arguments: Any) -> None:
+    launcher(order.backwards, *arguments)
+
+
 def run_emulated(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Target) -> np.ndarray:
     """``main`` of a module of scheduled kernels, the same with the threads of a block in either order.
 
@@ -73,11 +85,12 @@ def run_emulated(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Ta
     with TemporaryDirectory() as folder:
         launchers = kernels(source, launches.tags, Path(folder))
         machine = relax.VirtualMachine(executable, tvm.cpu())
+        order = _Order()
         results = []
         try:
-            for backwards in (False, True):
-                for name, launcher in launchers.items():
-                    tvm_ffi.register_global_func(name, partial(launcher, backwards), override=True)
+            for name, launcher in launchers.items():
+                tvm_ffi.register_global_func(name, partial(_launch, launcher, order), override=True)
+            for order.backwards in (False, True):
                 results.append(machine["main"](*arrays).numpy())
         finally:
             for name in launchers:
