@@ -115,8 +115,9 @@ def without_symbol(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def last_line(error: object) -> str:
-    """What an error of TVM, whose message begins with its trace, says in the end."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    """What an error of TVM, whose message begins with its trace, says in the end; lines without letters underline."""
+    said = [line for line in str(error).strip().splitlines() if any(map(str.isalpha, line))]
+    return (said or [type(error).__name__])[-1]
 
 
 def new_schedule(function: tirx.PrimFunc) -> s_tir.Schedule:

@@ -71,5 +71,9 @@ class OneMachineWarning(UserWarning):
 
 
 def last_line(error: Exception) -> str:
-    """What TVM or a framework says in the end, after its backtraces; the kind of the error where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    """What TVM or a framework says in the end, after its backtraces; the kind of the error where it says nothing.
+
+    Lines without letters underline what stands above them, and do not count.
+    """
+    said = [line for line in str(error).strip().splitlines() if any(map(str.isalpha, line))]
+    return (said or [type(error).__name__])[-1]

@@ -9,18 +9,46 @@ from tvm.target import Target
 
 def apply_default(rule: ScheduleRule, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     """The function as a rule of TVM schedules it, or None where that rule does not match."""
-    schedule = rule.apply(function, target, False)
+    schedule = rule.apply(_in_loops(function), target, False)
     if isinstance(schedule, list):
         schedule = schedule[0] if schedule else None
     if not isinstance(schedule, s_tir.Schedule):
         return None
     _bind_what_all_threads_do(schedule)
+    if any("blockIdx.x" not in _bindings(schedule, block) for block in _blocks(schedule) if schedule.get_loops(block)):
+        return None  # a rule that takes scalars for rows without an end leaves what follows them out
     return schedule.mod["main"]
+
+
+def _in_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Scalars' blocks in loops of one step: beside one without, TVM cannot share a sum among threads (rfactor)."""
+    root = function.body.block if isinstance(function.body, s_tir.SBlockRealize) else None
+    if root is None or not isinstance(root.body, tirx.SeqStmt):
+        return function
+    body = tirx.SeqStmt([_in_loop(statement) for statement in root.body.seq])
+    block = s_tir.SBlock(
+        root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init, root.alloc_buffers,
+        root.match_buffers, root.annotations,
+    )  # fmt: skip
+    return function.with_body(s_tir.SBlockRealize(function.body.iter_values, function.body.predicate, block))
+
+
+def _in_loop(statement: tirx.Stmt) -> tirx.Stmt:
+    if not isinstance(statement, s_tir.SBlockRealize) or len(statement.iter_values) != 1:
+        return statement
+    extent = statement.block.iter_vars[0].dom.extent
+    step = tirx.Var("step", extent.ty)
+    once = s_tir.SBlockRealize([step], statement.predicate, statement.block)
+    return tirx.For(step, tirx.const(0, str(extent.ty)), extent, tirx.ForKind.SERIAL, once)
+
+
+def _blocks(schedule: s_tir.Schedule) -> list[s_tir.schedule.SBlockRV]:
+    return list(schedule.get_child_blocks(schedule.get_sblock("root")))
 
 
 def _bind_what_all_threads_do(schedule: s_tir.Schedule) -> None:
     """What follows a sum that a block of threads shares (a mean's division) is left to all of them: to one, here."""
-    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    blocks = _blocks(schedule)
     extents = {tag: extent for block in blocks for tag, extent in _bindings(schedule, block).items()}
     for block in blocks:
         bound = _bindings(schedule, block)

@@ -118,6 +118,38 @@ def test_sums_that_threads_share(extent):
     assert chosen <= {"general_reduction", "reduction", "elementwise"}
 
 
+def of_all(*operators):
+    def graph(builder, data):
+        result = data
+        for operator in operators:
+            result = builder.emit(operator(result))
+        return result
+
+    return graph
+
+
+SCALARS = {
+    "mean": (of_all(relax.op.mean), np.mean),
+    "with what follows": (
+        of_all(relax.op.mean, relax.op.nn.relu, lambda x: relax.op.add(x, relax.const(1.0))),
+        lambda x: np.maximum(x.mean(), 0) + 1,
+    ),
+    "with another": (
+        lambda builder, x: builder.emit(relax.op.add(builder.emit(relax.op.mean(x)), builder.emit(relax.op.max(x)))),
+        lambda x: x.mean() + x.max(),
+    ),
+    "two in turn": (of_all(relax.op.std), np.std),
+}
+
+
+@pytest.mark.parametrize("shape", [(3, 11), (3000, 11)], ids=str)
+@pytest.mark.parametrize(("graph", "exact"), SCALARS.values(), ids=SCALARS)
+def test_scalars_of_all_elements(graph, exact, shape):
+    x = 1 + normal(0, *shape)
+    actual, _ = evaluate(graph, [x])
+    assert_close(actual, exact(x.astype("float64")))
+
+
 @pytest.mark.parametrize("places", ["int32", "int64"])
 def test_rows_of_a_table(places):
     table, rows = normal(0, 40, 12), np.array([[3, 39, 0], [7, 7, 21]], places)

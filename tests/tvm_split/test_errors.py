@@ -1,0 +1,18 @@
+import pytest
+
+from tvm_split.errors import last_line
+from tvm_split.schedules import blocks
+
+
+@pytest.mark.parametrize("of", [last_line, blocks.last_line])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("trace\nall loops must be bound", "all loops must be bound"),
+        ("the loops must be the deepest:\n  T.reads(x[0])\n  ^^^^^^^^^^^^^\n\n", "  T.reads(x[0])"),
+        ("", "ValueError"),
+        ("^^^^", "ValueError"),
+    ],
+)
+def test_the_last_line_of_an_error_says_something(of, text, said):
+    assert of(ValueError(text)) == said
