@@ -9,6 +9,7 @@ leaves most multiprocessors idle unless its sum is cut into slices, which costs 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ LATENCY_CYCLES = 400
 """One round of loads to shared memory, a barrier, and the first use."""
 # Of the largest part of each family that is sold: A100 and H100.
 MULTIPROCESSORS = {"sm_80": 108, "sm_90": 132}
+FRAGMENTS_SINCE = {"float16": 70, "bfloat16": 80}
+"""The compute capability, times ten, since which tensor cores multiply a dtype (CUDA C++ Programming Guide, wmma)."""
 LARGEST_SLICES = 8
 SMALL_COLUMNS = 64
 """Columns of one block of threads where a product has few rows."""
@@ -159,6 +162,20 @@ class Extents:
 
 def multiprocessors(target: Target) -> int:
     return MULTIPROCESSORS.get(str(target.attrs.get("arch", "")), 108)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What lowerings look at: multiprocessors, and the dtypes that tensor cores multiply in fragments."""
+
+    processors: int
+    fragment_dtypes: frozenset[str]
+
+
+def gpu_of(target: Target) -> Gpu:
+    generation = re.fullmatch(r"sm_(\d+)[a-z]?", str(target.attrs.get("arch", "")))
+    number = int(generation[1]) if generation else max(FRAGMENTS_SINCE.values())
+    return Gpu(multiprocessors(target), frozenset(dtype for dtype, since in FRAGMENTS_SINCE.items() if number >= since))
 
 
 def choose_tile(extents: Extents, processors: int) -> tuple[Tile, int]:

@@ -182,3 +182,20 @@ def test_half_precision_uses_tensor_cores(graph, shape, dtype, arch, tmp_path):
     for each in compile_with_nvcc(source, arch, tmp_path):
         assert each.spilled_bytes == 0, each
         assert each.shared_bytes == counted[each.name], each
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("dtype", "chosen"),
+    [(np.float16, {"tensor_core"}), (ml_dtypes.bfloat16, {"matmul", "conv2d"})],
+    ids=["half", "brain"],
+)
+def test_older_tensor_cores_do_not_multiply_bfloat16(dtype, chosen, tmp_path):
+    found = set()
+    for graph, shape in ((half_product, (1, 40, 768)), (half_convolution, (1, 96, 12, 12))):
+        lowered = lower(graph_of(graph(dtype), [np.zeros(shape, dtype)]), cuda("sm_75"))
+        found |= set(schedules.chosen_rules(lowered).values()) - {"elementwise"}
+        source = source_of(lowered, "sm_75")
+        assert ("wmma" in source) == (chosen == {"tensor_core"})
+        assert compile_with_nvcc(source, "sm_75", tmp_path)
+    assert found == chosen

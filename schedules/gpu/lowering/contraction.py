@@ -32,6 +32,7 @@ from tvm_split.schedules.gpu.tile import (
     VECTORS,
     Extents,
     FragmentTile,
+    Gpu,
     Tile,
     choose_fragment_tile,
     choose_slices,
@@ -87,27 +88,27 @@ Product = Callable[[Any, Any, Any], Any]
 """The contraction's value at (batch, row, column), slices added up, in the accumulator's dtype."""
 
 
-def contract(contraction: Contraction, family: str, processors: int) -> Product:
+def contract(contraction: Contraction, family: str, gpu: Gpu) -> Product:
     """The anchor block of a contraction, tiled for its extents, as a function for the block that stores the result.
 
     ``family`` is the operator's name; it becomes the chosen rule's name.
     """
     if contraction.rows <= MOST_ROWS:
-        return _few_rows(contraction, processors)
+        return _few_rows(contraction, gpu.processors)
     if contraction.columns <= MOST_ROWS:
         left, right, rows, columns = contraction.right, contraction.left, contraction.columns, contraction.rows
         exchanged = replace(contraction, left=left, right=right, rows=rows, columns=columns)
-        turned = _few_rows(exchanged, processors)
+        turned = _few_rows(exchanged, gpu.processors)
         return lambda batch, row, column: turned(batch, column, row)
-    if uses_tensor_cores(contraction.extents, contraction.left.dtype, contraction.right.dtype):
-        return _tiled(contraction, TENSOR_CORE, processors)
-    return _tiled(contraction, family, processors)
+    if uses_tensor_cores(gpu, contraction.extents, contraction.left.dtype, contraction.right.dtype):
+        return _tiled(contraction, TENSOR_CORE, gpu.processors)
+    return _tiled(contraction, family, gpu.processors)
 
 
-def uses_tensor_cores(extents: Extents, *dtypes: str) -> bool:
-    """Half precision, and no extent smaller than a fragment."""
+def uses_tensor_cores(gpu: Gpu, extents: Extents, *dtypes: str) -> bool:
+    """One kind of half precision that this GPU's tensor cores multiply, and no extent smaller than a fragment."""
     smallest = min(extents.rows, extents.columns, extents.depth)
-    return set(dtypes) in ({"float16"}, {"bfloat16"}) and smallest >= TENSOR_CORE_SMALLEST
+    return len(set(dtypes)) == 1 and dtypes[0] in gpu.fragment_dtypes and smallest >= TENSOR_CORE_SMALLEST
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from tvm_split.schedules.expressions import (
     window_of,
 )
 from tvm_split.schedules.gpu.lowering.contraction import Contraction, Operand, contract, uses_tensor_cores
-from tvm_split.schedules.gpu.tile import DEPTHWISE, Extents
+from tvm_split.schedules.gpu.tile import DEPTHWISE, Extents, Gpu
 
 
-def legalize_conv2d(builder: BlockBuilder, call: relax.Call, processors: int) -> relax.Expr:
+def legalize_conv2d(builder: BlockBuilder, call: relax.Call, gpu: Gpu) -> relax.Expr:
     """Static shapes in NCHW, any groups; other layouts and symbolic shapes are left to TVM."""
     data, weight = call.args
     window = _window(call)
@@ -33,10 +33,10 @@ def legalize_conv2d(builder: BlockBuilder, call: relax.Call, processors: int) ->
         compute = partial(_depthwise, window=window, out_dtype=out_dtype)
         return builder.call_te(compute, data, weight, primfunc_name_hint="depthwise_conv2d", primfunc_attrs=FUSABLE)
     # A kernel of its own, which FoldConstant computes where the weight is a constant.
-    by_outputs = uses_tensor_cores(window.extents, str(data.ty.dtype), str(weight.ty.dtype))
+    by_outputs = uses_tensor_cores(gpu, window.extents, str(data.ty.dtype), str(weight.ty.dtype))
     pack = partial(_pack, groups=window.groups, by_outputs=by_outputs)
     packed = builder.emit(builder.call_te(pack, weight, primfunc_name_hint="pack_weight"))
-    compute = partial(_dense, window=window, out_dtype=out_dtype, processors=processors, by_outputs=by_outputs)
+    compute = partial(_dense, window=window, out_dtype=out_dtype, gpu=gpu, by_outputs=by_outputs)
     return builder.call_te(compute, data, packed, primfunc_name_hint="conv2d", primfunc_attrs=FUSABLE)
 
 
@@ -128,7 +128,7 @@ def _pack(weight: te.Tensor, groups: int, by_outputs: bool) -> te.Tensor:
 
 
 def _dense(
-    data: te.Tensor, packed: te.Tensor, window: _Window, out_dtype: str, processors: int, by_outputs: bool
+    data: te.Tensor, packed: te.Tensor, window: _Window, out_dtype: str, gpu: Gpu, by_outputs: bool
 ) -> te.Tensor:
     """Weights, as `_pack` gives them, times patches."""
     extents, batch, (height, width) = window.extents, window.image[0], window.result
@@ -162,7 +162,7 @@ def _dense(
             positions=window.kernel[0] * window.kernel[1],
         ),
         "conv2d",
-        processors,
+        gpu,
     )
 
     def store(image: Any, output: Any, y: Any, x: Any) -> Any:

@@ -12,18 +12,19 @@ from tvm.relax import BlockBuilder
 
 from tvm_split.schedules.expressions import FUSABLE, broadcast_index, default_legalization, ravel, static_shape, unravel
 from tvm_split.schedules.gpu.lowering.contraction import Contraction, Operand, contract
+from tvm_split.schedules.gpu.tile import Gpu
 
 
-def legalize_matmul(builder: BlockBuilder, call: relax.Call, processors: int) -> relax.Expr:
+def legalize_matmul(builder: BlockBuilder, call: relax.Call, gpu: Gpu) -> relax.Expr:
     """Static matrices and batches of them; vectors and symbolic shapes are left to TVM."""
     shapes = [static_shape(argument) for argument in call.args]
     if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
         return default_legalization(builder, call)
-    compute = partial(_matmul, out_dtype=str(call.ty.dtype), processors=processors)
+    compute = partial(_matmul, out_dtype=str(call.ty.dtype), gpu=gpu)
     return builder.call_te(compute, *call.args, primfunc_name_hint="matmul", primfunc_attrs=FUSABLE)
 
 
-def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, processors: int) -> te.Tensor:
+def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, gpu: Gpu) -> te.Tensor:
     """Left [..., M, K] times right [..., K, N] -> [..., M, N]; batch axes broadcast."""
     left_shape, right_shape = ([int(extent) for extent in tensor.shape] for tensor in (left, right))
     (rows, depth), columns = left_shape[-2:], right_shape[-1]
@@ -53,7 +54,7 @@ def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, processors: int) 
             contiguous=columns,
         ),
         "matmul",
-        processors,
+        gpu,
     )
 
     def store(*index: Any) -> Any:
