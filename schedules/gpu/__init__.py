@@ -22,6 +22,7 @@ from tvm_split.schedules.gpu.default_rules import apply_default
 from tvm_split.schedules.gpu.elementwise import schedule_elementwise
 from tvm_split.schedules.gpu.lowering.convolution import legalize_conv2d
 from tvm_split.schedules.gpu.lowering.matmul import legalize_matmul
+from tvm_split.schedules.gpu.lowering.scan import SCANS, legalize_scan
 from tvm_split.schedules.gpu.tensor_core import schedule_tensor_core
 from tvm_split.schedules.gpu.tile import gpu_of, multiprocessors
 from tvm_split.schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
@@ -58,6 +59,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
         return {}
     return {
         **dict.fromkeys(BOUNDS, legalize_bounds),
+        **dict.fromkeys(SCANS, legalize_scan),
         "relax.nn.conv2d": partial(legalize_conv2d, gpu=gpu_of(target)),
         "relax.matmul": partial(legalize_matmul, gpu=gpu_of(target)),
     }

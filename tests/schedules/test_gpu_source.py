@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from tvm import relax
 from tvm.script import ir as I, relax as R, tirx as T
 
@@ -148,6 +148,29 @@ def test_scalars_of_all_elements(graph, exact, shape):
     x = 1 + normal(0, *shape)
     actual, _ = evaluate(graph, [x])
     assert_close(actual, exact(x.astype("float64")))
+
+
+@settings(max_examples=8, derandomize=True)
+@given(
+    shape=st.sampled_from([(1, 1), (2, 7), (3, 100), (1, 257), (2, 600), (2, 5, 3), (1, 3000)]),
+    axis=st.sampled_from([-1, 0, None]),
+    name=st.sampled_from(["cumsum", "cumprod"]),
+    exclusive=st.booleans(),
+    dtype=st.sampled_from(["float32", "int64"]),
+)
+@example(shape=(2, 100), axis=-1, name="cumsum", exclusive=False, dtype="float32")
+def test_scans(shape, axis, name, exclusive, dtype):
+    x = (1 + normal(0, *shape) / 50).astype("float32") if dtype == "float32" else np.ones(shape, dtype)
+    operator = getattr(relax.op, name)
+    actual, chosen = evaluate(lambda builder, data: builder.emit(operator(data, axis, exclusive=exclusive)), [x])
+    exact = getattr(np, name)(x.astype("float64"), axis)
+    if exclusive:
+        along = 0 if axis is None else axis
+        first = np.full_like(exact.take([0], along), int(name == "cumprod"))
+        exact = np.concatenate([first, exact.take(range(exact.shape[along] - 1), along)], along)
+    assert actual.dtype == dtype
+    assert_close(actual, exact)
+    assert chosen == {"scan"}
 
 
 @pytest.mark.parametrize("places", ["int32", "int64"])

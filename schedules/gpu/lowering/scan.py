@@ -1,0 +1,101 @@
+"""Sums and products up to each element -> TIR: a block of threads a row, with a barrier after every step.
+
+TVM's own kernel for last axes lets lanes of a warp read what others write meanwhile, which is undefined since sm_70.
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.relax import BlockBuilder
+from tvm.script import tirx as T
+
+from tvm_split.schedules.expressions import accumulator_dtype, default_legalization, static_shape, unravel
+
+SCANS = ("relax.cumsum", "relax.cumprod")
+MOST_THREADS = 256
+
+
+def legalize_scan(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+    """``relax.cumsum`` or ``relax.cumprod`` along any axis, or of all elements; symbolic shapes are left to TVM."""
+    shape = static_shape(call.args[0])
+    if shape is None or prod(shape) == 0:
+        return default_legalization(builder, call)
+    axis = call.attrs.axis
+    number = 0 if axis is None else int(axis) % len(shape)
+    length = prod(shape) if axis is None else shape[number]
+    name = call.op.name.rsplit(".", 1)[-1]
+    dtypes = str(call.args[0].ty.dtype), str(call.ty.dtype)
+    after = 1 if axis is None else prod(shape[number + 1 :])
+    function = _kernel(shape, length, after, axis is None, *dtypes, name == "cumprod", bool(call.attrs.exclusive))
+    return relax.call_tir(builder.add_func(function, name), [call.args[0]], out_ty=call.ty)
+
+
+def _kernel(
+    shape: tuple[int, ...],
+    length: int,
+    after: int,
+    flat: bool,
+    in_dtype: str,
+    out_dtype: str,
+    multiplies: bool,
+    exclusive: bool,
+) -> tirx.PrimFunc:
+    """Rows of ``length`` elements that lie ``after`` elements apart; a flat result has one axis.
+
+    Each thread adds up its stretch of a row; the stretches' totals are scanned in shared memory by doubling (Hillis and
+    Steele 1986), from one half of it to the other; then each thread goes through its stretch again, from there.
+    """
+    rows = prod(shape) // length
+    dtype = accumulator_dtype(out_dtype)
+    threads = min(MOST_THREADS, 1 << (length - 1).bit_length())
+    stretch = -(-length // threads)
+    rounds = threads.bit_length() - 1
+    result_shape = (prod(shape),) if flat else shape
+    nothing = tirx.const(int(multiplies), dtype)
+
+    def joined(left: Any, right: Any) -> Any:
+        return left * right if multiplies else left + right
+
+    def at(extents: tuple[int, ...], row: Any, step: Any) -> tuple[Any, ...]:
+        return tuple(unravel((row // after * length + step) * after + row % after, extents))
+
+    @T.prim_func(private=True, s_tir=True)
+    def scan(source_handle: T.handle, result_handle: T.handle) -> None:
+        T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "tvm_split.schedule": "scan"})
+        source = T.match_buffer(source_handle, shape, in_dtype)
+        result = T.match_buffer(result_handle, result_shape, out_dtype)
+        for row in T.thread_binding(rows, thread="blockIdx.x"):
+            with T.sblock("scan"):
+                totals = T.sblock_alloc_buffer((2, threads), dtype, scope="shared")
+                own = T.sblock_alloc_buffer((1,), dtype, scope="local")
+                for thread in T.thread_binding(threads, thread="threadIdx.x"):
+                    own[0] = nothing
+                    for i in T.serial(stretch):
+                        if thread * stretch + i < length:
+                            own[0] = joined(own[0], T.Cast(dtype, source[at(shape, row, thread * stretch + i)]))
+                    totals[0, thread] = own[0]
+                    for turn in T.unroll(rounds):
+                        T.tvm_storage_sync("shared")
+                        if thread >= T.shift_left(1, turn):
+                            totals[(turn + 1) % 2, thread] = joined(
+                                totals[turn % 2, thread - T.shift_left(1, turn)], totals[turn % 2, thread]
+                            )
+                        else:
+                            totals[(turn + 1) % 2, thread] = totals[turn % 2, thread]
+                    T.tvm_storage_sync("shared")
+                    own[0] = nothing
+                    if thread > 0:
+                        own[0] = totals[rounds % 2, thread - 1]
+                    for i in T.serial(stretch):
+                        if thread * stretch + i < length:
+                            if exclusive:
+                                result[at(result_shape, row, thread * stretch + i)] = T.Cast(out_dtype, own[0])
+                            own[0] = joined(own[0], T.Cast(dtype, source[at(shape, row, thread * stretch + i)]))
+                            if not exclusive:
+                                result[at(result_shape, row, thread * stretch + i)] = T.Cast(out_dtype, own[0])
+
+    return scan
