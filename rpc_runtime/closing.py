@@ -1,8 +1,9 @@
-"""What is used in a ``with``, at whose end it is closed."""
+"""What is closed: at the end of a ``with``, and all of it, whatever fails."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from typing import Self
 
 
@@ -18,3 +19,14 @@ class Closing(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def do_all(steps: Iterable[Callable[[], object]]) -> Exception | None:
+    """Takes each step, also after others have failed; the first error."""
+    first: Exception | None = None
+    for step in steps:
+        try:
+            step()
+        except Exception as error:
+            first = first or error
+    return first

@@ -22,11 +22,13 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import tvm
 
+from tvm_split.rpc_runtime.closing import do_all
 from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls, memory_at
 from tvm_split.rpc_runtime.execution.cuda_runtime import runtime_library
 from tvm_split.rpc_runtime.execution.stage_executable import (
@@ -118,12 +120,17 @@ class DeviceTransfers:
             self._on_device[tensor.name].append(uploaded)
 
     def close(self) -> None:
-        """Nothing is uploaded any more, and nothing is being uploaded."""
+        """Nothing is uploaded any more, and nothing is being uploaded. May be called again.
+
+        Raises:
+            WorkerError: the device fails: of several errors the first, when all uploads were waited for. Not again.
+        """
         with self._lock:
             self._closed = True
-            for mark in self._under_way:
-                self._calls.wait(mark)
-            self._under_way.clear()
+            under_way, self._under_way = self._under_way, {}
+            error = do_all(partial(self._calls.wait, mark) for mark in under_way)
+        if error is not None:
+            raise error
 
     def download(self, value: Tensor, data: Bytes, mark: Mark) -> None:
         """Copy a tensor of the device, which is complete; returns when that is done."""

@@ -7,7 +7,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
+from tvm_split.rpc_runtime.closing import do_all
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
 from tvm_split.rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
@@ -343,21 +345,23 @@ class HeldProgram:
         self.free()
 
     def free(self) -> None:
-        """Lets go of libraries, weights, links and pins; what went wrong is still told. May be called again."""
+        """Lets go of libraries, weights, links and pins; what went wrong is still told. May be called again.
+
+        Of all, whatever of it fails, as all does that is asked of a GPU that has failed; the first error is logged.
+        """
         with self._lock:
             self._halt_locked()
             calls, self._calls = self._calls, []
             executor, self._executor = self._executor, None
         self._notify()
-        for call in calls:
-            call.close()
+        steps: list[Callable[[], object]] = [call.close for call in calls]
         if executor is not None:
-            executor.join(JOIN_SECONDS)
+            steps.append(partial(executor.join, JOIN_SECONDS))
         if self._transfers is not None:
-            self._transfers.close()
-        self._drop_timer(None)
-        self.blobs.release()
-        trim_heap()
+            steps.append(self._transfers.close)
+        error = do_all([*steps, partial(self._drop_timer, None), self.blobs.release, trim_heap])
+        if error is not None:
+            logger.error("deployment %s: what failed while it was freed: %s", self.identifier[:8], error)
 
     def _loaded(self) -> MachinePlan:
         with self._lock:

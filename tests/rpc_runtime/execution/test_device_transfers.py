@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import shutil
-import subprocess
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import tvm
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.helpers.gpu_driver import require_toolkit
+from tests.helpers.rpc_runtime.cuda_stand_in import compiled, on_host
 from tests.helpers.rpc_runtime.joined_executors import Ends, PlainStage, check
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.random_programs import BLOB, programs, tensor
@@ -39,15 +41,7 @@ from tvm_split.rpc_runtime.execution.nvcc import find_nvcc
 from tvm_split.rpc_runtime.execution.stage_executable import StageExecutable, WeightCache
 from tvm_split.rpc_runtime.program.program import Program, StageSpec, TensorSpec
 
-SOURCE = Path(__file__).parents[2] / "helpers/rpc_runtime/cuda_streams.c"
 Kernel = ctypes.CFUNCTYPE(None)
-
-
-def compiled(folder: Path, *options: str) -> Path:
-    library = folder / "libcudart.so.13"
-    command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-pthread", *options, "-o", str(library), str(SOURCE)]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
-    return library
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +73,6 @@ class Launched:
         self._cuda.standInLaunch(kernel)
         self._transfers.end()
         return outputs
-
-
-def on_host(spec: TensorSpec) -> Any:
-    return tvm.runtime.empty(spec.shape, spec.dtype)
 
 
 def check_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:
@@ -144,6 +134,25 @@ def test_what_is_closed_waits_for_its_uploads_and_begins_no_other(cuda: ctypes.C
     transfers.close()
     assert [np.from_dlpack(each.tensor).tolist() for each in uploaded if each] == [[n] * 4 for n in range(4)]
     assert transfers.upload(spec, tvm.runtime.tensor(np.zeros(4, "int32"))) is None
+
+
+def test_what_is_closed_lets_go_of_all_uploads_when_the_device_fails(cuda: ctypes.CDLL) -> None:
+    cuda.standInSlow(30_000)
+    transfers = DeviceTransfers(CudaCalls(cuda), on_host)
+    spec = TensorSpec("x", (64,), "int32")
+    values = [np.frombuffer(mmap(-1, spec.size_bytes), np.int32) for _ in range(4)]  # aligned, so that it is not copied
+    for n, value in enumerate(values):
+        value[:] = n
+    uploaded = [transfers.upload(spec, tvm.runtime.from_dlpack(value)) for value in values]
+    held = [weakref.ref(value) for value in values]
+    del values, value
+    cuda.standInFail(700)
+    with pytest.raises(WorkerError, match="cudaEventSynchronize: an illegal memory access was encountered"):
+        transfers.close()
+    assert [np.from_dlpack(each.tensor).tolist() for each in uploaded if each] == [[n] * 64 for n in range(4)]
+    gc.collect()
+    assert [each() for each in held] == [None] * 4
+    transfers.close()
 
 
 def test_memory_of_the_host_is_kept_as_long_as_a_part_of_it_is_used(cuda: ctypes.CDLL) -> None:
