@@ -33,7 +33,7 @@ from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
 from tvm_split.rpc_runtime.program.measurements import LinkStatistics, Recorder
-from tvm_split.rpc_runtime.program.program import CLIENT, StageSpec, weight_bytes
+from tvm_split.rpc_runtime.program.program import CLIENT, StageSpec
 from tvm_split.rpc_runtime.transports.link_call import LinkCall
 from tvm_split.rpc_runtime.transports.link_end import Station
 from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
@@ -46,6 +46,7 @@ from tvm_split.rpc_runtime.wire.messages import hello_of
 from tvm_split.rpc_runtime.worker.heap import trim_heap
 from tvm_split.rpc_runtime.worker.library_trials import LibraryTrials
 from tvm_split.rpc_runtime.worker.program_blobs import ProgramBlobs
+from tvm_split.rpc_runtime.worker.weight_room import require_room
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class HeldProgram:
             self._plan = plan
         deadline = time.monotonic() + seconds
         self.blobs.keep(blob for stage in plan.stages for blob in stage.blobs)
-        _check_memory(plan)
+        require_room(plan, available_memory_bytes(), _free_on_device(plan))
         cache = WeightCache()
         stages: list[RunnableStage] = []
         transfers = overlapping_transfers(plan.stages)
@@ -381,17 +382,7 @@ class HeldProgram:
             raise WorkerError(f"deployment {self.identifier[:8]} has failed: {self._failure.message}")
 
 
-def _check_memory(plan: MachinePlan) -> None:
-    """Raises a `WorkerError` where the weights do not fit into what this machine, or its GPU, has free."""
-    on_device = tuple(stage for stage in plan.stages if stage.device != "cpu")
-    places = [("", plan.stages, available_memory_bytes())]
-    if on_device and not load_cuda():
-        places.append(("'s GPU", on_device, free_device_bytes()))
-    for place, stages, free in places:
-        needed = weight_bytes(stages)
-        if free and needed > free:
-            raise WorkerError(
-                f"machine {plan.machine!r}{place} needs {needed / 1e9:.1f} GB for the weights of {len(stages)} stages "
-                f"({', '.join(stage.name for stage in stages)}), and has {free / 1e9:.1f} GB free. Move layers to "
-                "another machine"
-            )
+def _free_on_device(plan: MachinePlan) -> int:
+    """0 where it is not known, or no stage takes any."""
+    is_taken = any(stage.device != "cpu" for stage in plan.stages)
+    return free_device_bytes() if is_taken and not load_cuda() else 0

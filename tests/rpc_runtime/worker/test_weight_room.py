@@ -1,0 +1,59 @@
+"""What stages take of a machine's memory and of its GPU's, beside what is free."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_split.rpc_runtime.errors import WorkerError
+from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, plan_of_routes
+from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec, WeightSpec
+from tvm_split.rpc_runtime.worker.weight_room import require_room
+
+GB = 1_000_000_000
+
+
+def weight(name: str, size_bytes: int) -> WeightSpec:
+    return WeightSpec(TensorSpec(name, (size_bytes,), "uint8"), BlobSpec(name[0] * 64, size_bytes + 100))
+
+
+def plan(**weights_of: tuple[str, tuple[WeightSpec, ...]]) -> MachinePlan:
+    """Stages of machine A by name: the device, and the weights."""
+    x = TensorSpec("x", (1,), "float32")
+    library = BlobSpec("0" * 64, 100)
+    stages = tuple(
+        StageSpec(number, name, "A", (name,), device, library, weights, (x,), (TensorSpec(name, (1,), "float32"),))
+        for number, (name, (device, weights)) in enumerate(weights_of.items())
+    )
+    return plan_of_routes("A", stages, ())
+
+
+A, B, C = weight("a", 3 * GB), weight("b", 2 * GB), weight("c", GB)
+
+
+def test_a_gpus_stage_takes_its_weights_of_the_gpu_and_two_at_a_time_of_the_host() -> None:
+    on_gpu = plan(s=("cuda", (A, B, C)))
+    require_room(on_gpu, 5 * GB, 6 * GB)
+    with pytest.raises(WorkerError, match=r"machine 'A' needs 5.0 GB .* 1 stages \(s\), 5.0 GB of it on their way to "):
+        require_room(on_gpu, 5 * GB - 1, 6 * GB)
+    with pytest.raises(WorkerError, match=r"machine 'A''s GPU needs 6.0 GB .* 1 stages \(s\), and has 5.9 GB free"):
+        require_room(on_gpu, 5 * GB, 59 * GB // 10)
+
+
+def test_a_stage_on_the_cpu_takes_nothing_of_the_gpu() -> None:
+    on_cpu = plan(s=("cpu", (A, B, C)))
+    require_room(on_cpu, 6 * GB, 1)
+    with pytest.raises(WorkerError, match=r"machine 'A' needs 6.0 GB .* 1 stages \(s\), and has 5.9 GB free"):
+        require_room(on_cpu, 59 * GB // 10, 60 * GB)
+
+
+def test_each_memory_holds_a_weight_once() -> None:
+    both = plan(s=("cuda", (A, C)), t=("cuda", (A,)), u=("cpu", (B,)), v=("cpu", (B,)))
+    require_room(both, 6 * GB, 4 * GB)
+    with pytest.raises(WorkerError, match=r"machine 'A' needs 6.0 GB .* 4 stages \(s, t, u, v\), 4.0 GB of it on"):
+        require_room(both, 6 * GB - 1, 4 * GB)
+    with pytest.raises(WorkerError, match=r"machine 'A''s GPU needs 4.0 GB .* 2 stages \(s, t\), "):
+        require_room(both, 6 * GB, 4 * GB - 1)
+
+
+def test_what_is_not_known_is_no_limit() -> None:
+    require_room(plan(s=("cuda", (A,)), t=("cpu", (B,))), 0, 0)
