@@ -50,6 +50,7 @@ from tvm_split.measuring.target_code import target_code
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
+from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 
@@ -224,9 +225,10 @@ def _median_of(run: Run) -> Figures:
     return {"seconds": statistics.median(found)}
 
 
-def prove(arguments: argparse.Namespace, workers: LocalWorkers, console: Console, results: dict[str, Any]) -> None:
+def prove(
+    arguments: argparse.Namespace, workers: LocalWorkers, timed: TimedParts, console: Console, results: dict[str, Any]
+) -> None:
     """All parts, in the order in which they matter; what each finds is in ``results`` at once."""
-    timed = TimedParts(arguments.seconds, console, lambda: written(arguments.output, results))
     models = torch_models.published_models(arguments.tokens, arguments.pixels)
     networks = {name: models[name] for name in arguments.networks or NETWORKS}
     worker = describe(workers.endpoints[DEVICE], TIMEOUT_SECONDS)
@@ -243,8 +245,6 @@ def prove(arguments: argparse.Namespace, workers: LocalWorkers, console: Console
         pipelines=(pipelines := []),
         kernels=(kernels := []),
         torch_compile=(by_torch := []),
-        not_reached=timed.not_reached,
-        failed=timed.failed,
     )
     dtypes = arguments.dtypes or (["float32"] if prover.device == "cpu" else list(LARGEST_DIFFERENCE))
     for dtype in dtypes:
@@ -344,8 +344,16 @@ def main() -> int:
     arguments = parser.parse_args()
     console = Console(width=max(120, Console().width))
     results: dict[str, Any] = {}
-    with LocalWorkers((HOST, DEVICE), threads=arguments.threads) as workers:
-        prove(arguments, workers, console, results)
+    timed = TimedParts(arguments.seconds, console, lambda: written(arguments.output, results))
+    results.update(not_reached=timed.not_reached, failed=timed.failed)
+    try:
+        with LocalWorkers((HOST, DEVICE), threads=arguments.threads, start_timeout_seconds=TIMEOUT_SECONDS) as workers:
+            prove(arguments, workers, timed, console, results)
+    except TvmSplitError as error:  # of no part: a worker does not start, or does not say what it is
+        timed.failed["workers"] = f"{type(error).__name__}: {error}"
+        written(arguments.output, results)
+        console.print(f"nothing can be proven: {error}", markup=False, highlight=False)
+        return 1
     written(arguments.output, results)
     wrong = [
         f"{each['network']}: a difference of {each['difference']:.1e} of the range"
