@@ -126,8 +126,8 @@ class LocalWorkers(Closing):
         return self._folder.path / f"{list(self._processes).index(name)}.log"
 
     def _start(self, name: str, threads: int, cores: tuple[int, ...], cache: Path | None) -> subprocess.Popen[bytes]:
-        command = [*own_modules.command("worker"), "--exit-with-parent", "--name", name]
-        command += ["--threads", str(threads), "--cache", str(cache or self._folder.path / "blobs")]
+        command = [*own_modules.command("worker"), "--exit-with-parent", f"--name={name}"]
+        command += [f"--threads={threads}", f"--cache={cache or self._folder.path / 'blobs'}"]
         command += ["--listen", joined(self._host, 0), *([] if is_loopback(self._host) else ["--insecure"])]
         if cores:
             command += ["--cores", ",".join(map(str, cores))]

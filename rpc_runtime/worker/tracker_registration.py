@@ -105,8 +105,8 @@ class TuningServer(Closing):
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         plan, descriptor = self._plan, self._listening.fileno()
-        arguments = ["--listening", str(descriptor), "--tracker", str(plan.tracker), "--key", plan.key]
-        arguments += ["--host", plan.host] if plan.host else []
+        arguments = [f"--listening={descriptor}", f"--tracker={plan.tracker}", f"--key={plan.key}"]
+        arguments += [f"--host={plan.host}"] if plan.host else []
         with self._lock:
             if self._closed.is_set():
                 return None

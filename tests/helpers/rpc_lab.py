@@ -60,7 +60,7 @@ class RpcLab(Closing):
 
     def start_worker(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         """A worker of key `KEY` that trusts all who reach it, unless ``options`` say otherwise."""
-        where = ("--tracker", self.address, "--key", KEY, "--name", name, "--cache", str(self._folder / name))
+        where = ("--tracker", self.address, "--key", KEY, f"--name={name}", "--cache", str(self._folder / name))
         return self._run("tvm_split.rpc_runtime.worker", *where, *(options or ("--insecure",)))
 
     def listed(self) -> list[ListedServer]:

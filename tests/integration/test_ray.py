@@ -30,7 +30,7 @@ def workers_running(home: Path, machine: str = "machine-a") -> set[int]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words = process.cmdline()
-            is_one = machine in words and any(word.endswith(MODULE) for word in words)
+            is_one = f"--name={machine}" in words and any(word.endswith(MODULE) for word in words)
             if is_one and process.environ().get("HOME") == str(home):
                 found.add(process.pid)
     return found

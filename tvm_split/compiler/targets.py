@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -51,7 +52,7 @@ def misfit(machine: Machine, worker: WorkerDescription) -> str:
     if worker.machine not in (machine.name, worker.hostname):
         return (
             f"the worker that answers for machine {machine.name!r} is {worker.machine!r}; give each machine the "
-            f"address of its own worker, or start that one with --name {machine.name}"
+            f"address of its own worker, or start that one with --name={shlex.quote(machine.name)}"
         )
     if machine.threads > worker.threads:
         return (

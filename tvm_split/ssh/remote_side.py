@@ -86,7 +86,7 @@ class Machine:
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
-        self.folder = Path(request["folder"]).expanduser()
+        self.folder = Path(request["folder"]).expanduser().absolute()
         self.process_file = self.folder / "process"
         self.child = Child()
         self.unfinished: list[Path] = []

@@ -84,19 +84,26 @@ def stop_workers(cluster: Cluster, remove: bool) -> dict[str, int]:
     """End the workers that `SshCluster` started, here or elsewhere: the process of each by its machine, 0 for none.
 
     Raises:
-        TvmSplitError: a machine cannot be reached, or its worker does not end.
+        TvmSplitError: a machine cannot be reached, or its worker does not end; those of the others have ended.
     """
     return _stop_all(reached_by_ssh(cluster), remove)
 
 
 def _stop_all(machines: Iterable[Machine], remove: bool) -> dict[str, int]:
+    """Raises the first error when all that can be ended have ended."""
     found: dict[str, int] = {}
+    errors: list[TvmSplitError] = []
 
     def stop(worker: SshWorker) -> None:
-        with worker:
-            found[worker.machine.name] = worker.stop(remove)
+        try:
+            with worker:
+                found[worker.machine.name] = worker.stop(remove)
+        except TvmSplitError as error:
+            errors.append(error)
 
     _all([SshWorker(each, lambda *_: None) for each in machines], stop)
+    for error in errors:
+        raise error
     return found
 
 

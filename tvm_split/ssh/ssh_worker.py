@@ -129,7 +129,7 @@ class SshWorker(Closing):
     def _request(self, do: str) -> dict[str, Any]:
         host, port = split_address(self.endpoint.address)
         listen = f"{host if is_loopback(host) else '0.0.0.0'}:{port}"  # noqa: S104 (the worker asks for TLS there)
-        arguments = ["--name", self.machine.name, "--threads", str(self.machine.threads), "--listen", listen]
+        arguments = [f"--name={self.machine.name}", f"--threads={self.machine.threads}", f"--listen={listen}"]
         folder = f"{self._access.folder}/{_folder_name(self.machine.name)}"
         token = self.endpoint.token
         return {"do": do, "folder": folder, "arguments": [*arguments, *self._access.arguments], "token": token}

@@ -29,6 +29,12 @@ def test_they_end_even_when_stopped() -> None:
     workers.close()
 
 
+def test_names_that_begin_with_a_dash() -> None:
+    with LocalWorkers(["-x", "--help"]) as workers:
+        for name, endpoint in workers.endpoints.items():
+            assert describe(endpoint, 30).machine == name
+
+
 def test_they_end_when_their_parent_is_killed() -> None:
     code = (
         "import time\nfrom tvm_split.rpc_runtime.client.local_workers import LocalWorkers\n"

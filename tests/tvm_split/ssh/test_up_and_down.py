@@ -24,7 +24,7 @@ from tvm_split.compiler.targets import require_fit
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.errors import DeadlineError, WorkerError, WorkerUnavailableError
-from tvm_split.ssh import ssh_worker
+from tvm_split.ssh import remote_side, ssh_cluster, ssh_worker
 from tvm_split.ssh.ssh_cluster import SshCluster, stop_workers
 from tvm_split.ssh.ssh_worker import SSH_VARIABLE, SshWorker
 from tvm_split.worker_kit.worker_source import worker_source
@@ -131,6 +131,48 @@ def test_detached_until_down(server: SshServer, remote: Path, tmp_path: Path) ->
     assert stop_workers(cluster, remove=False) == {"box": 0}
 
 
+def test_a_name_and_a_folder_that_begin_with_a_dash(server: SshServer, remote: Path, tmp_path: Path) -> None:
+    cluster = Cluster.from_yaml(cluster_file(tmp_path, **{"-x": on_box(remote)}))
+    with SshCluster(cluster, require_fit, ignore, detach=True):
+        pass
+    try:
+        (endpoint,) = cluster.endpoints().values()
+        found = describe(endpoint, 10)
+    finally:
+        ended = stop_workers(cluster, remove=True)
+    assert (found.machine, ended) == ("-x", {"-x": found.process_id})
+    assert remote_side.Machine({"folder": "-f/box"}).folder == Path.cwd() / "-f/box"
+
+
+@pytest.mark.parametrize("moment", ["one starts", "one answers", "one has been left alone"])
+def test_down_ends_what_a_killed_up_detach_left(server, remote: Path, tmp_path: Path, moment: str) -> None:
+    """It is killed while another machine, which waits for a file to go, has said nothing yet."""
+    busy, slow = tmp_path / "busy", tmp_path / "python"
+    busy.touch()
+    slow.write_text(f'#!/bin/sh\nwhile [ -e {busy} ]; do sleep 0.1; done\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o700)
+    path = cluster_file(tmp_path, box=on_box(remote), other=on_box(remote, python=str(slow)))
+    cluster = Cluster.from_yaml(path)
+    process = start_up(path, "--detach")
+    worker = 0
+    try:
+        if moment == "one starts":
+            wait_while_running(process, lambda: any("rpc_runtime.worker" in line for line in left(remote)))
+        else:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("box: answers at")
+            worker = describe(cluster.machine("box").endpoint, 10).process_id
+        if moment == "one has been left alone":
+            assert wait_for(lambda: psutil.Process(worker).ppid() in (0, 1), 20)
+    finally:
+        process.kill()
+        process.communicate()
+        busy.unlink()
+        ended = stop_workers(cluster, remove=True)
+    assert ended == {"box": worker or ended["box"], "other": 0}  # one that starts may have come to its end, or not
+    assert wait_for(lambda: not left(remote), 20)
+
+
 def test_a_client_that_is_killed_leaves_nothing(server: SshServer, remote: Path, tmp_path: Path) -> None:
     process = start_up(cluster_file(tmp_path, box=on_box(remote)))
     try:
@@ -142,6 +184,22 @@ def test_a_client_that_is_killed_leaves_nothing(server: SshServer, remote: Path,
         process.kill()
         process.communicate()
     assert wait_for(lambda: not left(remote), 20)
+
+
+def test_down_ends_those_that_it_reaches(server: SshServer, remote: Path, tmp_path: Path, monkeypatch) -> None:
+    """Though others fail at once, and though there are more than it calls beside each other."""
+    path = cluster_file(tmp_path, box=on_box(remote))
+    with SshCluster(Cluster.from_yaml(path), require_fit, ignore, detach=True):
+        pass
+    document = yaml.safe_load(path.read_text())
+    (box,) = document["machines"]
+    stranger = {"ssh": box["ssh"] | {"to": "stranger"}}
+    lost = [box | stranger | {"name": name, "address": f"127.0.0.1:{free_port()}"} for name in ("other", "third")]
+    path.write_text(yaml.safe_dump({"machines": [*lost, box]}))
+    monkeypatch.setattr(ssh_cluster, "AT_ONCE", 1)
+    with pytest.raises(WorkerUnavailableError, match=r"machine 'other'.*cannot be reached"):
+        stop_workers(Cluster.from_yaml(path), remove=True)
+    assert not list(remote.iterdir())
 
 
 def test_a_wrong_key(server: SshServer, remote: Path, tmp_path: Path) -> None:
