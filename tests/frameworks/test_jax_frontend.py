@@ -13,7 +13,7 @@ import pytest
 from flax import linen, nnx
 from jax import export, lax
 
-from tests.helpers.frontends.comparison import assert_equal_to_source, run
+from tests.helpers.frontends.comparison import assert_equal_to_source, run, run_as_stage
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tvm_split.compiler.verification import first_parting_layer
 from tvm_split.errors import ModelImportError
@@ -172,6 +172,16 @@ def test_known_integers_are_divided_as_xla_divides_while_it_runs() -> None:
         known = load_model(lambda c, a=left, b=right: (c + lax.div(a, b), c + lax.rem(a, b)), (zeros,))
         for mine, wanted in zip(run(known, [zeros]), (lax.div(left, right), lax.rem(left, right)), strict=True):
             np.testing.assert_array_equal(mine, wanted)
+
+
+def test_nan_goes_through_a_stage_as_through_jax() -> None:
+    x, y = np.float32([np.nan, -2, 1.5, 3, np.nan, 0.2]), np.ones(6, "float32")
+
+    def bounded(a: Any, b: Any) -> Any:
+        both = jnp.maximum(a, b), jnp.maximum(b, a), jnp.minimum(a, b), jnp.minimum(b, a)
+        return *both, jax.nn.relu(a), jnp.maximum(a, 0.5), jnp.minimum(a, 0.5), jnp.clip(a, -1, 1), jnp.nan_to_num(a)
+
+    assert_equal_to_source(load_model(bounded, (x, y)), [x, y], computed=run_as_stage)
 
 
 def test_a_network_in_training_mode_is_refused() -> None:

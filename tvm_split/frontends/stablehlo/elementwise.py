@@ -108,6 +108,13 @@ def _half_away_from_zero(op: Arranger, operand: relax.Expr) -> relax.Expr:
     return op.multiply(op.sign(operand), op.where(is_up, op.add(below, 1), below))
 
 
+def _sign(op: Arranger, operand: relax.Expr) -> relax.Expr:
+    """Of NaN it is NaN, and of -0 itself, which TVM's own makes 0 of."""
+    if not is_float(dtype_of(operand)):
+        return op.sign(operand)
+    return op.where(op.greater(operand, 0), 1, op.where(op.less(operand, 0), -1, operand))
+
+
 def _cube_root(op: Arranger, operand: relax.Expr) -> relax.Expr:
     dtype = dtype_of(operand)
     wider = op.cast(operand, wide(dtype))
@@ -160,7 +167,7 @@ _UNARY: dict[str, Elementwise] = {
     "stablehlo.tan": _in_float32("tan"),
     "stablehlo.floor": _named("floor"),
     "stablehlo.ceil": _named("ceil"),
-    "stablehlo.sign": _named("sign"),
+    "stablehlo.sign": lambda op, x: _sign(op, x),
     "stablehlo.round_nearest_afz": lambda op, x: _half_away_from_zero(op, x),
     "stablehlo.round_nearest_even": lambda op, x: half_to_even(op, x),
     "stablehlo.not": _bitwise("not"),

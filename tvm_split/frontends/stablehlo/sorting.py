@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from tvm import relax
 
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.axis_orders import Arranger, Value, in_place
-from tvm_split.frontends.operators import dtype_of, wide
+from tvm_split.frontends.operators import dtype_of, is_float, wide
 from tvm_split.frontends.stablehlo.attributes import comparison, integer
 from tvm_split.frontends.stablehlo.values import Call
 
@@ -26,9 +27,15 @@ def _sort(op: Arranger, call: Call) -> list[Value]:
 
 
 def _sortable(op: Arranger, key: relax.Expr) -> relax.Expr:
-    """In a dtype of which TVM's order is right: of bfloat16 it is not, and of small integers there is none."""
+    """In a dtype of which TVM's order is right: of bfloat16 it is not, and of small integers there is none.
+
+    NaN is the greatest in JAX's order, and has no place in TVM's: it counts as infinity.
+    """
     dtype = dtype_of(key)
-    return op.cast(key, "int32" if dtype in ("bool", "int8", "uint8", "int16", "uint16") else wide(dtype))
+    if not is_float(dtype):
+        return op.cast(key, "int32" if dtype in ("bool", "int8", "uint8", "int16", "uint16") else dtype)
+    numbers = op.cast(key, wide(dtype))
+    return op.where(op.isnan(numbers), math.inf, numbers)
 
 
 def _key(block: Any) -> tuple[int, bool]:
@@ -63,9 +70,10 @@ def _top_k(op: Arranger, call: Call) -> list[Value]:
     attributes = call.operation.attributes
     options = ir.DictAttr(attributes["composite_attributes"]) if "composite_attributes" in attributes else attributes
     count = ir.IntegerAttr(options["k"]).value
-    both = op.topk(_sortable(op, op.full(value)), count, value.rank - 1, "both", True, "int32")
-    shape = (*value.shape[:-1], count)
-    return [in_place(op.cast(op.item(both, 0), value.dtype), shape), in_place(op.item(both, 1), shape)]
+    data = op.full(value)
+    where = op.topk(_sortable(op, data), count, value.rank - 1, "indices", True, "int32")
+    largest = op.gather_elements(data, op.cast(where, "int64"), value.rank - 1)
+    return [in_place(largest), in_place(where)]
 
 
 CONVERTERS: dict[str, Callable[[Arranger, Call], list[Value]]] = {"stablehlo.sort": _sort, "chlo.top_k": _top_k}
