@@ -19,8 +19,8 @@ def schedule_elementwise(function: tirx.PrimFunc, target: Target) -> tirx.PrimFu
     """A function without reductions: intermediate blocks are inlined, each output is a kernel of its own."""
     schedule = new_schedule(function)
     kept = inline_into_outputs(schedule, function)
-    if kept is None:
-        return None
+    if kept is None or not all(block.statement.iter_vars for block in kept):
+        return None  # blocks without axes bind threads themselves
     for block in kept:
         bind_elements(schedule, block.handle)
     return schedule.mod["main"]

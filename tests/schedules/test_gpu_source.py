@@ -180,6 +180,14 @@ def test_rows_of_a_table(places):
     assert np.array_equal(actual, table[rows])
 
 
+def test_rows_that_are_written_into_a_table():
+    table, rows, places = normal(0, 40, 12), normal(1, 2, 12), np.array([[3], [39]], "int64")
+    written = table.copy()
+    written[places[:, 0]] = rows
+    actual, _ = evaluate(lambda builder, *given: builder.emit(relax.op.scatter_nd(*given)), [table, places, rows])
+    assert np.array_equal(actual, written)
+
+
 def test_the_larger_of_two_wide_integers():
     left, right = (np.random.default_rng(seed).integers(-(2**60), 2**60, (3, 50)) for seed in (0, 1))
     actual, _ = evaluate(lambda builder, *given: builder.emit(relax.op.maximum(*given)), [left, right])
