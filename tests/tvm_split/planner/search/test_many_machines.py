@@ -188,8 +188,8 @@ def crowded(problem: Problem, machines_a_host: int, cores: int) -> Problem:
     return dataclasses.replace(problem, shared_cores=tuple(SharedCores(host, cores) for host in hosts))
 
 
-@pytest.mark.parametrize("replicas", [False, True])
-@pytest.mark.parametrize("kinds", ["three kinds", "unlike"])
+@pytest.mark.parametrize("replicas", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kinds", ["three kinds", pytest.param("unlike", marks=pytest.mark.slow)])
 def test_hosts_whose_cores_are_too_few_are_as_good_as_their_cores(kinds: MachineKinds, replicas: bool) -> None:
     """Of four alike machines on one core three could as well not be there; that is found, and nearly proven."""
     four = 4
