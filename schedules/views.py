@@ -40,12 +40,17 @@ class View:
             return source
 
         def element(*index: Any) -> Any:
-            indices = list(index)
-            for step in self.steps:
-                indices = step(indices)
-            return source[tuple(indices)]
+            return element_of(source, index, self.steps)
 
         return te.compute(self.shape, element, name="view", attrs={INLINE: 1})
+
+
+def element_of(source: Any, index: Sequence[Any], steps: Sequence[Step]) -> Any:
+    """The element of what is viewed, a tensor or a buffer, at an index of the view."""
+    indices = list(index)
+    for step in steps:
+        indices = step(indices)
+    return source[tuple(indices)]
 
 
 def view_of(expression: relax.Expr, bound: Callable[[relax.Var], relax.Expr | None], smallest_run: int = 1) -> View:

@@ -27,7 +27,7 @@ from tvm_split.schedules.expressions import array_of, broadcast_index, operator_
 from tvm_split.schedules.gpu.attention_kernel import Operands, Read, attention
 from tvm_split.schedules.gpu.attention_tile import Attention, choose_attention_tile
 from tvm_split.schedules.module_mutator import ModuleMutator
-from tvm_split.schedules.views import Step, view_of
+from tvm_split.schedules.views import Step, element_of, view_of
 
 OPAQUE = {"op_pattern": 8, SCHEDULE_ATTRIBUTE: "attention", IS_SCHEDULED: True}
 """PrimFunc attributes: a kernel that nothing is fused into, and that comes scheduled."""
@@ -130,7 +130,7 @@ class FuseAttention(ModuleMutator):
             steps += view.steps
             source = _cast_of(self.lookup_binding(view.source)) if isinstance(view.source, relax.Var) else None
             if source is None or str(source.ty.dtype) != "float32":
-                return view.source, partial(_through, steps=tuple(steps))
+                return view.source, partial(element_of, steps=tuple(steps))
             operand = source
 
     def _added(self, masks: Sequence[relax.Expr]) -> relax.Expr:
@@ -145,13 +145,6 @@ def _cast_of(value: relax.Expr | None) -> relax.Expr | None:
     if value is None or operator_of(value) != "relax.astype" or str(value.args[0].ty.dtype) not in FLOATS:
         return None
     return value.args[0]
-
-
-def _through(buffer: Any, indices: Sequence[Any], steps: Sequence[Step]) -> Any:
-    at = list(indices)
-    for step in steps:
-        at = step(at)
-    return buffer[tuple(at)]
 
 
 def _broadcast(buffer: Any, indices: Sequence[Any], shape: Sequence[int]) -> Any:
