@@ -82,8 +82,7 @@ def verify_bundle(
     Raises:
         VerificationError: names the output, by how much it differs, and the first layer whose values part.
     """
-    compared = _compared(model)
-    if model.reference is None or compared is None:
+    if model.reference is None or (compared := _compared(model, model.reference)) is None:
         return Verified.NO, None
     error = 0.0
     inputs, expected = compared
@@ -136,30 +135,28 @@ def verification_inputs(model: Model) -> tuple[np.ndarray, ...] | None:
         return model.example_inputs
     if any(tensor.dtype not in TOLERANCES for tensor in model.inputs):
         return None
-    generator = np.random.default_rng(0)
-    return tuple(generator.standard_normal(tensor.shape).astype(np.dtype(tensor.dtype)) for tensor in model.inputs)
+    return _made_inputs(model)
 
 
-def _compared(model: Model) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]] | None:
+def _compared(model: Model, reference: Reference) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]] | None:
     """Inputs to compare with, and the source's outputs for them; None where there are none to be had.
 
     Integers without examples are zeros and ones, which are in nearly every table and mask; if the source does not take
     them, nothing is compared.
     """
-    if model.reference is None:
-        return None
     inputs = verification_inputs(model)
     if inputs is not None:
-        return inputs, model.reference.outputs(inputs)
-    inputs = _zeros_and_ones(model)
+        return inputs, reference.outputs(inputs)
+    inputs = _made_inputs(model)
     try:
-        return inputs, model.reference.outputs(inputs)
+        return inputs, reference.outputs(inputs)
     except Exception:  # each framework's own
         return None
 
 
-def _zeros_and_ones(model: Model) -> tuple[np.ndarray, ...]:
-    """Seeded, with a one at the beginning of each row: a mask of zeros alone leaves nothing; floats are random."""
+def _made_inputs(model: Model) -> tuple[np.ndarray, ...]:
+    """Seeded: random floats; integers are zeros and ones, with a one at the beginning of each row, since a mask of
+    zeros alone leaves nothing."""
     generator = np.random.default_rng(0)
     found = []
     for tensor in model.inputs:
