@@ -150,15 +150,12 @@ class _Probing:
             self._steps.begin(f"streams through {', '.join(host)}")
             alone = self._alone_streams(host)
             doubts += (doubt for stream in alone.values() for doubt in stream.doubts)
-            computing = {
-                name: product_seconds(samples, PRODUCTS)
-                for name, probe in alone.items()
-                for samples in probe.samples.values()  # an alike machine's have that one's name
-            }
+            # An alike machine's samples have that one's name.
+            samples = {name: each for name, probe in alone.items() for each in probe.samples.values()}
+            computing = {name: product_seconds(each, PRODUCTS) for name, each in samples.items()}
             chain = self._chain(host, computing, doubts) if len(host) > 1 else None
             for name in host:
-                (samples,) = alone[name].samples.values()  # an alike machine's have that one's name
-                own = stream_cost(samples)
+                own = stream_cost(samples[name])
                 per_byte = machines.values[name].seconds_per_byte
                 # The stages take one tensor in and send one out.
                 costs[name] = StreamingCost(
@@ -168,7 +165,7 @@ class _Probing:
                     alone_transfer_seconds=own.seconds / 2,
                     alone_ratio=own.ratio,
                 )
-                waking[name] = waking_seconds(samples, machines.values[name].round_trip_seconds)
+                waking[name] = waking_seconds(samples[name], machines.values[name].round_trip_seconds)
                 if chain is not None:
                     costs[name] = replace(
                         costs[name],
