@@ -55,7 +55,7 @@ def solve(problem: Problem, *, time_limit_seconds: float = DEFAULT_TIME_LIMIT_SE
     holds = within_limits(problem, chosen.evaluation) and not is_small(instance)
     if gap <= TOLERANCE or (holds and problem.objective == "latency"):
         method = REPLICA_METHOD if problem.replicas else CHAIN_METHOD
-        return _solution(instance, chosen, others, bound, method, exact=True)
+        return _solution(instance, chosen, others, chosen.value(problem), method, exact=True)  # equal but for rounding
     if (crowded := _crowded(instance)) is not None:
         return crowded
     if holds and gap <= CORES_GAP:
