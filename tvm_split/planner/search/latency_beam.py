@@ -180,7 +180,8 @@ class LatencyBeam:
         done = begins + took
         delivered = done + self._carried(costs.to_client[cut, columns], kinds, -1)
         delivered = np.where(costs.to_client[cut, columns] > 0, np.maximum(delivered, way.delivered), way.delivered)
-        own = done + self._tails(way, kinds, known)
+        possible &= np.isfinite(done)  # a link is missing
+        own = np.where(possible, done, 0.0) + self._tails(way, kinds, known)
         estimate = np.maximum(np.maximum(own, others), np.maximum(delivered, done))
         estimate = np.where(possible, estimate + TIE * (np.maximum(own, done) + all_others), math.inf)
         best = np.argsort(estimate, axis=0, kind="stable")[:NEXT_KINDS]
