@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,15 +16,8 @@ if TYPE_CHECKING:
     from tvm_split.measuring.store import Kept
 
 
-class Action(StrEnum):
-    """What to do with what is kept."""
-
-    SHOW = "show"
-    CLEAR = "clear"
-
-
 def cache(
-    action: Annotated[Action, typer.Argument(metavar="show|clear", show_default=False)],
+    action: Annotated[Literal["show", "clear"], typer.Argument(metavar="show|clear", show_default=False)],
     json: options.JsonOption = False,
 ) -> None:
     """Show what was measured of machines and links, or remove it: the next plan measures it again.
@@ -39,13 +31,13 @@ def cache(
 
     measured = store.kept(store.default_folder())
     others = {"tuned kernels": tuning_folder.default_folder(), "workers' blobs": cache_folder("blobs")}
-    if action is Action.CLEAR:
+    if action == "clear":
         for each in measured:
             each.path.unlink(missing_ok=True)
     if json:
         print_json(
             {
-                "action": action.value,
+                "action": action,
                 "measurements": [
                     {"path": str(each.path), **each.subject, "measured_at": each.measured_at} for each in measured
                 ],
@@ -53,7 +45,7 @@ def cache(
             }
         )
         return
-    done = "removed" if action is Action.CLEAR else "kept"
+    done = "removed" if action == "clear" else "kept"
     whole = bytes_text(sum(each.size_bytes for each in measured))
     lines = [
         *map(_line, measured),

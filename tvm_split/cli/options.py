@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -30,20 +29,9 @@ def require_folder(path: Path | None, option: str) -> None:
         raise WrongUseError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first", option)
 
 
-class Objective(StrEnum):
-    """What a plan is made for."""
-
-    THROUGHPUT = "throughput"
-    LATENCY = "latency"
-
-
-class Precision(StrEnum):
-    """What convolutions and products take their operands in."""
-
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-
+Objective = Literal["throughput", "latency"]
+Precision = Literal["float32", "float16", "bfloat16"]
+"""As the planner has them, in a module that commands which do not plan need not load."""
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
 BundleArgument = Annotated[

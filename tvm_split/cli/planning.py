@@ -12,7 +12,7 @@ import typer
 
 from tvm_split.cli import options
 from tvm_split.cli.found_machines import FoundMachines
-from tvm_split.cli.options import Precision, WrongUseError
+from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.shard_option import FORM, shard_of
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class PlanOptions:
         bool, _flag("--predict", "Say what a split by hand will do, too: its kernels and links are measured.")
     ] = False
     stages: Annotated[int | None, _value(None, "Exactly so many stages.", 1)] = None
-    objective: Annotated[options.Objective, _value(None, "What the plan is made for.")] = options.Objective.THROUGHPUT
+    objective: Annotated[options.Objective, _value(None, "What the plan is made for.")] = "throughput"
     pin: Annotated[
         list[str] | None, _value("LAYER=MACHINE", "Keep a layer, or all below that name, there. Repeatable.")
     ] = None
@@ -148,8 +148,8 @@ class PlanOptions:
         _value("SHARE", "Links with codec: auto may change outputs by such a share of their range, say 0.01.", 0.0),
     ] = None
     precision: Annotated[
-        Precision, _value(None, "What convolutions and products take their operands in; they add in float32.")
-    ] = Precision.FLOAT32
+        options.Precision, _value(None, "What convolutions and products take their operands in; they add in float32.")
+    ] = "float32"
     database: options.DatabaseOption = None
 
     def __post_init__(self) -> None:
@@ -194,7 +194,7 @@ class PlanOptions:
 
         split = self._split_of_model(source, model, cluster) if self.split_from_model else self._split_by_hand()
         return PlanRequest(
-            objective=self.objective.value,
+            objective=self.objective,
             stages=self.stages,
             split=split,
             shards=tuple(shard_of(text, model.layer_names) for text in self.shard or ()),
@@ -210,7 +210,7 @@ class PlanOptions:
             refresh=self.refresh,
             database=self.database,
             allow_lossy=self.allow_lossy or 0.0,
-            precision=self.precision.value,
+            precision=self.precision,
             time_limit_seconds=self.time_limit or DEFAULT_TIME_LIMIT_SECONDS,
         )
 
