@@ -11,10 +11,10 @@ from tvm.script import ir as I, relax as R
 
 from tests.helpers.placements import run
 from tests.helpers.shard_networks import Network, lengths, region_of, require_same
+from tests.helpers.split_costs import crossing_bytes
 from tvm_split.relay_passes.contract import bindings_of, main_function, operations_of
 from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
 from tvm_split.relay_passes.shards.channels import LARGE_SUM_BYTES, split_channels
-from tvm_split.relay_passes.shards.crossings import crossing_bytes
 from tvm_split.relay_passes.shards.dealt_axes import leaves_of
 from tvm_split.relay_passes.shards.region import ShardError
 

@@ -8,7 +8,7 @@ from tvm import relax
 
 from tests.helpers.relax_graphs import graph, weights
 from tests.helpers.sharded_graphs import region_of
-from tvm_split.relay_passes.shards.crossings import computed_again, crossing_bytes
+from tests.helpers.split_costs import computed_again, crossing_bytes
 from tvm_split.relay_passes.shards.rows import split_rows
 
 op = relax.op

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 import tvm_split
 from tests.helpers.sharded_graphs import assert_splits_like_whole, region_of
+from tests.helpers.split_costs import computed_again, crossing_bytes
 from tests.models import torch_models
-from tvm_split.relay_passes.shards.crossings import computed_again, crossing_bytes
 from tvm_split.relay_passes.shards.rows import split_rows
 
 VGG16 = [8, 8, "M", 8, 8, "M", 16, 16, 16, "M", 16, 16, 16, "M", 16, 16, 16, "M"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm.relax import op
 
 from tests.helpers.shard_networks import Network, region_of
+from tests.helpers.split_costs import weight_bytes
 from tvm_split.relay_passes.shards.channels import split_channels
-from tvm_split.relay_passes.shards.weights import weight_bytes
 
 
 def test_parts_and_what_is_held_whole() -> None:

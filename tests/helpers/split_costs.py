@@ -1,4 +1,4 @@
-"""What a split inside a layer costs beyond the layers: bytes between machines, and what is computed twice."""
+"""What a split inside a layer costs beyond the layers: bytes between machines, what is computed twice, and weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.contract import main_function, operations_of, returned_fields, used_variables
+from tvm_split.relay_passes.contract import (
+    bindings_of,
+    main_function,
+    operations_of,
+    returned_fields,
+    used_variables,
+)
+from tvm_split.relay_passes.rewrite import is_tensor_constant
 from tvm_split.relay_passes.shards.region import Region, Sharded, part_name
 
 
@@ -47,6 +54,22 @@ def computed_again(sharded: Sharded, region: Region, module: tvm.IRModule) -> Ma
         if name in region.names and own:
             found[name] = sum(_elements(each) for each in own) - _elements(whole.var.ty)
     return found
+
+
+def weight_bytes(sharded: Sharded) -> dict[str, int]:
+    """The constants that the machines' operations take, each once a machine, by the machine's name."""
+    held: dict[str, dict[relax.Expr, int]] = {}
+    for binding in bindings_of(main_function(sharded.module)):
+        machine = sharded.machine_of.get(binding.var.name)
+        if machine is not None:
+            constants = held.setdefault(machine, {})
+
+            def note(node: relax.Expr, constants: dict[relax.Expr, int] = constants) -> None:
+                if is_tensor_constant(node):
+                    constants[node] = node.value.numpy().nbytes
+
+            relax.analysis.post_order_visit(binding.value, note)
+    return {machine: sum(constants.values()) for machine, constants in held.items()}
 
 
 def _elements(kind: relax.Type) -> int:
