@@ -38,15 +38,11 @@ def transposed_range(wanted: Range, stride: int, before: int, kernel: int) -> Ra
 
 def convolution(operation: Operation) -> Along:
     axis, attributes = operation.only_first(), operation.expression.attrs
-    rank = len(operation.shape)
-    letter = str(attributes.data_layout)[axis]
-    if letter == "N":
+    if str(attributes.data_layout)[axis] == "N":
         return same_range(operation, axis, (axis, None))
-    place = _spatial(operation, str(attributes.data_layout), axis)
-    kernel = operation.operands[1].shape[str(attributes.kernel_layout).index(letter)]
-    stride, padding = int(attributes.strides[place]), [int(each) for each in attributes.padding]
+    place, stride, padding, reach = _windows(operation, axis)
     before, length = padding[place], operation.operands[0].shape[axis]
-    reach = (kernel - 1) * int(attributes.dilation[place]) + 1
+    rank = len(operation.shape)
     write_whole = _CONVOLUTIONS[rank]
 
     def needs(wanted: Range) -> tuple[Range | None, ...]:
@@ -55,11 +51,7 @@ def convolution(operation: Operation) -> Along:
     def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
         first, end = window_range(wanted, stride, before, reach)
         one_sided = _one_sided(padding, place, max(0, -first), max(0, end - length))
-        return write_whole(
-            *parts,
-            padding=one_sided,
-            **_unchanged(attributes),
-        )
+        return write_whole(*parts, padding=one_sided, **_unchanged(attributes))
 
     is_pointwise = (reach, stride, before, padding[place + rank - 2]) == (1, 1, 0, 0)
     return Along(axis, (axis, None), needs, write, local=is_pointwise)
@@ -67,14 +59,10 @@ def convolution(operation: Operation) -> Along:
 
 def transposed_convolution(operation: Operation) -> Along:
     axis, attributes = operation.only_first(), operation.expression.attrs
-    letter = str(attributes.data_layout)[axis]
-    if letter == "N":
+    if str(attributes.data_layout)[axis] == "N":
         return same_range(operation, axis, (axis, None))
-    place = _spatial(operation, str(attributes.data_layout), axis)
-    kernel = operation.operands[1].shape[str(attributes.kernel_layout).index(letter)]
-    stride, padding = int(attributes.strides[place]), [int(each) for each in attributes.padding]
+    place, stride, padding, reach = _windows(operation, axis)
     before, length = padding[place], operation.operands[0].shape[axis]
-    reach = (kernel - 1) * int(attributes.dilation[place]) + 1
     write_whole = _TRANSPOSED[len(operation.shape)]
 
     def taken(wanted: Range) -> Range:
@@ -173,6 +161,17 @@ def _unchanged(attributes: Any) -> dict[str, Any]:
     """Of a convolution, what is the same for every part."""
     names = ("strides", "dilation", "groups", "data_layout", "kernel_layout", "out_layout", "out_dtype")
     return {name: getattr(attributes, name) for name in names}
+
+
+def _windows(operation: Operation, axis: int) -> tuple[int, int, list[int], int]:
+    """Of a convolution: which of its spatial axes the split one is, the stride there, the padding of all, and how many
+    indices along it a window covers."""
+    attributes = operation.expression.attrs
+    layout = str(attributes.data_layout)
+    place = _spatial(operation, layout, axis)
+    kernel = operation.operands[1].shape[str(attributes.kernel_layout).index(layout[axis])]
+    reach = (kernel - 1) * int(attributes.dilation[place]) + 1
+    return place, int(attributes.strides[place]), [int(each) for each in attributes.padding], reach
 
 
 def _spatial(operation: Operation, layout: str, axis: int) -> int:
