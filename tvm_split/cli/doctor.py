@@ -23,10 +23,13 @@ EXTRAS = {
     "jax": "models of JAX and Flax, and StableHLO files",
     "keras": "models of Keras",
     "tensorflow": "TensorFlow's SavedModels",
+    "tflite": "TFLite files",
     "demo": "`tvm-split demo`, and timelines as pictures",
     "images": "images as inputs of `tvm-split run`",
     "tracker": "starting TVM's RPC tracker, for tuning on several machines",
     "mpi": "links of the transport mpi between workers that one mpiexec starts",
+    "codecs": "links with the codecs lz4 and zstd",
+    "ray": "workers that Ray places on its nodes",
     "cross": "compiling for machines of another architecture",
     "cuda": "compiling for GPUs without CUDA's toolkit, and running on them",
 }

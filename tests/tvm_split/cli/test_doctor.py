@@ -1,6 +1,6 @@
 from importlib import metadata
 
-from tvm_split.cli.doctor import Check, Verdict, all_checks
+from tvm_split.cli.doctor import DISTRIBUTION, Check, Verdict, all_checks
 
 
 def test_this_installation_is_fit(invoke_json):
@@ -39,3 +39,9 @@ def test_versions_are_compared_with_those_that_are_required(monkeypatch):
         assert (checks[f"extra {extra}"].verdict, checks[f"extra {extra}"].found) == (Verdict.WARN, "torch 2.11.0")
         assert "pip install 'torch==2.13.0'" in checks[f"extra {extra}"].advice
     assert checks["extra onnx"].verdict is Verdict.OK
+
+
+def test_every_extra_for_users_is_checked():
+    extras = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra")
+    named = {check.name.removeprefix("extra ") for check in all_checks() if check.name.startswith("extra ")}
+    assert named == set(extras) - {"development", "frameworks"}
