@@ -25,7 +25,6 @@ from tvm.ir.transform import PassContext
 from tvm_split.relay_passes.contract import main_function, names_of
 from tvm_split.relay_passes.rewrite import operator_name, rewrite_main
 
-HALVES = ("float16", "bfloat16")
 _CONVOLUTIONS = {
     f"relax.nn.{name}": getattr(relax.op.nn, name)
     for name in ("conv1d", "conv2d", "conv3d", "conv1d_transpose", "conv2d_transpose", "conv3d_transpose")

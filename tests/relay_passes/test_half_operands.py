@@ -11,8 +11,10 @@ from tvm.relax import op
 
 from tests.helpers.relax_graphs import graph, random_inputs, run_together, weights
 from tvm_split.relay_passes.contract import bindings_of, main_function
-from tvm_split.relay_passes.half_operands import HALVES, HalfOperands
+from tvm_split.relay_passes.half_operands import HalfOperands
 from tvm_split.relay_passes.rewrite import operator_name
+
+HALVES = ("float16", "bfloat16")
 
 
 def network() -> tvm.IRModule:

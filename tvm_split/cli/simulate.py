@@ -88,7 +88,6 @@ def simulate(
         in_flight=in_flight or planned,
         shown=SHOWN_MICRO_BATCHES if timeline or picture else 0,
     )
-    wanted = found.wanted
     if picture is not None:
         from tvm_split.pictures.timeline_picture import draw_picture
 
@@ -97,14 +96,14 @@ def simulate(
     if json:
         print_json(_as_json(title, found, happenings, predicted))
     else:
-        _print(title, found, happenings, predicted, wanted)
+        _print(title, found, happenings, predicted)
         if timeline:
             from tvm_split.deployment.timeline import columns_in, draw, timeline as lanes
 
             machines = scenario.program.machines
             drawn = draw(lanes(found.events, machines, columns_in(STDOUT.width, machines)))
             STDOUT.print(drawn, markup=False, highlight=False, no_wrap=True, overflow="crop")
-    if found.results < wanted:
+    if found.results < found.wanted:
         raise typer.Exit(1)
 
 
@@ -185,7 +184,7 @@ def _as_json(title: str, found: Simulation, happenings: Happenings, predicted: t
     }
 
 
-def _print(title: str, found: Simulation, happenings: Happenings, predicted: tuple[float, float], wanted: int) -> None:
+def _print(title: str, found: Simulation, happenings: Happenings, predicted: tuple[float, float]) -> None:
     rows = [
         (each.machine, *(f"{share:.0%}" for share in (each.computing, each.waits_for_inputs, each.waits_for_room)))
         for each in sorted(found.machines, key=lambda each: -each.computing)[:MOST_ROWS]
@@ -200,7 +199,7 @@ def _print(title: str, found: Simulation, happenings: Happenings, predicted: tup
         print_line(f"{found.samples_per_second:.4g} micro-batches a second{beside}, one every {every}")
     elif found.period_seconds is not None:
         print_line("Nothing takes any time")
-    elif found.results == wanted:
+    elif found.results == found.wanted:
         print_line(
             f"Replicas have had all their turns after {found.turns} results: a throughput needs --micro-batches "
             f"{2 * found.turns}"
@@ -209,7 +208,7 @@ def _print(title: str, found: Simulation, happenings: Happenings, predicted: tup
         print_line(f"Alone: {_latency_text(found.single)} (predicted: {seconds_text(predicted[1])})")
     if found.streamed is not None:
         print_line(f"In the stream, at most {found.under_way} under way: {_latency_text(found.streamed)}")
-    for line in _loss_lines(happenings.losses, found, wanted):
+    for line in _loss_lines(happenings.losses, found):
         print_line(line)
 
 
@@ -220,7 +219,7 @@ def _latency_text(latencies: Latencies) -> str:
     return f"{seconds_text(latencies.mean_seconds)} on average, {', '.join(percentiles)}"
 
 
-def _loss_lines(losses: Sequence[Loss], found: Simulation, wanted: int) -> list[str]:
+def _loss_lines(losses: Sequence[Loss], found: Simulation) -> list[str]:
     """When machines are lost, and what that does: all results that were asked for may have come before or in spite."""
     lost = [
         f"{each.machine} is lost at {seconds_text(each.at_seconds)}"
@@ -229,8 +228,8 @@ def _loss_lines(losses: Sequence[Loss], found: Simulation, wanted: int) -> list[
     if not lost:
         return []
     last = seconds_text(found.seconds)
-    if found.results >= wanted:
-        return [*lost, f"All {wanted} results came, the last at {last}: of later ones this says nothing"]
+    if found.results >= found.wanted:
+        return [*lost, f"All {found.wanted} results came, the last at {last}: of later ones this says nothing"]
     came = f"{found.results} results came, the last at {last}" if found.results else "No result came"
     left = found.submitted - found.results
     return [*lost, f"{came}; {left} micro-batches are under way and lost, since turns do not change"]

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tvm_split.cluster.tracked import TrackedMachine
     from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
-ASKED_AT_ONCE = 32
-
 
 class ExpectedLink(NamedTuple):
     """What will carry a link between two ends, one of which may be the client."""
@@ -66,6 +64,8 @@ def status(
         asked = list(zip(read.machines, read.endpoints().values(), strict=True))
     else:
         asked = [(None, each) for each in _endpoints(address or [], found)]
+    from tvm_split.cluster.asked import ASKED_AT_ONCE
+
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         answers = list(pool.map(lambda each: _ask(each[0], each[1], timeout), asked))
     _finish(answers, settings, json)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from tvm_split.errors import ClusterError
+from tvm_split.errors import ClusterError, last_line
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.endings import before_end, cleared
@@ -97,9 +97,8 @@ class RayWorkers(Closing):
             try:
                 address = self._ray.get(actor.address.options(max_task_retries=FOREVER).remote(), timeout=self._seconds)
             except Exception as error:
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
                 raise WorkerUnavailableError(
-                    f"Ray's worker of machine {name!r} did not come up within {self._seconds:g} s: {reason}"
+                    f"Ray's worker of machine {name!r} did not come up within {self._seconds:g} s: {last_line(error)}"
                 ) from error
             found[name] = WorkerEndpoint(name, str(address), self._token)
         return found

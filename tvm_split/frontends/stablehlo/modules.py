@@ -20,9 +20,6 @@ from tvm_split.errors import ModelImportError, last_line
 
 Array = np.ndarray[Any, Any]
 
-BYTECODE = b"ML\xefR"
-"""What every file of MLIR's bytecode begins with."""
-
 _PORTABLE = b"StableHLO_v"
 """Stands at the beginning of bytecode that is meant for other versions as well."""
 
