@@ -20,7 +20,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from tests.helpers.frontends.comparison import assert_equal_to_source, run, run_as_stage  # noqa: E402
-from tests.helpers.frontends.torch_cases import Function, Group  # noqa: E402
+from tests.helpers.frontends.torch_case import Function, Group  # noqa: E402
 from tvm_split.frontends import load_model  # noqa: E402
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

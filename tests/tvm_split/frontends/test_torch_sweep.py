@@ -18,7 +18,8 @@ from torch import nn  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run  # noqa: E402
-from tests.helpers.frontends.torch_cases import CASES, Function, Group  # noqa: E402
+from tests.helpers.frontends.torch_case import Function, Group  # noqa: E402
+from tests.helpers.frontends.torch_cases import CASES  # noqa: E402
 from tvm_split.frontends import load_model  # noqa: E402
 from tvm_split.frontends.torch_tensors import to_numpy  # noqa: E402
 
