@@ -19,6 +19,7 @@ from tvm import relax
 from tvm.tirx import IndexMap
 
 from tvm_split.relay_passes.contract import bindings_of, names_of, operations_of, returned_fields
+from tvm_split.relay_passes.operands import shape_of
 from tvm_split.relay_passes.partition import Computation
 from tvm_split.relay_passes.rewrite import emit_operations, operator_name, substitute
 
@@ -49,7 +50,7 @@ def layouts_made(function: relax.Function) -> list[Layout | None]:
         if value is None or not _is_change(value):
             found.append(None)
         else:
-            shape = _shape(value.args[0])
+            shape = shape_of(value.args[0])
             found.append(Layout(shape, value.attrs.index_map.inverse(list(shape))))
     return found
 
@@ -91,7 +92,7 @@ def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Com
         with builder.dataflow():
             for plain in function.params:
                 if plain.name in layouts:
-                    back = layouts[plain.name].index_map.inverse(list(_shape(plain)))
+                    back = layouts[plain.name].index_map.inverse(list(shape_of(plain)))
                     values[plain.name] = changed(values[plain.name], back, plain.name, "plain")
             emit_operations(builder, operations_of(function), values)
             results = [substitute(field, values) for field in returned_fields(function)]
@@ -106,7 +107,3 @@ def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Com
 def _is_change(expression: relax.Expr) -> bool:
     """Whether an expression is a change of layout that adds no padding."""
     return operator_name(expression) == LAYOUT_TRANSFORM and expression.attrs.pad_value is None
-
-
-def _shape(expression: relax.Expr) -> tuple[int, ...]:
-    return tuple(int(length) for length in expression.ty.shape.values)

@@ -21,6 +21,7 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 
 from tvm_split.relay_passes.contract import bindings_of, main_function, returned_fields, used_variables
+from tvm_split.relay_passes.operands import shape_of
 from tvm_split.relay_passes.rewrite import constant, is_tensor_constant, operator_name, rewrite_main
 
 # Operator → (axis of the output's channels from the end, axis of the weight's output channels)
@@ -115,7 +116,7 @@ def _affine_step(
     chain = ends.get(variable.name)
     if chain is None or uses[variable.name] != 1 or (operator == "relax.divide" and swapped):
         return None
-    if [int(n) for n in value.ty.shape.values] != [int(n) for n in variable.ty.shape.values]:
+    if shape_of(value) != shape_of(variable):
         return None
     channel_axis = _PRODUCTS[chain.operator][0]
     numbers = _per_channel(constant.value.numpy(), len(chain.scale), channel_axis)

@@ -10,12 +10,11 @@ and writing its data once more.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
+from tvm_split.relay_passes.operands import convolution_like
 from tvm_split.relay_passes.rewrite import operator_name, rewrite_main
 
 _CONVOLUTIONS = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.conv3d": "NCDHW"}
@@ -57,16 +56,5 @@ def _folded(call: relax.Call, data: relax.Expr, widths: list[int]) -> relax.Call
         return None
     border = [*widths[::2], *widths[1::2]]
     own = [int(each) for each in attributes.padding]
-    convolve: Any = getattr(relax.op.nn, operator_name(call).rpartition(".")[2])
-    return convolve(
-        data,
-        call.args[1],
-        strides=[int(each) for each in attributes.strides],
-        padding=[mine + more for mine, more in zip(own, border, strict=True)],
-        dilation=[int(each) for each in attributes.dilation],
-        groups=int(attributes.groups),
-        data_layout=str(attributes.data_layout),
-        kernel_layout=str(attributes.kernel_layout),
-        out_layout=str(attributes.out_layout),
-        out_dtype=attributes.out_dtype,
-    )
+    padding = [mine + more for mine, more in zip(own, border, strict=True)]
+    return convolution_like(call, (data, call.args[1]), padding=padding)

@@ -19,6 +19,7 @@ import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
+from tvm_split.relay_passes.operands import shape_of
 from tvm_split.relay_passes.rewrite import constant, is_tensor_constant, operator_name, rewrite_main
 
 Array = np.ndarray[Any, Any]
@@ -62,7 +63,7 @@ def folded(expression: relax.Expr) -> Array | None:
     if not isinstance(expression.ty, relax.TensorType) or not all(map(is_tensor_constant, tensors)):
         return None
     arrays: list[Array] = [tensor.value.numpy() for tensor in tensors]
-    shape = tuple(int(length) for length in expression.ty.shape.values)
+    shape = shape_of(expression)
     dtype = np.dtype(str(expression.ty.dtype))
     if operator == "relax.permute_dims":
         axes = expression.attrs.axes

@@ -23,13 +23,10 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 
 from tvm_split.relay_passes.contract import main_function, names_of
+from tvm_split.relay_passes.operands import CONVOLUTIONS, convolution_like
 from tvm_split.relay_passes.rewrite import operator_name, rewrite_main
 
-_CONVOLUTIONS = {
-    f"relax.nn.{name}": getattr(relax.op.nn, name)
-    for name in ("conv1d", "conv2d", "conv3d", "conv1d_transpose", "conv2d_transpose", "conv3d_transpose")
-}
-MULTIPLYING = ("relax.matmul", *_CONVOLUTIONS)
+MULTIPLYING = ("relax.matmul", *CONVOLUTIONS)
 OTHERS = ("relax.einsum", "relax.nn.attention", "relax.nn.attention_bias")
 """What multiplies as well and stays as it is: it adds in the type of its operands."""
 
@@ -73,22 +70,9 @@ class HalfOperands:
 
 def _multiplied(call: relax.Call, operands: Sequence[relax.Var]) -> relax.Expr:
     """The same operation of other operands, with a result in float32."""
-    attributes = call.attrs
     if operator_name(call) == "relax.matmul":
         return relax.op.matmul(*operands, out_dtype="float32")
-    also = {"output_padding": attributes.output_padding} if operator_name(call).endswith("_transpose") else {}
-    return _CONVOLUTIONS[operator_name(call)](
-        *operands,
-        strides=attributes.strides,
-        padding=attributes.padding,
-        dilation=attributes.dilation,
-        groups=attributes.groups,
-        data_layout=attributes.data_layout,
-        kernel_layout=attributes.kernel_layout,
-        out_layout=attributes.out_layout,
-        out_dtype="float32",
-        **also,
-    )
+    return convolution_like(call, operands, out_dtype="float32")
 
 
 def _is_no_float32(operand: relax.Expr) -> bool:

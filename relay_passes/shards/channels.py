@@ -28,8 +28,9 @@ import tvm
 from tvm import relax
 
 from tvm_split.relay_passes.contract import main_function, names_of
+from tvm_split.relay_passes.operands import leaves_of, shape_of, with_leaves
 from tvm_split.relay_passes.rewrite import constant
-from tvm_split.relay_passes.shards.dealt_axes import Axis, leaves_of, shape_of, with_leaves
+from tvm_split.relay_passes.shards.dealt_axes import Axis
 from tvm_split.relay_passes.shards.decisions import Decisions, Step
 from tvm_split.relay_passes.shards.region import (
     Region,

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_split.relay_passes.rewrite import is_tensor_constant
 from tvm_split.relay_passes.shards.region import bounds
 
 Array = np.ndarray[Any, Any]
@@ -131,35 +130,3 @@ class Passage:
     cuts: bool = False
     sums: bool = False
     adapt: Adapt | None = None
-
-
-def shape_of(expression: relax.Expr) -> tuple[int, ...]:
-    return tuple(int(length) for length in expression.ty.shape.values)
-
-
-def leaves_of(value: relax.Expr) -> tuple[relax.Expr, ...]:
-    """The variables and constants that an operation takes, those in tuples among them, in order."""
-    if isinstance(value, relax.Var) or is_tensor_constant(value):
-        return (value,)
-    if isinstance(value, relax.TupleGetItem):
-        return leaves_of(value.tuple_value)
-    inner = value.args if isinstance(value, relax.Call) else value.fields if isinstance(value, relax.Tuple) else ()
-    return tuple(leaf for each in inner for leaf in leaves_of(each))
-
-
-def with_leaves(value: relax.Expr, leaves: Sequence[relax.Expr]) -> relax.Expr:
-    """The operation on other variables and constants, its types inferred anew."""
-    remaining = iter(leaves)
-
-    def rebuilt(part: relax.Expr) -> relax.Expr:
-        if isinstance(part, relax.Var) or is_tensor_constant(part):
-            return next(remaining)
-        if isinstance(part, relax.TupleGetItem):
-            return relax.TupleGetItem(rebuilt(part.tuple_value), part.index)
-        if isinstance(part, relax.Tuple) and leaves_of(part):
-            return relax.Tuple([rebuilt(each) for each in part.fields])
-        if isinstance(part, relax.Call):
-            return relax.Call(part.op, [rebuilt(each) for each in part.args], part.attrs, part.ty_args)
-        return part
-
-    return rebuilt(value)

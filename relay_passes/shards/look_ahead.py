@@ -15,8 +15,9 @@ from math import prod
 
 from tvm import relax
 
+from tvm_split.relay_passes.operands import leaves_of, shape_of
 from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.shards.dealt_axes import Axis, Dealing, Passage, leaves_of, shape_of
+from tvm_split.relay_passes.shards.dealt_axes import Axis, Dealing, Passage
 from tvm_split.relay_passes.shards.passing import RULES, section_ends, slice_ranges
 
 

@@ -12,17 +12,9 @@ from math import prod
 
 from tvm import relax
 
+from tvm_split.relay_passes.operands import convolution_like, leaves_of, shape_of
 from tvm_split.relay_passes.rewrite import operator_name
-from tvm_split.relay_passes.shards.dealt_axes import (
-    Adapt,
-    Axis,
-    Emit,
-    Operands,
-    Passage,
-    Scaled,
-    leaves_of,
-    shape_of,
-)
+from tvm_split.relay_passes.shards.dealt_axes import Adapt, Axis, Emit, Operands, Passage, Scaled
 
 Axes = Sequence[Axis | None]
 Rule = Callable[[relax.Call, Axes], Passage | None]
@@ -54,18 +46,7 @@ def _convolution(call: relax.Call, axes: Axes) -> Passage | None:
 
 def _with_groups(value: relax.Expr, operands: Operands, scaled: Scaled, _: object) -> relax.Expr:
     """The same convolution with a machine's part of the groups."""
-    attributes = value.attrs
-    return getattr(relax.op.nn, operator_name(value).removeprefix("relax.nn."))(
-        *operands,
-        strides=attributes.strides,
-        padding=attributes.padding,
-        dilation=attributes.dilation,
-        groups=scaled(int(attributes.groups)),
-        data_layout=attributes.data_layout,
-        kernel_layout=attributes.kernel_layout,
-        out_layout=attributes.out_layout,
-        out_dtype=attributes.out_dtype,
-    )
+    return convolution_like(value, operands, groups=scaled(int(value.attrs.groups)))
 
 
 def _matmul(call: relax.Call, axes: Axes) -> Passage | None:

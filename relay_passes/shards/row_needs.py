@@ -15,15 +15,8 @@ from itertools import accumulate, pairwise
 from tvm import relax
 
 from tvm_split.relay_passes.contract import used_variables
-from tvm_split.relay_passes.shards.along.rule import (
-    Along,
-    Operand,
-    Operation,
-    Range,
-    Total,
-    shape_of,
-    tensor_operands,
-)
+from tvm_split.relay_passes.operands import leaves_of, shape_of
+from tvm_split.relay_passes.shards.along.rule import Along, Operand, Operation, Range, Total
 from tvm_split.relay_passes.shards.along.table import rule_of
 from tvm_split.relay_passes.shards.region import RegionWriter, ShardError, bounds
 
@@ -63,12 +56,13 @@ def split_values(writer: RegionWriter, outside_axes: Mapping[str, int], axis_nam
     values: dict[str, Value] = {}
     for binding in writer.bindings:
         name, expression = binding.var.name, binding.value
+        is_operation = isinstance(expression, relax.Call | relax.TupleGetItem)
         operands = tuple(
             Operand(each, shape_of(each), axes.get(each.name) if isinstance(each, relax.Var) else None)
-            for each in tensor_operands(expression)
+            for each in (leaves_of(expression) if is_operation else ())
         )
         split = {each.expression.name for each in operands if each.axis is not None}
-        # What is no call has no operands that could be found, but variables.
+        # What is no operation has no operands that could be split, but variables.
         hidden = {each.name for each in used_variables(expression) if axes.get(each.name) is not None} - split
         operation = Operation(name, expression, operands, shape_of(binding.var), axis_name)
         if isinstance(expression, relax.TupleGetItem) and split & set(outside_axes):

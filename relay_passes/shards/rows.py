@@ -26,8 +26,9 @@ import tvm
 from tvm import relax
 
 from tvm_split.relay_passes.contract import dependent_names, main_function
+from tvm_split.relay_passes.operands import shape_of
 from tvm_split.relay_passes.rewrite import constant, substitute
-from tvm_split.relay_passes.shards.along.rule import Along, Emit, Operand, Range, Total, shape_of, sliced
+from tvm_split.relay_passes.shards.along.rule import Along, Emit, Operand, Range, Total, sliced
 from tvm_split.relay_passes.shards.region import (
     Region,
     RegionWriter,

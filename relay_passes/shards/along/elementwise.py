@@ -11,16 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
+from tvm_split.relay_passes.operands import with_leaves
 from tvm_split.relay_passes.rewrite import constant
-from tvm_split.relay_passes.shards.along.rule import (
-    Along,
-    Emit,
-    Operation,
-    Range,
-    Total,
-    same_range,
-    with_operands,
-)
+from tvm_split.relay_passes.shards.along.rule import Along, Emit, Operation, Range, Total, same_range
 
 _UNARY = (
     "abs acos acosh asin asinh astype atan atanh bitwise_not ceil clip cos cosh erf exp floor full_like isfinite isinf "
@@ -74,7 +67,7 @@ def elementwise(operation: Operation) -> Along:
         )
 
     def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
-        return with_operands(operation.expression, parts)
+        return with_leaves(operation.expression, parts)
 
     is_local = not any(one and place is not None for one, place in zip(single, operand_axes, strict=True))
     return Along(axis, operand_axes, needs, write, local=is_local)

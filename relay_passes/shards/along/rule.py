@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import tvm
 from tvm import relax
 
-from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
+from tvm_split.relay_passes.operands import with_leaves
+from tvm_split.relay_passes.rewrite import operator_name
 from tvm_split.relay_passes.shards.region import ShardError
 
 Range = tuple[int, int]
@@ -86,40 +86,6 @@ class Total:
     finish: Callable[[relax.Expr], relax.Expr] | None = None
 
 
-def tensor_operands(expression: relax.Expr) -> tuple[relax.Expr, ...]:
-    """The variables and constants of tensors that an operation reads, those of a tuple each by itself."""
-    if isinstance(expression, relax.TupleGetItem):
-        return (expression.tuple_value,)
-    found: list[relax.Expr] = []
-    for argument in expression.args if isinstance(expression, relax.Call) else ():
-        fields = argument.fields if isinstance(argument, relax.Tuple) else [argument]
-        found += [each for each in fields if _is_tensor(each)]
-    return tuple(found)
-
-
-def with_operands(expression: relax.Expr, operands: Sequence[relax.Expr | None]) -> relax.Expr:
-    """The operation on other tensors; attributes and arguments that are no tensors stay."""
-    if isinstance(expression, relax.TupleGetItem):
-        return relax.TupleGetItem(operands[0], expression.index)
-    replacements = iter(operands)
-
-    def replaced(argument: relax.Expr) -> relax.Expr:
-        if isinstance(argument, relax.Tuple) and any(_is_tensor(each) for each in argument.fields):
-            return relax.Tuple([replaced(each) for each in argument.fields])
-        return next(replacements) if _is_tensor(argument) else argument
-
-    arguments = [replaced(argument) for argument in expression.args]
-    return relax.Call(expression.op, arguments, expression.attrs, expression.ty_args)
-
-
-def shape_of(expression: relax.Expr) -> tuple[int, ...]:
-    """The lengths of a tensor's axes; of a tuple, those of its first."""
-    kind = expression.ty
-    while isinstance(kind, relax.TupleType):
-        kind = kind.fields[0]
-    return tuple(int(length) for length in kind.shape.values)
-
-
 def same_range(operation: Operation, axis: int, operand_axes: tuple[int | None, ...]) -> Along:
     """The rule of an operation that is written on parts as it is on the whole."""
     expression = operation.expression
@@ -128,7 +94,7 @@ def same_range(operation: Operation, axis: int, operand_axes: tuple[int | None, 
         return tuple(None if each is None else wanted for each in operand_axes)
 
     def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
-        return with_operands(expression, parts)
+        return with_leaves(expression, parts)
 
     return Along(axis, operand_axes, needs, write, local=True)
 
@@ -140,9 +106,3 @@ def sliced(tensor: relax.Expr, axis: int, taken: Range) -> relax.Expr:
 
 def replaced_at(values: Sequence[int], place: int, value: int) -> list[int]:
     return [value if index == place else each for index, each in enumerate(values)]
-
-
-def _is_tensor(argument: relax.Expr) -> bool:
-    return isinstance(argument, relax.Var | tvm.ir.GenericConst) and (
-        isinstance(argument, relax.Var) or is_tensor_constant(argument)
-    )

@@ -8,22 +8,13 @@ image keeps the layer's own, clipped, and a part inside has none. (The arithmeti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from tvm import relax
 
+from tvm_split.relay_passes.operands import convolution_like, shape_of
 from tvm_split.relay_passes.rewrite import constant
-from tvm_split.relay_passes.shards.along.rule import (
-    Along,
-    Emit,
-    Operation,
-    Range,
-    Total,
-    replaced_at,
-    same_range,
-    shape_of,
-)
+from tvm_split.relay_passes.shards.along.rule import Along, Emit, Operation, Range, Total, replaced_at, same_range
 
 
 def window_range(wanted: Range, stride: int, before: int, kernel: int) -> Range:
@@ -43,7 +34,6 @@ def convolution(operation: Operation) -> Along:
     place, stride, padding, reach = _windows(operation, axis)
     before, length = padding[place], operation.operands[0].shape[axis]
     rank = len(operation.shape)
-    write_whole = _CONVOLUTIONS[rank]
 
     def needs(wanted: Range) -> tuple[Range | None, ...]:
         return _inside(operation, window_range(wanted, stride, before, reach), length), None
@@ -51,7 +41,7 @@ def convolution(operation: Operation) -> Along:
     def write(wanted: Range, parts: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
         first, end = window_range(wanted, stride, before, reach)
         one_sided = _one_sided(padding, place, max(0, -first), max(0, end - length))
-        return write_whole(*parts, padding=one_sided, **_unchanged(attributes))
+        return convolution_like(operation.expression, parts, padding=one_sided)
 
     is_pointwise = (reach, stride, before, padding[place + rank - 2]) == (1, 1, 0, 0)
     return Along(axis, (axis, None), needs, write, local=is_pointwise)
@@ -63,7 +53,6 @@ def transposed_convolution(operation: Operation) -> Along:
         return same_range(operation, axis, (axis, None))
     place, stride, padding, reach = _windows(operation, axis)
     before, length = padding[place], operation.operands[0].shape[axis]
-    write_whole = _TRANSPOSED[len(operation.shape)]
 
     def taken(wanted: Range) -> Range:
         first, end = transposed_range(wanted, stride, before, reach)
@@ -79,11 +68,11 @@ def transposed_convolution(operation: Operation) -> Along:
         covered = first * stride, (end - 1) * stride + reach
         cut_before, cut_after = wanted[0] + before - covered[0], covered[1] - wanted[1] - before
         output_padding = [int(each) for each in attributes.output_padding]
-        return write_whole(
-            *parts,
+        return convolution_like(
+            operation.expression,
+            parts,
             padding=_one_sided(padding, place, cut_before, max(0, cut_after)),
             output_padding=replaced_at(output_padding, place, max(0, -cut_after)),
-            **_unchanged(attributes),
         )
 
     return Along(axis, (axis, None), needs, write)
@@ -157,12 +146,6 @@ def pad(operation: Operation) -> Along:
     return Along(axis, (axis,), needs, write, local=is_local)
 
 
-def _unchanged(attributes: Any) -> dict[str, Any]:
-    """Of a convolution, what is the same for every part."""
-    names = ("strides", "dilation", "groups", "data_layout", "kernel_layout", "out_layout", "out_dtype")
-    return {name: getattr(attributes, name) for name in names}
-
-
 def _windows(operation: Operation, axis: int) -> tuple[int, int, list[int], int]:
     """Of a convolution: which of its spatial axes the split one is, the stride there, the padding of all, and how many
     indices along it a window covers."""
@@ -194,8 +177,6 @@ def _one_sided(padding: Sequence[int], place: int, before: int, after: int) -> l
     return replaced_at(replaced_at(padding, place, before), place + len(padding) // 2, after)
 
 
-_CONVOLUTIONS = {3: relax.op.nn.conv1d, 4: relax.op.nn.conv2d, 5: relax.op.nn.conv3d}
-_TRANSPOSED = {3: relax.op.nn.conv1d_transpose, 4: relax.op.nn.conv2d_transpose, 5: relax.op.nn.conv3d_transpose}
 _POOLS = {
     f"relax.nn.{kind}_pool{rank}d": getattr(relax.op.nn, f"{kind}_pool{rank}d")
     for kind in ("avg", "max")

@@ -13,9 +13,9 @@ from tests.helpers.placements import run
 from tests.helpers.shard_networks import Network, lengths, region_of, require_same
 from tests.helpers.split_costs import crossing_bytes
 from tvm_split.relay_passes.contract import bindings_of, main_function, operations_of
+from tvm_split.relay_passes.operands import leaves_of
 from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
 from tvm_split.relay_passes.shards.channels import LARGE_SUM_BYTES, split_channels
-from tvm_split.relay_passes.shards.dealt_axes import leaves_of
 from tvm_split.relay_passes.shards.region import ShardError
 
 KERNEL1 = relax.const(np.arange(4 * 2 * 3 * 3, dtype=np.float32).reshape(4, 2, 3, 3))
