@@ -10,6 +10,7 @@ from typing import Any
 
 import tvm
 
+from tvm_split.cluster.asked import ASKED_AT_ONCE
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
@@ -21,7 +22,6 @@ from tvm_split.rpc_runtime.errors import WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
-ASKED_AT_ONCE = 32
 DESCRIBE_TIMEOUT_SECONDS = 10.0
 REACHED_SECONDS = 3.0
 """So long is waited for a worker whose machine can be planned for without it."""

@@ -105,19 +105,13 @@ def cells(lane: Lane, columns: int) -> Iterator[Cell]:
     owners: list[Span | None] = [None] * columns
     for span in lane.spans:
         owners[span.start : span.end] = [span] * (span.end - span.start)
-    start = 0
-    while start < columns:
-        owner = owners[start]
-        end = start
-        while end < columns and owners[end] is owner:
-            end += 1
+    for owner, same in itertools.groupby(owners):
+        length = len(list(same))
         if owner is None:
-            yield Cell(EMPTY[lane.kind] * (end - start), None)
+            yield Cell(EMPTY[lane.kind] * length, None)
         else:
-            label = str(owner.sequence)
             # A number that does not fit is shown by its last digits, which differ between neighbours.
-            yield Cell(label[-(end - start) :].ljust(end - start, FILL[lane.kind]), owner.sequence)
-        start = end
+            yield Cell(str(owner.sequence)[-length:].ljust(length, FILL[lane.kind]), owner.sequence)
 
 
 def axis(drawn: Timeline) -> str:
