@@ -215,7 +215,7 @@ def main() -> int:
         console.print(f"{'ok' if good else 'FAILED'}: {result['case']}: {told}")
         results.append(result)
         failed |= not good
-    written(arguments.output, results)
+    written(arguments.output, {"results": results})
     return 1 if failed else 0
 
 
