@@ -1,17 +1,15 @@
 """One machine, one input at a time: this project's kernels against onnxruntime, torch, and what TVM builds by default.
 
-Everything runs in this process on the same cores, in turns, so that a disturbance meets all. Each side has its own
-defaults and a pause before its turn, because the threads of some spin for a while after their work. Medians are
-printed, with the share of a multiply-add peak that is measured in the same run, and written as JSON.
+Everything runs in this process on the same cores, in turns, so that a disturbance meets all, each side with its own
+defaults. Medians over rounds are printed, of ratios those within rounds, with the share of a multiply-add peak that is
+measured in the same run, and written as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -19,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from rich.table import Table
 from tvm import relax
 
 import tvm_split
+from scripts.rounds import in_turns, largest_difference, median_seconds, medians, ratio, written
 from tests.models import torch_models
 from tvm_split.compiler.targets import host_target
 from tvm_split.compiler.tuning_folder import DATABASE_VARIABLE
@@ -39,8 +39,6 @@ from tvm_split.planner.cost import model_operations
 
 MODELS = torch_models.published_models()
 SMALLEST = "mobilenet_v2"
-PAUSE_SECONDS = 0.1
-WARM_UP_RUNS = 2
 RUNS_A_TURN = 4
 
 Run = Callable[[], Any]
@@ -98,25 +96,6 @@ def tvm_by_default(model: tvm_split.Model, arrays: Sequence[np.ndarray], threads
         yield run
 
 
-def turn(run: Run) -> list[float]:
-    """Milliseconds of a few runs, after a pause and a warm-up."""
-    time.sleep(PAUSE_SECONDS)
-    for _ in range(WARM_UP_RUNS):
-        run()
-    found = []
-    for _ in range(RUNS_A_TURN):
-        start = time.perf_counter()
-        run()
-        found.append((time.perf_counter() - start) * 1e3)
-    return found
-
-
-def largest_difference(ours: Run, reference: Run) -> float:
-    """Between the first outputs, as a share of the reference's range."""
-    mine, theirs = ours()[0], reference()[0]
-    return float(np.abs(mine - theirs).max() / np.abs(theirs).max())
-
-
 def compare(
     name: str, threads: int, rounds: int, ceilings: Ceilings, folder: Path, database: Path | None
 ) -> dict[str, Any]:
@@ -133,23 +112,21 @@ def compare(
         }
         if database is not None:
             runs["tuned"], _ = stack.enter_context(this_project(model, arrays, threads, database))
-        difference = largest_difference(runs["ours"], runs["onnxruntime"])
-        times: dict[str, list[float]] = {side: [] for side in runs}
-        for _ in range(rounds):
-            for side, run in runs.items():
-                times[side] += turn(run)
+        difference = largest_difference(runs["ours"]()[:1], runs["onnxruntime"]()[:1])
+        found = in_turns({side: partial(median_seconds, run, RUNS_A_TURN) for side, run in runs.items()}, rounds)
+        seconds = {side: each["seconds"] for side, each in medians(found).items()}
         if name == SMALLEST:
             # Over a hundred times as long: once is enough.
-            times["tvm by default"] = turn(stack.enter_context(tvm_by_default(model, arrays, threads)))
-    medians = {side: statistics.median(found) for side, found in times.items()}
+            default = stack.enter_context(tvm_by_default(model, arrays, threads))
+            seconds["tvm by default"] = median_seconds(default, RUNS_A_TURN)["seconds"]
     operations = model_operations(model)
     return {
         "model": name,
         "threads": threads,
-        "milliseconds": medians,
-        "ratio": medians["ours"] / medians["onnxruntime"],
-        "gigaflops": operations / medians["ours"] / 1e6,
-        "share_of_peak": operations / medians["ours"] * 1e3 / ceilings.operations_per_second,
+        "milliseconds": {side: 1e3 * each for side, each in seconds.items()},
+        "ratio": ratio(found, "seconds", "ours", "onnxruntime"),
+        "gigaflops": operations / seconds["ours"] / 1e9,
+        "share_of_peak": operations / seconds["ours"] / ceilings.operations_per_second,
         "difference": difference,
         "compile_seconds": compile_seconds,
     }
@@ -195,7 +172,7 @@ def main() -> int:
     arguments = parser.parse_args()
     # Without this, a database in the user's own cache would pass for the default.
     os.environ[DATABASE_VARIABLE] = os.devnull
-    written = []
+    content = []
     with tempfile.TemporaryDirectory() as folder:
         for threads in arguments.threads:
             ceilings = measure_ceilings(threads)
@@ -206,7 +183,7 @@ def main() -> int:
                 print(f"{name}, {threads} threads", file=sys.stderr)
                 results.append(compare(name, threads, arguments.rounds, ceilings, own, arguments.database))
             mean = print_results(threads, results, ceilings)
-            written.append(
+            content.append(
                 {
                     "threads": threads,
                     "peak_operations_per_second": ceilings.operations_per_second,
@@ -215,8 +192,7 @@ def main() -> int:
                     "models": results,
                 }
             )
-    if arguments.output:
-        arguments.output.write_text(json.dumps(written, indent=2) + "\n")
+    written(arguments.output, {"results": content})
     return 0
 
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 import tvm_split
-from scripts.rounds import Figures, Rounds, in_turns, medians, ratio, written
+from scripts.rounds import Rounds, in_turns, median_seconds, medians, ratio, written
 from tests.models.torch_models import mobilenet_v2
 
 PIXELS = 224
@@ -52,23 +49,8 @@ def compiled(source: Source, folder: Path) -> tvm_split.Bundle:
     return tvm_split.Bundle.load(folder)
 
 
-def timed(run: Callable[[], Any]) -> Callable[[], Figures]:
-    """The median of a turn's runs, after one that is not counted."""
-
-    def turn() -> Figures:
-        run()
-        seconds = []
-        for _ in range(RUNS_A_TURN):
-            start = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - start)
-        return {"milliseconds": 1e3 * statistics.median(seconds)}
-
-    return turn
-
-
 def compare(sources: Mapping[str, Source], folder: Path, rounds: int) -> Rounds:
-    """The milliseconds of each source's network, in turns; all are compiled before the first is measured."""
+    """The seconds of each source's network, in turns; all are compiled before the first is measured."""
     bundles = {name: compiled(source, folder / name) for name, source in sources.items()}
     with ExitStack() as stack:
         sides = {}
@@ -76,7 +58,7 @@ def compare(sources: Mapping[str, Source], folder: Path, rounds: int) -> Rounds:
             deployment = stack.enter_context(tvm_split.deploy(bundle, tvm_split.Cluster.in_process(1, threads=1)))
             (spec,) = bundle.program.inputs
             x = np.random.default_rng(0).standard_normal(spec.shape).astype(spec.dtype)
-            sides[name] = timed(partial(deployment.run, x))
+            sides[name] = partial(median_seconds, partial(deployment.run, x), RUNS_A_TURN)
         return in_turns(sides, rounds)
 
 
@@ -93,9 +75,9 @@ def main() -> int:
     found = compare(sources, options.bundles, options.rounds)
     if not options.rounds:
         return 0
-    shares = {name: ratio(found, "milliseconds", name, "torch") for name in sources}
+    shares = {name: ratio(found, "seconds", name, "torch") for name in sources}
     for name, figures in medians(found).items():
-        print(f"{name:8} {figures['milliseconds']:8.2f} ms, {shares[name]:.3f} of torch's")
+        print(f"{name:8} {1e3 * figures['seconds']:8.2f} ms, {shares[name]:.3f} of torch's")
     written(options.output, {"rounds": found, "of_torch": shares})
     return int(shares["keras"] > ALLOWED)
 

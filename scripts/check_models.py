@@ -7,7 +7,6 @@ with 1 if one passes the limit.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import numpy as np
 from rich.console import Console
 
 import tvm_split
+from scripts.rounds import largest_difference, written
 from tests.models.real_models import load
 
 LIMIT = 1e-4
@@ -62,11 +62,7 @@ def main() -> int:
                     compile_seconds = time.perf_counter() - start
                     with tvm_split.deploy(bundle, cluster) as deployment:
                         results = list(deployment.stream(batches))
-                    share = max(
-                        float(np.abs(mine - right).max() / np.ptp(right))
-                        for outputs, rights in zip(results, expected, strict=True)
-                        for mine, right in zip(outputs, rights, strict=True)
-                    )
+                    share = max(largest_difference(*each) for each in zip(results, expected, strict=True))
                     rows.append(
                         {
                             "model": name,
@@ -81,8 +77,7 @@ def main() -> int:
                         f"{name:18} {workers} workers, {how:9}: largest difference {share:.1e} of the range, "
                         f"compiled and verified in {compile_seconds:.1f} s"
                     )
-    if arguments.output:
-        arguments.output.write_text(json.dumps({"limit": LIMIT, "results": rows}, indent=2))
+    written(arguments.output, {"limit": LIMIT, "results": rows})
     worst = max(row["largest_difference_of_range"] for row in rows)
     console.print(f"worst {worst:.1e}, limit {LIMIT:.0e}")
     return 0 if worst < LIMIT else 1

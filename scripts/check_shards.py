@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import tvm_split
+from scripts.rounds import largest_difference, written
 from tests.models import torch_models, unet
 from tvm_split import Shard
 from tvm_split.planner.problem import Axis, Exchange
@@ -62,7 +62,8 @@ class Checked:
         self.model = tvm_split.load_model(made, first, name=name)
         exact = copy.deepcopy(made).double()
         with torch.no_grad():
-            self._expected = [tree_leaves(exact(*map(_exact, each))) for each in self._inputs]
+            exactly = [tree_leaves(exact(*map(_exact, each))) for each in self._inputs]
+        self._expected = [[output.numpy() for output in outputs] for outputs in exactly]
 
     def weight_bytes(self, cluster: tvm_split.Cluster) -> int:
         """Of one worker that has everything."""
@@ -82,11 +83,7 @@ class Checked:
         with tvm_split.deploy(tvm_split.compile(self.model, plan, verify=False), cluster) as deployment:
             found, again = (list(deployment.stream(self._inputs)) for _ in range(2))
             held = max(deployment.stats().weight_bytes.values()) / whole_bytes
-        difference = max(
-            float(np.abs(mine - right.numpy()).max() / np.ptp(right.numpy()))
-            for outputs, rights in zip(found, self._expected, strict=True)
-            for mine, right in zip(outputs, rights, strict=True)
-        )
+        difference = max(largest_difference(*each) for each in zip(found, self._expected, strict=True))
         is_same = all(map(np.array_equal, tree_leaves(found), tree_leaves(again)))
         is_limited = self.name in OF_PRODUCTS and axis in ("channels", "heads") and len(set(shares)) == 1
         return {
@@ -161,8 +158,7 @@ def main() -> int:
     console = Console(highlight=False, soft_wrap=True)
     with tvm_split.Cluster.local(workers=len(MACHINES), threads=1) as cluster:
         rows = [row for name in options.models or PUBLISHED for row in check(name, options, cluster, console.print)]
-    if options.output:
-        options.output.write_text(json.dumps({"limit": LIMIT, "most_held": MOST_HELD, "results": rows}, indent=2))
+    written(options.output, {"limit": LIMIT, "most_held": MOST_HELD, "results": rows})
     return 0 if all(row["good"] for row in rows) else 1
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks share: sides that are measured in turns, medians and ratios over rounds, and JSON.
+"""What benchmarks and checks share: sides measured in turns, medians and ratios over rounds, differences, and JSON.
 
 A disturbance of the machine meets all sides of a round alike, so ratios are taken within a round, and of these the
 median over rounds.
@@ -11,9 +11,11 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 PAUSE_SECONDS = 0.1
 
@@ -52,6 +54,22 @@ def ratio(found: Rounds, key: str, side: str, other: str) -> float:
     """A figure of ``side`` by that of ``other``: the median of the rounds' ratios; not a number where one is zero."""
     pairs = zip(found[side], found[other], strict=True)
     return statistics.median(mine[key] / theirs[key] if theirs[key] else float("nan") for mine, theirs in pairs)
+
+
+def median_seconds(run: Callable[[], object], runs: int) -> Figures:
+    """The seconds of a call, the median of so many after one that does not count."""
+    run()
+    found = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    return {"seconds": statistics.median(found)}
+
+
+def largest_difference(found: Iterable[np.ndarray], expected: Iterable[np.ndarray]) -> float:
+    """Of outputs to those that are right, as a share of the range of these."""
+    return max(float(np.abs(mine - right).max() / np.ptp(right)) for mine, right in zip(found, expected, strict=True))
 
 
 def two_cores() -> tuple[int, int]:

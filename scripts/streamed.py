@@ -6,15 +6,15 @@ A single input is timed by itself.
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
 import tvm_split
-from scripts.rounds import Figures
+from scripts.rounds import Figures, median_seconds
 
 RUNS = 5
 """Of a single input, of which the median counts."""
@@ -72,10 +72,4 @@ class Streamed:
 
 def median_run(deployment: tvm_split.Deployment, inputs: Sequence[np.ndarray], runs: int = RUNS) -> Figures:
     """The seconds of a ``run``, after one that does not count."""
-    deployment.run(*inputs)
-    found = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        deployment.run(*inputs)
-        found.append(time.perf_counter() - start)
-    return {"seconds": statistics.median(found)}
+    return median_seconds(partial(deployment.run, *inputs), runs)
