@@ -88,7 +88,8 @@ class Token:
 
     def __post_init__(self) -> None:
         if not self.text or not all(33 <= ord(letter) <= 126 for letter in self.text):
-            raise InputError("a token is one or more printable ASCII letters without blanks")
+            found = "" if self.file is None else f", and {self.file} holds something else"
+            raise InputError(f"a token is one or more printable ASCII letters without blanks{found}")
 
     def shown_in(self, metadata: Metadata) -> bool:
         """Whether a caller with this metadata knows the token; takes as long for a near miss as for a wild guess."""

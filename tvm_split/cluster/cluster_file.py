@@ -41,11 +41,12 @@ from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, SshAccess, fau
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.errors import InputError
 from tvm_split.rpc_runtime.program.codec import Codec
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.rpc_runtime.wire.security import TlsFiles, split_address
+from tvm_split.rpc_runtime.wire.security import TlsFiles, split_address, token_from
 
 
 class _Strict(BaseModel):
@@ -154,18 +155,7 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
     Raises:
         ClusterError: gives the file, the line and what is expected there.
     """
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ClusterError(f"cannot read the cluster file {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ClusterError(f"the cluster file {path} is no text: {error}") from error
-    try:
-        content = yaml.safe_load(text)
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ClusterError(f"{path} is no YAML: {error}") from error
-    _require_single_keys(path, tree)
+    content, tree = _read(path)
     try:
         parsed = _ClusterFile.model_validate(content)
     except ValidationError as error:
@@ -210,6 +200,22 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
         first = f"; the first is in line {line(fault.first)}" if fault.first else ""
         raise ClusterError(f"{path}:{line(fault.location)}: {fault.text}{first}")
     return tuple(machines), tuple(links), tuple(shared)
+
+
+def _read(path: Path) -> tuple[Any, yaml.Node | None]:
+    """What is in the file, and the same with its lines."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ClusterError(f"cannot read the cluster file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ClusterError(f"the cluster file {path} is no text: {error}") from error
+    try:
+        content, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ClusterError(f"{path} is no YAML: {error}") from error
+    _require_single_keys(path, tree)
+    return content, tree
 
 
 def _problem(error: Any) -> str:
@@ -263,9 +269,9 @@ def _machine(entry: _Machine, folder: Path, place: str, ssh: SshAccess | None) -
     token = None
     if entry.token_file is not None:
         try:
-            token = (folder / entry.token_file).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ClusterError(f"machine {entry.name!r}: cannot read its token file: {error}") from error
+            token = token_from(folder / entry.token_file)
+        except InputError as error:
+            raise ClusterError(f"machine {entry.name!r}: {error}") from error
     tls = None
     if entry.tls is not None:
         certificate, key = entry.tls.certificate, entry.tls.key
@@ -279,7 +285,7 @@ def _machine(entry: _Machine, folder: Path, place: str, ssh: SshAccess | None) -
         threads=entry.threads,
         target=entry.target,
         memory_bytes=None if entry.memory_bytes is None else int(entry.memory_bytes),
-        endpoint=WorkerEndpoint(entry.name, entry.address, token, tls),
+        endpoint=WorkerEndpoint(entry.name, entry.address, None if token is None else token.text, tls),
         described_at=place,
         ssh=ssh,
     )

@@ -32,18 +32,18 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_a_file_becomes_a_cluster(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("open sesame\n")
+    (tmp_path / "secret").write_text("sesame\n")
     cluster = Cluster.from_yaml(write(tmp_path, GOOD))
     assert cluster.machine_names == ("desk", "box")
     assert cluster.machine("desk").memory_bytes == 16_000_000_000
-    assert cluster.machine("box").endpoint.token == "open sesame"
+    assert cluster.machine("box").endpoint.token == "sesame"
     assert cluster.machine("box").endpoint.address == "[2001:db8::1]:7001"
     assert cluster.links == (Link("desk", "box", 1.25e8, 0.001), Link("box", "desk", 1.25e8, 0.001))
 
 
 @pytest.mark.parametrize("codec", ["auto", "none", "fp16", "bf16", "int8", "lz4", "zstd"])
 def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
-    (tmp_path / "secret").write_text("open sesame\n")
+    (tmp_path / "secret").write_text("sesame\n")
     cluster = Cluster.from_yaml(write(tmp_path, GOOD.replace("0.001}", f"0.001, codec: {codec}}}")))
     assert [link.codec for link in cluster.links] == [codec, codec]
     with pytest.raises(ClusterError, match="has codec 'zip'; there are auto, none, fp16"):
@@ -103,7 +103,7 @@ def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, right: str, wrong: str, line: int, message: str) -> None:
-    (tmp_path / "secret").write_text("open sesame\n")
+    (tmp_path / "secret").write_text("sesame\n")
     assert right in GOOD
     path = write(tmp_path, GOOD.replace(right, wrong))
     with pytest.raises(ClusterError, match=r"cluster\.yaml") as caught:
@@ -215,9 +215,17 @@ def test_what_is_no_cluster_is_refused(tmp_path: Path, content: bytes) -> None:
         Cluster.from_yaml(path)
 
 
-def test_a_token_file_that_is_no_text_is_named(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_bytes(b"\xff\xfe")
-    with pytest.raises(ClusterError, match="machine 'box': cannot read its token file"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe", "the token file .*secret is no text"),
+        (b"\n", "a token is one or more printable ASCII letters without blanks, and .*secret holds something else"),
+        (b"open sesame\n", ".*without blanks, and .*secret holds something else"),
+    ],
+)
+def test_a_token_file_without_a_token_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "secret").write_bytes(content)
+    with pytest.raises(ClusterError, match=f"machine 'box': {message}"):
         Cluster.from_yaml(write(tmp_path, GOOD))
 
 
@@ -235,7 +243,7 @@ shared_cores:
 
 
 def test_machines_groups_and_the_client_share_cores(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("open sesame\n")
+    (tmp_path / "secret").write_text("sesame\n")
     cluster = Cluster.from_yaml(write(tmp_path, GOOD + CORES))
     assert cluster.shared_cores == (SharedCores(("desk", "box", "client"), 4),)
 
@@ -257,7 +265,7 @@ def test_machines_groups_and_the_client_share_cores(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_shared_cores_are_named_with_their_line(tmp_path: Path, right: str, wrong: str, message: str) -> None:
-    (tmp_path / "secret").write_text("open sesame\n")
+    (tmp_path / "secret").write_text("sesame\n")
     path = write(tmp_path, GOOD + CORES.replace(right, wrong))
     with pytest.raises(ClusterError) as error:
         Cluster.from_yaml(path)
