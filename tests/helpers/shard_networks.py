@@ -12,8 +12,9 @@ from tvm.relax import op
 
 from tests.helpers.relax_values import values_of
 from tvm_split.relay_passes.contract import main_function, operations_of
+from tvm_split.relay_passes.operands import shape_of
 from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
-from tvm_split.relay_passes.shards.region import Region, Sharded
+from tvm_split.relay_passes.shards.region import Sharded
 
 
 class Network:
@@ -39,23 +40,23 @@ class Network:
 
     def convolution(self, x: relax.Expr, channels: int, kernel: int, groups: int = 1) -> relax.Var:
         """With a bias, as torch's importer writes it."""
-        inputs = lengths(x)[1] // groups
+        inputs = shape_of(x)[1] // groups
         weight = self.weight(channels, inputs, kernel, kernel, fan_in=inputs * kernel * kernel)
         product = self.add(op.nn.conv2d(x, weight, padding=kernel // 2, groups=groups))
         return self.add(op.add(product, self.add(op.reshape(self.weight(channels), (1, channels, 1, 1)))))
 
     def linear(self, x: relax.Expr, columns: int) -> relax.Var:
-        rows = lengths(x)[-1]
+        rows = shape_of(x)[-1]
         weight = self.add(op.permute_dims(self.weight(columns, rows, fan_in=rows)))
         return self.add(op.add(self.add(op.matmul(x, weight)), self.weight(columns)))
 
     def batch_norm(self, x: relax.Expr) -> relax.Var:
-        count = lengths(x)[1]
+        count = shape_of(x)[1]
         parameters = (self.positive(count), self.weight(count), self.weight(count), self.positive(count))
         return self.add(relax.TupleGetItem(self.add(op.nn.batch_norm(x, *parameters, axis=1, training=False)), 0))
 
     def layer_norm(self, x: relax.Expr) -> relax.Var:
-        width = lengths(x)[-1]
+        width = shape_of(x)[-1]
         return self.add(op.nn.layer_norm(x, self.positive(width), self.weight(width), axes=[-1]))
 
     def module(self, *outputs: relax.Var) -> tvm.IRModule:
@@ -64,21 +65,6 @@ class Network:
         self._builder.emit_func_output(result)
         self._scopes.close()
         return self._builder.get()
-
-
-def lengths(value: relax.Expr) -> tuple[int, ...]:
-    return tuple(int(each) for each in value.ty.shape.values)
-
-
-def region_of(
-    module: tvm.IRModule, shares: Sequence[float], first: str | None = None, last: str | None = None
-) -> Region:
-    """The variables from ``first`` to ``last``, or all of them, for machine-a, machine-b, …"""
-    names = [binding.var.name for binding in operations_of(main_function(module))]
-    begin = 0 if first is None else names.index(first)
-    end = len(names) if last is None else names.index(last) + 1
-    machines = tuple(f"machine-{letter}" for letter, _ in zip("abcdef", shares, strict=False))
-    return Region(tuple(names[begin:end]), machines, tuple(shares))
 
 
 def require_same(module: tvm.IRModule, sharded: Sharded, *inputs: np.ndarray) -> None:
@@ -107,5 +93,5 @@ def product_bytes(module: tvm.IRModule, names: Sequence[str]) -> int:
             weight = values[name].args[1]
             origin = values.get(weight.name) if isinstance(weight, relax.Var) else None
             if origin is None or is_tensor_constant(origin.args[0]):
-                total += 4 * int(np.prod(lengths(weight)))
+                total += 4 * int(np.prod(shape_of(weight)))
     return total

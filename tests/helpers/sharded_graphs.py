@@ -11,7 +11,7 @@ from tvm_split.relay_passes.contract import main_function, operations_of
 from tvm_split.relay_passes.shards.region import Region, Sharded
 from tvm_split.relay_passes.shards.rows import split_rows
 
-MACHINES = ("machine-a", "machine-b", "machine-c", "machine-d")
+MACHINES = tuple(f"machine-{letter}" for letter in "abcdef")
 BOTH = ("fused", "each")
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import tvm
-from tvm import relax
 
 import tvm_split
-from tests.helpers.placements import QUICKLY
+from tests.helpers import placements
 from tvm_split.cluster.machine import Machine
-from tvm_split.compiler.build import code_of
 from tvm_split.compiler.targets import host_target
 from tvm_split.model import Model
 
@@ -21,9 +18,7 @@ TOLERANCES = {"float64": 1e-5, "float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-
 
 def run(model: Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs of the model as TVM computes them on the CPU."""
-    machine = relax.VirtualMachine(code_of(model.module, QUICKLY), tvm.cpu())
-    results = machine["main"](*[tvm.runtime.tensor(array) for array in inputs])
-    return [result.numpy() for result in results]
+    return placements.run(model.module, *inputs)
 
 
 def run_as_stage(model: Model, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

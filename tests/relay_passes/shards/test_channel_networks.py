@@ -11,7 +11,7 @@ import torch
 import tvm_split
 from tests.helpers.placements import run
 from tests.helpers.relax_values import values_of
-from tests.helpers.shard_networks import region_of
+from tests.helpers.sharded_graphs import region_of
 from tests.helpers.split_costs import weight_bytes
 from tests.models import torch_models
 from tvm_split.relay_passes.contract import main_function, names_of

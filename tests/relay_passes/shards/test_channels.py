@@ -10,10 +10,11 @@ from tvm.relax import op
 from tvm.script import ir as I, relax as R
 
 from tests.helpers.placements import run
-from tests.helpers.shard_networks import Network, lengths, region_of, require_same
+from tests.helpers.shard_networks import Network, require_same
+from tests.helpers.sharded_graphs import region_of
 from tests.helpers.split_costs import crossing_bytes
 from tvm_split.relay_passes.contract import bindings_of, main_function, operations_of
-from tvm_split.relay_passes.operands import leaves_of
+from tvm_split.relay_passes.operands import leaves_of, shape_of
 from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
 from tvm_split.relay_passes.shards.channels import LARGE_SUM_BYTES, split_channels
 from tvm_split.relay_passes.shards.region import ShardError
@@ -191,7 +192,7 @@ def test_an_operation_without_a_rule_takes_the_whole() -> None:
     module = network.module(network.convolution(summed, 4, 1))
     found = split_channels(module, region_of(module, (0.5, 0.5)), unit_by="channels", exchange="fused")
     operations = {binding.var.name: binding.value for binding in operations_of(main_function(found.module))}
-    assert lengths(operations[f"{summed.name}_machine_b"]) == (1, 4, 4, 4)
+    assert shape_of(operations[f"{summed.name}_machine_b"]) == (1, 4, 4, 4)
     assert operations[f"{summed.name}_machine_b"].args[0].name == f"{wide.name}_gathered_machine_b"
 
 
@@ -272,7 +273,7 @@ def test_a_product_with_too_few_channels_for_all_machines_is_computed_whole(
     found = split_channels(module, region_of(module, shares), unit_by="channels", exchange=exchange)
     require_same(module, found, np.random.default_rng(0).standard_normal((1, 3, 6, 6)))
     products = {
-        binding.var.name: lengths(binding.var)[1]
+        binding.var.name: shape_of(binding.var)[1]
         for binding in bindings_of(main_function(found.module))
         if operator_name(binding.value) == "relax.nn.conv2d"
     }

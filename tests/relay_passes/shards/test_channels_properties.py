@@ -12,8 +12,10 @@ from hypothesis import assume, given, settings, strategies as st
 from tvm import relax
 from tvm.relax import op
 
-from tests.helpers.shard_networks import Network, lengths, product_bytes, region_of, require_same
+from tests.helpers.shard_networks import Network, product_bytes, require_same
+from tests.helpers.sharded_graphs import region_of
 from tvm_split.relay_passes.contract import main_function, operations_of
+from tvm_split.relay_passes.operands import shape_of
 from tvm_split.relay_passes.rewrite import operator_name
 from tvm_split.relay_passes.shards.channels import split_channels
 from tvm_split.relay_passes.shards.dealt_axes import is_dealable
@@ -29,9 +31,9 @@ def grown(draw: st.DrawFn, network: Network, size: int) -> list[relax.Var]:
     reached = [network.convolution(network.input, draw(st.sampled_from([4, 8, 12])), 3)]
     for _ in range(size):
         x = reached[-1]
-        channels = lengths(x)[1]
-        alike = [each for each in reached if lengths(each) == lengths(x)]
-        beside = [each for each in reached if lengths(each)[2:] == lengths(x)[2:]]
+        channels = shape_of(x)[1]
+        alike = [each for each in reached if shape_of(each) == shape_of(x)]
+        beside = [each for each in reached if shape_of(each)[2:] == shape_of(x)[2:]]
         match draw(st.sampled_from(STEPS)):
             case "convolution":
                 x = network.convolution(x, draw(st.sampled_from([6, 8, 12])), draw(st.sampled_from([1, 3])))
@@ -44,9 +46,9 @@ def grown(draw: st.DrawFn, network: Network, size: int) -> list[relax.Var]:
                 x = network.batch_norm(x)
             case "relu":
                 x = network.add(op.nn.relu(x))
-            case "pool" if lengths(x)[2] > 2:
+            case "pool" if shape_of(x)[2] > 2:
                 x = network.add(op.nn.max_pool2d(x, (2, 2), (2, 2)))
-            case "average" if lengths(x)[2] > 2:
+            case "average" if shape_of(x)[2] > 2:
                 x = network.add(op.nn.avg_pool2d(x, (2, 2), (2, 2)))
             case "residual":
                 x = network.add(op.add(x, draw(st.sampled_from(alike))))
@@ -77,7 +79,7 @@ def test_convolutions(data: st.DataObject, size: int, shares: list[float], excha
     network = Network((1, 3, 8, 8))
     reached = data.draw(st.composite(grown)(network, size))
     x = reached[-1]
-    flat = network.add(op.reshape(network.add(op.mean(x, [2, 3])), (1, lengths(x)[1])))
+    flat = network.add(op.reshape(network.add(op.mean(x, [2, 3])), (1, shape_of(x)[1])))
     ends = [*reached, network.linear(flat, 8)]
     other = data.draw(st.sampled_from(reached))
     module = network.module(ends[-1], other)
@@ -101,8 +103,8 @@ def test_convolutions(data: st.DataObject, size: int, shares: list[float], excha
 
 def blocks_of(binding: relax.VarBinding) -> int:
     """Of so many alike the channels of a value are: those of a group stay together."""
-    is_tensor = isinstance(binding.var.ty, relax.TensorType) and len(lengths(binding.var)) > 1
-    channels = lengths(binding.var)[1] if is_tensor else 0
+    is_tensor = isinstance(binding.var.ty, relax.TensorType) and len(shape_of(binding.var)) > 1
+    channels = shape_of(binding.var)[1] if is_tensor else 0
     is_convolution = operator_name(binding.value) == "relax.nn.conv2d"
     groups = int(binding.value.attrs.groups) if is_convolution else 1
     return gcd(channels, groups) if groups > 1 else channels
@@ -110,7 +112,7 @@ def blocks_of(binding: relax.VarBinding) -> int:
 
 def projected(network: Network, x: relax.Expr, form: str, heads: int, groups: int, depth: int) -> list[relax.Var]:
     """Queries, keys and values as [batch, heads, tokens, depth]; keys and values have ``groups`` heads."""
-    batch, tokens, _ = lengths(x)
+    batch, tokens, _ = shape_of(x)
 
     def by_heads(value: relax.Expr, count: int) -> relax.Var:
         split = network.add(op.reshape(value, (batch, tokens, count, depth)))
@@ -139,7 +141,7 @@ def projected(network: Network, x: relax.Expr, form: str, heads: int, groups: in
 
 def attention_block(network: Network, x: relax.Expr, form: str, heads: int, groups: int, depth: int) -> relax.Var:
     """Norm, attention, residual, norm, two products with GELU between them, residual."""
-    batch, tokens, width = lengths(x)
+    batch, tokens, width = shape_of(x)
     query, key, value = projected(network, network.layer_norm(x), form, heads, groups, depth)
     scores = network.add(op.matmul(query, network.add(op.permute_dims(key, [0, 1, 3, 2]))))
     scores = network.add(op.add(scores, network.weight(1, 1, tokens, tokens)))
@@ -179,7 +181,7 @@ def test_twelve_heads_are_dealt_out_unevenly(form: str) -> None:
     sharded = split_channels(module, region_of(module, (0.5, 0.3, 0.2)), unit_by="heads", exchange="fused")
     require_same(module, sharded, np.random.default_rng(1).standard_normal((1, 3, 24)).astype(np.float32))
     softmaxes = {
-        sharded.machine_of[binding.var.name]: lengths(binding.value)[1]
+        sharded.machine_of[binding.var.name]: shape_of(binding.value)[1]
         for binding in operations_of(main_function(sharded.module))
         if operator_name(binding.value) == "relax.nn.softmax"
     }

@@ -6,8 +6,9 @@ import pytest
 from tvm import relax
 from tvm.relax import op
 
-from tests.helpers.shard_networks import Network, lengths
+from tests.helpers.shard_networks import Network
 from tvm_split.relay_passes.contract import bindings_of, main_function
+from tvm_split.relay_passes.operands import shape_of
 from tvm_split.relay_passes.rewrite import is_tensor_constant, operator_name
 from tvm_split.relay_passes.shards.dealt_axes import Axis
 from tvm_split.relay_passes.shards.look_ahead import LookAhead
@@ -22,12 +23,12 @@ def chosen(network: Network, output: relax.Var, by_heads: bool) -> Axis | None:
     ]
     ahead = LookAhead(bindings, is_tensor_constant, by_heads=by_heads, fused=True)
     place = next(place for place, value in enumerate(ahead.values) if operator_name(value) == "relax.matmul")
-    columns = lengths(ahead.leaves[place][1])[1]
+    columns = shape_of(ahead.leaves[place][1])[1]
     return ahead.best_axis(place, [None, Axis(1, 1, columns)], 1, {})
 
 
 def product(network: Network, columns: int) -> relax.Var:
-    return network.add(op.matmul(network.input, network.weight(lengths(network.input)[-1], columns)))
+    return network.add(op.matmul(network.input, network.weight(shape_of(network.input)[-1], columns)))
 
 
 def test_the_same_heads_of_queries_keys_and_values() -> None:

@@ -7,7 +7,8 @@ import pytest
 from tvm import relax
 from tvm.relax import op
 
-from tests.helpers.shard_networks import Network, region_of, require_same
+from tests.helpers.shard_networks import Network, require_same
+from tests.helpers.sharded_graphs import region_of
 from tvm_split.relay_passes.contract import main_function, operations_of
 from tvm_split.relay_passes.rewrite import operator_name
 from tvm_split.relay_passes.shards.channels import split_channels

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tvm.relax import op
 
-from tests.helpers.shard_networks import Network, region_of
+from tests.helpers.shard_networks import Network
+from tests.helpers.sharded_graphs import region_of
 from tests.helpers.split_costs import weight_bytes
 from tvm_split.relay_passes.shards.channels import split_channels
 

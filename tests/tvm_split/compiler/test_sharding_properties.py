@@ -11,13 +11,14 @@ from tvm.relax import op
 
 from tests.helpers.relax_graphs import with_cuts_made
 from tests.helpers.relax_values import values_of
-from tests.helpers.shard_networks import Network, lengths
+from tests.helpers.shard_networks import Network
 from tests.helpers.shared_plans import A, B, C, planned, require_consistent, shared, whole
 from tvm_split.compiler.sharding import placed_model
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.problem import Stage
 from tvm_split.relay_passes.contract import main_function, operations_of
+from tvm_split.relay_passes.operands import shape_of
 
 IMAGE = (1, 4, 12, 12)
 STEPS = ("convolution", "relu", "pool", "residual")
@@ -29,11 +30,11 @@ def grown(draw: st.DrawFn, network: Network, size: int) -> list[relax.Var]:
     reached = [network.convolution(network.input, 6, 3)]
     for _ in range(size):
         x = reached[-1]
-        alike = [each for each in reached if lengths(each) == lengths(x)]
+        alike = [each for each in reached if shape_of(each) == shape_of(x)]
         match draw(st.sampled_from(STEPS)):
             case "convolution":
                 x = network.convolution(x, draw(st.sampled_from([6, 8])), 3)
-            case "pool" if lengths(x)[2] > 6:
+            case "pool" if shape_of(x)[2] > 6:
                 x = network.add(op.nn.max_pool2d(x, (2, 2), (2, 2)))
             case "residual":
                 x = network.add(op.add(x, draw(st.sampled_from(alike))))
