@@ -83,16 +83,11 @@ class Streams:
         self._closed = False
         plan = machine_plan(program, CLIENT)
         self.outgoing = {
-            machine: OutgoingLink(
-                self, [route for route in plan.outgoing if route.destination == machine], flat_bytes, array_slot
-            )
-            for machine in plan.destinations
+            machine: OutgoingLink(self, routes, flat_bytes, array_slot)
+            for machine, routes in plan.by_destination.items()
         }
         self.incoming = {
-            machine: IncomingLink(
-                self, [route for route in plan.incoming if route.source == machine], array_slot, reuse=False
-            )
-            for machine in plan.sources
+            machine: IncomingLink(self, routes, array_slot, reuse=False) for machine, routes in plan.by_source.items()
         }
         self._links: tuple[LinkEnd, ...] = (*self.outgoing.values(), *self.incoming.values())
         self._sends = plan.sends(program.given)

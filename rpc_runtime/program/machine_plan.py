@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 from tvm_split.rpc_runtime.program.codec import Codec
 from tvm_split.rpc_runtime.program.program import CLIENT, Program, StageSpec, TensorSpec
@@ -40,12 +41,14 @@ class MachinePlan:
     local: tuple[PlannedRoute, ...]
 
     @property
-    def sources(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(route.source for route in self.incoming))
+    def by_source(self) -> dict[str, list[PlannedRoute]]:
+        """The routes that come in, by the machine that they come from."""
+        return _grouped(self.incoming, attrgetter("source"))
 
     @property
-    def destinations(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(route.destination for route in self.outgoing))
+    def by_destination(self) -> dict[str, list[PlannedRoute]]:
+        """The routes that go out, by the machine that they lead to."""
+        return _grouped(self.outgoing, attrgetter("destination"))
 
     @property
     def routes(self) -> tuple[PlannedRoute, ...]:
@@ -96,10 +99,14 @@ class MachinePlan:
 
     @cached_property
     def _leaving(self) -> dict[str, list[PlannedRoute]]:
-        leaving: dict[str, list[PlannedRoute]] = {}
-        for route in self.outgoing:
-            leaving.setdefault(route.tensor.name, []).append(route)
-        return leaving
+        return _grouped(self.outgoing, attrgetter("tensor.name"))
+
+
+def _grouped(routes: Iterable[PlannedRoute], key: Callable[[PlannedRoute], str]) -> dict[str, list[PlannedRoute]]:
+    found: dict[str, list[PlannedRoute]] = {}
+    for route in routes:
+        found.setdefault(key(route), []).append(route)
+    return found
 
 
 def queue_depth(when: Recurrence, window: int) -> int:

@@ -131,11 +131,9 @@ class HeldProgram:
             if transfers is not None:
                 station = UploadingStation(self._executor, transfers)
                 as_bytes, make_slot = transfers.bytes_of, transfers.slot
-            for machine in plan.destinations:
-                routes = [route for route in plan.outgoing if route.destination == machine]
+            for machine, routes in plan.by_destination.items():
                 self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot)
-            for machine in plan.sources:
-                routes = [route for route in plan.incoming if route.source == machine]
+            for machine, routes in plan.by_source.items():
                 self._incoming[machine] = IncomingLink(station, routes, make_slot, reuse=True)
             self._executor.start(self._outgoing, self._incoming)
         names = ", ".join(stage.name for stage in plan.stages)
@@ -197,7 +195,7 @@ class HeldProgram:
         """Opens a link to every machine that this one sends to (the client fetches its tensors itself), and says what
         carries each."""
         plan = self._loaded()
-        wanted = [machine for machine in plan.destinations if machine != CLIENT]
+        wanted = [machine for machine in plan.by_destination if machine != CLIENT]
         calls = []
         for machine in wanted:
             if machine not in peers:

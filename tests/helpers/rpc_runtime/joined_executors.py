@@ -98,11 +98,9 @@ class Joined:
         self.incoming: dict[tuple[str, str], IncomingLink] = {}
         for name, plan in {**plans, CLIENT: self.client_plan}.items():
             ends = Ends(self.client) if name == CLIENT else ends_of(self.executors[name])
-            for other in plan.destinations:
-                routes = [r for r in plan.outgoing if r.destination == other]
+            for other, routes in plan.by_destination.items():
                 self.outgoing[name, other] = OutgoingLink(ends.station, routes, ends.as_bytes, ends.make_slot)
-            for other in plan.sources:
-                routes = [r for r in plan.incoming if r.source == other]
+            for other, routes in plan.by_source.items():
                 self.incoming[other, name] = IncomingLink(ends.station, routes, ends.make_slot, reuse=True)
         for pair, link in self.outgoing.items():
             self._thread(link.frames(), self.incoming[pair].receive)

@@ -45,10 +45,14 @@ def test_routes_of_a_skip_connection() -> None:
 
 def test_a_machine_sees_its_part() -> None:
     plan = machine_plan(skipping(), "A")
-    assert (plan.sources, plan.destinations) == ((CLIENT, "B"), ("B", CLIENT))
+    coming, leaving = (
+        {machine: [route.tensor.name for route in routes] for machine, routes in each.items()}
+        for each in (plan.by_source, plan.by_destination)
+    )
+    assert (coming, leaving) == ({CLIENT: ["x"], "B": ["u"]}, {"B": ["t"], CLIENT: ["y", "t"]})
     assert plan.consumers("t", 0) == ((1, 0),)
     assert plan.consumers("x", 7) == ((0, 0), (1, 2))
-    assert machine_plan(skipping(), CLIENT).sources == ("A",)
+    assert list(machine_plan(skipping(), CLIENT).by_source) == ["A"]
 
 
 @pytest.mark.parametrize("machine", ["A", "B"])
