@@ -7,8 +7,6 @@ STAMP := $(VENV)/.installed
 FRAMEWORKS := .frameworks
 
 .PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-aarch64 test-container test-properties fuzz lint format protocol clean
-.PHONY: check-models check-shards check-cuda check-shaped check-simulation check-unequal check-unloading
-.PHONY: prove-gpu bench-kernels bench-links bench-overlap bench-pipelining bench-planner bench-plans bench-shards bench-sources
 
 setup: $(STAMP)
 
@@ -103,8 +101,11 @@ format: setup
 protocol: setup
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. tvm_split/rpc_runtime/wire/worker.proto
 
-check-models: setup
-	$(BIN)/python -m scripts.check_models
+# Without options here; check-shaped as root, since it shapes links between network namespaces.
+PLAIN := check-models check-shaped check-simulation check-unequal check-unloading bench-kernels bench-overlap bench-pipelining bench-plans bench-shards
+.PHONY: $(PLAIN) check-cuda check-shards prove-gpu bench-links bench-planner bench-sources
+$(PLAIN): setup
+	$(BIN)/python -m scripts.$(subst -,_,$@)
 
 # All takes hours; one network at a time: MODELS="vgg16 --axis rows --pixels 128".
 check-shards: setup
@@ -118,42 +119,13 @@ check-cuda: setup
 prove-gpu: setup
 	$(BIN)/python -m scripts.prove_gpu --output prove-gpu.json $(OPTIONS)
 
-bench-kernels: setup
-	$(BIN)/python -m scripts.bench_kernels
-
 # Machines, links and networks are made up: figures of the planner alone. With PICTURE=FILE.png, drawn.
 bench-planner: setup
 	$(BIN)/python -m scripts.bench_planner $(if $(PICTURE),--picture $(PICTURE))
 
-bench-plans: setup
-	$(BIN)/python -m scripts.bench_plans
-
-bench-shards: setup
-	$(BIN)/python -m scripts.bench_shards
-
 # With TFLITE=FILE, a TFLite file of the same network as well.
 bench-sources: $(FRAMEWORKS)/.installed
 	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=jax $(BIN)/python -m scripts.bench_sources $(if $(TFLITE),--tflite $(TFLITE))
-
-# As root: links are shaped between network namespaces.
-check-shaped: setup
-	$(BIN)/python -m scripts.check_shaped
-
-# On a quiet machine: simulated plans beside the same plans deployed here.
-check-simulation: setup
-	$(BIN)/python -m scripts.check_simulation
-
-check-unequal: setup
-	$(BIN)/python -m scripts.check_unequal
-
-check-unloading: setup
-	$(BIN)/python -m scripts.check_unloading
-
-bench-overlap: setup
-	$(BIN)/python -m scripts.bench_overlap
-
-bench-pipelining: setup
-	$(BIN)/python -m scripts.bench_pipelining
 
 # With ALSO="PYTHON …", the interpreters of other checkouts, in turns with them.
 bench-links: setup
