@@ -128,7 +128,7 @@ class _Carrier:
         operator = str(call.op.name)
         if operator == CONV2D:
             return self._convolution(call)
-        if operator in UNARY:
+        if operator in UNARY or (operator == "relax.strided_slice" and _axes_of_slice(call) <= IMAGE_AXES):
             source = self._blocked_form(call.args[0])
             return None if source is None else (_call(call, [source[0], *call.args[1:]]), source[1])
         if operator in BINARY:
@@ -137,9 +137,6 @@ class _Carrier:
             return self._pool(call)
         if operator == "relax.concat":
             return self._concat(call)
-        if operator == "relax.strided_slice" and _axes_of_slice(call) <= IMAGE_AXES:
-            source = self._blocked_form(call.args[0])
-            return None if source is None else (_call(call, [source[0], *call.args[1:]]), source[1])
         if operator == "relax.mean" and call.attrs.keepdims and call.attrs.axis is not None:
             source = self._blocked_form(call.args[0])
             if source is not None and sorted(int(axis) % 4 for axis in call.attrs.axis) == [2, 3]:
