@@ -86,18 +86,49 @@ def rows_to_repeat(batch: int, shapes: Sequence[Sequence[int]]) -> bool:
     return True
 
 
-def checked_examples(specs: Specs, given: Any) -> list[Array]:
-    """Arrays for the inputs, given in their order or by name. Raises ModelImportError where they do not fit."""
-    names = [name for name, _, _ in specs]
+def with_rows(arrays: list[Array], batch: int | None) -> list[Array]:
+    """Example inputs with ``batch`` rows, if that is given, made by repeating the rows there are."""
+    if batch is None or not rows_to_repeat(batch, [array.shape for array in arrays]):
+        return arrays
+    return [np.resize(array, (batch, *array.shape[1:])) for array in arrays]
+
+
+def in_order(names: Sequence[str], given: Any) -> list[Any]:
+    """Example inputs that are given by name, in the inputs' order, or one alone. Raises ModelImportError."""
     if isinstance(given, Mapping):
         if set(given) != set(names):
             raise ModelImportError(f"the model's inputs are {names}, example_inputs has {sorted(given)}")
-        given = [given[name] for name in names]
-    if len(given) != len(names):
+        return [given[name] for name in names]
+    values = list(given) if isinstance(given, list | tuple) else [given]
+    if len(values) != len(names):
         raise ModelImportError(
-            f"the model takes {len(names)} inputs ({', '.join(names)}), example_inputs has {len(given)}"
+            f"the model takes {len(names)} inputs ({', '.join(names)}), example_inputs has {len(values)}"
         )
-    arrays = [np.asarray(value) for value in given]
+    return values
+
+
+def bound_inputs(
+    specs: Specs,
+    given: Any,
+    batch: int | None,
+    dimensions: Mapping[str, int],
+    symbols: Mapping[str, str] | None = None,
+) -> tuple[list[list[int]], list[Array] | None]:
+    """The shape of each input, its open sizes from ``dimensions``, ``batch`` or the examples, in this order; and the
+    examples, if some are given and have these shapes.
+
+    ``symbols`` are the names of open sizes by their places (``x[1]``); without one, a size is called by its place.
+    Raises ModelImportError.
+    """
+    examples = None if given is None else _checked_examples(specs, given)
+    shapes = _bound_shapes(specs, examples, batch, dimensions, symbols or {})
+    fits = examples is not None and [list(each.shape) for each in examples] == shapes
+    return shapes, examples if fits else None
+
+
+def _checked_examples(specs: Specs, given: Any) -> list[Array]:
+    """Arrays for the inputs. Raises ModelImportError where they do not fit."""
+    arrays = [np.asarray(value) for value in in_order([name for name, _, _ in specs], given)]
     for array, (name, shape, dtype) in zip(arrays, specs, strict=True):
         fits = array.ndim == len(shape) and all(
             size in (None, mine) for size, mine in zip(shape, array.shape, strict=True)
@@ -110,18 +141,13 @@ def checked_examples(specs: Specs, given: Any) -> list[Array]:
     return arrays
 
 
-def bound_shapes(
+def _bound_shapes(
     specs: Specs,
     examples: Sequence[Array] | None,
     batch: int | None,
     dimensions: Mapping[str, int],
-    symbols: Mapping[str, str] | None = None,
+    symbols: Mapping[str, str],
 ) -> list[list[int]]:
-    """The shape of each input, its open sizes from ``dimensions``, ``batch`` or the examples, in this order.
-
-    ``symbols`` are the names of open sizes by their places (``x[1]``); without one, a size is called by its place.
-    Raises ModelImportError.
-    """
     sizes = OpenSizes(batch, dimensions)
     has_open_batch = any(None in shape[:1] for _, shape, _ in specs)
     shapes: list[list[int | str]] = []
@@ -129,7 +155,7 @@ def bound_shapes(
         shapes.append([])
         for axis, size in enumerate(shape):
             at = f"{name}[{axis}]"
-            symbol = (symbols or {}).get(at, at)
+            symbol = symbols.get(at, at)
             if size is not None:
                 sizes.fixed(at, size, *([(batch, "batch")] if axis == 0 and not has_open_batch else []))
             else:

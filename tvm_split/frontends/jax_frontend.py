@@ -14,7 +14,7 @@ from jax.extend import core
 
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends import flax_modules
-from tvm_split.frontends.dimensions import bound_shapes, checked_examples, rows_to_repeat
+from tvm_split.frontends.dimensions import bound_inputs, with_rows
 from tvm_split.frontends.normal_form import UniqueNames, identifier
 from tvm_split.frontends.stablehlo.building import model_of
 from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are
@@ -62,8 +62,6 @@ def load_jax(
 
 
 def _read(path: Path) -> Any:
-    if not path.is_file():
-        raise ModelImportError(f"there is no file {str(path)!r}")
     content = path.read_bytes()
     if path.suffix.lower() == EXPORTED_SUFFIX:
         try:
@@ -87,8 +85,7 @@ def _load_function(source: Any, example_inputs: Any, batch: int | None, name: st
     leaves, tree = tree_util.tree_flatten((positional, keywords))
     is_array = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
     arrays = [np.asarray(leaf) for leaf, is_one in zip(leaves, is_array, strict=True) if is_one]
-    if batch is not None and rows_to_repeat(batch, [array.shape for array in arrays]):
-        arrays = [np.resize(array, (batch, *array.shape[1:])) for array in arrays]
+    arrays = with_rows(arrays, batch)
     names = [name for name, is_one in zip(_names(source, positional, keywords), is_array, strict=True) if is_one]
 
     def on_arrays(*given: Any) -> Any:
@@ -194,10 +191,7 @@ def _load_module(
     specs = [(given, *shape_and_dtype(argument.type)) for given, argument in zip(names, arguments, strict=True)]
     if example_inputs is not None and not isinstance(example_inputs, Mapping):
         example_inputs = tree_util.tree_leaves(example_inputs)
-    examples = None if example_inputs is None else checked_examples(specs, example_inputs)
     called = {f"{given}[{axis}]": symbol for given, axes in zip(names, symbols, strict=False) for axis, symbol in axes}
-    static = bound_shapes(specs, examples, batch, dimensions, called)
+    static, examples = bound_inputs(specs, example_inputs, batch, dimensions, called)
     module = with_sizes(module, static)
-    if examples is not None and any(list(each.shape) != shape for each, shape in zip(examples, static, strict=True)):
-        examples = None
     return model_of(module, {}, dict(enumerate(names)), examples, framework="stablehlo", name=name)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tvm_split.errors import ModelImportError, last_line
-from tvm_split.frontends.dimensions import OpenSizes, rows_to_repeat
+from tvm_split.frontends.dimensions import OpenSizes, in_order, with_rows
 from tvm_split.frontends.normal_form import identifier
 from tvm_split.model import Model
 
@@ -79,8 +79,6 @@ def load_keras(
 
 
 def _read(path: Path) -> Any:
-    if not path.is_file():
-        raise ModelImportError(f"there is no file {str(path)!r}")
     if "keras" not in sys.modules and "KERAS_BACKEND" not in os.environ:
         found = next((each for each in BACKENDS if importlib.util.find_spec(each)), None)
         if found is None:
@@ -108,20 +106,13 @@ def _inputs(
 ) -> tuple[list[str], list[np.ndarray[Any, Any]]]:
     """The inputs' names, and an array for each."""
     known = _known_inputs(model)
-    if isinstance(examples, Mapping):
-        names = [name for name, _, _ in known] if known else list(examples)
-        if set(names) != set(examples):
-            raise ModelImportError(f"the model's inputs are {names}, example_inputs has {sorted(examples)}")
-        arrays = [_array(examples[name]) for name in names]
-    elif examples is not None:
-        arrays = [_array(each) for each in (examples if isinstance(examples, list | tuple) else [examples])]
-        names = [name for name, _, _ in known] or [f"input_{place}" for place in range(len(arrays))]
-        if len(names) != len(arrays):
-            raise ModelImportError(
-                f"the model takes {len(names)} inputs ({', '.join(names)}), example_inputs has {len(arrays)}"
-            )
+    names = [name for name, _, _ in known]
+    if examples is not None:
+        given = examples if isinstance(examples, Mapping | list | tuple) else [examples]
+        if not names:
+            names = list(given) if isinstance(given, Mapping) else [f"input_{place}" for place in range(len(given))]
+        arrays = [_array(each) for each in in_order(names, given)]
     elif known:
-        names = [name for name, _, _ in known]
         arrays = [np.zeros(shape, dtype) for shape, dtype in _bound(known, batch, dimensions)]
     else:
         raise ModelImportError(
@@ -131,8 +122,7 @@ def _inputs(
         raise ModelImportError(
             "dimensions and example_inputs both say the sizes of the inputs; give one of them, and batch if need be"
         )
-    if batch is not None and rows_to_repeat(batch, [array.shape for array in arrays]):
-        arrays = [np.resize(array, (batch, *array.shape[1:])) for array in arrays]
+    arrays = with_rows(arrays, batch)
     for (name, shape, dtype), array in zip(known, arrays, strict=False):
         fits = len(shape) == array.ndim and all(s in (None, mine) for s, mine in zip(shape, array.shape, strict=True))
         if not fits:

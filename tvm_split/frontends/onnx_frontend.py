@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.dimensions import in_order
 from tvm_split.frontends.normal_form import identifier, normal_form
 from tvm_split.frontends.onnx_dimensions import bind_sizes
 from tvm_split.frontends.onnx_graph import model_inputs, numpy_name, static_graph
@@ -53,8 +54,6 @@ def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:
         shown = "the ModelProto"
     elif isinstance(source, str | Path):
         shown = repr(str(source))
-        if not Path(source).is_file():
-            raise ModelImportError(f"there is no file {shown}")
     else:
         shown = f"a model of {len(source)} bytes"
     try:
@@ -96,17 +95,7 @@ def _check_inputs(model: onnx.ModelProto) -> None:
 
 def _examples(model: onnx.ModelProto, given: Any) -> tuple[Array, ...]:
     wanted = model_inputs(model)
-    names = [value.name for value in wanted]
-    if isinstance(given, Mapping):
-        if set(given) != set(names):
-            raise ModelImportError(f"the model's inputs are {names}, example_inputs has {sorted(given)}")
-        values: Sequence[Any] = [given[name] for name in names]
-    else:
-        values = list(given) if isinstance(given, list | tuple) else [given]
-    if len(values) != len(names):
-        raise ModelImportError(
-            f"the model takes {len(names)} inputs ({', '.join(names)}), example_inputs has {len(values)}"
-        )
+    values = in_order([value.name for value in wanted], given)
     arrays = tuple(np.asarray(value, order="C") for value in values)
     for value, array in zip(wanted, arrays, strict=True):
         dtype = numpy_name(value.type.tensor_type.elem_type)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from tvm_split.errors import ModelImportError, last_line
-from tvm_split.frontends.dimensions import bound_shapes, checked_examples
+from tvm_split.frontends.dimensions import bound_inputs
 from tvm_split.frontends.keras_scopes import scopes_of_keras
 from tvm_split.frontends.normal_form import identifier
 from tvm_split.frontends.stablehlo.building import model_of
@@ -40,8 +40,7 @@ def load_tensorflow(
         (tensor.name.partition(":")[0], list(tensor.shape), tensor.dtype.as_numpy_dtype.__name__)
         for tensor in function.inputs
     ]
-    examples = None if example_inputs is None else checked_examples(specs, _listed(example_inputs))
-    shapes = bound_shapes(specs, examples, batch, dimensions or {})
+    shapes, examples = bound_inputs(specs, example_inputs, batch, dimensions or {})
     given = [tf.zeros(shape, tensor.dtype) for shape, tensor in zip(shapes, function.inputs, strict=True)]
     compiled = tf.function(lambda *tensors: function(*tensors), jit_compile=True)
     try:
@@ -55,16 +54,10 @@ def load_tensorflow(
             f"{str(path)!r} takes {len(specs)} inputs, compiled it takes {count}; inputs that nothing is computed of "
             "cannot be imported"
         )
-    if examples is not None and any(list(each.shape) != shape for each, shape in zip(examples, shapes, strict=True)):
-        examples = None
     inputs = {place: identifier(each) for place, (each, _, _) in enumerate(specs)}
     return model_of(
         module, {}, inputs, examples, framework="tensorflow", name=name or path.name, naming=scopes_of_keras
     )
-
-
-def _listed(given: Any) -> Any:
-    return given if isinstance(given, Mapping | list | tuple) else [given]
 
 
 def _signature(path: Path) -> Any:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tvm_split.errors import ModelImportError
 from tvm_split.frontends.channels_first import channels_first
-from tvm_split.frontends.dimensions import bound_shapes, checked_examples
+from tvm_split.frontends.dimensions import bound_inputs
 from tvm_split.frontends.normal_form import identifier, normal_form
 from tvm_split.frontends.tflite_graph import TfliteFile
 from tvm_split.frontends.tflite_importer import import_tflite, require_end
@@ -37,17 +36,12 @@ def load_tflite(
     """
     if isinstance(source, str | Path):
         path = Path(source)
-        if not path.is_file():
-            raise ModelImportError(f"there is no file {str(path)!r}")
         name, shown, content = name or path.stem, repr(str(path)), path.read_bytes()
     else:
         shown, content = f"a model of {len(source)} bytes", bytes(source)
     file = TfliteFile(content, shown)
     specs = file.specs()
-    if example_inputs is not None and not isinstance(example_inputs, Mapping | list | tuple):
-        example_inputs = [example_inputs]
-    examples = None if example_inputs is None else checked_examples(specs, example_inputs)
-    shapes = bound_shapes(specs, examples, batch, dimensions or {})
+    shapes, examples = bound_inputs(specs, example_inputs, batch, dimensions or {})
     require_end(file.operators, parts_of(file.operators, file.weights()))
     graph = file.bound(shapes)
     laid_out = channels_first(import_tflite(graph, parts_of(graph.operators, graph.weights)))
@@ -60,8 +54,6 @@ def load_tflite(
         {number: variables[number] for number in laid_out.imported.held.values() if number in variables},
         laid_out.arrangements,
     )
-    if examples is not None and any(list(each.shape) != shape for each, shape in zip(examples, shapes, strict=True)):
-        examples = None
     outputs = form.outputs([output for _, output in graph.outputs])
     return Model(
         identifier(name or "model"), "tflite", form.module, form.inputs, outputs, form.layers, reference,

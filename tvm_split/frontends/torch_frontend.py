@@ -134,8 +134,6 @@ def _structure(program: ExportedProgram, count: int) -> Callable[[Sequence[torch
 
 
 def _read(path: Path) -> ExportedProgram:
-    if not path.is_file():
-        raise ModelImportError(f"there is no file {str(path)!r}")
     try:
         return torch.export.load(str(path))
     except Exception as error:
