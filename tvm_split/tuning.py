@@ -22,6 +22,8 @@ from tvm_split.errors import TuningError, TuningUseError
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planning import plan as make_plan
+from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.wire.tracker import TrackerAddress
 from tvm_split.schedules import cpu, tuning
 from tvm_split.schedules.blocks import without_symbol
 from tvm_split.schedules.traits import traits_of
@@ -191,10 +193,11 @@ def _tracker(address: str | None, key: str | None, device_timeout_seconds: float
         return None
     if not key:
         raise TuningUseError(f"tracker {address!r} was given without a key; give the one its servers were started with")
-    host, separator, port = address.rpartition(":")
-    if not (host and separator and port.isdigit()):
-        raise TuningUseError(f"tracker {address!r} is not HOST:PORT")
-    return tuning.Tracker(host, int(port), key, device_timeout_seconds=device_timeout_seconds)
+    try:
+        where = TrackerAddress.parse(address)
+    except InputError as error:
+        raise TuningUseError(f"tracker {address!r}: {error}") from None
+    return tuning.Tracker(where.host, where.port, key, device_timeout_seconds=device_timeout_seconds)
 
 
 @contextmanager

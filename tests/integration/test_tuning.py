@@ -184,7 +184,9 @@ def test_the_last_device_dies(model, plan, tmp_path):
         ({"tracker": "127.0.0.1:1", "key": "x", "device_timeout_seconds": 0.1}, "no tracker answers at 127.0.0.1:1"),
         ({"tracker": "127.0.0.1:1"}, "without a key"),
         ({"key": "x"}, "without a tracker"),
-        ({"tracker": "here", "key": "x"}, "not HOST:PORT"),
+        ({"tracker": "here", "key": "x"}, "an address is HOST:PORT"),
+        ({"tracker": "127.0.0.1:70000", "key": "x"}, "'127.0.0.1:70000': .* a port from 0 to 65535"),
+        ({"tracker": "[::1]:1", "key": "x", "device_timeout_seconds": 0.1}, "no tracker answers at ::1:1 "),
         ({"trials": -1}, "trials=-1"),
     ],
 )
