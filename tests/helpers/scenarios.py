@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm_split.rpc_runtime.program.program import CLIENT
-from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario
+from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes
 
 
 def chain(
@@ -31,6 +31,8 @@ def chain(
             for end in places[number + 1]:
                 links[source, end] = LinkTimes(latency, {f"tensor_{number}": wire}, shares_memory)
     machines = {
-        name: MachineTimes(seconds, seconds) for each, seconds in zip(names, computing, strict=True) for name in each
+        name: MachineTimes({f"stage_{index}": StageTimes(seconds, seconds)})
+        for index, (each, seconds) in enumerate(zip(names, computing, strict=True))
+        for name in each
     }
     return Scenario(builder.program(), machines, links)

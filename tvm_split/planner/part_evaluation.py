@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.parts import Delivery, Part, PlanParts
-from tvm_split.planner.problem import Evaluation, MachineLoad, Problem, ProblemMachine
+from tvm_split.planner.parts import Delivery, Part, PartPrediction, PlanParts
+from tvm_split.planner.problem import Evaluation, MachineLoad, Problem
 from tvm_split.planner.search.instance import TOLERANCE, over_links
 from tvm_split.planner.shared_cores import cores_loads, limit_of
 from tvm_split.planner.timetable import ends_of, timetable
@@ -36,7 +36,7 @@ def evaluate_parts(problem: Problem, plan: PlanParts) -> Evaluation:
         if part.machine not in machines:
             raise PlanError(f"the plan names machine {part.machine!r}; there are {', '.join(machines)}")
         own.setdefault(part.machine, []).append(part)
-    crossings = crossings_of(plan)
+    crossings, taken = crossings_of(plan), {each.name: each for each in predicted_parts(problem, plan)}
     loads: list[MachineLoad] = []
     limits: list[tuple[float, str]] = []
     for name, parts in own.items():
@@ -45,7 +45,7 @@ def evaluate_parts(problem: Problem, plan: PlanParts) -> Evaluation:
         into = {ends: _stream_seconds(links[ends].bytes_per_second, crossings[ends]) for ends in crossings}
         receive = math.fsum(seconds for (_, end), seconds in into.items() if end == name)
         send = math.fsum(seconds for (source, _), seconds in into.items() if source == name)
-        compute = _compute_seconds(machines[name], parts, [*received, *sent], len(own))
+        compute = math.fsum(taken[part.name].compute_seconds for part in parts)
         limits += [
             (compute, f"compute of {name}"),
             (receive, f"receiving on {name}{_over([source for source, end in crossings if end == name], 'from')}"),
@@ -85,6 +85,30 @@ def crossings_of(plan: PlanParts) -> Crossings:
     return dict(found)
 
 
+def predicted_parts(problem: Problem, plan: PlanParts) -> tuple[PartPrediction, ...]:
+    """What each part takes of its machine, in the order of the plan.
+
+    Of a tensor that several parts of a machine take, the first of them has the cost of receiving.
+    """
+    machines = {machine.name: machine for machine in problem.machines}
+    count = len({part.machine for part in plan.parts})
+    moved: defaultdict[str, list[Delivery]] = defaultdict(list)
+    for crossing in crossings_of(plan).values():
+        for delivery in crossing:
+            moved[delivery.source].append(delivery)
+            moved[delivery.takers[0] if delivery.takers else CLIENT].append(delivery)
+    found = []
+    for part in plan.parts:
+        machine, own = machines[part.machine], moved[part.name]
+        each = machine.transfer_seconds if count > 1 else machine.transfer_seconds_alone
+        transfer = len(own) * each + math.fsum(one.bytes for one in own) * machine.transfer_seconds_per_byte
+        computing = part.seconds * machine.contention_among(count)
+        found.append(
+            PartPrediction(part.name, part.stage, part.machine, computing + transfer, part.together_seconds, transfer)
+        )
+    return tuple(found)
+
+
 def lack_of_memory(problem: Problem, evaluation: Evaluation) -> float:
     """Bytes by which a plan is over the machines' memory, summed over them."""
     limits = {machine.name: machine.memory_bytes for machine in problem.machines}
@@ -93,15 +117,6 @@ def lack_of_memory(problem: Problem, evaluation: Evaluation) -> float:
 
 def _stream_seconds(bytes_per_second: float, crossing: list[Delivery]) -> float:
     return math.fsum(each.bytes for each in crossing) / bytes_per_second
-
-
-def _compute_seconds(machine: ProblemMachine, parts: list[Part], moved: list[Delivery], machines: int) -> float:
-    transfer = machine.transfer_seconds if machines > 1 else machine.transfer_seconds_alone
-    return (
-        math.fsum(part.seconds for part in parts) * machine.contention_among(machines)
-        + len(moved) * transfer
-        + math.fsum(each.bytes for each in moved) * machine.transfer_seconds_per_byte
-    )
 
 
 def _over(ends: list[str], word: str) -> str:

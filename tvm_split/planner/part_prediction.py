@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tvm_split.planner.part_evaluation import crossings_of, evaluate_parts
+from tvm_split.planner.part_evaluation import crossings_of, evaluate_parts, predicted_parts
 from tvm_split.planner.parts import PlanParts
 from tvm_split.planner.prediction import (
     CODECS_AFTERWARDS,
@@ -73,6 +73,8 @@ def predict_parts(
         corrections=profile.corrections,
         doubts=profile.doubts,
         shared_cores=evaluation.shared_cores,
+        parts=predicted_parts(used, plan),
+        deliveries=plan.deliveries,
     )
 
 

@@ -31,6 +31,22 @@ class Part:
 
 
 @dataclass(frozen=True)
+class PartPrediction:
+    """What a part takes of its machine, per micro-batch.
+
+    ``compute_seconds`` are those in a stream, where others compute and tensors are serialised, the latter being
+    ``transfer_seconds``; ``alone_seconds`` those of one input alone.
+    """
+
+    name: str
+    stage: str
+    machine: str
+    compute_seconds: float
+    alone_seconds: float
+    transfer_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Delivery:
     """A tensor that goes from a part, or ``"client"``, to those parts of one machine that take it, or to the client.
 

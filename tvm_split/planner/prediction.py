@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
+from tvm_split.planner.parts import Delivery, PartPrediction
 from tvm_split.planner.problem import (
     CoresLoad,
     Evaluation,
@@ -109,6 +110,8 @@ class Prediction:
         corrections: of the profile, which are in all of these numbers; empty for a plan that no run has improved.
         doubts: what of the measurements contradicts itself, in words.
         shared_cores: those that several machines of the plan, or one and the client, compute on.
+        parts: where machines compute stages together, what each of them does of these and of the other stages.
+        deliveries: what passes between these parts, and from and to the client, in bytes without codecs.
     """
 
     period_seconds: float
@@ -128,6 +131,8 @@ class Prediction:
     corrections: Corrections = field(default_factory=Corrections)
     doubts: tuple[str, ...] = ()
     shared_cores: tuple[CoresLoad, ...] = ()
+    parts: tuple[PartPrediction, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
 
     @property
     def samples_per_second(self) -> float:

@@ -193,7 +193,7 @@ class _Doing:
 
 
 class Worker:
-    """A machine with its stages. ``seconds`` is what one micro-batch takes it, by itself, from a moment on."""
+    """A machine with its stages. ``seconds`` is what a micro-batch of a stage takes it, by itself, from a moment on."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class Worker:
         trace: Trace,
         plan: MachinePlan,
         processors: Processors,
-        seconds: Callable[[float], float],
+        seconds: Callable[[str, float], float],
         scatter: float,
     ) -> None:
         self._clock, self._trace, self._plan, self._processors = clock, trace, plan, processors
@@ -255,9 +255,8 @@ class Worker:
     def _compute(self, station: Station) -> Steps:
         start, sequence = self._clock.seconds, station.sequence
         self._does("computing")
-        yield self._processors.work(
-            self._plan.machine, self._clock.scattered(self._seconds(self._clock.seconds), self._scatter)
-        )
+        seconds = self._seconds(station.stage.name, start)
+        yield self._processors.work(self._plan.machine, self._clock.scattered(seconds, self._scatter))
         if self.is_lost:
             return
         self._trace.record(self._plan.machine, station.stage.name, sequence, COMPUTE, start)

@@ -17,14 +17,17 @@ from tvm_split.planner.search.instance import instance_of
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
-from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario
+from tvm_split.simulation.of_parts import scenario_of_parts
+from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes
 
 
 def scenario_of_plan(plan: Plan) -> Scenario:
     """What a plan predicts of its machines and links, as a scenario: all that goes from a stage to another is a tensor.
 
+    Of stages that machines compute together, the parts are stages, and each has the tensors that it would exchange.
+
     Raises:
-        PlanError: nothing is predicted, or machines compute stages together, whose parts a plan does not have.
+        PlanError: nothing is predicted, or not what machines do that compute stages together.
     """
     prediction = plan.prediction
     if prediction is None:
@@ -32,12 +35,14 @@ def scenario_of_plan(plan: Plan) -> Scenario:
             "the plan has no prediction, so nothing is known of its times; make one with `tvm-split plan`, of a split "
             "by hand with --predict"
         )
-    for stage in plan.stages:
-        if stage.sharding:
-            raise PlanError(
-                f"the machines of {stage.name} compute it together; a plan does not say what they exchange inside, so "
-                "such plans are not simulated"
-            )
+    shares_stages = any(stage.sharding for stage in plan.stages)
+    scenario = scenario_of_parts(plan, prediction) if shares_stages else _of_stages(plan, prediction)
+    shared = tuple(SharedCores(each.machines, each.cores) for each in prediction.shared_cores)
+    return replace(scenario, shared_cores=shared, client_seconds=_client_seconds(prediction))
+
+
+def _of_stages(plan: Plan, prediction: Prediction) -> Scenario:
+    """Of a plan whose machines compute whole stages."""
     builder = ProgramBuilder()
     home: dict[str, tuple[str, Recurrence]] = {}
     for stage in plan.stages:
@@ -58,17 +63,12 @@ def scenario_of_plan(plan: Plan) -> Scenario:
             latency = max(0.0, each.seconds - wire)
             links[ends] = LinkTimes(latency, {name: wire}, shares_memory=each.transport == Transport.SHARED_MEMORY)
     shares = {name: share for stage in plan.stages for name, share in zip(stage.machines, stage.shares, strict=True)}
-    machines = {
-        each.machine: MachineTimes(
-            each.alone_seconds / shares[each.machine],
-            each.compute_seconds / shares[each.machine],
-            each.cores,
-            each.transfer_seconds / shares[each.machine],
-        )
-        for each in prediction.machines
-    }
-    shared = tuple(SharedCores(each.machines, each.cores) for each in prediction.shared_cores)
-    return Scenario(builder.program(), machines, links, shared, _client_seconds(prediction))
+    machines = {}
+    for predicted in prediction.machines:
+        seconds = predicted.alone_seconds, predicted.compute_seconds, predicted.transfer_seconds
+        times = StageTimes(*(each / shares[predicted.machine] for each in seconds))
+        machines[predicted.machine] = MachineTimes({home[predicted.machine][0]: times}, predicted.cores)
+    return Scenario(builder.program(), machines, links)
 
 
 def scenario_of_problem(problem: Problem, stages: Sequence[Stage]) -> Scenario:
@@ -98,13 +98,14 @@ def scenario_of_problem(problem: Problem, stages: Sequence[Stage]) -> Scenario:
     cores = {machine.name: machine.cores for machine in problem.machines}
     machines = {
         load.machine: MachineTimes(
-            math.fsum(
-                seconds[piece][load.machine]
-                for stage in ordered
+            {
+                f"stage_{index}": StageTimes(
+                    math.fsum(seconds[piece][load.machine] for piece in stage.layers),
+                    load.compute_seconds / shares[load.machine] if shares[load.machine] else 0.0,
+                )
+                for index, stage in enumerate(ordered)
                 if load.machine in stage.machines
-                for piece in stage.layers
-            ),
-            load.compute_seconds / shares[load.machine] if shares[load.machine] else 0.0,
+            },
             cores[load.machine],
         )
         for load in evaluation.loads
@@ -134,14 +135,22 @@ def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> S
             raise PlanError(
                 f"machine {name!r} was measured, and the plan does not use it; it uses {', '.join(machines)}"
             )
-        turns = math.fsum(stage.own_turns.share for stage in scenario.program.stages_on(name))
-        before, computing = machines[name], measured / turns
-        expected = before.stream_seconds - before.transfer_seconds
-        ratio = computing / expected if expected > 0 else 1.0
+        turns = {stage.name: stage.own_turns.share for stage in scenario.program.stages_on(name)}
+        before = machines[name].stages
+        expected = math.fsum((each.stream_seconds - each.transfer_seconds) * turns[of] for of, each in before.items())
+        ratio = measured / expected if expected > 0 else 1.0
+        # Where nothing was expected, all stages take the same.
+        more = 0.0 if expected > 0 else measured / math.fsum(turns.values())
         machines[name] = replace(
-            before,
-            single_seconds=before.single_seconds * ratio,
-            stream_seconds=computing + before.transfer_seconds,
+            machines[name],
+            stages={
+                stage: replace(
+                    each,
+                    single_seconds=each.single_seconds * ratio,
+                    stream_seconds=(each.stream_seconds - each.transfer_seconds) * ratio + more + each.transfer_seconds,
+                )
+                for stage, each in before.items()
+            },
         )
     return replace(scenario, machines=machines)
 

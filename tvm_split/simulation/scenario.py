@@ -16,16 +16,23 @@ MOST_FACTOR = 1e6
 
 
 @dataclass(frozen=True)
-class MachineTimes:
+class StageTimes:
     """Seconds of computing one micro-batch: alone, and in a stream, where others compute and transfers take their part.
 
-    ``transfer_seconds`` are the part of the latter that is no computing, ``cores`` those that it computes on.
+    ``transfer_seconds`` are the part of the latter that is no computing.
     """
 
     single_seconds: float
     stream_seconds: float
-    cores: int = 1
     transfer_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class MachineTimes:
+    """What the stages of a machine take, by their names, and how many cores it computes on."""
+
+    stages: Mapping[str, StageTimes]
+    cores: int = 1
 
 
 @dataclass(frozen=True)

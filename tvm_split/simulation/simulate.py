@@ -260,12 +260,14 @@ class _Run:
             found.append(MachineUse(name, *shares))
         return tuple(found)
 
-    def _seconds_of(self, machine: str, times: MachineTimes, *, streamed: bool) -> Callable[[float], float]:
+    def _seconds_of(self, machine: str, times: MachineTimes, *, streamed: bool) -> Callable[[str, float], float]:
         own = [each for each in self._happenings.slowdowns if each.machine == machine]
-        seconds = times.stream_seconds if streamed else times.single_seconds
+        seconds = {
+            stage: each.stream_seconds if streamed else each.single_seconds for stage, each in times.stages.items()
+        }
 
-        def at(moment: float) -> float:
-            return seconds * math.prod(each.factor for each in own if each.since_seconds <= moment)
+        def at(stage: str, moment: float) -> float:
+            return seconds[stage] * math.prod(each.factor for each in own if each.since_seconds <= moment)
 
         return at
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings, strategies as st
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Sharding, Stage
+from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import StreamingCost
 from tvm_split.planner.search import evaluate
 from tvm_split.simulation.of_plans import scenario_of_plan, scenario_of_problem, with_measured_compute
-from tvm_split.simulation.scenario import Scenario
+from tvm_split.simulation.scenario import MachineTimes, Scenario
 from tvm_split.simulation.simulate import Simulation, simulate
 
 SECONDS = st.floats(1e-3, 0.1)
@@ -63,16 +63,17 @@ def test_plans_and_problems_say_the_same_of_replicas_that_share_cores_with_the_c
 def test_what_was_measured_takes_the_place_of_what_was_predicted() -> None:
     plan = planned(chain_profile({A: [0.02, 0.01], B: [0.02, 0.01]}), maximum_machines=2, stages=2)
     scenario = scenario_of_plan(plan)
-    first = plan.stages[0].machine
+    first, stage = plan.stages[0].machine, plan.stages[0].name
     slower = with_measured_compute(scenario, {first: 0.05})
-    assert slower.machines[first].stream_seconds == 0.05
-    before = scenario.machines[first]
-    assert slower.machines[first].single_seconds == pytest.approx(before.single_seconds * 0.05 / before.stream_seconds)
+    before, measured = scenario.machines[first].stages[stage], slower.machines[first].stages[stage]
+    assert measured.stream_seconds == pytest.approx(0.05)
+    assert measured.single_seconds == pytest.approx(before.single_seconds * 0.05 / before.stream_seconds)
     assert told(slower)[0] == pytest.approx(0.05, rel=1e-6)
     costly = replace(before, stream_seconds=before.stream_seconds + 0.004, transfer_seconds=0.004)
-    busy = with_measured_compute(replace(scenario, machines={**scenario.machines, first: costly}), {first: 0.05})
-    assert busy.machines[first].stream_seconds == pytest.approx(0.054)
-    assert busy.machines[first].single_seconds == pytest.approx(slower.machines[first].single_seconds)
+    machines = {**scenario.machines, first: MachineTimes({stage: costly})}
+    busy = with_measured_compute(replace(scenario, machines=machines), {first: 0.05}).machines[first].stages[stage]
+    assert busy.stream_seconds == pytest.approx(0.054)
+    assert busy.single_seconds == pytest.approx(measured.single_seconds)
     with pytest.raises(PlanError, match="'lamp' was measured, and the plan does not use it"):
         with_measured_compute(scenario, {"lamp": 1.0})
 
@@ -81,6 +82,3 @@ def test_plans_of_which_nothing_is_known_are_refused() -> None:
     plan = planned(chain_profile({A: [0.02, 0.01], B: [0.02, 0.01]}), stages=2)
     with pytest.raises(PlanError, match="has no prediction"):
         scenario_of_plan(replace(plan, prediction=None))
-    shared = replace(plan.stages[0], machines=(A, B), shares=(0.5, 0.5), sharding=Sharding("rows"))
-    with pytest.raises(PlanError, match=f"the machines of {shared.name} compute it together"):
-        scenario_of_plan(replace(plan, stages=(shared,)))

@@ -31,6 +31,7 @@ from tvm_split.simulation.scenario import (
     ProgramBuilder,
     Scenario,
     Slowdown,
+    StageTimes,
 )
 from tvm_split.simulation.simulate import Simulation, simulate
 
@@ -41,8 +42,10 @@ DURATIONS = st.lists(SECONDS, min_size=1, max_size=5)
 
 def busiest(scenario: Scenario) -> float:
     """No pipeline gives a result sooner: what the busiest machine, link or cores take of one, on average."""
-    share = {stage.machine: stage.own_turns.share for stage in scenario.program.stages}
-    computing = {name: times.stream_seconds * share[name] for name, times in scenario.machines.items()}
+    computing = dict.fromkeys(scenario.machines, 0.0)
+    for stage in scenario.program.stages:
+        seconds = scenario.machines[stage.machine].stages[stage.name].stream_seconds
+        computing[stage.machine] += seconds * stage.own_turns.share
     wires = []
     for (source, end), times in scenario.links.items():
         own = [route for route in scenario.program.routes if (route.source, route.destination) == (source, end)]
@@ -144,7 +147,8 @@ def test_stages_of_one_machine_follow_the_order_of_the_runtime() -> None:
     builder.tensor("x", 1, "a", ["b"])
     builder.tensor("y", 1, "b", ["c"])
     # Elsewhere is a little faster, so that b0 is there before a1 is done: nobody knows what comes at the same moment.
-    times = {"this": MachineTimes(1.0, 1.0), "elsewhere": MachineTimes(0.99, 0.99)}
+    one, less = StageTimes(1.0, 1.0), StageTimes(0.99, 0.99)
+    times = {"this": MachineTimes({"a": one, "c": one}), "elsewhere": MachineTimes({"b": less})}
     scenario = Scenario(builder.program(), times, {})
     events = simulate(scenario, micro_batches=3, in_flight=3).events
     begun = {
