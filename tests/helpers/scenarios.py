@@ -1,7 +1,8 @@
-"""Scenarios written by hand: a chain of stages, each on a machine of its own or dealt out to replicas."""
+"""Scenarios by hand: a chain of stages, each on a machine of its own or dealt out to replicas; and what limits any."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tvm_split.rpc_runtime.program.program import CLIENT
@@ -36,3 +37,21 @@ def chain(
         for name in each
     }
     return Scenario(builder.program(), machines, links)
+
+
+def busiest(scenario: Scenario) -> float:
+    """No pipeline gives a result sooner: what the busiest machine, link or cores take of one, on average."""
+    computing = dict.fromkeys(scenario.machines, 0.0)
+    for stage in scenario.program.stages:
+        seconds = scenario.machines[stage.machine].stages[stage.name].stream_seconds
+        computing[stage.machine] += seconds * stage.own_turns.share
+    wires = []
+    for (source, end), times in scenario.links.items():
+        own = [route for route in scenario.program.routes if (route.source, route.destination) == (source, end)]
+        wires.append(math.fsum(times.wire_seconds.get(route.tensor.name, 0.0) * route.when.share for route in own))
+    cores = [
+        math.fsum(computing[name] * scenario.machines[name].cores for name in each.machines if name in computing)
+        / each.cores
+        for each in scenario.shared_cores
+    ]
+    return max([*computing.values(), *wires, *cores])

@@ -35,6 +35,8 @@ def scenario_of_parts(plan: Plan, prediction: Prediction) -> Scenario:
     for part in prediction.parts:
         if part.machine not in machines or part.stage not in layers:
             raise _unfit(f"{part.name} is of {part.stage} on {part.machine!r}, and there is no such stage or machine")
+        if any(part.name in stages for stages in machines.values()):
+            raise _unfit(f"there are two parts {part.name}")
         builder.stage(part.name, (part.machine,), (0,), layers[part.stage])
         machines[part.machine][part.name] = StageTimes(part.alone_seconds, part.compute_seconds, part.transfer_seconds)
     _add_tensors(builder, prediction)
@@ -45,12 +47,13 @@ def scenario_of_parts(plan: Plan, prediction: Prediction) -> Scenario:
 
 def _add_tensors(builder: ProgramBuilder, prediction: Prediction) -> None:
     """Every tensor once, in the order in which they are made: that is the order in which they leave."""
-    place = {CLIENT: -1} | {part.name: number for number, part in enumerate(prediction.parts)}
+    place = {part.name: number for number, part in enumerate(prediction.parts)}
     takers: dict[str, list[str | None]] = {}
     made: dict[str, Delivery] = {}
     for each in prediction.deliveries:
-        for taker in each.takers:
-            if place.get(each.source, len(place)) >= place.get(taker, -1):
+        source = -1 if each.source == CLIENT else place.get(each.source, len(place))
+        for taker in each.takers or (CLIENT,):
+            if source >= (len(place) if taker == CLIENT else place.get(taker, -1)):
                 raise _unfit(f"{each.tensor} goes from {each.source} to {taker}, which does not follow it")
         if made.setdefault(each.tensor, each).source != each.source:
             raise _unfit(f"{each.tensor} is made by {made[each.tensor].source} and by {each.source}")

@@ -6,8 +6,11 @@ import json
 
 import pytest
 
+import tvm_split
 from tests.helpers.planner.problems import GOOD
 from tests.helpers.planner.profiles import A, B, chain_profile, planned
+from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.machine import Link, Machine
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_values import Comparison, MachineReport
 
@@ -66,6 +69,41 @@ def test_a_problem_and_its_answer(invoke, solved):
     found = json.loads(invoke("simulate", answer, "--problem", problem, "--json").stdout)
     assert found["period_seconds"] == pytest.approx(0.015, rel=1e-6)
     assert found["predicted"]["period_seconds"] == 0.015
+
+
+@pytest.fixture(scope="module")
+def shared_path(tmp_path_factory):
+    """The plan of a network whose first layers two machines compute together, over links that take no time."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(*(torch.nn.Conv2d(width, 8, 3, padding=1) for width in (3, 8, 8))).eval()
+    model = tvm_split.load_model(network, (torch.zeros(1, 3, 16, 16),))
+    ends = [("client", A), ("client", B), (A, B)]
+    cluster = Cluster("local", (Machine(A), Machine(B)), tuple(Link(*each, 1e18, 0.0) for each in ends))
+    shard = tvm_split.Shard("0", "1", "rows", {A: 0.6, B: 0.4}, "each")
+    path = tmp_path_factory.mktemp("shared") / "plan.json"
+    tvm_split.plan(model, cluster, shards=[shard], predict=True, measure=False).save(path)
+    return path
+
+
+def test_layers_that_machines_share(invoke, shared_path):
+    found = json.loads(invoke("simulate", shared_path, "--json").stdout)
+    assert found["single"]["mean_seconds"] == pytest.approx(found["predicted"]["latency_seconds"], rel=1e-6)
+    assert found["period_seconds"] >= found["predicted"]["period_seconds"] * (1 - 1e-9)
+    slow = json.loads(invoke("simulate", shared_path, "--slow", f"{B}=4", "--json").stdout)
+    assert slow["single"]["mean_seconds"] > 1.5 * found["single"]["mean_seconds"]
+    text = invoke("simulate", shared_path, "--timeline", "--lose", f"{B}@0.00001", code=1).stdout
+    assert f"{B} is lost at" in text
+
+
+def test_a_plan_from_before_parts_were_kept_is_to_be_made_anew(invoke, shared_path, tmp_path):
+    content = json.loads(shared_path.read_text())
+    del content["prediction"]["parts"], content["prediction"]["deliveries"]
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps(content))
+    text = " ".join(invoke("simulate", old, code=2).stderr.split())
+    assert "the machines of stage_0 compute it together" in text
+    assert "make the plan anew with `tvm-split plan`" in text
 
 
 def test_a_machine_slows_down(invoke, plan_path):

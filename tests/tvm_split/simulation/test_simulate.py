@@ -14,7 +14,7 @@ from hypothesis import assume, example, given, settings, strategies as st
 
 from tests.helpers.planner.many_machines import many_machines_problem
 from tests.helpers.planner.problems import on_one_host, one_each, random_problem
-from tests.helpers.scenarios import chain
+from tests.helpers.scenarios import busiest, chain
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.deployment.timeline import timeline
 from tvm_split.errors import PlanError
@@ -38,24 +38,6 @@ from tvm_split.simulation.simulate import Simulation, simulate
 SEEDS = st.integers(0, 2**32)
 SECONDS = st.floats(1e-4, 0.1)
 DURATIONS = st.lists(SECONDS, min_size=1, max_size=5)
-
-
-def busiest(scenario: Scenario) -> float:
-    """No pipeline gives a result sooner: what the busiest machine, link or cores take of one, on average."""
-    computing = dict.fromkeys(scenario.machines, 0.0)
-    for stage in scenario.program.stages:
-        seconds = scenario.machines[stage.machine].stages[stage.name].stream_seconds
-        computing[stage.machine] += seconds * stage.own_turns.share
-    wires = []
-    for (source, end), times in scenario.links.items():
-        own = [route for route in scenario.program.routes if (route.source, route.destination) == (source, end)]
-        wires.append(math.fsum(times.wire_seconds.get(route.tensor.name, 0.0) * route.when.share for route in own))
-    cores = [
-        math.fsum(computing[name] * scenario.machines[name].cores for name in each.machines if name in computing)
-        / each.cores
-        for each in scenario.shared_cores
-    ]
-    return max([*computing.values(), *wires, *cores])
 
 
 def planned(problem: Problem) -> tuple[Stage, ...]:

@@ -1,0 +1,122 @@
+"""What is simulated of layers that workers compute together, and what these do: what crosses, and what follows what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+import torch
+
+import tvm_split
+from tests.models.torch_models import bert, vgg
+from tvm_split.rpc_runtime.program.machine_plan import planned_routes
+from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
+from tvm_split.rpc_runtime.program.program import Program
+from tvm_split.simulation.of_plans import scenario_of_plan
+from tvm_split.simulation.simulate import simulate
+
+A, B, C = "machine-a", "machine-b", "machine-c"
+IMAGE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(0, 50, (1, 12), generator=torch.Generator().manual_seed(0))
+MICRO_BATCHES = 3
+
+
+@pytest.fixture(scope="module")
+def image_network() -> tvm_split.Model:
+    return tvm_split.load_model(vgg().eval(), (IMAGE,))
+
+
+@pytest.fixture(scope="module")
+def attention_network() -> tvm_split.Model:
+    return tvm_split.load_model(bert(depth=1).eval(), (TOKENS, torch.ones(1, 12, dtype=torch.int64)))
+
+
+def content(program: Program) -> tuple[list[tuple[str, str]], set[tuple[object, ...]]]:
+    """Its stages in order, and what goes which way in which queues."""
+    return [(stage.name, stage.machine) for stage in program.stages], {
+        (each.tensor.name, each.tensor.size_bytes, each.source, each.destination, each.queue_depth)
+        for each in planned_routes(program)
+    }
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [
+        [tvm_split.Shard("features.0", "features.7", "rows", {A: 0.5, B: 0.3, C: 0.2}, "each")],
+        [tvm_split.Shard("features.0", "features.7", "columns", {A: 0.5, B: 0.5})],
+        [tvm_split.Shard("features.0", "features.7", "channels", {B: 0.5, C: 0.5})],
+        [
+            tvm_split.Shard("features.0", "features.2", "rows", {A: 0.5, B: 0.5}, "each"),
+            tvm_split.Shard("features.3", "features.7", "channels", {A: 0.5, B: 0.5}, "each"),
+        ],
+    ],
+)
+def test_the_simulated_program_is_the_one_that_is_compiled(
+    image_network: tvm_split.Model, three_workers: tvm_split.Cluster, shards: Sequence[tvm_split.Shard]
+) -> None:
+    plan = tvm_split.plan(image_network, three_workers, shards=shards, predict=True, measure=False)
+    compiled = tvm_split.compile(image_network, plan, verify=False).program
+    assert content(scenario_of_plan(plan).program) == content(compiled)
+
+
+def test_heads_are_simulated_as_they_are_compiled(
+    attention_network: tvm_split.Model, three_workers: tvm_split.Cluster
+) -> None:
+    shard = tvm_split.Shard("layers", "layers", "heads", {B: 0.5, C: 0.5})
+    split = {A: ["word_embeddings"], C: ["pooler"]}
+    plan = tvm_split.plan(attention_network, three_workers, shards=[shard], split=split, predict=True, measure=False)
+    compiled = tvm_split.compile(attention_network, plan, verify=False).program
+    assert content(scenario_of_plan(plan).program) == content(compiled)
+
+
+def computed(events: Iterable[TraceEvent], machine: str) -> list[tuple[str, int]]:
+    """Stages and micro-batches in the order in which a machine computed them."""
+    own = [each for each in events if (each.machine, each.kind) == (machine, COMPUTE)]
+    return [(each.stage, each.sequence) for each in sorted(own, key=lambda each: each.start_nanoseconds)]
+
+
+def crossed(events: Iterable[TraceEvent]) -> list[tuple[str, str, str, int, int]]:
+    return sorted(
+        (each.machine, each.kind, each.stage, each.sequence, each.size_bytes)
+        for each in events
+        if each.kind in (SEND, RECEIVE)
+    )
+
+
+def followed(events: Sequence[TraceEvent], program: Program) -> set[tuple[tuple[str, int], tuple[str, int]]]:
+    """Of the stages that pass something on: who began when who was done."""
+    own = {(each.stage, each.sequence): each for each in events if each.kind == COMPUTE}
+    makers = {tensor: [stage.name for stage in stages] for tensor, stages in program.producers.items()}
+    pairs = {(before, stage.name) for stage in program.stages for each in stage.inputs for before in makers[each.name]}
+    return {
+        ((before, number), (after, number))
+        for before, after in pairs
+        for number in range(MICRO_BATCHES)
+        if own[before, number].end_nanoseconds <= own[after, number].start_nanoseconds
+    }
+
+
+def test_workers_do_what_is_simulated_in_the_same_order(
+    image_network: tvm_split.Model, three_workers: tvm_split.Cluster
+) -> None:
+    """Inputs one by one: of a stream, the order is a matter of times."""
+    shard = tvm_split.Shard("features.0", "features.7", "rows", {A: 0.5, B: 0.5}, "each")
+    plan = tvm_split.plan(image_network, three_workers, shards=[shard], predict=True, measure=False)
+    scenario = scenario_of_plan(plan)
+    simulated = [
+        each
+        for each in simulate(scenario, micro_batches=MICRO_BATCHES, in_flight=1).events
+        if each.sequence < MICRO_BATCHES
+    ]
+    bundle = tvm_split.compile(image_network, plan, verify=False)
+    with tvm_split.deploy(bundle, three_workers) as deployment:
+        for _ in range(MICRO_BATCHES):
+            deployment.run(IMAGE)
+        deployment.stats()  # all is counted, and so recorded, when this is back
+        events = deployment.trace()
+    for machine in (A, B):
+        order = computed(events, machine)
+        assert len(order) == MICRO_BATCHES * len(bundle.program.stages_on(machine)) > 2 * MICRO_BATCHES
+        assert order == computed(simulated, machine)
+    assert crossed(events) == crossed(simulated)
+    assert followed(events, bundle.program) == followed(simulated, scenario.program)
