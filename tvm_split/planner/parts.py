@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvm_split.planner.problem import Amount
 from tvm_split.planner.profile import Origin
 
 
@@ -41,9 +42,9 @@ class PartPrediction:
     name: str
     stage: str
     machine: str
-    compute_seconds: float
-    alone_seconds: float
-    transfer_seconds: float = 0.0
+    compute_seconds: Amount
+    alone_seconds: Amount
+    transfer_seconds: Amount = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Delivery:
     tensor: str
     source: str
     takers: tuple[str, ...]
-    bytes: float
+    bytes: Amount
 
 
 @dataclass(frozen=True)

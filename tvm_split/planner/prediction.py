@@ -6,11 +6,15 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.parts import Delivery, PartPrediction
 from tvm_split.planner.problem import (
+    Amount,
     CoresLoad,
     Evaluation,
     MachineLoad,
@@ -46,17 +50,17 @@ class MachinePrediction:
     """
 
     machine: str
-    compute_seconds: float
-    alone_seconds: float
-    receive_seconds: float
-    send_seconds: float
-    weight_bytes: float
-    activation_bytes: float
-    buffer_bytes: float
-    memory_limit_bytes: float | None
+    compute_seconds: Amount
+    alone_seconds: Amount
+    receive_seconds: Amount
+    send_seconds: Amount
+    weight_bytes: Amount
+    activation_bytes: Amount
+    buffer_bytes: Amount
+    memory_limit_bytes: Amount | None
     estimated_share: float
-    transfer_seconds: float = 0.0
-    cores: int = 1
+    transfer_seconds: Amount = 0.0
+    cores: Annotated[int, Field(ge=0)] = 1
 
     @property
     def memory_bytes(self) -> float:
@@ -73,9 +77,9 @@ class LinkPrediction:
 
     source: str
     destination: str
-    bytes: float
-    seconds: float
-    stream_seconds: float
+    bytes: Amount
+    seconds: Amount
+    stream_seconds: Amount
     transport: str = ""
 
 
@@ -114,10 +118,10 @@ class Prediction:
         deliveries: what passes between these parts, and from and to the client, in bytes without codecs.
     """
 
-    period_seconds: float
-    latency_seconds: float
+    period_seconds: Amount
+    latency_seconds: Amount
     bubble: float
-    in_flight: int
+    in_flight: Annotated[int, Field(ge=1)]
     lower_bound_seconds: float
     gap: float
     limiting: str

@@ -20,6 +20,8 @@ from tvm_split.rpc_runtime.program.turns import turns_by_share
 Objective = Literal["throughput", "latency"]
 Precision = Literal["float32", "float16", "bfloat16"]
 """What convolutions and products multiply in; they add in float32."""
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Seconds or bytes."""
 From = Annotated[str, Field(alias="from")]
 To = Annotated[str, Field(alias="to")]
 """In files, where these may be names."""
@@ -248,8 +250,8 @@ class CoresLoad:
     """
 
     machines: tuple[str, ...]
-    cores: int
-    busy_seconds: float
+    cores: Annotated[int, Field(ge=1)]
+    busy_seconds: Amount
     wanted_cores: int
 
     @property

@@ -34,9 +34,9 @@ def scenario_of_parts(plan: Plan, prediction: Prediction) -> Scenario:
     builder = ProgramBuilder()
     for part in prediction.parts:
         if part.machine not in machines or part.stage not in layers:
-            raise _unfit(f"{part.name} is of {part.stage} on {part.machine!r}, and there is no such stage or machine")
+            raise unfit(f"{part.name} is of {part.stage} on {part.machine!r}, and there is no such stage or machine")
         if any(part.name in stages for stages in machines.values()):
-            raise _unfit(f"there are two parts {part.name}")
+            raise unfit(f"there are two parts {part.name}")
         builder.stage(part.name, (part.machine,), (0,), layers[part.stage])
         machines[part.machine][part.name] = StageTimes(part.alone_seconds, part.compute_seconds, part.transfer_seconds)
     _add_tensors(builder, prediction)
@@ -54,10 +54,14 @@ def _add_tensors(builder: ProgramBuilder, prediction: Prediction) -> None:
         source = -1 if each.source == CLIENT else place.get(each.source, len(place))
         for taker in each.takers or (CLIENT,):
             if source >= (len(place) if taker == CLIENT else place.get(taker, -1)):
-                raise _unfit(f"{each.tensor} goes from {each.source} to {taker}, which does not follow it")
+                raise unfit(f"{each.tensor} goes from {each.source} to {taker}, which does not follow it")
         if made.setdefault(each.tensor, each).source != each.source:
-            raise _unfit(f"{each.tensor} is made by {made[each.tensor].source} and by {each.source}")
+            raise unfit(f"{each.tensor} is made by {made[each.tensor].source} and by {each.source}")
         takers.setdefault(each.tensor, []).extend(each.takers or (None,))
+    taking = {taker for each in prediction.deliveries for taker in each.takers}
+    idle = next((name for name in place if name not in taking), None)
+    if idle is not None:
+        raise unfit(f"{idle} takes nothing")
     for name, each in made.items():
         builder.tensor(name, each.bytes, None if each.source == CLIENT else each.source, takers[name])
 
@@ -72,7 +76,7 @@ def _links(prediction: Prediction) -> dict[tuple[str, str], LinkTimes]:
     predicted = {(each.source, each.destination): each for each in prediction.links}
     lacking = next((ends for ends in crossing if ends not in predicted), None)
     if lacking is not None:
-        raise _unfit(f"nothing is predicted of the link from {lacking[0]} to {lacking[1]}")
+        raise unfit(f"nothing is predicted of the link from {lacking[0]} to {lacking[1]}")
     return {ends: _link(predicted[ends], own) for ends, own in crossing.items()}
 
 
@@ -83,5 +87,6 @@ def _link(link: LinkPrediction, crossing: list[Delivery]) -> LinkTimes:
     return LinkTimes(latency, wires, shares_memory=link.transport == Transport.SHARED_MEMORY)
 
 
-def _unfit(what: str) -> PlanError:
+def unfit(what: str) -> PlanError:
+    """The prediction, which is in a file that people edit, does not fit together."""
     return PlanError(f"the plan's prediction does not fit together: {what}; make the plan anew with `tvm-split plan`")

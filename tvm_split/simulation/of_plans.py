@@ -17,7 +17,7 @@ from tvm_split.planner.search.instance import instance_of
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
-from tvm_split.simulation.of_parts import scenario_of_parts
+from tvm_split.simulation.of_parts import scenario_of_parts, unfit
 from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes
 
 
@@ -35,10 +35,23 @@ def scenario_of_plan(plan: Plan) -> Scenario:
             "the plan has no prediction, so nothing is known of its times; make one with `tvm-split plan`, of a split "
             "by hand with --predict"
         )
+    _require_fit(plan, prediction)
     shares_stages = any(stage.sharding for stage in plan.stages)
     scenario = scenario_of_parts(plan, prediction) if shares_stages else _of_stages(plan, prediction)
     shared = tuple(SharedCores(each.machines, each.cores) for each in prediction.shared_cores)
     return replace(scenario, shared_cores=shared, client_seconds=_client_seconds(prediction))
+
+
+def _require_fit(plan: Plan, prediction: Prediction) -> None:
+    """A `PlanError` where machines of the plan and of its prediction, which is in a file that people edit, part."""
+    machines = {name for stage in plan.stages for name in stage.machines}
+    predicted = {each.machine for each in prediction.machines}
+    linked = {end for link in prediction.links for end in (link.source, link.destination)} - {CLIENT}
+    unknown, lacking = sorted((predicted | linked) - machines), sorted(machines - predicted)
+    if unknown:
+        raise unfit(f"it names {unknown[0]!r}, and the plan's machines are {', '.join(sorted(machines))}")
+    if lacking:
+        raise unfit(f"it says nothing of {lacking[0]!r}")
 
 
 def _of_stages(plan: Plan, prediction: Prediction) -> Scenario:

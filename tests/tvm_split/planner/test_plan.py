@@ -14,7 +14,7 @@ import tvm_split
 from tests.helpers.mutations import WRONG_FILES
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.prediction import Prediction
+from tvm_split.planner.prediction import LinkPrediction, Prediction
 from tvm_split.planner.problem import CoresLoad, Sharding, Stage
 from tvm_split.rpc_runtime.program.codec import Codec
 
@@ -77,6 +77,28 @@ def test_a_prediction_is_forgotten_when_someone_edits_a_share() -> None:
     assert Plan.from_dict(json.loads(json.dumps(content))).prediction == PREDICTION
     content["stages"][1]["replicas"][0]["share"] = 0.5
     assert Plan.from_dict(content).prediction is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda p: p.update(period_seconds=float("nan")), "prediction.period_seconds: Input should be a finite number"),
+        (lambda p: p.update(in_flight=0), r"prediction.in_flight: .*greater than or equal to 1 \(it is 0\)"),
+        (
+            lambda p: p["shared_cores"][0].update(cores=0),
+            "prediction.shared_cores.0.cores: .*greater than or equal to 1",
+        ),
+        (lambda p: p["links"][0].update(seconds=-1), r"prediction.links.0.seconds: .*equal to 0 \(it is -1\)"),
+        (lambda p: p["links"][0].update(bytes=float("inf")), "prediction.links.0.bytes: .*finite number"),
+    ],
+)
+def test_numbers_that_no_prediction_has_are_named(change: Callable[[dict[str, Any]], None], words: str) -> None:
+    links = (LinkPrediction("machine-a", "machine-b", 4.0, 0.2, 0.1),)
+    content = dataclasses.replace(planned(), prediction=dataclasses.replace(PREDICTION, links=links)).to_dict()
+    content = json.loads(json.dumps(content))
+    change(content["prediction"])
+    with pytest.raises(tvm_split.PlanError, match=f"plan.json: {words}"):
+        Plan.from_dict(content, source="plan.json")
 
 
 def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:

@@ -28,7 +28,6 @@ from tvm_split.simulation.of_plans import scenario_of_plan, with_measured_comput
 from tvm_split.simulation.simulate import Simulation, simulate
 
 FREE = {"bytes_per_second": math.inf, "latency_seconds": 0.0}
-STAGE = Stage((A, B), ("layer_0",), (0.5, 0.5), "stage", Sharding("rows", "each"))
 JOINED = PlanParts(
     (part("a0", A, 2.0), part("b0", B, 3.0), part("a1", A, 1.0)),
     (
@@ -56,7 +55,9 @@ def planned(
     problem = chain_problem(profile, "latency")
     prediction = predict_parts(problem, profile, parts, Certificate(0.0, "test"), coded)
     machines = tuple(PlannedMachine(name, {"kind": "llvm"}, 1) for name in (A, B, C))
-    return Plan("net", "latency", "test", machines, (STAGE,), prediction)
+    used = tuple(dict.fromkeys(each.machine for each in parts.parts))
+    stage = Stage(used, ("layer_0",), (1 / len(used),) * len(used), "stage", Sharding("rows", "each"))
+    return Plan("net", "latency", "test", machines, (stage,), prediction)
 
 
 def begins(found: Simulation, stage: str) -> list[float]:
@@ -230,6 +231,7 @@ def _put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
         (_put("deliveries", 2, "source", value="a1"), "half_a goes from a1 to a1, which does not follow it"),
         (_put("deliveries", 4, "source", value="lamp"), "y goes from lamp to client"),
         (_put("deliveries", 3, "tensor", value="half_a"), "half_a is made by a0 and by b0"),
+        (_put("deliveries", value=[]), "a0 takes nothing"),
         (_put("links", value=[]), "nothing is predicted of the link from client to machine-a"),
     ],
 )

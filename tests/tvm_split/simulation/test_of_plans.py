@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -10,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
+from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import StreamingCost
 from tvm_split.planner.search import evaluate
@@ -76,6 +80,25 @@ def test_what_was_measured_takes_the_place_of_what_was_predicted() -> None:
     assert busy.single_seconds == pytest.approx(measured.single_seconds)
     with pytest.raises(PlanError, match="'lamp' was measured, and the plan does not use it"):
         with_measured_compute(scenario, {"lamp": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda p: p["machines"][0].update(machine="lamp"),
+            "it names 'lamp', and the plan's machines are machine-a, mac",
+        ),
+        (lambda p: p["links"][0].update(destination="lamp"), "it names 'lamp', and the plan's machines are machine-a"),
+        (lambda p: p["machines"].pop(), "it says nothing of 'machine-b'; make the plan anew"),
+    ],
+)
+def test_a_prediction_of_other_machines_is_refused(change: Callable[[dict[str, Any]], None], words: str) -> None:
+    content = planned(chain_profile({A: [0.02, 0.01], B: [0.02, 0.01]}), stages=2).to_dict()
+    content = json.loads(json.dumps(content))
+    change(content["prediction"])
+    with pytest.raises(PlanError, match=f"prediction does not fit together: {words}"):
+        scenario_of_plan(Plan.from_dict(content))
 
 
 def test_plans_of_which_nothing_is_known_are_refused() -> None:
