@@ -9,6 +9,7 @@ machines.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import resource
 import sys
@@ -25,6 +26,8 @@ from rich.table import Table
 
 from scripts.rounds import written
 from tests.helpers.planner.many_machines import best_single, dealt_to_all, first_fit, many_machines_problem
+from tvm_split.planner.problem import Problem
+from tvm_split.planner.problem_file import problem_to_dict
 from tvm_split.planner.search import evaluate, solve
 
 COMMON: dict[str, Any] = {"kinds": "unlike", "links": "alike", "network": "chain"}
@@ -75,9 +78,13 @@ class Planned:
         return ", ".join(part for part in parts if part not in COMMON.values()) or "common"
 
 
+def made_up(machines: int, pieces: int, settings: dict[str, Any]) -> Problem:
+    return many_machines_problem(machines, pieces, **{**COMMON, **settings})
+
+
 def planned(machines: int, pieces: int, settings: dict[str, Any], time_limit_seconds: float) -> Planned:
     chosen = {"replicas": False, **COMMON, **settings}
-    problem = many_machines_problem(machines, pieces, **chosen)
+    problem = made_up(machines, pieces, chosen)
     simple = {"one machine": best_single(problem), "first fit": first_fit(problem)}
     if problem.replicas:
         simple["dealt to all"] = dealt_to_all(problem)
@@ -159,6 +166,7 @@ def main() -> int:
     parser.add_argument("--pieces", type=int, help="by default ten a machine, from 60 to 1,000")
     parser.add_argument("--variants", type=int, nargs="*", default=range(len(VARIANTS)), help="numbers, from 0")
     parser.add_argument("--time-limit", type=float, help="by default 10 s, and 60 s for more than 64 machines")
+    parser.add_argument("--problems", type=Path, help="write each problem into this folder, for `tvm-split solve`")
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     parser.add_argument("--picture", type=Path, help="draw the results")
     arguments = parser.parse_args()
@@ -170,6 +178,10 @@ def main() -> int:
         for number in arguments.variants:
             for machines in arguments.machines:
                 pieces = arguments.pieces or min(max(60, 10 * machines), 1000)
+                if arguments.problems:
+                    arguments.problems.mkdir(parents=True, exist_ok=True)
+                    problem = problem_to_dict(made_up(machines, pieces, VARIANTS[number]))
+                    (arguments.problems / f"{machines}-machines-{number}.json").write_text(json.dumps(problem))
                 limit = arguments.time_limit or (10.0 if machines <= 64 else 60.0)
                 results.append(pool.submit(planned, machines, pieces, VARIANTS[number], limit).result())
                 each = results[-1]

@@ -36,7 +36,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tvm_split.cluster.groups import members_of, pairs_of_entries
+from tvm_split.cluster.groups import machines_of, members_of, pairs_of_entries
 from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, SshAccess, faults
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.cluster.yaml_lines import line_of
@@ -184,12 +184,7 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
             raise ClusterError(f"{path}:{line_of(tree, ('links', index))}: {error}") from error
         entry_of += [index] * len(pairs)
 
-    shared = [
-        SharedCores(
-            tuple(dict.fromkeys(name for end in entry.machines for name in members.get(end, (end,)))), entry.cores
-        )
-        for entry in parsed.shared_cores
-    ]
+    shared = [SharedCores(machines_of(entry.machines, members), entry.cores) for entry in parsed.shared_cores]
 
     def line(location: tuple[int | str, ...]) -> int:
         if location[0] == "links" and len(location) > 1:

@@ -7,6 +7,7 @@ from itertools import product
 
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.units import short_list
 
 Pair = tuple[str, str]
 
@@ -28,7 +29,7 @@ def members_of(machines: Iterable[str], groups: Mapping[str, Sequence[str]]) -> 
         if name not in groups:
             raise ClusterError(
                 f"group {inside[-1]!r} has {name!r}, which is no machine or group; there are "
-                f"{', '.join(sorted({*known, *groups} - {CLIENT}))}"
+                f"{short_list(sorted({*known, *groups} - {CLIENT}))}"
             )
         if name not in found:
             parts = [resolved(member, (*inside, name)) for member in groups[name]]
@@ -40,6 +41,11 @@ def members_of(machines: Iterable[str], groups: Mapping[str, Sequence[str]]) -> 
             raise ClusterError(f"group {name!r} has the name of a machine, or of the client; give it another")
         resolved(name, ())
     return found
+
+
+def machines_of(names: Iterable[str], members: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Machines, with those of each group in its place, each once."""
+    return tuple(dict.fromkeys(machine for name in names for machine in members.get(name, (name,))))
 
 
 def pairs_of_entries(entries: Sequence[Pair], members: Mapping[str, Sequence[str]]) -> list[list[Pair]]:

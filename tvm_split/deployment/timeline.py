@@ -89,14 +89,11 @@ def timeline(events: Sequence[TraceEvent], machines: Sequence[str], columns: int
     origin = min(event.start_nanoseconds for event in shown)
     length = max(event.end_nanoseconds for event in shown) - origin
     scale = max(length, 1) / columns
-    lanes = []
-    for machine in machines:
-        for kind in LANE_NAMES:
-            mine = sorted(
-                (event for event in shown if (event.machine, event.kind) == (machine, kind)),
-                key=lambda event: (event.start_nanoseconds, event.sequence),
-            )
-            lanes.append(Lane(machine, kind, tuple(_span(event, origin, scale, columns) for event in mine)))
+    spans: dict[tuple[str, str], list[Span]] = {(machine, kind): [] for machine in machines for kind in LANE_NAMES}
+    for event in sorted(shown, key=lambda event: (event.start_nanoseconds, event.sequence)):
+        if (event.machine, event.kind) in spans:
+            spans[event.machine, event.kind].append(_span(event, origin, scale, columns))
+    lanes = [Lane(machine, kind, tuple(own)) for (machine, kind), own in spans.items()]
     return Timeline(tuple(lanes), columns, scale)
 
 

@@ -45,22 +45,25 @@ def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: s
     height = min(INCHES_PER_LANE * len(rows), TALLEST_INCHES)
     figure = Figure(figsize=(11, 1.2 + height), layout="constrained")
     axes = figure.add_subplot()
+    lanes: dict[tuple[str, str], list[TraceEvent]] = {}
     for event in shown:
-        row = place[event.machine, event.kind]
-        start = (event.start_nanoseconds - origin) / 1e6
-        length = (event.end_nanoseconds - event.start_nanoseconds) / 1e6
-        colour = COLOURS[event.sequence % len(COLOURS)]
-        computes = LANE_NAMES[event.kind] == "compute"
+        lanes.setdefault((event.machine, event.kind), []).append(event)
+    for lane, own in lanes.items():
+        row, computes = place[lane], LANE_NAMES[lane[1]] == "compute"
+        bars = [
+            ((each.start_nanoseconds - origin) / 1e6, (each.end_nanoseconds - each.start_nanoseconds) / 1e6)
+            for each in own
+        ]
         axes.broken_barh(
-            [(start, length)],
+            bars,
             (row - LANE_HEIGHT / 2, LANE_HEIGHT),
-            facecolors=colour,
+            facecolors=[COLOURS[each.sequence % len(COLOURS)] for each in own],
             edgecolor="white" if in_full else "none",
             linewidth=0.5,
             alpha=1.0 if computes else 0.55,
         )
-        if computes and in_full:
-            axes.text(start + length / 2, row, str(event.sequence), ha="center", va="center", fontsize=7, clip_on=True)
+        for (start, length), each in zip(bars, own, strict=True) if computes and in_full else ():
+            axes.text(start + length / 2, row, str(each.sequence), ha="center", va="center", fontsize=7, clip_on=True)
     if in_full:
         for row in range(len(LANE_NAMES), len(rows), len(LANE_NAMES)):
             axes.axhline(row - 0.5, color="black", linewidth=0.6)

@@ -80,7 +80,11 @@ class ProblemMachine:
 
 @dataclass(frozen=True)
 class ProblemLink:
-    """A one-way link between two machines, or a machine and the client (``"client"``)."""
+    """A one-way link between two machines, or a machine and the client (``"client"``).
+
+    With a group at an end it is one for each of its machines, from a group to itself one between any two of them. Of
+    several that fit a pair of machines the one of fewest pairs counts.
+    """
 
     source: From
     destination: To
@@ -91,6 +95,8 @@ class ProblemLink:
 @dataclass(frozen=True)
 class Piece:
     """What is not cut any further. ``seconds`` by machine; a machine that is missing there cannot run it.
+
+    They may be a group's: those of each of its machines for which no smaller group, and not itself, has others.
 
     The ``activation_bytes`` of a stage are those of its largest piece, the ``weight_bytes`` the sum.
     """
@@ -151,6 +157,8 @@ class Problem:
         stages: exactly so many stages.
         maximum_period_seconds, maximum_latency_seconds: what the other objective must keep to.
         buffers: micro-batches of each tensor that a machine holds for every crossing, at either end.
+        groups: machines that have links, or seconds, in common, by kind, rack or site: of machines and of other groups,
+            with names of their own, that may stand for machines in links, seconds and shared cores.
         shared_cores: machines, and the client, that compute on the same cores. The client's part is what sending and
             receiving takes of it: ``client_transfer_seconds`` and ``client_transfer_seconds_per_byte`` of a tensor.
     """
@@ -172,6 +180,7 @@ class Problem:
     shared_cores: tuple[SharedCores, ...] = ()
     client_transfer_seconds: float = 0.0
     client_transfer_seconds_per_byte: float = 0.0
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 Axis = Literal["rows", "columns", "channels", "heads", "batch"]

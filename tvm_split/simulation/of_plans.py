@@ -13,7 +13,7 @@ from tvm_split.planner.prediction import LinkPrediction, Prediction
 from tvm_split.planner.problem import Problem, Stage
 from tvm_split.planner.rare_replicas import with_turns
 from tvm_split.planner.search import evaluate
-from tvm_split.planner.search.instance import instance_of
+from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
@@ -107,13 +107,15 @@ def scenario_of_problem(problem: Problem, stages: Sequence[Stage]) -> Scenario:
             builder.tensor(f"tensor_{number}", tensor.bytes, source, takers)
     program = builder.program()
     shares = {load.machine: load.share for load in evaluation.loads}
-    seconds = {piece.name: piece.seconds for piece in problem.pieces}
     cores = {machine.name: machine.cores for machine in problem.machines}
     machines = {
         load.machine: MachineTimes(
             {
                 f"stage_{index}": StageTimes(
-                    math.fsum(seconds[piece][load.machine] for piece in stage.layers),
+                    math.fsum(
+                        float(instance.times[instance.piece_number[piece], instance.machine_number[load.machine]])
+                        for piece in stage.layers
+                    ),
                     load.compute_seconds / shares[load.machine] if shares[load.machine] else 0.0,
                 )
                 for index, stage in enumerate(ordered)
@@ -131,7 +133,7 @@ def scenario_of_problem(problem: Problem, stages: Sequence[Stage]) -> Scenario:
         * (problem.client_transfer_seconds + sizes[route.tensor.name] * problem.client_transfer_seconds_per_byte)
         for route in home
     )
-    return Scenario(program, machines, _links(problem, program, sizes), problem.shared_cores, client)
+    return Scenario(program, machines, _links(instance, program, sizes), instance.problem.shared_cores, client)
 
 
 def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> Scenario:
@@ -196,11 +198,15 @@ def _in_order(stages: Sequence[Stage], machines: Sequence[str]) -> list[Stage]:
     return list({id(stage_of[machine]): stage_of[machine] for machine in machines}.values())
 
 
-def _links(problem: Problem, program: Program, sizes: Mapping[str, float]) -> dict[tuple[str, str], LinkTimes]:
-    given = {(link.source, link.destination): link for link in problem.links}
+def _links(instance: Instance, program: Program, sizes: Mapping[str, float]) -> dict[tuple[str, str], LinkTimes]:
+    number = instance.machine_number | {CLIENT: instance.client}
     wires: dict[tuple[str, str], dict[str, float]] = {}
     for route in program.routes:
-        ends = route.source, route.destination
         if route.tensor.name in sizes:
-            wires.setdefault(ends, {})[route.tensor.name] = sizes[route.tensor.name] / given[ends].bytes_per_second
-    return {ends: LinkTimes(given[ends].latency_seconds, wire) for ends, wire in wires.items()}
+            way = instance.seconds_per_byte[number[route.source], number[route.destination]]
+            wire = wires.setdefault((route.source, route.destination), {})
+            wire[route.tensor.name] = sizes[route.tensor.name] * float(way)
+    return {
+        (source, end): LinkTimes(float(instance.latency[number[source], number[end]]), wire)
+        for (source, end), wire in wires.items()
+    }

@@ -7,6 +7,8 @@ import itertools
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, ProblemLink
 from tvm_split.planner.search.candidate import Candidate
@@ -36,7 +38,7 @@ def why_impossible(problem: Problem, find: Find, nearest: Callable[[Instance], C
         find: tries a problem with a demand left out.
         nearest: a plan that comes near to the memory there is.
     """
-    able = len({name for piece in problem.pieces for name in piece.seconds})
+    able = int(np.isfinite(instance_of(problem).times).any(axis=0).sum())
     if problem.stages and able < problem.stages:
         return f"no plan has {problem.stages} stages: only {able} machines have seconds for any piece"
     free = dataclasses.replace(problem, maximum_period_seconds=math.inf, maximum_latency_seconds=math.inf)
@@ -128,13 +130,15 @@ def _fully_linked(problem: Problem) -> Problem:
 
 
 def _missing_links(problem: Problem, relaxed: Problem, found: Candidate) -> str:
-    instance = instance_of(relaxed)
-    there = {(link.source, link.destination) for link in problem.links}
+    instance, linked = instance_of(relaxed), instance_of(problem).linked
+    number = instance.machine_number | {CLIENT: instance.client}
     holder = {
         instance.pieces[piece]: instance.machines[stage.machines[0]] for stage in found.stages for piece in stage.pieces
     } | {CLIENT: CLIENT}
     pairs = {(holder[edge.source], holder[edge.destination]): None for edge in problem.edges}
-    missing = [f"from {source} to {end}" for source, end in pairs if source != end and (source, end) not in there]
+    missing = [
+        f"from {source} to {end}" for source, end in pairs if source != end and not linked[number[source], number[end]]
+    ]
     return (
         f"no plan fits the links: one on {names_of([instance.machines[machine] for machine in found.machines])} would, "
         f"but there is no link {names_of(missing)}; links are one-way, so name both directions"
@@ -147,7 +151,6 @@ def _pin_list(problem: Problem) -> str:
 
 def _why_nowhere(instance: Instance, name: str) -> str:
     problem = instance.problem
-    piece = next(piece for piece in problem.pieces if piece.name == name)
     ends = {(edge.source, edge.destination) for edge in problem.edges}
     reasons = []
     for machine in problem.machines:
@@ -160,7 +163,7 @@ def _why_nowhere(instance: Instance, name: str) -> str:
             reasons.append(f"not on {machine.name}, since it is pinned to {elsewhere[0].machine}")
         elif forbidden:
             reasons.append(f"not on {machine.name}, where a pin forbids it")
-        elif machine.name not in piece.seconds:
+        elif math.isinf(instance.times[instance.piece_number[name], number]):
             reasons.append(f"not on {machine.name}, for which it has no seconds")
         elif (CLIENT, name) in ends and not instance.linked[-1, number]:
             reasons.append(f"not on {machine.name}, to which there is no link from the client")

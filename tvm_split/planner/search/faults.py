@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tvm_split.planner.problem import Problem
+from tvm_split.cluster.groups import members_of
+from tvm_split.errors import ClusterError
+from tvm_split.planner.problem import Piece, Problem, ProblemLink
+from tvm_split.planner.search.groups import Members, entries_of_pairs, equal_groups
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 
@@ -27,8 +30,13 @@ def faults(problem: Problem) -> Iterator[Fault]:
     if not problem.pieces:
         yield Fault(("pieces",), "there are no pieces; name at least one")
     yield from _machine_faults(problem)
-    yield from _link_faults(problem, machines)
-    yield from _piece_faults(problem, machines)
+    try:
+        members = members_of([machine.name for machine in problem.machines], problem.groups)
+    except ClusterError as error:
+        yield Fault(("groups",), str(error))
+        return
+    yield from _link_faults(problem, machines, members)
+    yield from _piece_faults(problem, machines, members)
     yield from _edge_faults(problem, pieces)
     for index, pin in enumerate(problem.pins):
         if pin.piece not in pieces:
@@ -37,7 +45,7 @@ def faults(problem: Problem) -> Iterator[Fault]:
             yield Fault(
                 ("pins", index, "not_on" if pin.forbidden else "on"), _unknown("machine", pin.machine, machines)
             )
-    yield from _cores_faults(problem, machines)
+    yield from _cores_faults(problem, machines, members)
     yield from _limit_faults(problem)
 
 
@@ -58,34 +66,62 @@ def _machine_faults(problem: Problem) -> Iterator[Fault]:
                 yield Fault((*where, key), text)
 
 
-def _link_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:
-    seen: set[tuple[str, str]] = set()
+def _link_faults(problem: Problem, machines: set[str], members: Members) -> Iterator[Fault]:
+    known = {*machines, *members, CLIENT}
+    _, twice = entries_of_pairs(problem, members)
+    # There may be a million links, of which hardly one is wrong.
     for index, link in enumerate(problem.links):
-        where, what = ("links", index), f"link from {link.source!r} to {link.destination!r}"
-        for key, name in (("from", link.source), ("to", link.destination)):
-            if name not in machines and name != CLIENT:
-                yield Fault((*where, key), _unknown("machine", name, machines))
-        if link.source == link.destination:
-            yield Fault((*where, "to"), f"{what} goes to itself")
-        if (link.source, link.destination) in seen:
-            yield Fault(where, f"{what} is there twice; give it once")
-        seen.add((link.source, link.destination))
-        if not link.bytes_per_second > 0:
-            text = f"{what}: bytes_per_second is {link.bytes_per_second}; it must be above 0"
-            yield Fault((*where, "bytes_per_second"), text)
-        yield from _negative(link.latency_seconds, (*where, "latency_seconds"), what)
+        is_known = link.source in known and link.destination in known
+        to_itself = link.source == link.destination and link.source not in members
+        is_right = is_known and link.bytes_per_second > 0 and link.latency_seconds >= 0
+        if not is_right or to_itself or index in twice:
+            yield from _faults_of_link(index, link, known, to_itself, twice.get(index))
 
 
-def _piece_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:
+def _faults_of_link(
+    index: int, link: ProblemLink, known: set[str], to_itself: bool, twice: tuple[str, str] | None
+) -> Iterator[Fault]:
+    where, what = ("links", index), f"link from {link.source!r} to {link.destination!r}"
+    for key, name in (("from", link.source), ("to", link.destination)):
+        if name not in known:
+            yield Fault((*where, key), _unknown("machine", name, known - {CLIENT}))
+    if to_itself:
+        yield Fault((*where, "to"), f"{what} goes to itself")
+    elif twice == (link.source, link.destination):
+        yield Fault(where, f"{what} is there twice; give it once")
+    elif twice:
+        text = f"{what}: for {twice[0]!r} to {twice[1]!r} another link of as many pairs counts; give that pair its own"
+        yield Fault(where, text)
+    if not link.bytes_per_second > 0:
+        text = f"{what}: bytes_per_second is {link.bytes_per_second}; it must be above 0"
+        yield Fault((*where, "bytes_per_second"), text)
+    yield from _negative(link.latency_seconds, (*where, "latency_seconds"), what)
+
+
+def _piece_faults(problem: Problem, machines: set[str], members: Members) -> Iterator[Fault]:
     yield from _doubled("piece", "pieces", [piece.name for piece in problem.pieces])
+    known = {*machines, *members}
+    equal: dict[tuple[str, ...], list[tuple[str, str, str]]] = {}
     for index, piece in enumerate(problem.pieces):
         where, what = ("pieces", index), f"piece {piece.name!r}"
-        for machine, seconds in piece.seconds.items():
-            if machine not in machines:
-                yield Fault((*where, "seconds", machine), f"{what}: {_unknown('machine', machine, machines)}")
-            yield from _negative(seconds, (*where, "seconds", machine), f"{what} on {machine!r}", "seconds")
+        yield from _seconds_faults(index, piece, known)
+        grouped = tuple(name for name in piece.seconds if name in members)
+        if grouped not in equal:  # most pieces name the same ones
+            equal[grouped] = list(equal_groups(grouped, members))
+        for one, other, machine in equal[grouped]:
+            text = f"{what}: {one!r} and {other!r} have {machine!r} and as many machines; give it seconds of its own"
+            yield Fault((*where, "seconds", other), text)
         for key in ("weight_bytes", "activation_bytes"):
             yield from _negative(getattr(piece, key), (*where, key), what)
+
+
+def _seconds_faults(index: int, piece: Piece, known: set[str]) -> Iterator[Fault]:
+    for name, seconds in piece.seconds.items():
+        where = ("pieces", index, "seconds", name)
+        if name not in known:
+            yield Fault(where, f"piece {piece.name!r}: {_unknown('machine', name, known)}")
+        if not seconds >= 0:
+            yield from _negative(seconds, where, f"piece {piece.name!r} on {name!r}", "seconds")
 
 
 def _edge_faults(problem: Problem, pieces: set[str]) -> Iterator[Fault]:
@@ -105,14 +141,15 @@ def _edge_faults(problem: Problem, pieces: set[str]) -> Iterator[Fault]:
                 yield Fault((*where, "bytes"), text)
 
 
-def _cores_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:
+def _cores_faults(problem: Problem, machines: set[str], members: Members) -> Iterator[Fault]:
+    known = {*machines, *members, CLIENT}
     for key in ("client_transfer_seconds", "client_transfer_seconds_per_byte"):
         yield from _negative(getattr(problem, key), (key,), "the problem")
     for index, shared in enumerate(problem.shared_cores):
         where = ("shared_cores", index)
         for place, name in enumerate(shared.machines):
-            if name not in machines and name != CLIENT:
-                yield Fault((*where, "machines", place), _unknown("machine", name, machines))
+            if name not in known:
+                yield Fault((*where, "machines", place), _unknown("machine", name, known - {CLIENT}))
             if name in shared.machines[:place]:
                 yield Fault((*where, "machines", place), f"{name!r} is there twice; give it once")
         if shared.cores < 1:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from tvm_split.cluster.groups import machines_of, members_of
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.search.faults import faults
+from tvm_split.planner.search.groups import Members, entries_of_pairs, seconds_on
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 Floats = npt.NDArray[np.float64]
@@ -40,6 +43,7 @@ class Instance:
     """A problem of n pieces and M machines; the client has the number ``client``, behind the last machine and piece.
 
     Attributes:
+        problem: with machines in the place of groups that share cores.
         pieces: names in a topological order; the problem's own where its edges point forward.
         times: (n, M), infinite where a machine has no time for a piece.
         seconds: (n, M), those of ``times`` that may be used: infinite as well where a pin or a link to or from the
@@ -118,8 +122,12 @@ def instance_of(problem: Problem) -> Instance:
     number = {problem.pieces[old].name: new for new, old in enumerate(order)} | {CLIENT: Instance.client}
     machines = tuple(machine.name for machine in problem.machines)
     pieces = [problem.pieces[old] for old in order]
-    linked, seconds_per_byte, latency = _links(problem, machines)
-    times = np.array([[piece.seconds.get(name, math.inf) for name in machines] for piece in pieces], dtype=float)
+    members = members_of(machines, problem.groups)
+    linked, seconds_per_byte, latency = _links(problem, members)
+    times = seconds_on(machines, pieces, members)
+    if members:
+        named = (SharedCores(machines_of(each.machines, members), each.cores) for each in problem.shared_cores)
+        problem = replace(problem, shared_cores=tuple(named))
     instance = Instance(
         problem=problem,
         pieces=tuple(piece.name for piece in pieces),
@@ -184,16 +192,12 @@ def names_of(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _links(problem: Problem, machines: Sequence[str]) -> tuple[Flags, Floats, Floats]:
-    number = {name: place for place, name in enumerate((*machines, CLIENT))}
-    shape = (len(number), len(number))
-    linked, seconds_per_byte, latency = np.zeros(shape, dtype=bool), np.zeros(shape), np.zeros(shape)
-    for link in problem.links:
-        ends = number[link.source], number[link.destination]
-        linked[ends] = True
-        seconds_per_byte[ends] = 1.0 / link.bytes_per_second
-        latency[ends] = link.latency_seconds
-    return linked, seconds_per_byte, latency
+def _links(problem: Problem, members: Members) -> tuple[Flags, Floats, Floats]:
+    entries, _ = entries_of_pairs(problem, members)
+    # The last of each is for the pairs that have no entry.
+    seconds_per_byte = np.array([*(1.0 / link.bytes_per_second for link in problem.links), 0.0])
+    latency = np.array([*(link.latency_seconds for link in problem.links), 0.0])
+    return entries >= 0, seconds_per_byte[entries], latency[entries]
 
 
 def _tensors(problem: Problem, number: dict[str, int]) -> tuple[Tensor, ...]:

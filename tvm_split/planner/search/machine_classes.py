@@ -50,7 +50,7 @@ def machine_classes(instance: Instance) -> tuple[tuple[int, ...], ...]:
         sets = tuple(place for place, (members, _) in enumerate(instance.core_sets) if machine in members)
         classes = likely.setdefault((replace(each, name=""), instance.seconds[:, machine].tobytes(), sets), [])
         for members in classes:
-            if _have_same_links(instance, members[0], machine):
+            if have_same_links(instance, members[0], machine):
                 members.append(machine)
                 break
         else:
@@ -88,7 +88,8 @@ def _class_links(instance: Instance, classes: tuple[tuple[int, ...], ...]) -> tu
     return slow, lag
 
 
-def _have_same_links(instance: Instance, one: int, other: int) -> bool:
+def have_same_links(instance: Instance, one: int, other: int) -> bool:
+    """Whether two machines have equal links to and from all others, and to each other."""
     links = (instance.linked, instance.seconds_per_byte, instance.latency)
     return all(_same_links(values, one, other) for values in links)
 
