@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,40 @@ class Mark:
         self.event = event
 
 
+class CudaFunctions:
+    """Functions of CUDA's runtime, which return numbers of errors, by name and arguments. Thread-safe, as it is.
+
+    Raises:
+        WorkerError: a call fails: names it, with CUDA's words.
+    """
+
+    def __init__(self, library: ctypes.CDLL, functions: Mapping[str, Sequence[Any]]) -> None:
+        self._functions = {name: library[name] for name in functions}
+        for name, function in self._functions.items():
+            function.argtypes, function.restype = tuple(functions[name]), ctypes.c_int
+        self._words = library["cudaGetErrorString"]
+        self._words.argtypes, self._words.restype = (ctypes.c_int,), ctypes.c_char_p
+
+    def __getitem__(self, function: str) -> Callable[..., int]:
+        return self._functions[function]
+
+    def call(self, function: str, *arguments: Any) -> None:
+        code = self._functions[function](*arguments)
+        if code:
+            words = (self._words(code) or b"").decode(errors="replace")
+            raise WorkerError(f"the GPU fails: {function}: {words or f'error {code}'}")
+
+    def made(self, function: str, *arguments: Any) -> int:
+        """What a function makes: its address is the function's first argument."""
+        found = ctypes.c_void_p()
+        self.call(function, ctypes.byref(found), *arguments)
+        return found.value or 0
+
+    def when_dropped(self, owner: Any, function: str, handle: int) -> None:
+        """Calls ``function(handle)`` when nobody has ``owner`` any more; its failure is nobody's."""
+        weakref.finalize(owner, self._functions[function], handle).atexit = False  # as in `memory_at`
+
+
 class CudaCalls:
     """The device's calls; what is made here lives until nobody has it. Thread-safe, as CUDA's runtime is.
 
@@ -75,22 +109,18 @@ class CudaCalls:
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._functions = {name: library[name] for name in _FUNCTIONS}
-        for name, function in self._functions.items():
-            function.argtypes, function.restype = _FUNCTIONS[name], ctypes.c_int
-        self._words = library["cudaGetErrorString"]
-        self._words.argtypes, self._words.restype = (ctypes.c_int,), ctypes.c_char_p
+        self._cuda = CudaFunctions(library, _FUNCTIONS)
         self._uploads, self._downloads = self._stream(), self._stream()
 
     def host_memory(self, size_bytes: int) -> Bytes:
         """Page-locked: the device reads and writes it while this process does something else."""
-        address = self._made("cudaMallocHost", max(size_bytes, 1))
-        return memory_at(address, max(size_bytes, 1), self._functions["cudaFreeHost"], address)[:size_bytes]
+        address = self._cuda.made("cudaMallocHost", max(size_bytes, 1))
+        return memory_at(address, max(size_bytes, 1), self._cuda["cudaFreeHost"], address)[:size_bytes]
 
     def mark(self) -> Mark:
         """A new one, which is reached already."""
-        mark = Mark(self._made("cudaEventCreateWithFlags", SLEEPING_WAIT | NO_TIMES))
-        self._when_dropped(mark, "cudaEventDestroy", mark.event)
+        mark = Mark(self._cuda.made("cudaEventCreateWithFlags", SLEEPING_WAIT | NO_TIMES))
+        self._cuda.when_dropped(mark, "cudaEventDestroy", mark.event)
         return mark
 
     def upload(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
@@ -103,42 +133,28 @@ class CudaCalls:
 
     def compute_after(self, mark: Mark) -> None:
         """What is computed from now on begins when ``mark`` is reached, as it was recorded last."""
-        self._call("cudaStreamWaitEvent", NULL_STREAM, mark.event, 0)
+        self._cuda.call("cudaStreamWaitEvent", NULL_STREAM, mark.event, 0)
 
     def computed(self, mark: Mark) -> None:
         """``mark`` is reached when all is done that was to be computed until now."""
-        self._call("cudaEventRecord", mark.event, NULL_STREAM)
+        self._cuda.call("cudaEventRecord", mark.event, NULL_STREAM)
 
     def wait(self, mark: Mark) -> None:
         """Until it is reached. Other threads of this process go on."""
-        self._call("cudaEventSynchronize", mark.event)
+        self._cuda.call("cudaEventSynchronize", mark.event)
 
     def bus_identity(self) -> str:
         """Where the device is on its host's bus, such as ``0000:3b:00.0``."""
         text = ctypes.create_string_buffer(LONGEST_BUS_IDENTITY)
-        self._call("cudaDeviceGetPCIBusId", text, LONGEST_BUS_IDENTITY, DEVICE)
+        self._cuda.call("cudaDeviceGetPCIBusId", text, LONGEST_BUS_IDENTITY, DEVICE)
         return text.value.decode(errors="replace")
 
     def _copy(self, source: int, target: int, size_bytes: int, kind: int, stream: int, mark: Mark) -> None:
         if size_bytes:
-            self._call("cudaMemcpyAsync", target, source, size_bytes, kind, stream)
-        self._call("cudaEventRecord", mark.event, stream)
+            self._cuda.call("cudaMemcpyAsync", target, source, size_bytes, kind, stream)
+        self._cuda.call("cudaEventRecord", mark.event, stream)
 
     def _stream(self) -> int:
-        stream = self._made("cudaStreamCreateWithFlags", NON_BLOCKING)
-        self._when_dropped(self, "cudaStreamDestroy", stream)  # the device ends what is under way first
+        stream = self._cuda.made("cudaStreamCreateWithFlags", NON_BLOCKING)
+        self._cuda.when_dropped(self, "cudaStreamDestroy", stream)  # the device ends what is under way first
         return stream
-
-    def _made(self, function: str, argument: int) -> int:
-        found = ctypes.c_void_p()
-        self._call(function, ctypes.byref(found), argument)
-        return found.value or 0
-
-    def _when_dropped(self, owner: Any, function: str, handle: int) -> None:
-        weakref.finalize(owner, self._functions[function], handle).atexit = False  # as in `memory_at`
-
-    def _call(self, function: str, *arguments: Any) -> None:
-        code = self._functions[function](*arguments)
-        if code:
-            words = (self._words(code) or b"").decode(errors="replace")
-            raise WorkerError(f"the GPU fails: {function}: {words or f'error {code}'}")

@@ -31,8 +31,8 @@ import tvm
 from tvm_split.rpc_runtime.closing import do_all
 from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls, memory_at
 from tvm_split.rpc_runtime.execution.cuda_runtime import runtime_library
+from tvm_split.rpc_runtime.execution.executor import RunnableStage
 from tvm_split.rpc_runtime.execution.stage_executable import (
-    StageExecutable,
     TensorSlot,
     find_device,
     size_of,
@@ -174,7 +174,7 @@ class _Slot(TensorSlot):
 class OverlappedStage:
     """A stage that computes while others' inputs and outputs travel; its executable ends with `DeviceTransfers.end`."""
 
-    def __init__(self, executable: StageExecutable, transfers: DeviceTransfers) -> None:
+    def __init__(self, executable: RunnableStage, transfers: DeviceTransfers) -> None:
         self._executable, self._transfers = executable, transfers
 
     @property

@@ -12,8 +12,10 @@ from functools import partial
 from tvm_split.rpc_runtime.closing import do_all
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
+from tvm_split.rpc_runtime.execution.cuda_graphs import GraphCalls
 from tvm_split.rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
 from tvm_split.rpc_runtime.execution.device_transfers import (
+    SWITCH as OVERLAP,
     DeviceTransfers,
     OverlappedStage,
     UploadingStation,
@@ -28,6 +30,7 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     tensor_bytes,
     tensor_slot,
 )
+from tvm_split.rpc_runtime.execution.stage_graph import as_graph, stage_graphs
 from tvm_split.rpc_runtime.hardware import available_memory_bytes
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet
@@ -109,17 +112,18 @@ class HeldProgram:
         require_room(plan, available_memory_bytes(), _free_on_device(plan))
         cache = WeightCache()
         stages: list[RunnableStage] = []
-        transfers = overlapping_transfers(plan.stages)
+        transfers, graphs = overlapping_transfers(plan.stages), stage_graphs(plan.stages)
+        recorder = Recorder(plan.machine, [stage.name for stage in plan.stages])
         for stage in plan.stages:
             if not is_wanted():
                 raise WorkerError(
                     f"machine {plan.machine!r} had loaded {len(stages)} of {len(plan.stages)} stages when the caller's "
                     "time was over"
                 )
-            stages.append(self._load_stage(stage, cache, deadline, is_wanted, transfers))
+            loaded = self._load_stage(stage, cache, deadline, is_wanted, transfers)
+            stages.append(_runnable(loaded, transfers, graphs, recorder))
         held_bytes = cache.size_bytes
         cache.loaded.clear()
-        recorder = Recorder(plan.machine, [stage.name for stage in plan.stages])
         with self._lock:
             self._check_open_locked()
             self._recorder, self._transfers = recorder, transfers
@@ -147,15 +151,13 @@ class HeldProgram:
         deadline: float,
         is_wanted: Callable[[], bool],
         transfers: DeviceTransfers | None,
-    ) -> RunnableStage:
+    ) -> StageExecutable:
         self._check_open()
         library = self.blobs.read(stage.library)
         self._trials.stage(stage, deadline, is_wanted)
         weights = (self.blobs.read(weight.blob) for weight in stage.weights)
-        if transfers is None:
-            return StageExecutable(stage, library, weights, self.blobs.scratch, cache)
-        loaded = StageExecutable(stage, library, weights, self.blobs.scratch, cache, transfers.end)
-        return OverlappedStage(loaded, transfers)
+        finish = None if transfers is None else transfers.end
+        return StageExecutable(stage, library, weights, self.blobs.scratch, cache, finish)
 
     def load_kernels(
         self, kernels: KernelSet, threads: int, seconds: float, is_wanted: Callable[[], bool]
@@ -378,6 +380,17 @@ class HeldProgram:
             raise WorkerError(f"deployment {self.identifier[:8]} is closed")
         if self._failure is not None:
             raise WorkerError(f"deployment {self.identifier[:8]} has failed: {self._failure.message}")
+
+
+def _runnable(
+    loaded: StageExecutable, transfers: DeviceTransfers | None, graphs: GraphCalls | None, recorder: Recorder
+) -> RunnableStage:
+    """The stage as its machine runs it; whether it is a graph is in the statistics then."""
+    stage: RunnableStage = loaded
+    if graphs is not None:
+        stage, found = as_graph(loaded, graphs, transfers.end) if transfers else (loaded, f"{OVERLAP} is 0")
+        recorder.cuda_graphs[loaded.stage.name] = found
+    return stage if transfers is None else OverlappedStage(stage, transfers)
 
 
 def _free_on_device(plan: MachinePlan) -> int:

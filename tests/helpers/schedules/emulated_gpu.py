@@ -8,7 +8,6 @@ barriers, instructions of tensor cores and of asynchronous copies, memory that s
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +21,10 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.target import Target
 
+from tests.helpers.schedules.emulated_library import emulated_library
 from tests.helpers.schedules.gpu_kernels import cuda_source
-from tvm_split.rpc_runtime.execution.nvcc import find_nvcc
 
-COMPILE_SECONDS = 600
 _AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
-_HEADER = Path(__file__).with_name("emulated_cuda.h")
 
 
 def emulated(arch: str, **attributes: Any) -> Target:
@@ -109,20 +106,7 @@ def kernels(source: str, tags: Mapping[str, Sequence[str]], folder: Path) -> dic
         RuntimeError: the source is no C++, also with what stands in for CUDA; or, of a kernel, its threads wait for
             different things.
     """
-    launchers = "".join(
-        f'extern "C" const char* launch_{name}(void** values, const int* extents, int backwards) {{ '
-        f"return emulated::launch({name}, values, extents, backwards); }}\n"
-        for name in tags
-    )
-    path, library = folder / "kernels.cpp", folder / "kernels.so"
-    path.write_text(f'#include "{_HEADER}"\n{source}\n{launchers}')
-    command = [str(find_nvcc()), "-x", "c++", "-std=c++17", "-O1", "-shared", "-Xcompiler", "-fPIC,-w", "-o"]
-    made = subprocess.run(
-        [*command, str(library), str(path)], capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False
-    )
-    if made.returncode != 0:
-        raise RuntimeError(f"the kernels are no C++ with {_HEADER.name}: {made.stderr}")
-    loaded = ctypes.CDLL(str(library))
+    loaded = ctypes.CDLL(str(emulated_library(source, tags, folder)))
     return {name: _launcher(loaded[f"launch_{name}"], name, axes) for name, axes in tags.items()}
 
 
