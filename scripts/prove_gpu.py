@@ -36,7 +36,7 @@ from rich.console import Console
 
 import tvm_split
 from scripts.device_limits import Limits, limits_of
-from scripts.gpu_tables import print_compiled, print_kernels, print_limits, print_networks, print_pipelines
+from scripts.gpu_tables import AS_GRAPH, print_compiled, print_kernels, print_limits, print_networks, print_pipelines
 from scripts.rounds import Figures, in_turns, medians, written
 from scripts.streamed import median_run
 from scripts.timed_parts import TimedParts
@@ -52,6 +52,7 @@ from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
+from tvm_split.rpc_runtime.execution.stage_graph import SWITCH
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 
 NETWORKS = ("mobilenet_v2", "resnet50", "bert_base", "gpt2_small", "vit_b16", "vgg16")
@@ -71,7 +72,15 @@ TIMEOUT_SECONDS = 120.0
 class Prover:
     """The machines of this host, of which one is proven. A part of the proof is a dictionary, as JSON has it."""
 
-    def __init__(self, target: str, threads: int, rounds: int, ways: Sequence[str], workers: LocalWorkers) -> None:
+    def __init__(
+        self,
+        target: str,
+        threads: int,
+        rounds: int,
+        ways: Sequence[str],
+        workers: LocalWorkers,
+        graphs: LocalWorkers,
+    ) -> None:
         self.device = "cpu" if target == CPU else "cuda"
         torch.set_num_threads(threads)
         self._threads, self._rounds = threads, rounds
@@ -81,6 +90,8 @@ class Prover:
             tvm_split.Machine(HOST, threads, endpoint=workers.endpoints[HOST]),
             tvm_split.Machine(DEVICE, threads, described, endpoint=workers.endpoints[DEVICE]),
         )
+        with_graphs = tvm_split.Machine(DEVICE, threads, described, endpoint=graphs.endpoints[DEVICE])
+        self._with_graphs = tvm_split.Cluster("remote", (self._machines[0], with_graphs), ())
 
     def network(self, name: str, build: torch_models.PublishedModel, dtype: str, batch: int) -> dict[str, Any]:
         """One network as one stage on the device, beside torch."""
@@ -96,9 +107,14 @@ class Prover:
         arrays = [each.numpy() for each in inputs]
         runs: dict[str, Callable[[], Figures]] = {}
         failed = {}
-        with tvm_split.deploy(bundle, cluster, timeout_seconds=TIMEOUT_SECONDS) as deployment:
-            difference = _difference(deployment.run(*arrays)[0], expected)
+        with (
+            tvm_split.deploy(bundle, cluster, timeout_seconds=TIMEOUT_SECONDS) as deployment,
+            tvm_split.deploy(bundle, self._with_graphs, timeout_seconds=TIMEOUT_SECONDS) as as_graph,
+        ):
+            difference = max(_difference(each.run(*arrays)[0], expected) for each in (deployment, as_graph))
+            (cuda_graph,) = {stage.cuda_graph for stage in as_graph.stats().stages}
             runs["ours"] = lambda: median_run(deployment, arrays)
+            runs[AS_GRAPH] = lambda: median_run(as_graph, arrays)
             for way, run in TorchWays(network, inputs, self.device).each(self._ways):
                 if isinstance(run, str):
                     failed[way] = run
@@ -107,7 +123,8 @@ class Prover:
             times = medians(in_turns(runs, self._rounds))
             count = max(8, int(STREAM_SECONDS / times["ours"]["seconds"]))
             report = bench(deployment, [arrays], rounds=1, micro_batches=count)
-        (machine,) = report.machines
+            graphs_report = bench(as_graph, [arrays], rounds=1, micro_batches=count)
+        (machine,), (graphs_machine,) = report.machines, graphs_report.machines
         return {
             "network": name,
             "dtype": dtype,
@@ -117,6 +134,9 @@ class Prover:
             "seconds": {side: figures["seconds"] for side, figures in times.items()},
             "compute_seconds": machine.compute.measured,
             "per_second": batch / (report.period.measured or float("nan")),
+            "cuda_graph": cuda_graph,
+            "graphs_compute_seconds": graphs_machine.compute.measured,
+            "graphs_per_second": batch / (graphs_report.period.measured or float("nan")),
             "compile_seconds": compile_seconds,
             "failed": failed,
         }
@@ -226,14 +246,19 @@ def _median_of(run: Run) -> Figures:
 
 
 def prove(
-    arguments: argparse.Namespace, workers: LocalWorkers, timed: TimedParts, console: Console, results: dict[str, Any]
+    arguments: argparse.Namespace,
+    workers: LocalWorkers,
+    graphs: LocalWorkers,
+    timed: TimedParts,
+    console: Console,
+    results: dict[str, Any],
 ) -> None:
     """All parts, in the order in which they matter; what each finds is in ``results`` at once."""
     models = torch_models.published_models(arguments.tokens, arguments.pixels)
     networks = {name: models[name] for name in arguments.networks or NETWORKS}
     worker = describe(workers.endpoints[DEVICE], TIMEOUT_SECONDS)
     target = _target_of(arguments.target, worker)
-    prover = Prover(target, arguments.threads, arguments.rounds, arguments.ways, workers)
+    prover = Prover(target, arguments.threads, arguments.rounds, arguments.ways, workers, graphs)
     limits = limits_of(prover.device, arguments.threads)
     print_limits(console, worker, limits)
     results.update(
@@ -265,6 +290,19 @@ def prove(
         timed.run("torch.compile", f"{name} by torch.compile", by_torch, part)
     print_compiled(console, by_torch, found)
     results["seconds"] = timed.seconds
+
+
+def _workers(names: tuple[str, ...], threads: int, *, graphs: bool) -> LocalWorkers:
+    """Workers that record GPUs' stages as CUDA graphs, or do not, whatever this process's environment says."""
+    before = os.environ.get(SWITCH)
+    os.environ[SWITCH] = str(int(graphs))
+    try:
+        return LocalWorkers(names, threads=threads, start_timeout_seconds=TIMEOUT_SECONDS)
+    finally:
+        if before is None:
+            del os.environ[SWITCH]
+        else:
+            os.environ[SWITCH] = before
 
 
 def _target_of(asked: str | None, worker: WorkerDescription) -> str:
@@ -347,8 +385,11 @@ def main() -> int:
     timed = TimedParts(arguments.seconds, console, lambda: written(arguments.output, results))
     results.update(not_reached=timed.not_reached, failed=timed.failed)
     try:
-        with LocalWorkers((HOST, DEVICE), threads=arguments.threads, start_timeout_seconds=TIMEOUT_SECONDS) as workers:
-            prove(arguments, workers, timed, console, results)
+        with (
+            _workers((HOST, DEVICE), arguments.threads, graphs=False) as workers,
+            _workers((DEVICE,), arguments.threads, graphs=True) as graphs,
+        ):
+            prove(arguments, workers, graphs, timed, console, results)
     except TvmSplitError as error:  # of no part: a worker does not start, or does not say what it is
         timed.failed["workers"] = f"{type(error).__name__}: {error}"
         written(arguments.output, results)

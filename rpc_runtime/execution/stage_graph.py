@@ -46,12 +46,12 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     size_of,
     tensor_bytes,
 )
+from tvm_split.rpc_runtime.program.measurements import RECORDED
 from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec
 
 logger = logging.getLogger(__name__)
 
 SWITCH = "TVM_SPLIT_CUDA_GRAPHS"
-RECORDED = "recorded"
 ALLOCATE = "vm.builtin.alloc_storage"
 UNUSUAL = 0xFF
 """In every byte: NaN, or -1."""

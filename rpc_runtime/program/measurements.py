@@ -17,6 +17,8 @@ UNCOUNTED_EVENTS = 1000
 COMPUTE_SAMPLES = 1001
 """Computing times kept per stage for the median."""
 
+RECORDED = "recorded"
+"""A stage that is launched as a CUDA graph."""
 RECEIVE, COMPUTE, WAIT, SEND = "receive", "compute", "wait", "send"
 
 
@@ -32,7 +34,7 @@ class StageStatistics:
     ``wait_seconds``: its machine was idle until this stage's inputs came. ``receive_seconds`` and ``send_seconds``:
     time on the wire, which overlaps computing, and what codecs take. Tensors handed over inside a machine count as
     neither. ``bytes_received`` and ``bytes_sent`` are those that codecs made of them. ``cuda_graph`` is of a stage that
-    was to be launched as one CUDA graph: ``"recorded"``, or why it is not; empty for all others.
+    was to be launched as one CUDA graph: `RECORDED`, or why it is not; empty for all others.
     """
 
     name: str

@@ -30,7 +30,8 @@ from tvm_split.rpc_runtime.execution.cuda_graphs import GraphCalls
 from tvm_split.rpc_runtime.execution.cuda_runtime import load_cuda, runtime_library
 from tvm_split.rpc_runtime.execution.device_transfers import DeviceTransfers, OverlappedStage
 from tvm_split.rpc_runtime.execution.stage_executable import StageExecutable, WeightCache, tensor_bytes
-from tvm_split.rpc_runtime.execution.stage_graph import RECORDED, RecordedStage, as_graph
+from tvm_split.rpc_runtime.execution.stage_graph import RecordedStage, as_graph
+from tvm_split.rpc_runtime.program.measurements import RECORDED
 from tvm_split.rpc_runtime.program.program import StageSpec
 
 CALLS = ("cudaStreamCreateWithFlags", "cudaMemsetAsync", "cudaStreamSynchronize", "cudaStreamBeginCapture")
