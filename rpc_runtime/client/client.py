@@ -63,10 +63,9 @@ class WorkerDescription:
     """What a machine is and what it has free. ``mcpu`` is LLVM's name of its level: ``x86-64-v4``.
 
     ``cores`` are the CPUs the worker may run on, ``core_numbers`` the same by the host's numbers, ``threads`` those a
-    kernel uses. ``clock_offset_nanoseconds`` is how
-    far the worker's monotonic clock is ahead of this process's, right to half of ``round_trip_seconds``. Workers of one
-    ``boot_id`` share a host, even where containers give them different hostnames; those of one ``memory_domain`` can
-    share memory. Both may be empty.
+    kernel uses. ``clock_offset_nanoseconds`` is how far the worker's monotonic clock is ahead of this process's, right
+    to half of ``round_trip_seconds``. Workers of one ``boot_id`` share a host, even where containers give them
+    different hostnames; those of one ``memory_domain`` can share memory. Both may be empty.
     """
 
     machine: str

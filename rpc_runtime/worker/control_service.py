@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
 
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
@@ -257,8 +256,8 @@ class ControlService:
                 _abort(context, error)
 
         if method.declared.server_streaming:
-            return grpc.stream_stream_rpc_method_handler(replies, None, _serialized)
-        return grpc.stream_unary_rpc_method_handler(reply, None, _serialized)
+            return grpc.stream_stream_rpc_method_handler(replies, None, method.reply.SerializeToString)
+        return grpc.stream_unary_rpc_method_handler(reply, None, method.reply.SerializeToString)
 
     def _requests(self, method: Method, messages: Iterator[bytes], context: Any) -> Iterator[Any]:
         """What a caller sends, which is one request at least; it must not make it last."""
@@ -294,10 +293,6 @@ def _patience(context: Any) -> float:
     """How many seconds the caller of a method still waits."""
     seconds = context.time_remaining()
     return DEFAULT_SECONDS if seconds is None else float(seconds)
-
-
-def _serialized(reply: Message) -> bytes:
-    return reply.SerializeToString()
 
 
 def _abort(context: Any, error: Exception) -> None:

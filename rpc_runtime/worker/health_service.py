@@ -49,8 +49,8 @@ class HealthService:
         return grpc.method_handlers_generic_handler(
             HEALTH_SERVICE,
             {
-                "Check": grpc.stream_unary_rpc_method_handler(self._check, None, _serialized),
-                "Watch": grpc.stream_stream_rpc_method_handler(self._watch, None, _serialized),
+                "Check": grpc.stream_unary_rpc_method_handler(self._check, None, Status.SerializeToString),
+                "Watch": grpc.stream_stream_rpc_method_handler(self._watch, None, Status.SerializeToString),
             },
         )
 
@@ -101,10 +101,6 @@ def _service(message: bytes | None) -> str:
         return str(pb.HealthCheckRequest.FromString(message).service)
     except DecodeError as error:
         raise ProtocolError("this is no grpc.health.v1.HealthCheckRequest") from error
-
-
-def _serialized(reply: Message) -> bytes:
-    return reply.SerializeToString()
 
 
 def health_server(health: HealthService, listen: str) -> Any:
