@@ -237,19 +237,18 @@ def _by_hand(
         return _Found(plan())
     asked = replace(request, split=None, shards=(), stages=None)
     posed = pose(model, cluster, asked, on_progress)
-    if any(stage.sharding for stage in stages):
-        try:
-            bound = solve(posed.problem, time_limit_seconds=request.time_limit_seconds).lower_bound_seconds
-        except PlanError:
-            bound = math.inf  # it fits the machines only with layers split
-        given = _considering(model, cluster, asked, posed, on_progress).given(stages, bound)
-        return _Found(plan(given.prediction), posed.profile, given.predict_coded)
     predicted = predict_stages(model, cluster, posed.profile, request.objective, stages)
-    if predicted is None:
-        return _Found(plan(), posed.profile)
-    solved = stages_of_pieces(posed.profile, stages) or ()
-    predict_coded = partial(with_coded_links, predicted, posed.problem, posed.profile, solved)
-    return _Found(plan(predicted), posed.profile, predict_coded)
+    if predicted is not None:
+        solved = stages_of_pieces(posed.profile, stages) or ()
+        predict_coded = partial(with_coded_links, predicted, posed.problem, posed.profile, solved)
+        return _Found(plan(predicted), posed.profile, predict_coded)
+    # Machines share stages, or have several, or a stage ends inside a piece: the search knows no such plans.
+    try:
+        bound = solve(posed.problem, time_limit_seconds=request.time_limit_seconds).lower_bound_seconds
+    except PlanError:
+        bound = math.inf  # it fits the machines only with layers split
+    given = _considering(model, cluster, asked, posed, on_progress).given(stages, bound)
+    return _Found(plan(given.prediction), posed.profile, given.predict_coded)
 
 
 @says_progress("planning")
@@ -266,8 +265,8 @@ def plan_again(
     """Improve a plan that has run: the profile is corrected by what was measured of it, and searched again.
 
     The plan stays as it is, with its prediction corrected, unless the best one saves more than ``threshold`` of it, or
-    it does not keep to what is demanded. One whose machines share stages is compared with what `plan` would find now,
-    one of whole layers with others of whole layers. The precision stays the plan's own.
+    it does not keep to what is demanded. One whose machines share stages, or have several, is compared with what `plan`
+    would find now, others with others of whole layers. The precision stays the plan's own.
 
     Raises:
         PlanError: the current plan's stages do not fit the model or its measured pieces, or the machines have been
@@ -280,9 +279,10 @@ def plan_again(
             "the machines have been profiled again since the measured plan was made, so what was measured says nothing "
             "about this profile; make a new plan"
         )
-    is_shared = any(stage.sharding for stage in current.stages)
-    solved = stages_of_pieces(posed.profile, current.stages)
-    if solved is None and not is_shared:
+    machines = [machine for stage in current.stages for machine in stage.machines]
+    has_parts = any(stage.sharding for stage in current.stages) or len(set(machines)) < len(machines)
+    solved = None if has_parts else stages_of_pieces(posed.profile, current.stages)
+    if solved is None and not has_parts:
         raise PlanError(
             "the plan cuts through layers that run in one kernel, so what was measured of it says nothing about other "
             "cuts; make a new plan"
@@ -290,7 +290,7 @@ def plan_again(
     profile = calibrated(posed.profile, corrections_of(measured))
     posed = replace(posed, profile=profile, problem=problem_of(model, cluster, profile, request))
     if solved is None:
-        chosen, change = _shared_again(model, cluster, request, posed, current.stages, threshold, on_progress)
+        chosen, change = _parts_again(model, cluster, request, posed, current.stages, threshold, on_progress)
     else:
         chosen, change = _whole_again(model, request, posed, current.stages, solved, threshold)
     plan = _plan(model, cluster, request.objective, "corrected by measurements", chosen.stages, chosen.prediction)
@@ -316,7 +316,7 @@ def _whole_again(
     return Choice(stages, prediction, predict_coded), found.change
 
 
-def _shared_again(
+def _parts_again(
     model: Model,
     cluster: Cluster,
     request: PlanRequest,
@@ -325,7 +325,7 @@ def _shared_again(
     threshold: float,
     on_progress: StepProgress | None,
 ) -> tuple[Choice, Change]:
-    """Of a plan of which machines share stages."""
+    """Of a plan of which machines share stages, or have several."""
     looking = _considering(model, cluster, request, posed, on_progress)
     keeps_demands = looking.keeps_demands(current)
     best = _chosen(model, cluster, request, posed, on_progress)

@@ -49,8 +49,8 @@ def predict_stages(
 ) -> Prediction | None:
     """What is expected of stages that were made by hand or by another rule, beside the best plan's bound.
 
-    None where the profile says nothing about them: a stage boundary goes through a measured piece, machines share a
-    stage, a machine has several stages, or two machines have no link.
+    None where the search has no such plans: a stage boundary goes through a measured piece, machines share a stage, a
+    machine has several stages, or two machines have no link.
     """
     solved = stages_of_pieces(profile, stages)
     problem = problem_of(model, cluster, profile, PlanRequest(objective))

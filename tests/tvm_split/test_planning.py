@@ -20,6 +20,8 @@ from tvm_split.planner.replanning import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import plan_again, plan_as_requested
 from tvm_split.posing import pose, predict_stages
+from tvm_split.simulation.of_plans import scenario_of_plan
+from tvm_split.simulation.simulate import simulate
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
 A, B = "machine-a", "machine-b"
@@ -189,9 +191,26 @@ def test_a_split_by_hand_is_predicted_by_a_profile(wide):
     assert found.prediction.method.startswith("given")
     assert found.prediction.lower_bound_seconds == pytest.approx(best.prediction.period_seconds)
     assert found.prediction.period_seconds > best.prediction.period_seconds
+
+
+def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
+    """Machines with several stages, which pass on to each other; what is simulated of them is as predicted."""
+    cluster = tvm_split.Cluster.local(workers=2)
+    profile = pose(wide, cluster, PlanRequest(measure=False)).profile
+    once = tvm_split.plan(wide, cluster, split={A: ["0", "1"], B: ["2", "3"]}, profile=profile)
     twice = tvm_split.plan(wide, cluster, split={A: ["0", "2"], B: ["1", "3"]}, profile=profile)
-    assert twice.prediction is None  # a machine with several stages is not in the model of costs
     assert predict_stages(wide, cluster, profile, "throughput", twice.stages) is None
+    assert [part.stage for part in twice.prediction.parts] == [stage.name for stage in twice.stages]
+    assert {machine.machine: machine.compute_seconds for machine in twice.prediction.machines} == pytest.approx(
+        {machine.machine: machine.compute_seconds for machine in once.prediction.machines}, rel=0.2
+    )
+    assert twice.prediction.latency_seconds > once.prediction.latency_seconds
+    assert twice.prediction.lower_bound_seconds <= twice.prediction.period_seconds
+    better, found = plan_again(wide, cluster, PlanRequest(profile=profile), twice, Measured({A: 1.0, B: 1.0}))
+    assert found.changed
+    assert better.prediction.period_seconds < twice.prediction.period_seconds
+    alone = simulate(scenario_of_plan(twice), micro_batches=2).single
+    assert alone.mean_seconds == pytest.approx(twice.prediction.latency_seconds)
 
 
 def test_improved_by_what_happened(wide):

@@ -1,4 +1,4 @@
-"""What a plan is expected to do whose machines compute stages together."""
+"""What a plan is expected to do whose machines compute stages together, or have several."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Prediction:
         corrections: of the profile, which are in all of these numbers; empty for a plan that no run has improved.
         doubts: what of the measurements contradicts itself, in words.
         shared_cores: those that several machines of the plan, or one and the client, compute on.
-        parts: where machines compute stages together, what each of them does of these and of the other stages.
+        parts: where machines compute stages together, or have several, what each does of every stage.
         deliveries: what passes between these parts, and from and to the client, in bytes without codecs.
     """
 

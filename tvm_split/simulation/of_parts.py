@@ -1,4 +1,7 @@
-"""Scenarios of plans whose machines compute stages together: a stage for each part, as such a plan is compiled."""
+"""Scenarios of plans that are predicted by parts: a stage for each part, as such a plan is compiled.
+
+They are those whose machines compute stages together, or have several by hand.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ def scenario_of_parts(plan: Plan, prediction: Prediction) -> Scenario:
     Raises:
         PlanError: the prediction has no parts, or parts, tensors and links that do not fit together.
     """
-    shared = next(stage for stage in plan.stages if stage.sharding)
     if not prediction.parts:
+        shared = next((stage.name for stage in plan.stages if stage.sharding), "a stage")
         raise PlanError(
-            f"the machines of {shared.name} compute it together, and the plan's prediction does not say what each of "
+            f"the machines of {shared} compute it together, and the plan's prediction does not say what each of "
             "them computes between exchanges: it was made before plans kept that; make the plan anew with `tvm-split "
             "plan`"
         )

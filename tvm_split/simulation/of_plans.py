@@ -36,8 +36,9 @@ def scenario_of_plan(plan: Plan) -> Scenario:
             "by hand with --predict"
         )
     _require_fit(plan, prediction)
-    shares_stages = any(stage.sharding for stage in plan.stages)
-    scenario = scenario_of_parts(plan, prediction) if shares_stages else _of_stages(plan, prediction)
+    scenario = (
+        _of_stages(plan, prediction) if _has_whole_stages(plan, prediction) else scenario_of_parts(plan, prediction)
+    )
     shared = tuple(SharedCores(each.machines, each.cores) for each in prediction.shared_cores)
     return replace(scenario, shared_cores=shared, client_seconds=_client_seconds(prediction))
 
@@ -52,6 +53,11 @@ def _require_fit(plan: Plan, prediction: Prediction) -> None:
         raise unfit(f"it names {unknown[0]!r}, and the plan's machines are {', '.join(sorted(machines))}")
     if lacking:
         raise unfit(f"it says nothing of {lacking[0]!r}")
+
+
+def _has_whole_stages(plan: Plan, prediction: Prediction) -> bool:
+    """Each on machines of its own."""
+    return not prediction.parts and not any(stage.sharding for stage in plan.stages)
 
 
 def _of_stages(plan: Plan, prediction: Prediction) -> Scenario:
