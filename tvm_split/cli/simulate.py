@@ -11,6 +11,7 @@ import typer
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, new_table, print_json, print_line, print_note
 from tvm_split.cli.options import WrongUseError
+from tvm_split.progress import step_progress
 from tvm_split.units import seconds_text
 
 if TYPE_CHECKING:
@@ -81,13 +82,16 @@ def simulate(
     slowdowns, losses = tuple(map(_slowdown, slow or ())), tuple(map(_loss, lose or ()))
     happenings = Happenings(slowdowns, losses, scatter, link_scatter, seed)
     title, scenario, predicted, planned = _scenario(plan, problem, measured)
-    found = run(
-        scenario,
-        happenings,
-        micro_batches=micro_batches,
-        in_flight=in_flight or planned,
-        shown=SHOWN_MICRO_BATCHES if timeline or picture else 0,
-    )
+    with step_progress("simulating") as report:
+        found = run(
+            scenario,
+            happenings,
+            micro_batches=micro_batches,
+            in_flight=in_flight or planned,
+            shown=SHOWN_MICRO_BATCHES if timeline or picture else 0,
+            on_progress=report,
+        )
+    wanted = found.wanted
     if picture is not None:
         from tvm_split.pictures.timeline_picture import draw_picture
 

@@ -130,8 +130,10 @@ class Plan:
     def from_dict(cls, content: Any, source: str = "plan") -> Plan:
         form = content.get("format") if isinstance(content, dict) else None
         if form != FORMAT:
+            answer = isinstance(content, dict) and {"stages", "predicted"} <= content.keys()
+            other = "; `tvm-split simulate` takes an answer of `tvm-split solve` with its --problem" if answer else ""
             raise PlanError(
-                f"{source} is no plan, which `tvm-split plan --output` writes: it should say format {FORMAT!r}"
+                f"{source} is no plan, which `tvm-split plan --output` writes: it should say format {FORMAT!r}{other}"
             )
         try:
             parsed = _PlanFile.model_validate(content)

@@ -18,10 +18,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import PlanError
@@ -86,21 +87,42 @@ def read_solution_file(path: Path) -> tuple[Stage, ...]:
         PlanError: it cannot be read, or is no such answer.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(_stage_of(each) for each in content["stages"])
+        content = json.loads(path.read_bytes())
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise PlanError(f"{path} is no answer of `tvm-split solve --json`: {error!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"{path} is no answer of `tvm-split solve --json`: {error}") from error
+    if isinstance(content, dict) and content.get("format") == PLAN_FORMAT:
+        raise PlanError(f"{path} is a plan, and no answer of `tvm-split solve --json`, which a problem belongs to")
+    try:
+        return tuple(each.stage() for each in _Answer.model_validate(content).stages)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "file"
+        raise PlanError(f"{path} is no answer of `tvm-split solve --json`: {where}: {first['msg']}") from error
 
 
-def _stage_of(content: Any) -> Stage:
-    machines = tuple(content.get("machines", [content["machine"]]))
-    shares = tuple(map(float, content.get("shares", [1.0])))
-    pieces = tuple(content["pieces"])
-    if len(machines) != len(shares) or not all(isinstance(name, str) for name in (*machines, *pieces)):
-        raise ValueError(f"a stage has machines, as many shares, and pieces, not {content}")
-    return Stage(machines, pieces, shares)
+class _AnsweredStage(BaseModel):
+    machine: str
+    machines: list[str] = Field(default=[], description="of replicas, the first too")
+    shares: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = [1.0]
+    pieces: list[str] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _has_a_share_for_each(self) -> Self:
+        machines = len(self.machines) or 1
+        if machines != len(self.shares):
+            raise PydanticCustomError(
+                "shares", f"{len(self.shares)} shares for {machines} of machines; give one for each"
+            )
+        return self
+
+    def stage(self) -> Stage:
+        return Stage(tuple(self.machines) or (self.machine,), tuple(self.pieces), tuple(self.shares))
+
+
+class _Answer(BaseModel):
+    stages: list[_AnsweredStage] = Field(min_length=1)
 
 
 def solution_to_dict(problem: Problem, solution: Solution) -> dict[str, Any]:

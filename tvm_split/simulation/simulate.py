@@ -18,6 +18,7 @@ from tvm_split.rpc_runtime.program.turns import CYCLE
 from tvm_split.simulation.actors import Client, Clock, Link, Spent, Steps, Trace, Worker
 from tvm_split.simulation.processors import Processors
 from tvm_split.simulation.scenario import NO_TIME, NOTHING_HAPPENS, Happenings, Loss, MachineTimes, Scenario
+from tvm_split.steps import StepProgress
 
 MICRO_BATCHES = 300
 MOST_MICRO_BATCHES = 100_000
@@ -94,6 +95,7 @@ def simulate(
     micro_batches: int | None = None,
     in_flight: int | None = None,
     shown: int = SHOWN_MICRO_BATCHES,
+    on_progress: StepProgress | None = None,
 ) -> Simulation:
     """A stream until it has given so many results, and single micro-batches.
 
@@ -101,6 +103,7 @@ def simulate(
         micro_batches: by default `MICRO_BATCHES`, or as many as replicas' turns need.
         in_flight: so many of a stream are under way at most; by default as many as the queues hold.
         shown: of so many micro-batches the events are kept.
+        on_progress: is called with the results of the stream.
 
     Raises:
         PlanError: a machine is slowed or lost that there is not, or a number that cannot be.
@@ -116,7 +119,7 @@ def simulate(
             f"micro_batches is {micro_batches}; give at most {MOST_MICRO_BATCHES}: turns repeat after {CYCLE} at most, "
             "so more results say nothing new"
         )
-    stream = _Run(scenario, happenings, in_flight, shown, streamed=True)
+    stream = _Run(scenario, happenings, in_flight, shown, streamed=True, on_progress=on_progress)
     stream.run(micro_batches, feeds=None)
     alone = [
         each
@@ -142,8 +145,16 @@ def _single(scenario: Scenario, happenings: Happenings, number: int) -> list[flo
 
 class _Run:
     def __init__(
-        self, scenario: Scenario, happenings: Happenings, in_flight: int | None, shown: int, *, streamed: bool
+        self,
+        scenario: Scenario,
+        happenings: Happenings,
+        in_flight: int | None,
+        shown: int,
+        *,
+        streamed: bool,
+        on_progress: StepProgress | None = None,
     ) -> None:
+        self._report = on_progress or (lambda what, done, steps: None)
         program = scenario.program
         self._environment = simpy.Environment()
         clock = Clock(self._environment, happenings.seed)
@@ -243,12 +254,14 @@ class _Run:
         )
 
     def _look(self, results: int) -> None:
+        self._report("simulating", results, self._last)
         if results in (self._half, self._last):
             self._looks.append({name: worker.spent() for name, worker in self.workers.items()})
 
     def _uses(self) -> tuple[MachineUse, ...]:
         looks = self._looks
-        if len(looks) < 2:  # a loss has ended it, or there was but one: all the time there was
+        # A loss has ended it, there was but one, or all came in one moment: all the time there was.
+        if len(looks) < 2 or looks[0] == looks[1]:
             looks = [dict.fromkeys(self.workers, Spent()), {name: each.spent() for name, each in self.workers.items()}]
         found = []
         for name in self.workers:

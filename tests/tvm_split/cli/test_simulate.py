@@ -179,8 +179,31 @@ def test_files_that_are_no_plan_and_no_answer(invoke, plan_path, solved, tmp_pat
     assert f"{plan_path} is a plan, and no" in invoke("simulate", answer, "--problem", plan_path, code=2).stderr
     assert f"{answer} is an answer of `tvm" in invoke("simulate", plan_path, "--problem", answer, code=2).stderr
     wrong = tmp_path / "wrong.json"
-    for text in ("[]", '{"stages": [{"pieces": ["layer-0"]}]}', '{"stages": [{"machine": 1, "pieces": ["a"]}]}', "{"):
+    for text, words in (
+        ("[]", "file: Input should be"),
+        ('{"stages": []}', "stages: List should have at least 1 item"),
+        ('{"stages": [[]]}', "stages.0: Input should be"),
+        ('{"stages": [{"pieces": ["layer-0"]}]}', "stages.0.machine: Field required"),
+        ('{"stages": [{"machine": 1, "pieces": ["a"]}]}', "stages.0.machine: Input should be a valid string"),
+        (
+            '{"stages": [{"machine": "a", "pieces": ["a"], "shares": [0]}]}',
+            "stages.0.shares.0: Input should be greater",
+        ),
+        (
+            '{"stages": [{"machine": "a", "pieces": ["a"], "shares": [NaN]}]}',
+            "stages.0.shares.0: Input should be a fin",
+        ),
+        (
+            '{"stages": [{"machine": "a", "pieces": ["a"], "shares": []}]}',
+            "stages.0: 0 shares for 1 of machines; give one for each",
+        ),
+        ("{", "Expecting property name"),
+    ):
         wrong.write_text(text)
-        assert f"{wrong} is no answer of" in invoke("simulate", wrong, "--problem", problem, code=2).stderr
+        said = " ".join(invoke("simulate", wrong, "--problem", problem, code=2).stderr.split())
+        assert f"{wrong} is no answer of" in said
+        assert words in said
+    assert f"{plan_path} is a plan, and no answer" in invoke("simulate", plan_path, "--problem", problem, code=2).stderr
+    assert "takes an answer of `tvm-split solve` with its --problem" in invoke("simulate", answer, code=2).stderr
     both = invoke("simulate", answer, "--problem", problem, "--measured", plan_path, code=2)
     assert "--measured" in both.stderr

@@ -282,6 +282,18 @@ def test_as_many_results_as_were_asked_for_and_no_rate_of_too_few(asked: int) ->
     assert found.samples_per_second is None
 
 
+def test_results_of_one_moment_say_what_machines_did_before() -> None:
+    found = simulate(replicas(0.01, 0.01), micro_batches=2)
+    assert found.first_seconds == found.seconds
+    assert [each.computing for each in found.machines] == pytest.approx([1.0, 1.0])
+
+
+def test_who_waits_is_told_how_many_results_there_are() -> None:
+    told: list[tuple[str, int, int]] = []
+    simulate(chain([0.01], [0.001] * 2), micro_batches=3, on_progress=lambda *step: told.append(step))
+    assert told == [("simulating", number, 3) for number in (1, 2, 3)]
+
+
 @pytest.mark.parametrize("asked", [None, 120, 500])
 def test_after_all_turns_the_rate_is_that_of_the_replicas(asked: int | None) -> None:
     found = simulate(replicas(0.01, 0.59), micro_batches=asked)
