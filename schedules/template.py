@@ -11,12 +11,12 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import Generic, TypeVar
 
 from tvm import s_tir, tirx
 
 from tvm_split.schedules.blocks import new_schedule
 from tvm_split.schedules.prefetch import prefetch_weights
-from tvm_split.schedules.traits import Traits
 
 CHOICES_ATTRIBUTE = "tvm_split.choices"
 """PrimFunc attribute, and annotation in a schedule's trace: the choices a template was scheduled by, as text."""
@@ -62,8 +62,12 @@ class Space:
                 yield choices
 
 
+Machine = TypeVar("Machine")
+"""What a template knows of the machine: `traits.Traits` of a CPU, `gpu.tile.Gpu`."""
+
+
 @dataclass(frozen=True)
-class Template:
+class Template(Generic[Machine]):
     """A family of kernels whose schedule has choices.
 
     ``space`` returns what is open for a function, or None where the function is not of this family. ``schedule`` makes
@@ -71,13 +75,15 @@ class Template:
     """
 
     name: str
-    space: Callable[[tirx.PrimFunc, Traits], Space | None]
-    schedule: Callable[[tirx.PrimFunc, Traits, Choices], s_tir.Schedule]
+    space: Callable[[tirx.PrimFunc, Machine], Space | None]
+    schedule: Callable[[tirx.PrimFunc, Machine, Choices], s_tir.Schedule]
 
 
-def schedule_by(template: Template, function: tirx.PrimFunc, traits: Traits, choices: Choices) -> s_tir.Schedule:
+def schedule_by(
+    template: Template[Machine], function: tirx.PrimFunc, machine: Machine, choices: Choices
+) -> s_tir.Schedule:
     """The template's schedule of a function, with the choices as an annotation in its trace."""
-    return _annotated(template.schedule(function, traits, choices), choices)
+    return _annotated(template.schedule(function, machine, choices), choices)
 
 
 def choices_only(function: tirx.PrimFunc, choices: Choices) -> s_tir.Schedule:
@@ -103,10 +109,10 @@ def scheduled_function(schedule: s_tir.Schedule) -> tirx.PrimFunc:
     return prefetch_weights(bare.mod["main"]).with_attr(CHOICES_ATTRIBUTE, str(choices))
 
 
-def default_rule(template: Template) -> Callable[[tirx.PrimFunc, Traits], tirx.PrimFunc | None]:
+def default_rule(template: Template[Machine]) -> Callable[[tirx.PrimFunc, Machine], tirx.PrimFunc | None]:
     """The template as a rule that measures nothing: the function by the cost rule's choices, None if of no family."""
 
-    def rule(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
+    def rule(function: tirx.PrimFunc, traits: Machine) -> tirx.PrimFunc | None:
         space = template.space(function, traits)
         if space is None:
             return None

@@ -25,9 +25,9 @@ from tvm_split.schedules.cpu.winograd.schedule import schedule_winograd
 from tvm_split.schedules.expressions import Legalization
 from tvm_split.schedules.extremes import BOUNDS, legalize_bounds, legalize_extreme
 from tvm_split.schedules.template import Template, default_rule
-from tvm_split.schedules.traits import threads_of, traits_of
+from tvm_split.schedules.traits import Traits, threads_of, traits_of
 
-TEMPLATES: tuple[Template, ...] = (CONV2D, DEPTHWISE_CONV2D, MATMUL)
+TEMPLATES: tuple[Template[Traits], ...] = (CONV2D, DEPTHWISE_CONV2D, MATMUL)
 """Rules whose schedules have choices; tuning looks here for what it can tune."""
 
 RULES: tuple[tuple[str, Callable[..., tirx.PrimFunc | None]], ...] = (

@@ -27,7 +27,7 @@ TilingOf = Callable[[tuple[int, ...], Traits], Tiling]
 
 def contraction_template(
     name: str, family: str, roles_of: RolesOf, choose_tiling: TilingOf, *, chunks: bool = True
-) -> Template:
+) -> Template[Traits]:
     """A template around the anchor of ``family``.
 
     ``roles_of`` and ``choose_tiling`` take the anchor's extents; ``chunks`` says whether its reduction is long enough

@@ -17,25 +17,30 @@ from tvm.target import Target
 from tvm_split.schedules.expressions import Legalization
 from tvm_split.schedules.extremes import BOUNDS, legalize_bounds
 from tvm_split.schedules.gpu.attention import FuseAttention
-from tvm_split.schedules.gpu.contraction import schedule_few_rows, schedule_tiled
+from tvm_split.schedules.gpu.contraction import schedule_few_rows
 from tvm_split.schedules.gpu.default_rules import apply_default
 from tvm_split.schedules.gpu.elementwise import schedule_elementwise
 from tvm_split.schedules.gpu.lowering.convolution import legalize_conv2d
 from tvm_split.schedules.gpu.lowering.matmul import legalize_matmul
 from tvm_split.schedules.gpu.lowering.scan import SCANS, legalize_scan
-from tvm_split.schedules.gpu.tensor_core import schedule_tensor_core
-from tvm_split.schedules.gpu.tile import gpu_of, multiprocessors
+from tvm_split.schedules.gpu.tile import Gpu, gpu_of, multiprocessors
+from tvm_split.schedules.gpu.tiling_space import TEMPLATES
 from tvm_split.schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
+from tvm_split.schedules.template import Template, default_rule
 
 Rule = Callable[[tirx.PrimFunc, Target], tirx.PrimFunc | None]
 
+
+def _by_default(template: Template[Gpu]) -> Rule:
+    rule = default_rule(template)
+    return lambda function, target: rule(function, gpu_of(target))
+
+
 # Fallback stands last: it takes every function, one thread an output, and loads from memory what it needs each time.
 RULES: tuple[tuple[str, Rule], ...] = (
-    ("conv2d", partial(schedule_tiled, family="conv2d")),
-    ("matmul", partial(schedule_tiled, family="matmul")),
+    *((template.name, _by_default(template)) for template in TEMPLATES),
     ("few_rows", schedule_few_rows),
     ("depthwise_conv2d", schedule_depthwise_conv2d),
-    ("tensor_core", schedule_tensor_core),
     ("default_matmul", partial(apply_default, dlight.gpu.Matmul())),
     ("default_gemv", partial(apply_default, dlight.gpu.GEMV())),
     ("elementwise", schedule_elementwise),

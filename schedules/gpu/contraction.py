@@ -6,43 +6,81 @@
         for each step: every thread loads its rows and columns into registers, and multiplies each with each
       every thread stores its results, with bias, residual and activation where the sum is not in slices
 
-The blocks of a warp write neighbouring columns, and neighbours in memory are loaded by neighbouring threads.
+Extents are padded to whole tiles, by zeros that the loads give. Slices of the sum are added up by a second kernel,
+with what follows. The threads of a warp write neighbouring columns, and neighbours in memory are loaded by neighbouring
+threads.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import LoopRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from tvm_split.schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
 from tvm_split.schedules.gpu.elementwise import bind_elements
-from tvm_split.schedules.gpu.tile import DEPTH_FIRST, FETCH, FEW_ROWS, SMALL_COLUMNS, STORE, TILE, TILED, TILES, Tile
+from tvm_split.schedules.gpu.tile import DEPTH_FIRST, FETCH, FEW_ROWS, SMALL_COLUMNS, STORE, AnyTile, Tile, Tiling
 
 logger = logging.getLogger(__name__)
 
 UNROLL = 512
 """Statements up to which nvcc is asked to unroll what is not unrolled by name."""
+SHIFT_OF_COLUMNS = 4
+"""More elements in a row of shared memory that threads write by columns."""
 STEPS = 8
 """Steps of a sum of few rows whose loads are under way together."""
 
 
-def schedule_tiled(function: tirx.PrimFunc, target: Target, family: str) -> tirx.PrimFunc | None:
-    """Views of two operands, one anchor of ``family``, and spatial blocks behind it."""
-    schedule = new_schedule(function)
-    parts = find_parts(schedule, f"{TILED}{family}")
-    if parts is None:
-        return None
-    left, right = operand_views(schedule, parts)
-    tile = TILES[str(parts.anchor.statement.annotations[TILE])]
-    _tile(schedule, parts.anchor, left, right, inline_tail(schedule, parts.anchor, parts.tail), tile)
-    return schedule.mod["main"]
+@dataclass(frozen=True)
+class Cut:
+    """A product before it is tiled: all of its loops are of whole tiles. ``part`` is the loop over slices, if any are.
+
+    ``adder`` adds the slices up.
+    """
+
+    block: SBlockRV
+    part: LoopRV | None
+    batch: LoopRV
+    rows: LoopRV
+    columns: LoopRV
+    position: LoopRV
+    depth: LoopRV
+    left: Block
+    right: Block
+    tail: list[Block]
+    adder: SBlockRV | None
+
+    @property
+    def outer(self) -> list[LoopRV]:
+        """The loops that choose a block of threads, besides those over tiles."""
+        return [self.batch] if self.part is None else [self.part, self.batch]
 
 
-def operand_views(schedule: s_tir.Schedule, parts: Parts) -> tuple[Block, Block]:
+def cut(schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[AnyTile]) -> Cut:
+    """The product of two views with its extents padded to whole tiles, and its sum in slices."""
+    anchor, tile = parts.anchor, tiling.tile
+    left, right = _operand_views(schedule, parts)
+    tail = inline_tail(schedule, anchor, parts.tail)
+    units = [1, tile.rows, tile.columns, 1, tiling.slices * tile.depth]
+    if any(extent % unit for extent, unit in zip(anchor.extents, units, strict=True)):
+        schedule.pad_einsum(anchor.handle, units)
+        left, right = (_padded(schedule, anchor, view) for view in (left, right))
+        (cropped,) = schedule.get_consumers(anchor.handle)
+        if str(schedule.get(cropped).name_hint) != tail[0].name:
+            schedule.compute_inline(cropped)
+    block, part, adder = anchor.handle, None, None
+    if tiling.slices > 1:
+        part, _ = schedule.split(schedule.get_loops(block)[-1], [tiling.slices, None])
+        adder, block = block, schedule.rfactor(part, 0)
+    batch, rows, columns, position, *parted, depth = schedule.get_loops(block)
+    return Cut(block, parted[0] if parted else None, batch, rows, columns, position, depth, left, right, tail, adder)
+
+
+def _operand_views(schedule: s_tir.Schedule, parts: Parts) -> tuple[Block, Block]:
     """The views that a legalization named ``left`` and ``right``; what else stands before an anchor is inlined."""
     named = {view.name.partition("_")[0]: view for view in parts.preparation}
     for view in parts.preparation:
@@ -51,20 +89,30 @@ def operand_views(schedule: s_tir.Schedule, parts: Parts) -> tuple[Block, Block]
     return named["left"], named["right"]
 
 
-def _tile(schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, tail: list[Block], tile: Tile) -> None:
-    part, batch, rows, columns, position, depth = schedule.get_loops(anchor.handle)
-    lanes = int(anchor.statement.annotations[STORE])
-    row_block, row_thread, row = schedule.split(rows, [None, tile.row_threads, tile.row_registers])
+def _padded(schedule: s_tir.Schedule, anchor: Block, view: Block) -> Block:
+    """What the anchor reads in the place of a view after padding: the view itself where it has whole tiles."""
+    readers = schedule.get_consumers(view.handle)
+    if str(schedule.get(readers[0]).name_hint) == anchor.name:
+        return view
+    schedule.compute_inline(view.handle)
+    return replace(view, handle=readers[0])
+
+
+def schedule_tiled(schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[Tile]) -> None:
+    """Views of two operands, one anchor, and spatial blocks behind it. Anchor: batch, row, column | position, depth."""
+    product, tile = cut(schedule, parts, tiling), tiling.tile
+    lanes = min(tiling.lanes, int(parts.anchor.statement.annotations[STORE]))
+    row_block, row_thread, row = schedule.split(product.rows, [None, tile.row_threads, tile.row_registers])
     # A thread's columns are groups of ``lanes``, the groups of all threads between them: stores stay side by side.
     column_block, column_group, column_thread, column = schedule.split(
-        columns, [None, tile.column_registers // lanes, tile.column_threads, lanes]
+        product.columns, [None, tile.column_registers // lanes, tile.column_threads, lanes]
     )
-    depth_outer, depth_inner = schedule.split(depth, [None, tile.depth])
+    depth_outer, depth_inner = schedule.split(product.depth, [None, tile.depth])
     schedule.reorder(
-        part, batch, column_block, row_block, column_group, row_thread, column_thread,
-        position, depth_outer, depth_inner, row, column,
+        *product.outer, column_block, row_block, column_group, row_thread, column_thread,
+        product.position, depth_outer, depth_inner, row, column,
     )  # fmt: skip
-    schedule.bind(schedule.fuse(part, batch, column_block, row_block), "blockIdx.x")
+    schedule.bind(schedule.fuse(*product.outer, column_block, row_block), "blockIdx.x")
     schedule.bind(column_group, "vthread.x")
     schedule.bind(row_thread, "threadIdx.y")
     schedule.bind(column_thread, "threadIdx.x")
@@ -73,34 +121,34 @@ def _tile(schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, ta
     schedule.annotate(column_thread, "pragma_auto_unroll_max_step", UNROLL)
     schedule.annotate(column_thread, "pragma_unroll_explicit", 0)
 
-    stored = schedule.cache_write(anchor.handle, 0, "local")
+    stored = schedule.cache_write(product.block, 0, "local")
     schedule.reverse_compute_at(stored, column_thread, preserve_unit_loops=True)
-    finish(schedule, anchor, tail)
+    finish(schedule, product.tail, product.adder)
     schedule.vectorize(schedule.get_loops(stored)[-1])
 
-    for index, view in enumerate((left, right)):
-        _load_together(schedule, view, depth_outer, tile)
-        registers = schedule.cache_read(anchor.handle, index, "local")
+    for index, view in enumerate((product.left, product.right)):
+        _load_together(schedule, view, depth_outer, tile, tiling.lanes)
+        registers = schedule.cache_read(product.block, index, "local")
         schedule.compute_at(registers, depth_inner, preserve_unit_loops=True)
         innermost = schedule.get_loops(registers)[-1]
         _, vector = schedule.split(innermost, [None, min(4, int(schedule.get(innermost).extent))])
         schedule.vectorize(vector)
-    schedule.decompose_reduction(anchor.handle, position)
+    schedule.decompose_reduction(product.block, product.position)
 
 
-def _load_together(schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, tile: Tile) -> None:
+def _load_together(schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, tile: Tile, most_lanes: int) -> None:
     """A view's part for ``depth`` steps of the sum, by all threads of the block, into shared memory."""
     schedule.set_scope(view.handle, 0, "shared")
     schedule.compute_at(view.handle, depth_outer, preserve_unit_loops=True)
     depth, extent = schedule.get_loops(view.handle)[-2:]
     elements = int(schedule.get(depth).extent) * int(schedule.get(extent).extent)
-    lanes = min(int(view.statement.annotations[FETCH]), max(1, elements // tile.threads))
+    lanes = min(most_lanes, int(view.statement.annotations[FETCH]), max(1, elements // tile.threads))
     if int(view.statement.annotations[DEPTH_FIRST]):
         lanes = 1
         schedule.reorder(extent, depth)
         depth, extent = extent, depth
         # Threads write one column of the shared matrix: four more elements a row put them into different banks.
-        schedule.storage_align(view.handle, 0, axis=-2, factor=32, offset=4)
+        schedule.storage_align(view.handle, 0, axis=-2, factor=32, offset=SHIFT_OF_COLUMNS)
     share_among_threads(schedule, [depth, extent], tile.row_threads, tile.column_threads, lanes)
 
 
@@ -112,12 +160,19 @@ def share_among_threads(schedule: s_tir.Schedule, loops: Sequence[LoopRV], rows:
     schedule.vectorize(vector)
 
 
-def finish(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) -> None:
+def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | None, in_place: bool = True) -> None:
     """Compute what follows a sum: the first block where the sum is stored, if it can be; else in kernels of their own.
 
-    It cannot while the sum is in slices, nor where it makes several elements of one.
+    It cannot where it makes several elements of one, nor while the sum is in slices (not ``in_place``, or with an
+    ``adder``, whose sum the first block's threads compute).
     """
-    if anchor.extents[0] == 1:
+    if adder is not None:
+        thread = bind_elements(schedule, tail[0].handle, vectorize=False)
+        schedule.compute_at(adder, thread, preserve_unit_loops=True)
+        schedule.set_scope(adder, 0, "local")
+        schedule.unroll(schedule.get_loops(adder)[-1])
+        tail = tail[1:]
+    elif in_place:
         try:
             schedule.reverse_compute_inline(tail[0].handle)
             tail = tail[1:]
@@ -152,6 +207,6 @@ def schedule_few_rows(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc 
     schedule.unroll(row)
     stored = schedule.cache_write(anchor.handle, 0, "local")
     schedule.reverse_compute_at(stored, column_thread, preserve_unit_loops=True)
-    finish(schedule, anchor, tail)
+    finish(schedule, tail, None, in_place=anchor.extents[0] == 1)
     schedule.decompose_reduction(anchor.handle, outer)
     return schedule.mod["main"]

@@ -11,59 +11,45 @@ Nothing is loaded for the next steps while these are multiplied; other blocks on
 
 from __future__ import annotations
 
-from tvm import s_tir, tirx
+from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.target import Target
 
-from tvm_split.schedules.blocks import Block, find_parts, inline_tail, new_schedule
-from tvm_split.schedules.gpu.contraction import finish, operand_views, share_among_threads
+from tvm_split.schedules.blocks import Block, Parts
+from tvm_split.schedules.gpu.contraction import cut, finish, share_among_threads
 from tvm_split.schedules.gpu.fragments import fragments_of
-from tvm_split.schedules.gpu.tile import FETCH, FRAGMENT, FRAGMENT_TILES, STORE, TENSOR_CORE, TILE, WARP, FragmentTile
+from tvm_split.schedules.gpu.tile import FETCH, FRAGMENT, STORE, WARP, FragmentTile, Tiling
 
 # Rows of an operand in shared memory begin in different banks, and stay aligned for fragments.
 SHIFT_OF_HALVES = 8
 
 
 def schedule_tensor_core(
-    function: tirx.PrimFunc, target: Target, with_instructions: bool = True
-) -> tirx.PrimFunc | None:
-    """Anchor iterators: slice, batch, row, column | position, depth.
+    schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[FragmentTile], with_instructions: bool = True
+) -> None:
+    """Anchor iterators: batch, row, column | position, depth.
 
     Without ``with_instructions`` fragments are plain loops: slow, but with a meaning that can be run anywhere.
     """
-    schedule = new_schedule(function)
-    parts = find_parts(schedule, TENSOR_CORE)
-    if parts is None:
-        return None
-    left, right = operand_views(schedule, parts)
-    _fragments(schedule, parts.anchor, left, right, inline_tail(schedule, parts.anchor, parts.tail), with_instructions)
-    return schedule.mod["main"]
-
-
-def _fragments(
-    schedule: s_tir.Schedule, anchor: Block, left: Block, right: Block, tail: list[Block], with_instructions: bool
-) -> None:
-    tile = FRAGMENT_TILES[str(anchor.statement.annotations[TILE])]
-    part, batch, row, column, position, depth = schedule.get_loops(anchor.handle)
+    whole, tile = cut(schedule, parts, tiling), tiling.tile
     row_block, row_warp, row_fragment, row_element = schedule.split(
-        row, [None, tile.row_warps, tile.rows // tile.row_warps // FRAGMENT, FRAGMENT]
+        whole.rows, [None, tile.row_warps, tile.rows // tile.row_warps // FRAGMENT, FRAGMENT]
     )
     column_block, column_warp, column_fragment, column_element = schedule.split(
-        column, [None, tile.column_warps, tile.columns // tile.column_warps // FRAGMENT, FRAGMENT]
+        whole.columns, [None, tile.column_warps, tile.columns // tile.column_warps // FRAGMENT, FRAGMENT]
     )
-    depth_outer, depth_fragment, depth_element = schedule.split(depth, [None, tile.depth // FRAGMENT, FRAGMENT])
+    depth_outer, depth_fragment, depth_element = schedule.split(whole.depth, [None, tile.depth // FRAGMENT, FRAGMENT])
     schedule.reorder(
-        part, batch, column_block, row_block, row_warp, column_warp,
-        position, depth_outer, depth_fragment, row_fragment, column_fragment,
+        *whole.outer, column_block, row_block, row_warp, column_warp,
+        whole.position, depth_outer, depth_fragment, row_fragment, column_fragment,
         row_element, column_element, depth_element,
     )  # fmt: skip
     product = schedule.blockize(row_element)
-    schedule.bind(schedule.fuse(part, batch, column_block, row_block), "blockIdx.x")
+    schedule.bind(schedule.fuse(*whole.outer, column_block, row_block), "blockIdx.x")
     warp = schedule.fuse(row_warp, column_warp)
     schedule.bind(warp, "threadIdx.y")
 
-    for view in (left, right):
-        _load_together(schedule, view, depth_outer, tile)
+    for view in (whole.left, whole.right):
+        _load_together(schedule, view, depth_outer, tile, tiling.lanes)
     loaded = []
     for index, scope in enumerate(("wmma.matrix_a", "wmma.matrix_b")):
         loaded.append(schedule.cache_read(product, index, scope))
@@ -72,24 +58,26 @@ def _fragments(
     to_shared = schedule.cache_write(product, 0, "wmma.accumulator")
     schedule.reverse_compute_at(to_shared, warp)
     schedule.reverse_compute_at(to_memory, warp)
-    initial = schedule.decompose_reduction(product, position)
+    initial = schedule.decompose_reduction(product, whole.position)
 
     pieces = [_in_fragments(schedule, block) for block in (*loaded, to_shared)]
     if with_instructions:
-        dtype = str(left.statement.writes[0].source.dtype)
-        _use_instructions(schedule, pieces, schedule.get_child_blocks(initial)[0], anchor.handle, dtype)
-    finish(schedule, anchor, tail)
+        dtype = str(whole.left.statement.writes[0].source.dtype)
+        _use_instructions(schedule, pieces, schedule.get_child_blocks(initial)[0], whole.block, dtype)
+    finish(schedule, whole.tail, whole.adder)
     fused = schedule.fuse(*schedule.get_loops(to_memory)[-2:])
-    lanes = int(anchor.statement.annotations[STORE])
+    lanes = min(tiling.lanes, int(parts.anchor.statement.annotations[STORE]))
     _, thread, vector = schedule.split(fused, [None, WARP, lanes])
     schedule.bind(thread, "threadIdx.x")
     schedule.vectorize(vector)
 
 
-def _load_together(schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, tile: FragmentTile) -> None:
+def _load_together(
+    schedule: s_tir.Schedule, view: Block, depth_outer: LoopRV, tile: FragmentTile, most_lanes: int
+) -> None:
     schedule.set_scope(view.handle, 0, "shared")
     schedule.compute_at(view.handle, depth_outer, preserve_unit_loops=True)
-    lanes = int(view.statement.annotations[FETCH])
+    lanes = min(most_lanes, int(view.statement.annotations[FETCH]))
     share_among_threads(schedule, schedule.get_loops(view.handle)[-2:], tile.warps, WARP, lanes)
     schedule.storage_align(view.handle, 0, axis=-2, factor=FRAGMENT, offset=SHIFT_OF_HALVES)
 

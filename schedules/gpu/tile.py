@@ -2,7 +2,8 @@
 
 A tile is the part of a product that one block of threads computes; several blocks may share a sum.
 
-A small model of time chooses among few tiles. It knows three things: a large tile needs fewer loads from shared memory
+A small model of time chooses among few tiles where nothing was measured; `schedules.gpu.tiling_space` has more. It
+knows three things: a large tile needs fewer loads from shared memory
 for each multiplication, a block with few threads cannot keep a multiprocessor busy alone, and a product with few tiles
 leaves most multiprocessors idle unless its sum is cut into slices, which costs a second kernel and its traffic.
 """
@@ -11,9 +12,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from tvm.target import Target
 
@@ -22,8 +23,6 @@ TILED = "tiled "
 TENSOR_CORE = "tensor_core"
 FEW_ROWS = "few_rows"
 DEPTHWISE = "depthwise_conv2d"
-TILE = "tvm_split.tile"
-"""On a tiled anchor: the name of its tile in `TILES`."""
 FETCH = "tvm_split.fetch_lanes"
 """On an operand's view: how many of its elements one load may take."""
 DEPTH_FIRST = "tvm_split.depth_first"
@@ -59,24 +58,15 @@ LARGEST_SLICES_OF_ROWS = 32
 
 @dataclass(frozen=True)
 class _AnyTile(ABC):
-    """``rows * columns`` results of one block of threads; ``depth`` steps of the sum lie in shared memory at once.
-
-    ``efficiency`` is the share of the peak that the inner loop reaches when loads from shared memory are counted
-    against multiplications: an estimate, not a measurement.
-    """
+    """``rows * columns`` results of one block of threads; ``depth`` steps of the sum lie in shared memory at once."""
 
     rows: int
     columns: int
     depth: int
-    efficiency: float
 
     @property
     @abstractmethod
     def threads(self) -> int: ...
-
-    @property
-    def name(self) -> str:
-        return f"{self.rows}x{self.columns}x{self.depth}"
 
 
 @dataclass(frozen=True)
@@ -99,18 +89,17 @@ class Tile(_AnyTile):
         return self.columns // self.column_registers
 
 
-TILES: dict[str, Tile] = {
-    tile.name: tile
-    for tile in (
-        Tile(128, 128, 8, 0.9, 8, 8),
-        Tile(64, 128, 8, 0.8, 8, 8),
-        Tile(64, 64, 16, 0.7, 4, 8),
-        Tile(32, 128, 16, 0.65, 4, 8),
-        Tile(32, 64, 16, 0.55, 4, 4),
-        Tile(32, 32, 16, 0.45, 4, 4),
-        Tile(16, 64, 16, 0.4, 2, 4),
-        Tile(16, 32, 32, 0.3, 2, 4),
-    )
+# With each the share of the peak that the inner loop reaches when loads from shared memory are counted against
+# multiplications: an estimate, not a measurement.
+TILES: dict[Tile, float] = {
+    Tile(128, 128, 8, 8, 8): 0.9,
+    Tile(64, 128, 8, 8, 8): 0.8,
+    Tile(64, 64, 16, 4, 8): 0.7,
+    Tile(32, 128, 16, 4, 8): 0.65,
+    Tile(32, 64, 16, 4, 4): 0.55,
+    Tile(32, 32, 16, 4, 4): 0.45,
+    Tile(16, 64, 16, 2, 4): 0.4,
+    Tile(16, 32, 32, 2, 4): 0.3,
 }
 
 
@@ -136,14 +125,11 @@ class FragmentTile(_AnyTile):
 
 
 # Nothing is loaded while fragments are multiplied, so that far less than the peak is reached.
-FRAGMENT_TILES: dict[str, FragmentTile] = {
-    tile.name: tile
-    for tile in (
-        FragmentTile(64, 128, 32, 0.4, 2, 4),
-        FragmentTile(64, 64, 32, 0.3, 2, 2),
-        FragmentTile(32, 64, 32, 0.2, 2, 2),
-        FragmentTile(32, 32, 32, 0.12, 2, 2),
-    )
+FRAGMENT_TILES: dict[FragmentTile, float] = {
+    FragmentTile(64, 128, 32, 2, 4): 0.4,
+    FragmentTile(64, 64, 32, 2, 2): 0.3,
+    FragmentTile(32, 64, 32, 2, 2): 0.2,
+    FragmentTile(32, 32, 32, 2, 2): 0.12,
 }
 
 
@@ -151,13 +137,24 @@ AnyTile = TypeVar("AnyTile", bound=_AnyTile)
 
 
 @dataclass(frozen=True)
+class Tiling(Generic[AnyTile]):
+    """What the schedule of a tiled product leaves open: its tile, the slices of its sum, which blocks of threads share,
+    and ``lanes``, how many elements one load or store takes at most."""
+
+    tile: AnyTile
+    slices: int
+    lanes: int
+
+
+@dataclass(frozen=True)
 class Extents:
-    """``batch`` products [rows, depth] x [depth, columns]."""
+    """``batch`` products [rows, depth] x [depth, columns], at each of ``positions``."""
 
     batch: int
     rows: int
     columns: int
     depth: int
+    positions: int = 1
 
 
 def multiprocessors(target: Target) -> int:
@@ -166,7 +163,7 @@ def multiprocessors(target: Target) -> int:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What lowerings look at: multiprocessors, and the dtypes that tensor cores multiply in fragments."""
+    """What lowerings and schedules look at: multiprocessors, and the dtypes that tensor cores multiply in fragments."""
 
     processors: int
     fragment_dtypes: frozenset[str]
@@ -180,38 +177,49 @@ def gpu_of(target: Target) -> Gpu:
 
 def choose_tile(extents: Extents, processors: int) -> tuple[Tile, int]:
     """The tile, and the slices of the sum, with the shortest estimated time."""
-    return _choose(TILES.values(), MULTIPLICATIONS_PER_CYCLE, extents, processors)
+    return _choose(TILES, MULTIPLICATIONS_PER_CYCLE, extents, processors)
 
 
 def choose_fragment_tile(extents: Extents, processors: int) -> tuple[FragmentTile, int]:
     """The same for tensor cores."""
-    return _choose(FRAGMENT_TILES.values(), TENSOR_MULTIPLICATIONS_PER_CYCLE, extents, processors)
+    return _choose(FRAGMENT_TILES, TENSOR_MULTIPLICATIONS_PER_CYCLE, extents, processors)
 
 
 def product_cycles(extents: Extents, processors: int, on_tensor_cores: bool) -> float:
     """Estimated time of a product in its best tile, in cycles."""
     if on_tensor_cores:
         fragment, slices = choose_fragment_tile(extents, processors)
-        return _cycles(fragment, slices, TENSOR_MULTIPLICATIONS_PER_CYCLE, extents, processors)
+        rate = TENSOR_MULTIPLICATIONS_PER_CYCLE * FRAGMENT_TILES[fragment]
+        return _cycles(fragment, slices, rate, extents, processors)
     tile, slices = choose_tile(extents, processors)
-    return _cycles(tile, slices, MULTIPLICATIONS_PER_CYCLE, extents, processors)
+    return _cycles(tile, slices, MULTIPLICATIONS_PER_CYCLE * TILES[tile], extents, processors)
 
 
-def _choose(tiles: Iterable[AnyTile], rate: int, extents: Extents, processors: int) -> tuple[AnyTile, int]:
+def slices_to_try(depth: int, unit: int) -> list[int]:
+    """Into how many slices a sum may be cut, in rounds of ``unit``: a slice of less than four only waits for memory."""
+    return [slices for slices in range(1, LARGEST_SLICES + 1) if slices == 1 or depth >= slices * 4 * unit]
+
+
+def _choose(tiles: Mapping[AnyTile, float], rate: int, extents: Extents, processors: int) -> tuple[AnyTile, int]:
     candidates = [
         (tile, slices)
         for tile in tiles
-        for slices in range(1, LARGEST_SLICES + 1)
-        # A slice of less than four rounds only waits for memory.
-        if slices == 1 or extents.depth >= slices * 4 * tile.depth
+        for slices in slices_to_try(extents.depth * extents.positions, tile.depth)
+        # Each position's channels are cut by themselves.
+        if slices == 1 or extents.depth >= slices * tile.depth
     ]
-    return min(candidates, key=lambda candidate: _cycles(candidate[0], candidate[1], rate, extents, processors))
+
+    def cycles(candidate: tuple[AnyTile, int]) -> float:
+        tile, slices = candidate
+        return _cycles(tile, slices, rate * tiles[tile], extents, processors)
+
+    return min(candidates, key=cycles)
 
 
-def _cycles(tile: _AnyTile, slices: int, rate: int, extents: Extents, processors: int) -> float:
+def _cycles(tile: _AnyTile, slices: int, rate: float, extents: Extents, processors: int) -> float:
     blocks = extents.batch * _whole(extents.rows, tile.rows) * _whole(extents.columns, tile.columns) * slices
-    rounds = _whole(_whole(extents.depth, slices), tile.depth)
-    work = tile.rows * tile.columns * tile.depth * rounds / (rate * tile.efficiency)
+    rounds = extents.positions * _whole(_whole(extents.depth, slices), tile.depth)
+    work = tile.rows * tile.columns * tile.depth * rounds / rate
     # Alone, a block of fewer than 256 threads waits for its own instructions.
     alone = work / min(1.0, tile.threads / 256) + rounds * LATENCY_CYCLES
     cycles = max(_whole(blocks, processors) * work, alone)

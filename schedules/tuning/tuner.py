@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from tvm import s_tir, tirx
 from tvm.target import Target
@@ -38,7 +39,7 @@ class TunableKernel:
 
     name: str
     function: tirx.PrimFunc
-    template: Template
+    template: Template[Any]
     count: int
 
 

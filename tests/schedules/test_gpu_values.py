@@ -12,7 +12,10 @@ from tests.helpers.schedules.gpu_kernels import cuda
 from tests.helpers.schedules.schedule_harness import assert_close, fuse, graph_of, lower, normal, rules, run
 from tests.helpers.schedules.serial_threads import without_threads
 from tvm_split import schedules
+from tvm_split.schedules.blocks import find_parts, new_schedule
 from tvm_split.schedules.gpu.tensor_core import schedule_tensor_core
+from tvm_split.schedules.gpu.tile import TENSOR_CORE, gpu_of
+from tvm_split.schedules.gpu.tiling_space import FRAGMENTS
 
 SM_90 = cuda("sm_90")
 
@@ -28,9 +31,12 @@ def evaluate_fragments(graph, inputs):
     scheduled = tvm.IRModule(fused.functions, attrs=fused.attrs, global_infos=fused.global_infos)
     for variable, function in fused.functions_items():
         if isinstance(function, tirx.PrimFunc):
-            fragments = schedule_tensor_core(function, SM_90, with_instructions=False)
-            if fragments is not None:
-                scheduled.update_func(variable, fragments.with_attr("tirx.is_scheduled", True))
+            made = new_schedule(function)
+            parts = find_parts(made, TENSOR_CORE)
+            if parts is not None:
+                space = FRAGMENTS.template(TENSOR_CORE, TENSOR_CORE).space(function, gpu_of(SM_90))
+                schedule_tensor_core(made, parts, FRAGMENTS.tiling_of(space.default), with_instructions=False)
+                scheduled.update_func(variable, made.mod["main"].with_attr("tirx.is_scheduled", True))
                 return run(without_threads(schedules.apply(scheduled, SM_90)), inputs)
     raise AssertionError("no kernel is for tensor cores")
 

@@ -1,12 +1,12 @@
 """Products and convolutions for a GPU -> TE: one shape of contraction, read through views that no memory holds.
 
     left [batch, position, channel, rows], right [batch, position, channel, columns]
-        -> product [slice, batch, rows, columns] -> result
+        -> product [batch, rows, columns] -> result
 
 The sum runs over the positions of a convolution's kernel (a matrix has one) and over channels.
-``left`` and ``right`` are views: a kernel's loads into shared memory compute them (zeros beyond the edges, the image
-behind a matrix of patches). Both have the sum's axis first, so that a thread's registers are contiguous there. Long
-sums of small products are cut into slices that different multiprocessors compute.
+``left`` and ``right`` are views: a kernel's loads into shared memory compute them (the image behind a matrix of
+patches). Both have the sum's axis first, so that a thread's registers are contiguous there. How a product is cut into
+tiles, and its sum into slices, is left to the schedule; few rows alone have their slices here.
 """
 
 from __future__ import annotations
@@ -27,16 +27,11 @@ from tvm_split.schedules.gpu.tile import (
     STORE,
     TENSOR_CORE,
     TENSOR_CORE_SMALLEST,
-    TILE,
     TILED,
     VECTORS,
     Extents,
-    FragmentTile,
     Gpu,
-    Tile,
-    choose_fragment_tile,
     choose_slices,
-    choose_tile,
 )
 
 Element = Callable[[Any, Any, Any, Any], Any]
@@ -84,6 +79,10 @@ class Contraction:
         return Extents(self.batch, self.rows, self.columns, self.depth)
 
 
+SMALLEST_CHANNELS, SMALLEST_HALF_CHANNELS = 16, 32
+"""Positions are a loop of their own where such steps of a sum divide the channels: threads need not compute them then.
+With fewer channels most of such a step would be zeros."""
+
 Product = Callable[[Any, Any, Any], Any]
 """The contraction's value at (batch, row, column), slices added up, in the accumulator's dtype."""
 
@@ -101,8 +100,8 @@ def contract(contraction: Contraction, family: str, gpu: Gpu) -> Product:
         turned = _few_rows(exchanged, gpu.processors)
         return lambda batch, row, column: turned(batch, column, row)
     if uses_tensor_cores(gpu, contraction.extents, contraction.left.dtype, contraction.right.dtype):
-        return _tiled(contraction, TENSOR_CORE, gpu.processors)
-    return _tiled(contraction, family, gpu.processors)
+        return _tiled(contraction, TENSOR_CORE)
+    return _tiled(contraction, family)
 
 
 def uses_tensor_cores(gpu: Gpu, extents: Extents, *dtypes: str) -> bool:
@@ -111,89 +110,51 @@ def uses_tensor_cores(gpu: Gpu, extents: Extents, *dtypes: str) -> bool:
     return len(set(dtypes)) == 1 and dtypes[0] in gpu.fragment_dtypes and smallest >= TENSOR_CORE_SMALLEST
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """The order of a sum: in each of ``slices``, position by position, ``slice_channels`` channels.
-
-    ``channels`` of all slices' are not zeros beyond the end.
-    """
-
-    slices: int
-    positions: int
-    slice_channels: int
-    channels: int
-
-    @property
-    def padded_channels(self) -> int:
-        return self.slices * self.slice_channels
-
-    def axes(self) -> list[Any]:
-        extents = {"position": self.positions, "channel": self.slice_channels}
-        return [te.reduce_axis((0, extent), name=name) for name, extent in extents.items()]
-
-
-def _steps(contraction: Contraction, slices: int, unit: int) -> _Steps:
-    """Positions are a loop of their own where whole tiles fit their channels: threads need not compute them then."""
-    channels = contraction.channels
-    if channels % unit == 0:
-        fitting = next(count for count in range(slices, 0, -1) if channels % (count * unit) == 0)
-        return _Steps(fitting, contraction.positions, channels // fitting, channels)
-    return _Steps(slices, 1, _whole(contraction.depth, slices, unit), contraction.depth)
-
-
-def _element(contraction: Contraction, operand: Operand, steps: _Steps) -> Element:
-    """An operand's element, for steps with or without a loop over positions."""
-    if steps.positions == contraction.positions:
-        return operand.element
-    channels = contraction.channels
-    return lambda batch, _, k, at: operand.element(batch, k // channels, k % channels, at)
-
-
-def _tiled(contraction: Contraction, family: str, processors: int) -> Product:
-    """Extents padded to whole tiles, with zeros that the views give.
-
-    For tensor cores the left operand is read by rows, as it lies in memory.
-    """
+def _tiled(contraction: Contraction, family: str) -> Product:
+    """For tensor cores the left operand is read by rows, as it lies in memory."""
     on_tensor_cores = family == TENSOR_CORE
-    choose: Callable[[Extents, int], tuple[Tile | FragmentTile, int]]
-    choose = choose_fragment_tile if on_tensor_cores else choose_tile
-    tile, slices = choose(contraction.extents, processors)
-    steps = _steps(contraction, slices, tile.depth)
-    rows, columns = _whole(contraction.rows, 1, tile.rows), _whole(contraction.columns, 1, tile.columns)
-    outer, summed = (contraction.batch, steps.positions), steps.padded_channels
-    by_depth = _element(contraction, contraction.left, steps)
+    channels, positions = contraction.channels, contraction.positions
+    left_element, right_element = contraction.left.element, contraction.right.element
+    if channels % (SMALLEST_HALF_CHANNELS if on_tensor_cores else SMALLEST_CHANNELS):
+        left_element, right_element = (_along(each, channels) for each in (left_element, right_element))
+        channels, positions = contraction.depth, 1
+    outer = (contraction.batch, positions)
     if on_tensor_cores:
         operand = Operand(
-            lambda batch, position, row, channel: by_depth(batch, position, channel, row),
+            lambda batch, position, row, channel: left_element(batch, position, channel, row),
             contraction.left.dtype,
             contraction.left.contiguous_depth,
         )
-        left = _view(operand, (*outer, rows, summed), (contraction.rows, steps.channels), "left")
+        left = _view(operand, (*outer, contraction.rows, channels), "left")
     else:
-        operand = replace(contraction.left, element=by_depth)
-        left = _view(operand, (*outer, summed, rows), (steps.channels, contraction.rows), "left")
-    operand = replace(contraction.right, element=_element(contraction, contraction.right, steps))
-    right = _view(operand, (*outer, summed, columns), (steps.channels, contraction.columns), "right")
+        operand = replace(contraction.left, element=left_element)
+        left = _view(operand, (*outer, channels, contraction.rows), "left")
+    operand = replace(contraction.right, element=right_element)
+    right = _view(operand, (*outer, channels, contraction.columns), "right")
     accumulator = accumulator_dtype(contraction.out_dtype) if not on_tensor_cores else "float32"
-    position, channel = steps.axes()
+    position = te.reduce_axis((0, positions), name="position")
+    channel = te.reduce_axis((0, channels), name="channel")
 
-    def element(part: Any, batch: Any, row: Any, column: Any) -> Any:
-        k = part * steps.slice_channels + channel
-        factor = left[batch, position, row, k] if on_tensor_cores else left[batch, position, k, row]
-        value = factor.astype(accumulator) * right[batch, position, k, column].astype(accumulator)
+    def element(batch: Any, row: Any, column: Any) -> Any:
+        factor = left[batch, position, row, channel] if on_tensor_cores else left[batch, position, channel, row]
+        value = factor.astype(accumulator) * right[batch, position, channel, column].astype(accumulator)
         return te.sum(value, axis=[position, channel])
 
     product = te.compute(
-        (steps.slices, contraction.batch, rows, columns),
+        (contraction.batch, contraction.rows, contraction.columns),
         element,
         name=family,
         attrs={
             ANCHOR: TENSOR_CORE if on_tensor_cores else f"{TILED}{family}",
-            TILE: tile.name,
             STORE: _vector(contraction.contiguous),
         },
     )
-    return _added_up(product, steps.slices)
+    return lambda batch, row, column: product[batch, row, column]
+
+
+def _along(element: Element, channels: int) -> Element:
+    """An operand's element where the sum has no loop over positions."""
+    return lambda batch, _, k, at: element(batch, k // channels, k % channels, at)
 
 
 def _few_rows(contraction: Contraction, processors: int) -> Product:
@@ -221,24 +182,10 @@ def _few_rows(contraction: Contraction, processors: int) -> Product:
     return _added_up(product, slices)
 
 
-def _view(operand: Operand, shape: tuple[int, int, int, int], extents: tuple[int, int], name: str) -> te.Tensor:
-    """An operand with zeros beyond the ``extents`` of its last two axes."""
-    lanes = _vector(operand.contiguous) if extents[1] % _vector(operand.contiguous) == 0 else 1
-
-    def element(batch: Any, position: Any, first: Any, second: Any) -> Any:
-        value = operand.element(batch, position, first, second)
-        conditions = []
-        if shape[2] > extents[0]:
-            conditions.append(first < extents[0])
-        if shape[3] > extents[1]:
-            # In units of whole vectors, so that the condition is plainly one for all elements of a vector.
-            conditions.append(tirx.floordiv(second, lanes) < extents[1] // lanes)
-        if conditions:
-            value = tirx.if_then_else(tirx.all(*conditions), value, tirx.const(0, operand.dtype))
-        return value
-
+def _view(operand: Operand, shape: tuple[int, int, int, int], name: str) -> te.Tensor:
+    lanes = _vector(operand.contiguous) if shape[3] % _vector(operand.contiguous) == 0 else 1
     attributes = {FETCH: lanes, DEPTH_FIRST: int(operand.contiguous_depth > operand.contiguous)}
-    return te.compute(shape, element, name=name, attrs=attributes)
+    return te.compute(shape, operand.element, name=name, attrs=attributes)
 
 
 def _vector(contiguous: int) -> int:
