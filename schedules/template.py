@@ -21,6 +21,9 @@ from tvm_split.schedules.prefetch import prefetch_weights
 CHOICES_ATTRIBUTE = "tvm_split.choices"
 """PrimFunc attribute, and annotation in a schedule's trace: the choices a template was scheduled by, as text."""
 
+FAILURE_ATTRIBUTE = "tvm_split.failure"
+"""Annotation in the trace of a failed trial: the reason, in one line."""
+
 Value = int | str
 Choices = Mapping[str, Value]
 """One value for each of a template's names, for example ``{"tile": "7x4", "unroll": 4}``."""
@@ -86,6 +89,11 @@ def schedule_by(
     return _annotated(template.schedule(function, machine, choices), choices)
 
 
+def say_failure(schedule: s_tir.Schedule, reason: str) -> None:
+    """Keep in a schedule's trace why its kernel could not be measured."""
+    schedule.annotate(schedule.get_sblock("root"), FAILURE_ATTRIBUTE, reason)
+
+
 def choices_only(function: tirx.PrimFunc, choices: Choices) -> s_tir.Schedule:
     """Nothing but the annotation: how choices that cannot be scheduled are remembered."""
     return _annotated(new_schedule(function), choices)
@@ -104,7 +112,8 @@ def scheduled_function(schedule: s_tir.Schedule) -> tirx.PrimFunc:
     choices = schedule.get(schedule.get_sblock("root")).annotations.get(CHOICES_ATTRIBUTE, None)
     if choices is None:
         return prefetch_weights(schedule.mod["main"])
-    bare = schedule.copy()  # the annotation stays in the schedule's own trace, where records take it from
+    # The annotation stays in the schedule's own trace, where records take it from. TVM cannot copy every schedule.
+    bare = new_schedule(schedule.mod["main"])
     bare.unannotate(bare.get_sblock("root"), CHOICES_ATTRIBUTE)
     return prefetch_weights(bare.mod["main"]).with_attr(CHOICES_ATTRIBUTE, str(choices))
 

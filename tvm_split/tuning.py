@@ -14,6 +14,7 @@ from tvm_ffi.structural import StructuralKey
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.build import link_command, unscheduled_stage
+from tvm_split.compiler.cuda_code import tuning_needs
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.compiler.targets import runs_here
 from tvm_split.compiler.tuning_folder import default_folder
@@ -24,9 +25,9 @@ from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planning import plan as make_plan
 from tvm_split.rpc_runtime.errors import InputError
 from tvm_split.rpc_runtime.wire.tracker import TrackerAddress
-from tvm_split.schedules import cpu, tuning
+from tvm_split.schedules import tuning
 from tvm_split.schedules.blocks import without_symbol
-from tvm_split.schedules.traits import traits_of
+from tvm_split.schedules.templates import machine_of, templates_of
 from tvm_split.schedules.tuning import KernelResult, TunableKernel, TuningProgress
 
 
@@ -99,7 +100,13 @@ def tune(
     built_for = tvm_target(target)
     where_measured = _tracker(tracker, key, device_timeout_seconds)
     with _errors():
-        tuning.require_cpu(built_for)
+        if where_measured is None and target["kind"] == "cuda":
+            raise TuningError(
+                f"kernels for CUDA ({dict(target)}) are measured through a tracker alone: start one (`python -m "
+                "tvm.exec.rpc_tracker --host 0.0.0.0 --port 9190`), start `tvm-split worker --tracker HOST:9190 --key "
+                f"KEY --insecure-tuning` on a machine with a GPU of {target.get('arch')}, and give both: --tracker "
+                "HOST:9190 --key KEY"
+            )
         if where_measured is None and not runs_here(target):
             raise TuningError(
                 f"this machine cannot run kernels for {dict(target)}; start a TVM RPC server on such a machine and "
@@ -108,9 +115,10 @@ def tune(
         kernels = tunable_kernels(model, planned, [each.name for each in machines], built_for)
         folder = Path(database) if database is not None else default_folder()
         linker = link_command(target, "a kernel")
+        gpu = tuning_needs(target)
         with (
             tuning.DatabaseWriter(folder) as writer,
-            tuning.Measurer(built_for, where_measured, effort, linker) as measurer,
+            tuning.Measurer(built_for, where_measured, effort, linker, gpu) as measurer,
         ):
             run = tuning.Tuner(
                 kernels, built_for, measurer, writer, seed=seed, on_progress=on_progress, should_stop=should_stop
@@ -143,13 +151,13 @@ def tunable_kernels(
 ) -> tuple[TunableKernel, ...]:
     """The tunable kernels of these machines' stages, equal ones once, with the number of calls in one run."""
     cut = cut_model(model, plan)
-    traits = traits_of(target)
+    templates, machine = templates_of(target), machine_of(target)
     found: dict[StructuralKey, TunableKernel] = {}
     for stage, computation in zip(cut.plan.stages, cut.computations, strict=True):
         if not set(stage.machines) & set(machines):
             continue
         for name, function, count in _called_kernels(unscheduled_stage(computation, target)):
-            template = next((each for each in cpu.TEMPLATES if each.space(function, traits) is not None), None)
+            template = next((each for each in templates if each.space(function, machine) is not None), None)
             if template is None:
                 continue
             workload = StructuralKey(function)

@@ -21,6 +21,10 @@ _ANSWER_SECONDS = 30.0
 _OPTIONS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "--split-compile=0")
 
 
+NO_NVCC = "there is no nvcc: install CUDA's toolkit, or pip install 'tvm-split[cuda]'"
+_SPILLED = re.compile(r"(\d+) bytes spill stores")
+
+
 class NvccError(TvmSplitError):
     """The compiler does not take a source; the message has its first complaint."""
 
@@ -75,7 +79,7 @@ def fatbin(source: str, arch: str) -> bytes:
     """
     nvcc = find_nvcc()
     if nvcc is None:
-        raise NvccError("there is no nvcc: install CUDA's toolkit, or pip install 'tvm-split[cuda]'")
+        raise NvccError(NO_NVCC)
     virtual = arch.replace("sm_", "compute_")
     codes = [arch] if arch[-1:].isalpha() else [arch, virtual]  # sm_90a has PTX for no other kind
     with ScratchFolder("nvcc") as folder:
@@ -86,6 +90,29 @@ def fatbin(source: str, arch: str) -> bytes:
         code, said = _run(command)
         if code != 0:
             raise NvccError(f"{nvcc} for {arch}: {_complaint(said)}")
+        return result.read_bytes()
+
+
+def unspilled(source: str, arch: str) -> bytes:
+    """Machine code for a GPU of ``arch`` alone, of kernels whose values all have registers: `fatbin` for a tuner.
+
+    Raises:
+        NvccError: as `fatbin`, or registers are spilled to memory.
+    """
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise NvccError(NO_NVCC)
+    virtual = arch.replace("sm_", "compute_")
+    with ScratchFolder("nvcc") as folder:
+        path, result = folder.path / "kernels.cu", folder.path / "kernels.fatbin"
+        path.write_text(source, encoding="utf-8")
+        target = ["-gencode", f"arch={virtual},code={arch}", "-Xptxas", "-v"]
+        code, said = _run([str(nvcc), "-fatbin", *_OPTIONS, *target, "-o", str(result), str(path)])
+        if code != 0:
+            raise NvccError(f"{nvcc} for {arch}: {_complaint(said)}")
+        spilled = max((int(count) for count in _SPILLED.findall(said)), default=0)
+        if spilled:
+            raise NvccError(f"a thread spills {spilled} bytes of registers to memory on {arch}")
         return result.read_bytes()
 
 

@@ -32,6 +32,7 @@ from tvm_split.rpc_runtime.wire.tracker import (
 )
 from tvm_split.rpc_runtime.worker.forked_child import end, keep_small
 from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
+from tvm_split.rpc_runtime.worker.tuning_gpu import register_tuning_functions
 
 LOOK_SECONDS = 2.0
 """TVM's own servers look at the tracker as often."""
@@ -274,6 +275,7 @@ def _provide_files(folder: Path) -> None:
 
     tvm_ffi.register_global_func("tvm.rpc.server.workpath", path_of, override=True)
     tvm_ffi.register_global_func("tvm.rpc.server.load_module", load, override=True)
+    register_tuning_functions()
 
 
 def _say(word: str) -> None:

@@ -28,6 +28,8 @@ from tvm_split.schedules.gpu.tiling_space import TEMPLATES
 from tvm_split.schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
 from tvm_split.schedules.template import Template, default_rule
 
+__all__ = ["TEMPLATES", "layout_passes", "legalizations", "rules"]
+
 Rule = Callable[[tirx.PrimFunc, Target], tirx.PrimFunc | None]
 
 

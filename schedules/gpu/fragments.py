@@ -15,6 +15,7 @@ from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
 SIZE = 16
+DTYPES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)

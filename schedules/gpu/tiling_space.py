@@ -120,7 +120,7 @@ class Form(Generic[AnyTile]):
         def allows(choices: Choices) -> bool:
             tiling = self.tiling_of(choices)
             unit = tiling.tile.depth
-            if tiling.slices not in slices_to_try(depth * positions, unit) or tiling.slices > max(1, depth // unit):
+            if tiling.slices not in slices_to_try(depth * positions, unit) or not _divide(tiling.slices, depth, unit):
                 return False
             return self.fits(tiling.tile, replace(operands, store=min(operands.store, tiling.lanes)))
 
@@ -164,11 +164,15 @@ def _numbers(value: Value) -> tuple[int, int]:
     return int(first), int(second)
 
 
+def _divide(slices: int, depth: int, unit: int) -> bool:
+    """Whether slices of whole rounds are at most an eighth more steps than the rounds are that the sum has anyway."""
+    rounds, of_slices = -(-depth // unit), -(-depth // (slices * unit)) * slices
+    return of_slices * 8 <= rounds * 9
+
+
 def _fitting(slices: int, depth: int, unit: int) -> int:
-    """So many slices, or a few less, that no more steps are added to the sum than its last round has anyway."""
-    if depth % unit:
-        return slices
-    return next(count for count in range(slices, 0, -1) if depth % (count * unit) == 0)
+    """So many slices, or as many less as it takes for them to divide the sum."""
+    return next(count for count in range(slices, 0, -1) if count == 1 or _divide(count, depth, unit))
 
 
 def _sizes(extent: int) -> list[int]:

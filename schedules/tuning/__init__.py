@@ -8,9 +8,9 @@ database.py   what was measured, as a folder             record_file.py reading 
 from __future__ import annotations
 
 from tvm_split.schedules.tuning.database import DatabaseWriter, Decision, TuningDatabase
-from tvm_split.schedules.tuning.devices import Tracker
+from tvm_split.schedules.tuning.devices import GpuNeeds, Tracker
 from tvm_split.schedules.tuning.errors import DatabaseError, DeviceError, TuningError
-from tvm_split.schedules.tuning.measuring import Effort, Measurer, require_cpu
+from tvm_split.schedules.tuning.measuring import Effort, Measurer
 from tvm_split.schedules.tuning.tuner import KernelResult, TunableKernel, Tuner, TuningProgress
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Decision",
     "DeviceError",
     "Effort",
+    "GpuNeeds",
     "KernelResult",
     "Measurer",
     "Tracker",
@@ -27,5 +28,4 @@ __all__ = [
     "TuningDatabase",
     "TuningError",
     "TuningProgress",
-    "require_cpu",
 ]

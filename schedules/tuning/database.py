@@ -24,6 +24,7 @@ from tvm.target import Target
 
 from tvm_split.schedules.blocks import last_line, new_schedule
 from tvm_split.schedules.template import scheduled_function
+from tvm_split.schedules.templates import make_instructions_known
 from tvm_split.schedules.tuning.errors import DatabaseError
 from tvm_split.schedules.tuning.record_file import (
     RECORDS,
@@ -85,9 +86,11 @@ class TuningDatabase:
         if record is None:
             return None
         try:
+            make_instructions_known(target)
             schedule = new_schedule(function)
             trace = self._decided.tuning_record(record).trace
-            trace.apply_to_schedule(schedule, remove_postproc=False)
+            with target:
+                trace.apply_to_schedule(schedule, remove_postproc=False)
             return scheduled_function(schedule)
         except Exception as error:
             logger.warning(

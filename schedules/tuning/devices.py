@@ -22,6 +22,20 @@ AN_RPC_SERVER = {"tunes": True, "state": "ready"}
 
 
 @dataclass(frozen=True)
+class GpuNeeds:
+    """How kernels for CUDA become code, and what a device must have for it.
+
+    ``code`` makes of CUDA source what a worker loads, in a process of its own. ``driver`` is the version of CUDA that a
+    driver must go up to (13000 is 13.0). ``is_source``: there is no nvcc here, so there must be one on the device.
+    """
+
+    arch: str
+    driver: int
+    is_source: bool
+    code: Callable[[str], str]
+
+
+@dataclass(frozen=True)
 class Tracker:
     """The devices that registered with a TVM RPC tracker under one key.
 
@@ -94,6 +108,9 @@ class Tracker:
             f"server with TVM_NUM_THREADS={wanted}, or give --threads {found}"
         )
 
+    def wrong_gpu(self, problem: str) -> DeviceError:
+        return DeviceError(f"a device of key {self.key!r} at the tracker {self.host}:{self.port}, {problem}")
+
     def _listed(self) -> list[tuple[str, bool, str]]:
         """Of every server: its key, whether kernels can be tuned there, and its state."""
         try:
@@ -154,8 +171,82 @@ def found_threads(message: str) -> int | None:
     return int(rest.split(".")[0]) if separator else None
 
 
-def build_into(folder: str, linker: tuple[str, ...] | None) -> Callable[[Any], str]:
+WRONG_GPU = "the device has not the GPU that is needed: "
+GPU_FUNCTION = "tvm_split.tuning.gpu"
+"""Of workers that are tuned on: what GPU they have, as JSON."""
+CPU_EVICTION = "cache_flush_cpu_non_first_arg"
+GPU_EVICTION = "tvm_split.tuning.evict"
+"""Functions of a device, called before each timed run; the first is TVM's, the second our workers'."""
+
+
+def session_with_gpu(arch: str, driver: int, is_source: bool) -> Callable[[Any], Any]:
+    """Connects to a device and asks which GPU it has: kernels are measured on none but those of ``arch``."""
+    marker, function = WRONG_GPU, GPU_FUNCTION
+
+    def text(version: int) -> str:
+        return f"{version // 1000}.{version % 1000 // 10}"
+
+    def problem_of(session: Any) -> str:
+        import json
+
+        try:
+            said = json.loads(session.get_function(function)())
+        except AttributeError:  # what TVM's client raises for a function that is not there
+            return (
+                "a server of TVM's own, does not load the kernels that are sent, nor say which GPU it has: start "
+                "`tvm-split worker --tracker HOST:PORT --key KEY --insecure-tuning` on a machine with a GPU instead"
+            )
+        who = f"the worker on {said['hostname']},"
+        if not said["arch"]:
+            return f"{who} has no GPU to measure on, and the target says {arch}: {said['problem']}"
+        if said["arch"] != arch.rstrip("af"):
+            return (
+                f"{who} has a GPU of {said['arch']}, and the target says {arch}; give the target arch {said['arch']}, "
+                "or the key of other devices"
+            )
+        if said["driver"] < driver:
+            return (
+                f"{who} has a driver for CUDA {text(said['driver'])}, and the kernels need one for {text(driver)}; "
+                "update the driver"
+            )
+        if is_source and not said["compiler"]:
+            return (
+                f"{who} has no nvcc, and neither has this machine, so the kernels would be source; install one here: "
+                "pip install 'tvm-split[cuda]'"
+            )
+        return ""
+
+    def connect(configuration: Any) -> Any:
+        session = configuration.connect_server()
+        problem = problem_of(session)
+        if problem:
+            raise RuntimeError(f"{marker}{problem}")
+        return session
+
+    return connect
+
+
+def gpu_problem(message: str) -> str | None:
+    """What the error of `session_with_gpu` says of a device, or None if the error is another."""
+    _, separator, rest = message.rpartition(WRONG_GPU)
+    return rest.strip().splitlines()[0] if separator else None
+
+
+def connects(connect: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    """Whether a session can be had; its errors are those of ``connect``."""
+
+    def probe(configuration: Any) -> bool:
+        return connect(configuration) is not None
+
+    return probe
+
+
+def build_into(
+    folder: str, linker: tuple[str, ...] | None, code: Callable[[str], str] | None = None
+) -> Callable[[Any], str]:
     """Compiles a (module, target) and links it into a library in a folder, so that a device needs no compiler.
+
+    ``code`` makes of CUDA source what stands for it in the library; what it raises is why there is none.
 
     MetaSchedule's own default takes 20 seconds more, for importing intrinsics of GPUs.
     """
@@ -168,6 +259,13 @@ def build_into(folder: str, linker: tuple[str, ...] | None) -> Callable[[Any], s
         from tvm.driver import build as compile_module
 
         module, target = task
+        if code is not None:
+            import tvm_ffi
+
+            make = code
+            tvm_ffi.register_global_func(
+                "tvm_callback_cuda_postproc", lambda source, target: make(source), override=True
+            )
         compiled = compile_module(module, target=target)
         handle, path = tempfile.mkstemp(suffix=".so", dir=folder)
         os.close(handle)
@@ -183,21 +281,19 @@ def build_into(folder: str, linker: tuple[str, ...] | None) -> Callable[[Any], s
     return build
 
 
-def evaluate_in_turn(names: tuple[str, ...], rounds: int, runs: int) -> Callable[..., list[float]]:
+def evaluate_in_turn(names: tuple[str, ...], rounds: int, runs: int, eviction: str) -> Callable[..., list[float]]:
     """Times functions of one library in turn on one device: what slows the device for a while slows all of them.
 
-    Every argument but the first leaves the caches before each run, since in a network weights come from memory, and the
-    data from the kernel before. The result has the median of ``runs`` runs for every name, ``rounds`` times over, round
-    by round. Takes the arguments of both MetaSchedule's local and remote runner, which differ in a leading session.
+    Every argument but the first leaves the caches before each run, by the device's function ``eviction``, since in a
+    network weights come from memory, and the data from the kernel before. The result has the median of ``runs`` runs
+    for every name, ``rounds`` times over, round by round. Takes the arguments of both MetaSchedule's local and remote
+    runner, which differ in a leading session.
     """
 
     def evaluate(*arguments: Any) -> list[float]:
         module, device, _, repeated = arguments[-4:]
         (values,) = repeated
-        evaluators = [
-            module.time_evaluator(name, device, number=1, repeat=runs, f_preproc="cache_flush_cpu_non_first_arg")
-            for name in names
-        ]
+        evaluators = [module.time_evaluator(name, device, number=1, repeat=runs, f_preproc=eviction) for name in names]
         device.sync()
         return [float(statistics.median(each(*values).results)) for _ in range(rounds) for each in evaluators]
 

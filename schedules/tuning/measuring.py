@@ -6,32 +6,40 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import tvm
 from tvm import tirx
 from tvm.s_tir import meta_schedule
-from tvm.support.popen_pool import PopenPoolExecutor, StatusKind
+from tvm.support.popen_pool import PopenPoolExecutor, StatusKind, kill_child_processes
 from tvm.target import Target
 
 from tvm_split.schedules.blocks import without_symbol
-from tvm_split.schedules.traits import is_cpu, threads_of
+from tvm_split.schedules.traits import threads_of
 from tvm_split.schedules.tuning.devices import (
+    CPU_EVICTION,
+    GPU_EVICTION,
+    GpuNeeds,
     Tracker,
     build_into,
+    connects,
     evaluate_in_turn,
     found_threads,
+    gpu_problem,
     prepare_process,
+    session_with_gpu,
     session_with_threads,
 )
-from tvm_split.schedules.tuning.errors import DeviceError, TuningError
+from tvm_split.schedules.tuning.errors import DeviceError
 
 MAIN = "main"
 POLL_SECONDS = 0.05
 BUILDS_PER_PROCESS = 50
 LOOK_SECONDS = 2.0
+NVCC_SECONDS = 120.0
+"""Of one kernel of a CUDA target, on a busy machine; TVM's part takes tenths."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +71,11 @@ class Timing:
 class Measurer:
     """Builds kernels for a target here and times them on ``tracker``'s devices, or on this machine. A context manager.
 
-    ``linker`` is a command that links for another architecture; None takes this machine's compiler.
+    ``linker`` is a command that links for another architecture; None takes this machine's compiler. ``gpu``, which a
+    target for CUDA takes, says how machine code is made for it, and what the devices must be.
 
     Raises:
-        DeviceError: no device answers.
+        DeviceError: no device answers, or one that does has not the GPU that is needed.
     """
 
     def __init__(
@@ -75,9 +84,11 @@ class Measurer:
         tracker: Tracker | None = None,
         effort: Effort | None = None,
         linker: Sequence[str] | None = None,
+        gpu: GpuNeeds | None = None,
     ) -> None:
         self.target = target
-        self.effort = effort or Effort()
+        self.effort = effort or (Effort() if gpu is None else Effort(build_timeout_seconds=NVCC_SECONDS))
+        self._gpu = gpu
         self._tracker = tracker
         self._threads = threads_of(target)
         self.devices = tracker.wait_for_devices() if tracker is not None else 1
@@ -94,6 +105,8 @@ class Measurer:
         )
         try:
             self._runner = self._new_runner()
+            if tracker is not None and gpu is not None:
+                self._require_gpus(tracker, gpu)
         except BaseException:
             self.close()
             raise
@@ -112,7 +125,7 @@ class Measurer:
             )
             for candidate in candidates
         ]
-        compile_one = build_into(self._folder.name, self._linker)
+        compile_one = build_into(self._folder.name, self._linker, None if self._gpu is None else self._gpu.code)
         tasks = [(each, self.target) for each in modules]
         return [
             Built(str(each.value), None)
@@ -129,9 +142,11 @@ class Measurer:
         Remote devices work on all of them at once; this machine takes one after the other before this returns.
         """
         arguments = meta_schedule.arg_info.ArgInfo.from_prim_func(without_symbol(function))
-        self._runner.f_run_evaluator = evaluate_in_turn(names, rounds or self.effort.rounds, self.effort.runs)
+        eviction = CPU_EVICTION if self._gpu is None else GPU_EVICTION
+        self._runner.f_run_evaluator = evaluate_in_turn(names, rounds or self.effort.rounds, self.effort.runs, eviction)
+        kind = "cpu" if self._gpu is None else "cuda"
         return [
-            self._runner.run([meta_schedule.runner.RunnerInput(each.path, "cpu", arguments)])[0]
+            self._runner.run([meta_schedule.runner.RunnerInput(each.path, kind, arguments)])[0]
             if each.path is not None
             else None
             for each in built
@@ -205,13 +220,38 @@ class Measurer:
         runner = meta_schedule.runner.RPCRunner(
             self._tracker.configuration,
             max_workers=self.devices,
-            f_create_session=session_with_threads(self._threads),
+            f_create_session=self._connect(),
             initializer=prepare,
         )
         # MetaSchedule gives this pool no deadline: a device that is switched off would be waited for without end. One
         # measurement waits for at most one other, and for its server to register again.
         runner.pool._timeout = 2.0 * self._tracker.session_timeout_seconds + 10.0
         return runner
+
+    def _connect(self) -> Callable[[Any], Any]:
+        if self._gpu is None:
+            return session_with_threads(self._threads)
+        return session_with_gpu(self._gpu.arch, self._gpu.driver, self._gpu.is_source)
+
+    def _require_gpus(self, tracker: Tracker, gpu: GpuNeeds) -> None:
+        """Every device that is there is asked once, at the same time, before anything is built."""
+        probe = connects(self._connect())
+        futures = [self._runner.pool.submit(probe, tracker.configuration) for _ in range(self.devices)]
+        for future in futures:
+            try:
+                future.result()
+            except Exception as error:
+                self._refuse(str(error))
+
+    def _refuse(self, error: str) -> None:
+        """Raise the `DeviceError` for what a device has said of itself; other errors may pass."""
+        if self._tracker is None:
+            return
+        threads, problem = found_threads(error), gpu_problem(error)
+        if threads is not None:
+            raise self._tracker.wrong_threads(threads, self._threads)
+        if problem is not None and self._gpu is not None:
+            raise self._tracker.wrong_gpu(problem)
 
     def _wait(self, futures: Sequence[Any]) -> None:
         """Until all are done, or no device has been registered for too long: then the run cannot go on."""
@@ -233,14 +273,10 @@ class Measurer:
 
     def _require_answer(self, tracker: Tracker, reason: str | None) -> None:
         """After failures only: is it the kernels, or does no device answer though some are registered?"""
-        connect = session_with_threads(self._threads)
-
-        def probe(configuration: Any) -> bool:
-            return connect(configuration) is not None
-
         try:
-            self._runner.pool.submit(probe, tracker.configuration).result()
+            self._runner.pool.submit(connects(self._connect()), tracker.configuration).result()
         except Exception as error:
+            self._refuse(str(error))
             raise tracker.no_answer(reason or str(error)) from error
 
     def _timing(self, future: Any, built: Built) -> Timing:
@@ -250,9 +286,7 @@ class Measurer:
         if result.run_secs is not None:
             return Timing(tuple(float(each) for each in result.run_secs), None)
         error = str(result.error_msg or "no reason given")
-        threads = found_threads(error)
-        if threads is not None and self._tracker is not None:
-            raise self._tracker.wrong_threads(threads, self._threads)
+        self._refuse(error)
         return Timing(None, error)
 
 
@@ -265,16 +299,8 @@ def _end(pool: Any) -> None:
     for worker in list(pool._worker_map.values()):
         process = worker._proc
         if process is not None:
+            kill_child_processes(process.pid)  # nvcc, in a group of its own
             with contextlib.suppress(OSError):
                 process.kill()
     pool._threadpool.shutdown(wait=True)
     pool.shutdown(wait=True)
-
-
-def require_cpu(target: Target) -> None:
-    """Raises `TuningError` for targets whose kernels have no templates."""
-    if not is_cpu(target):
-        raise TuningError(
-            f"kernels for {target.kind.name!r} are not tuned yet: the templates are for CPUs; give a target of kind "
-            "'llvm', or tune the machines of the plan that are CPUs"
-        )

@@ -28,7 +28,7 @@ FAILED_SECONDS = 1e9
 """MetaSchedule writes 1e10 seconds for what could not be measured."""
 NO_REASON = "(not rendered)"
 """All that TVM says where steps of a record cannot be repeated."""
-MATCHED_IN_A_TARGET = ("kind", "mtriple", "mcpu", "mattr", "num-cores")
+MATCHED_IN_A_TARGET = ("kind", "mtriple", "mcpu", "mattr", "num-cores", "arch")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ class RecordFolder:
 def target_key(target: Target) -> tuple[str, ...]:
     """What must be the same for a kernel tuned for one target to be taken for another.
 
-    The number of threads (``num-cores``) is in it: what is best for one thread need not be for four.
+    The number of threads (``num-cores``) is in it: what is best for one thread need not be for four. So is a GPU's
+    architecture (``arch``).
     """
     return _key(json.loads(str(target)))
 

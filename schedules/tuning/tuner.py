@@ -14,20 +14,22 @@ from typing import Any
 from tvm import s_tir, tirx
 from tvm.target import Target
 
+from tvm_split.schedules.blocks import last_line
 from tvm_split.schedules.template import (
     Choices,
     Space,
     Template,
     choices_from,
     choices_only,
+    say_failure,
     schedule_by,
     scheduled_function,
     text_of,
 )
-from tvm_split.schedules.traits import Traits, traits_of
+from tvm_split.schedules.templates import machine_of
 from tvm_split.schedules.tuning.database import DatabaseWriter, Measured, TuningDatabase
 from tvm_split.schedules.tuning.decisions import ROUNDS, divide_trials, judge, propose
-from tvm_split.schedules.tuning.measuring import MAIN, Built, Measurer
+from tvm_split.schedules.tuning.measuring import MAIN, Built, Measurer, Timing
 
 BATCH = 12
 CONTENDERS = 3
@@ -142,7 +144,7 @@ class Tuner:
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self._target = target
-        self._traits: Traits = traits_of(target)
+        self._machine = machine_of(target)
         self._measurer = measurer
         self._database = database
         self._seed = seed
@@ -184,7 +186,7 @@ class Tuner:
         return tuple(self._result(state, whole, decided) for state in self._states)
 
     def _state(self, kernel: TunableKernel, decided: TuningDatabase) -> _State:
-        space = kernel.template.space(kernel.function, self._traits)
+        space = kernel.template.space(kernel.function, self._machine)
         if space is None:
             raise ValueError(f"{kernel.name} is no kernel of template {kernel.template.name}")
         history = self._database.history(kernel.function, self._target)
@@ -266,35 +268,41 @@ class Tuner:
     def _prepare(self, state: _State, proposals: Sequence[Choices]) -> _Batch:
         """Schedule and build candidates; one that cannot be scheduled costs its trial and nothing else."""
         schedules: list[s_tir.Schedule | None] = []
+        problems: list[str] = []
         for choices in proposals:
             try:
                 schedules.append(self._schedule(state, choices))
-            except Exception:
+                problems.append("")
+            except Exception as error:
                 schedules.append(None)
+                problems.append(f"it cannot be scheduled: {last_line(error)}")
         candidates = [{MAIN: scheduled_function(each)} for each in schedules if each is not None]
         results = iter(self._measurer.build(candidates))
-        built = tuple(Built(None, "it cannot be scheduled") if each is None else next(results) for each in schedules)
+        built = tuple(Built(None, problem) if problem else next(results) for problem in problems)
         return _Batch(state, tuple(schedules), tuple(text_of(each) for each in proposals), built)
 
     def _schedule(self, state: _State, choices: Choices) -> s_tir.Schedule:
-        return schedule_by(state.kernel.template, state.kernel.function, self._traits, choices)
+        with self._target:
+            return schedule_by(state.kernel.template, state.kernel.function, self._machine, choices)
 
-    def _finish(self, batch: _Batch, started: Sequence[object]) -> tuple[_Batch, list[tuple[float, ...] | None]]:
+    def _finish(self, batch: _Batch, started: Sequence[object]) -> tuple[_Batch, list[Timing]]:
         try:
-            timings = self._measurer.finish(started, batch.built, batch.state.kernel.function)
+            return batch, self._measurer.finish(started, batch.built, batch.state.kernel.function)
         finally:
             self._measurer.discard(batch.built)
-        return batch, [each.rounds for each in timings]
 
-    def _write(self, batch: _Batch, timings: Sequence[tuple[float, ...] | None]) -> None:
+    def _write(self, batch: _Batch, timings: Sequence[Timing]) -> None:
         state = batch.state
-        for text, schedule, rounds in zip(batch.texts, batch.schedules, timings, strict=True):
+        for text, schedule, timing in zip(batch.texts, batch.schedules, timings, strict=True):
+            rounds = timing.rounds
             seconds = None if rounds is None else median(rounds)
             state.history[text] = Measured(seconds, len(rounds or ()))
             state.decided = False  # what is new may be better than what an earlier run decided
             self._measured_now += 1
-            trace = (schedule or choices_only(state.kernel.function, choices_from(text))).trace
-            self._database.add_trial(state.kernel.function, self._target, trace, rounds)
+            kept = schedule or choices_only(state.kernel.function, choices_from(text))
+            if rounds is None:
+                say_failure(kept, last_line(timing.error or "no reason given"))
+            self._database.add_trial(state.kernel.function, self._target, kept.trace, rounds)
 
     def _result(self, state: _State, whole: float, decided: TuningDatabase) -> KernelResult:
         decision = decided.decision(state.kernel.function, self._target)

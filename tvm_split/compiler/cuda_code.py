@@ -11,11 +11,12 @@ from typing import Any
 
 import tvm_ffi
 
-from tvm_split.errors import CompileError
+from tvm_split.errors import CompileError, TuningError
 from tvm_split.rpc_runtime.client.client import WorkerDescription
 from tvm_split.rpc_runtime.execution.cuda_code import marked, packed, register_loader
 from tvm_split.rpc_runtime.execution.cuda_runtime import version_text
-from tvm_split.rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc, toolkit_version
+from tvm_split.rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc, toolkit_version, unspilled
+from tvm_split.schedules.tuning import GpuNeeds
 
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
 RUNTIME_DRIVER = 13000
@@ -71,6 +72,37 @@ def machine_code(target: Mapping[str, Any]) -> Iterator[None]:
 def _finished(source: str, target: Any) -> str:
     finish = _finish.get()
     return source if finish is None else finish(source)
+
+
+def tuning_needs(target: Mapping[str, Any]) -> GpuNeeds | None:
+    """How candidates for a target become code here, and what it needs of a device; None for a target without CUDA.
+
+    Raises:
+        TuningError: nvcc does not take the architecture.
+    """
+    if target["kind"] != "cuda":
+        return None
+    arch = str(target["arch"])
+    nvcc, version = find_nvcc(), toolkit_version()
+    if nvcc is not None:
+        try:
+            unspilled("", arch)
+        except NvccError as error:
+            raise TuningError(f"nothing can be tuned for arch {arch!r}: {error}") from error
+    driver = max(RUNTIME_DRIVER, version[0] * 1000 if version is not None else 0)
+    return GpuNeeds(arch, driver, nvcc is None, _code_for(arch, nvcc is None))
+
+
+def _code_for(arch: str, is_source: bool) -> Callable[[str], str]:
+    """A function within a function, which goes to builders' processes with its code."""
+
+    def code(source: str) -> str:
+        from tvm_split.rpc_runtime.execution.cuda_code import marked, packed
+        from tvm_split.rpc_runtime.execution.nvcc import unspilled
+
+        return marked(source, arch) if is_source else packed(unspilled(source, arch), arch)
+
+    return code
 
 
 def cuda_misfit(needs: CudaNeeds, worker: WorkerDescription) -> str:

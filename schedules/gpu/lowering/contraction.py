@@ -115,7 +115,7 @@ def _tiled(contraction: Contraction, family: str) -> Product:
     on_tensor_cores = family == TENSOR_CORE
     channels, positions = contraction.channels, contraction.positions
     left_element, right_element = contraction.left.element, contraction.right.element
-    if channels % (SMALLEST_HALF_CHANNELS if on_tensor_cores else SMALLEST_CHANNELS):
+    if positions > 1 and channels % (SMALLEST_HALF_CHANNELS if on_tensor_cores else SMALLEST_CHANNELS):
         left_element, right_element = (_along(each, channels) for each in (left_element, right_element))
         channels, positions = contraction.depth, 1
     outer = (contraction.batch, positions)

@@ -31,11 +31,11 @@ def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, gpu: Gpu) -> te.T
     left_batch, right_batch = left_shape[:-2], right_shape[:-2]
     outer = np.broadcast_shapes(tuple(left_batch), tuple(right_batch))
     # One matrix for the whole batch: the batch is more rows.
-    shared = prod(right_batch) == 1
-    batch, all_rows = (1, prod(outer) * rows) if shared else (prod(outer), rows)
+    shared, batch_extent = prod(right_batch) == 1, prod(outer)
+    batch, all_rows = (1, batch_extent * rows) if shared else (batch_extent, rows)
 
     def read_left(at: Any, _: Any, k: Any, row: Any) -> Any:
-        if shared:
+        if shared and batch_extent > 1:
             at, row = row // rows, row % rows
         return left[(*broadcast_index(unravel(at, outer), left_batch), row, k)]
 

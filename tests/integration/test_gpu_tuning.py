@@ -1,0 +1,157 @@
+"""Tuning for CUDA on machines without a GPU: who is refused before anything is measured, and what is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import tvm_split
+from tests.helpers.gpu_driver import driver_for, require_toolkit
+from tests.helpers.rpc_lab import KEY, RpcLab
+from tests.helpers.schedules.gpu_kernels import nvcc, plan_for_a_gpu
+from tvm_split.compiler.cuda_code import tuning_needs
+from tvm_split.compiler.placement import tvm_target
+from tvm_split.rpc_runtime.execution.cuda_code import PACKED, SOURCE
+from tvm_split.schedules.template import choices_from, schedule_by, scheduled_function, text_of
+from tvm_split.schedules.templates import machine_of
+from tvm_split.schedules.tuning import DatabaseWriter, Measurer, TuningDatabase
+from tvm_split.schedules.tuning.record_file import RECORDS
+from tvm_split.tuning import tunable_kernels
+
+TARGET = {"kind": "cuda", "arch": "sm_90"}
+BUILT_FOR = tvm_target(TARGET)
+needs_nvcc = pytest.mark.skipif(nvcc() is None, reason="needs nvcc")
+
+
+@pytest.fixture(scope="module")
+def model() -> tvm_split.Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, padding=1)
+        ).eval()
+    return tvm_split.load_model(network, (torch.randn(1, 3, 12, 12),))
+
+
+@pytest.fixture(scope="module")
+def plan(model: tvm_split.Model, tmp_path_factory: pytest.TempPathFactory) -> tvm_split.Plan:
+    return plan_for_a_gpu(model, "sm_90", tmp_path_factory.mktemp("plan"))
+
+
+@pytest.fixture(scope="module")
+def kernel(model, plan):
+    return tunable_kernels(model, plan, ["gpu"], BUILT_FOR)[0]
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays():
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert not [each for each in psutil.Process().children(recursive=True) if each not in before]
+
+
+def refused(model, plan, lab, folder):
+    with pytest.raises(tvm_split.TuningError) as caught:
+        tvm_split.tune(model, plan, database=folder / "tuned", trials=3, tracker=lab.address, key=KEY)
+    assert not (folder / "tuned" / "trials" / RECORDS).read_text()
+    return str(caught.value)
+
+
+def test_without_a_tracker_nothing_is_measured(model, plan, tmp_path):
+    with pytest.raises(tvm_split.TuningError, match=r"through a tracker alone.*--insecure-tuning.*GPU of sm_90"):
+        tvm_split.tune(model, plan, database=tmp_path / "tuned")
+    assert not (tmp_path / "tuned").exists()
+
+
+@needs_nvcc
+def test_an_architecture_that_nvcc_does_not_know(model, tmp_path):
+    plan = plan_for_a_gpu(model, "sm_52", tmp_path)
+    with pytest.raises(tvm_split.TuningError, match=r"nothing can be tuned for arch 'sm_52': .*nvcc"):
+        tvm_split.tune(model, plan, database=tmp_path / "tuned", tracker="127.0.0.1:1", key=KEY)
+
+
+@pytest.mark.slow
+def test_a_server_of_tvm_is_refused(model, plan, tmp_path):
+    with RpcLab(tmp_path, servers=1) as lab:
+        said = refused(model, plan, lab, tmp_path)
+    assert f"a device of key {KEY!r} at the tracker {lab.address}, a server of TVM's own" in said
+    assert "tvm-split worker" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("driver", "reason"),
+    [(None, "driver"), (12080, "for CUDA 12.8, and TVM's library for GPUs needs one for 13.0"), (13000, "no GPU")],
+)
+def test_a_worker_without_a_gpu_is_refused(model, plan, tmp_path, monkeypatch, driver, reason):
+    if driver is not None:
+        require_toolkit()
+        (tmp_path / "driver").mkdir()
+        for name, value in driver_for(driver, tmp_path / "driver").items():
+            monkeypatch.setenv(name, value)
+    with RpcLab(tmp_path, servers=0) as lab:
+        lab.start_worker("gpu", "--insecure")
+        lab.wait_listed(lambda found: "gpu" in found and found["gpu"].registration.tunes)
+        said = refused(model, plan, lab, tmp_path)
+    assert "has no GPU to measure on, and the target says sm_90" in said
+    assert reason in said
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_candidates_are_built_to_machine_code_and_spills_are_kept_as_reasons(kernel):
+    space = kernel.template.space(kernel.function, machine_of(BUILT_FOR))
+    default = schedule_by(kernel.template, kernel.function, machine_of(BUILT_FOR), space.default)
+    # More results a thread than it has registers: such are not offered.
+    too_many = {**space.default, "tile": "128x128", "registers": "16x16", "depth": 8, "slices": 1}
+    assert not space.contains(too_many)
+    with BUILT_FOR:
+        large = schedule_by(kernel.template, kernel.function, machine_of(BUILT_FOR), too_many)
+    with Measurer(BUILT_FOR, gpu=tuning_needs(TARGET)) as measurer:
+        good, bad = measurer.build([{"main": scheduled_function(each)} for each in (default, large)])
+        assert good.error is None
+        assert f"{PACKED}sm_90".encode() in Path(good.path).read_bytes()
+        assert bad.path is None
+        assert "spills" in bad.error
+        folder = Path(measurer._folder.name)
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_without_nvcc_candidates_are_source(kernel, monkeypatch):
+    monkeypatch.setattr("tvm_split.compiler.cuda_code.find_nvcc", lambda: None)
+    needs = tuning_needs(TARGET)
+    assert needs.is_source
+    with BUILT_FOR:
+        space = kernel.template.space(kernel.function, machine_of(BUILT_FOR))
+        schedule = schedule_by(kernel.template, kernel.function, machine_of(BUILT_FOR), space.default)
+    with Measurer(BUILT_FOR, gpu=needs) as measurer:
+        (built,) = measurer.build([{"main": scheduled_function(schedule)}])
+        assert f"{SOURCE}sm_90".encode() in Path(built.path).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_record_is_replayed_for_its_architecture_alone(model, plan, kernel, tmp_path):
+    machine = machine_of(BUILT_FOR)
+    space = kernel.template.space(kernel.function, machine)
+    choices = next(each for each in space.all_choices() if each["slices"] > 1 and each["tile"] != space.default["tile"])
+    folder = tmp_path / "tuned"
+    with DatabaseWriter(folder) as writer, BUILT_FOR:
+        default = schedule_by(kernel.template, kernel.function, machine, space.default)
+        faster = schedule_by(kernel.template, kernel.function, machine, choices)
+        writer.add_decision(kernel.function, BUILT_FOR, default.trace, 2e-6)
+        writer.add_decision(kernel.function, BUILT_FOR, faster.trace, 1e-6)
+    with DatabaseWriter(tmp_path / "merged") as writer:
+        assert writer.merge(folder) == 2
+    database = TuningDatabase(tmp_path / "merged")
+    assert choices_from(database.decision(kernel.function, BUILT_FOR).choices) == choices
+    assert database.kernel(kernel.function, tvm_target({"kind": "cuda", "arch": "sm_80"})) is None
+    bundle = tvm_split.compile(model, plan, database=folder, dump_folder=tmp_path / "dump", verify=False)
+    scheduled = "\n".join(path.read_text() for path in (tmp_path / "dump").glob("*/*schedule.py"))
+    assert f'"{kernel.template.name} (tuned)"' in scheduled
+    assert text_of(choices) in scheduled
+    assert [stage.machine for stage in plan.stages] == ["gpu"]
+    assert bundle is not None
