@@ -15,7 +15,7 @@ Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
 
 CONV1D, CONV2D = "relax.nn.conv1d", "relax.nn.conv2d"
 PLAIN_LAYOUTS = {CONV1D: ("NCW", "OIW", "NCW"), CONV2D: ("NCHW", "OIHW", "NCHW")}
-NUMPY_TYPES = frozenset(["float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"])
+NUMPY_TYPES = frozenset(["float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"])
 
 FUSABLE = {"op_pattern": 4}
 """PrimFunc attributes, of relax's OpPatternKind: elementwise functions that follow are fused into this one."""

@@ -1,4 +1,4 @@
-"""Views: operands that are transposed, sliced or reshaped forms of another tensor, read in place.
+"""Views: operands that are transposed, sliced, repeated or reshaped forms of another tensor, read in place.
 
 Attention cuts one product into queries, keys and values for many heads, and puts the heads together again. As kernels
 of their own these copies took 3.5 of BERT's 170 ms; a matrix product that knows where its operand's elements lie needs
@@ -14,7 +14,7 @@ from typing import Any
 from tvm import relax, te, tirx
 
 from tvm_split.schedules.blocks import INLINE
-from tvm_split.schedules.expressions import operator_of, ravel, static_shape, unravel
+from tvm_split.schedules.expressions import broadcast_index, operator_of, ravel, static_shape, unravel
 
 Indices = list[Any]
 Step = Callable[[Indices], Indices]
@@ -123,6 +123,18 @@ def _sliced(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> St
     return lambda indices: [start[axis] + index * stride_of[axis] for axis, index in enumerate(indices)]
 
 
+def _broadcast(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> Step:
+    return lambda indices: broadcast_index(indices, before)
+
+
+def _repeated(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> Step | None:
+    """Each element of an axis several times, one behind the other."""
+    if call.attrs.axis is None:
+        return None
+    repeated, repeats = int(call.attrs.axis) % len(before), int(call.attrs.repeats)
+    return lambda indices: [index // repeats if axis == repeated else index for axis, index in enumerate(indices)]
+
+
 def _reshaped(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> Step:
     """Axes are matched in groups of equal size, so that an index is divided only by what it was made of."""
     groups = _matching_groups(before, after)
@@ -167,10 +179,12 @@ def _integers(expression: relax.Expr) -> list[int] | None:
     return [int(value) for value in values]
 
 
-_MOVING = ("relax.permute_dims", "relax.strided_slice")
+_MOVING = ("relax.permute_dims", "relax.strided_slice", "relax.broadcast_to", "relax.repeat")
 _STEPS: dict[str, Callable[[relax.Call, Sequence[int], Sequence[int]], Step | None]] = {
     "relax.permute_dims": _permuted,
     "relax.strided_slice": _sliced,
+    "relax.broadcast_to": _broadcast,
+    "relax.repeat": _repeated,
     "relax.reshape": _reshaped,
     "relax.squeeze": _reshaped,
     "relax.expand_dims": _reshaped,

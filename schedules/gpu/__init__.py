@@ -23,7 +23,7 @@ from tvm_split.schedules.gpu.elementwise import schedule_elementwise
 from tvm_split.schedules.gpu.lowering.convolution import legalize_conv2d
 from tvm_split.schedules.gpu.lowering.matmul import legalize_matmul
 from tvm_split.schedules.gpu.lowering.scan import SCANS, legalize_scan
-from tvm_split.schedules.gpu.tile import Gpu, gpu_of, multiprocessors
+from tvm_split.schedules.gpu.tile import Gpu, gpu_of
 from tvm_split.schedules.gpu.tiling_space import TEMPLATES
 from tvm_split.schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
 from tvm_split.schedules.template import Template, default_rule
@@ -57,7 +57,7 @@ def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule
     """What joins several operators into one kernel, for CUDA."""
     if str(target.kind.name) != "cuda":
         return ()
-    return (lambda module: FuseAttention(module, multiprocessors(target)).transform(),)
+    return (lambda module: FuseAttention(module, gpu_of(target)).transform(),)
 
 
 def legalizations(target: Target) -> dict[str, Legalization]:

@@ -3,8 +3,9 @@
     scores = matmul(query, key^T) [* scale] [+ mask ...]
     result = matmul(softmax(scores), value)      ──▶  result = attention(query, key, value[, mask])
 
-Queries, keys and values are read where they lie, through slices, reshapes and permutations; rounding to half precision
-that a plan has asked for is left out, since all is computed in float32.
+Queries, keys and values are read where they lie, through slices, reshapes, permutations and repeated heads. What is in
+half precision is computed on tensor cores, or in float32 where that is estimated to take less time: rounding is left
+out then. Scores that a constant condition replaces by the lowest number are scores with a mask.
 
 Requires: a normalised function.
 Ensures: ``result`` keeps its name and type; what was computed for it alone is no longer used.
@@ -18,20 +19,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from tvm_split.schedules.apply import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
-from tvm_split.schedules.expressions import array_of, broadcast_index, operator_of, static_shape
-from tvm_split.schedules.gpu.attention_kernel import Operands, Read, attention
-from tvm_split.schedules.gpu.attention_tile import Attention, choose_attention_tile
+from tvm_split.schedules.expressions import array_of, broadcast_index, constant, operator_of, static_shape
+from tvm_split.schedules.gpu.attention_fragments import FragmentKernel
+from tvm_split.schedules.gpu.attention_kernel import Kernel, Operands, Read, attention
+from tvm_split.schedules.gpu.attention_tile import Attention, AttentionFragments, choose_attention_tile
+from tvm_split.schedules.gpu.tile import Gpu
 from tvm_split.schedules.module_mutator import ModuleMutator
 from tvm_split.schedules.views import Step, element_of, view_of
 
 OPAQUE = {"op_pattern": 8, SCHEDULE_ATTRIBUTE: "attention", IS_SCHEDULED: True}
 """PrimFunc attributes: a kernel that nothing is fused into, and that comes scheduled."""
 FLOATS = ("float32", "float16", "bfloat16")
+HIDDEN = -1e30
+"""What is added to hide a score: -inf or the lowest number of float32, below which no score comes by itself."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,9 @@ class _Scores:
 class FuseAttention(ModuleMutator):
     """Attention in one kernel, where that is estimated to take less time than two products and a softmax."""
 
-    def __init__(self, module: tvm.IRModule, processors: int) -> None:
+    def __init__(self, module: tvm.IRModule, gpu: Gpu) -> None:
         super().__init__(module)
-        self.processors = processors
+        self.gpu = gpu
         self.uses = _uses(module)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
@@ -66,11 +72,12 @@ class FuseAttention(ModuleMutator):
         sizes = None if scores is None else _sizes(scores, call)
         if scores is None or sizes is None:
             return call
-        in_half = str(scores.query.ty.dtype) != "float32" and str(call.args[1].ty.dtype) != "float32"
         operands = scores.query, scores.transposed_key, call.args[1]
+        halves = {str(each.ty.dtype) for each in (*operands, call.args[0])}
+        half = halves.pop() if len(halves) == 1 and halves <= self.gpu.fragment_dtypes else None
         in_place = [self._read_in_place(each) for each in operands]
         copies = sum(source is not operand for (source, _), operand in zip(in_place, operands, strict=True))
-        tile = choose_attention_tile(sizes, self.processors, in_half, copies)
+        tile = choose_attention_tile(sizes, self.gpu.processors, half, copies)
         if tile is None:
             return call
         (query, read_query), (key, read_key), (value, read_value) = in_place
@@ -81,9 +88,11 @@ class FuseAttention(ModuleMutator):
             read_value,
             partial(_broadcast, shape=static_shape(masks[0]) or ()) if masks else None,
         )
+        kernel = FragmentKernel if isinstance(tile, AttentionFragments) else Kernel
         compute = partial(
-            attention, operands=reads, sizes=sizes, tile=tile, scale=scores.scale, dtype=str(call.ty.dtype)
-        )
+            attention, kernel=kernel, operands=reads, sizes=sizes, tile=tile, scale=scores.scale,
+            dtype=str(call.ty.dtype),
+        )  # fmt: skip
         return self.builder_.call_te(
             compute, query, key, value, *masks, primfunc_name_hint="attention", primfunc_attrs=OPAQUE
         )
@@ -108,6 +117,22 @@ class FuseAttention(ModuleMutator):
                 found = self._scores(scores) if static_shape(scores) == static_shape(value) else None
                 if found is not None:
                     return replace(found, masks=(*found.masks, mask))
+        if name == "relax.where":
+            return self._replaced(value)
+        return None
+
+    def _replaced(self, value: relax.Expr) -> _Scores | None:
+        """Scores that a constant condition replaces by what has no weight: the same as adding it to them."""
+        condition = array_of(value.args[0])
+        for branch, scores in enumerate(value.args[1:]):
+            lowest = array_of(value.args[2 - branch])
+            if condition is None or lowest is None or lowest.size != 1 or float(lowest.reshape(())) > HIDDEN:
+                continue
+            found = self._scores(scores) if static_shape(scores) == static_shape(value) else None
+            if found is not None and not found.masks:
+                kept = condition.astype(bool) == (branch == 0)
+                mask = np.where(kept, 0, lowest.reshape(())).astype(lowest.dtype)
+                return replace(found, masks=(*found.masks, constant(mask)))
         return None
 
     def _without_casts(self, expression: relax.Expr) -> relax.Expr | None:
@@ -163,7 +188,24 @@ def _sizes(scores: _Scores, product: relax.Call) -> Attention | None:
         str(each.ty.dtype) not in FLOATS for each in operands
     ):
         return None
-    return Attention(query[:-2], query[-2], key[-1], query[-1], value[-1])
+    # What one mask hides by a number may be seen where another hides all else by the same.
+    hidden = HIDDEN if len(scores.masks) == 1 else float("-inf")
+    reaches = [_reach(array_of(mask), query[-2], key[-1], hidden) for mask in scores.masks]
+    reach = min((each for each in reaches if each is not None), default=None)
+    return Attention(query[:-2], query[-2], key[-1], query[-1], value[-1], reach)
+
+
+def _reach(mask: Any, rows: int, keys: int, hidden: float) -> int | None:
+    """The largest number of keys beyond its own that a row sees, of a constant mask that hides some from all heads.
+
+    None where a row sees nothing: what a softmax gives it then depends on all of its keys.
+    """
+    if mask is None or mask.ndim < 2 or mask.shape[-2:] != (rows, keys):
+        return None
+    seen = (mask > hidden).reshape(-1, rows, keys)
+    last = keys - 1 - seen[..., ::-1].argmax(-1)
+    reach = max(int((last - np.arange(rows)).max()), 0)
+    return reach if seen.any(-1).all() and reach < keys - 1 else None
 
 
 def _rank(call: relax.Call) -> int:

@@ -15,21 +15,26 @@ The threads that have a row in common are neighbours in one warp, and find its m
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder, tirx as T
+from tvm.sym.analyzer import Analyzer
 
-from tvm_split.schedules.expressions import unravel
-from tvm_split.schedules.gpu.attention_tile import ROW_THREADS, SHIFT, Attention, AttentionTile
+from tvm_split.schedules.expressions import ravel, unravel
+from tvm_split.schedules.gpu.attention_tile import ROW_THREADS, SHIFT, AnyAttentionTile, Attention, AttentionTile
+from tvm_split.schedules.gpu.tile import VECTORS, WARP
 
 LOWEST = -3.4028234663852886e38
 """The lowest of float32, as the maximum of no scores: -inf less itself would be NaN."""
 
+AnyTile = TypeVar("AnyTile", bound=AnyAttentionTile)
 Read = Callable[[Any, Sequence[Any]], Any]
 """An element of what an operand is a view of, at the operand's indices [*outer, row, column]."""
 
@@ -45,25 +50,36 @@ class Operands:
 
 
 def attention(
-    *tensors: te.Tensor, operands: Operands, sizes: Attention, tile: AttentionTile, scale: float, dtype: str
+    *tensors: te.Tensor,
+    kernel: type[AnyKernel[Any]],
+    operands: Operands,
+    sizes: Attention,
+    tile: AnyAttentionTile,
+    scale: float,
+    dtype: str,
 ) -> te.Tensor:
     """``softmax(query @ key^T * scale + mask) @ value``, [*outer, rows, value_width], in ``dtype``."""
 
     def body(inputs: Sequence[tirx.Buffer], outputs: Sequence[tirx.Buffer]) -> tirx.Stmt:
-        return _Kernel(inputs, outputs[0], operands, sizes, tile, scale).body()
+        return kernel(inputs, outputs[0], operands, sizes, tile, scale).body()
 
     shape = (*sizes.outer, sizes.rows, sizes.value_width)
-    return te.extern([shape], list(tensors), body, name="attention", dtype=[dtype])
+    # Buffers that begin where their memory does, as those of other kernels: vectors are aligned.
+    given = [tirx.decl_buffer(each.shape, each.dtype, each.op.name, layout=None) for each in tensors]
+    made = tirx.decl_buffer(shape, dtype, "attention", layout=None)
+    return te.extern([shape], list(tensors), body, name="attention", in_buffers=given, out_buffers=[made])
 
 
-class _Kernel:
+class AnyKernel(ABC, Generic[AnyTile]):
+    """What attention's kernels have in common: blocks of threads, loads, and masks."""
+
     def __init__(
         self,
         inputs: Sequence[tirx.Buffer],
         output: tirx.Buffer,
         operands: Operands,
         sizes: Attention,
-        tile: AttentionTile,
+        tile: AnyTile,
         scale: float,
     ) -> None:
         self.output, self.sizes, self.tile, self.scale = output, sizes, tile, scale
@@ -78,20 +94,90 @@ class _Kernel:
         with (
             IRBuilder() as builder,
             T.thread_binding(prod(sizes.outer) * row_tiles, thread="blockIdx.x") as block,
-            T.thread_binding(tile.rows // tile.row_registers, thread="threadIdx.y") as y,
-            T.thread_binding(ROW_THREADS, thread="threadIdx.x") as x,
+            T.thread_binding(tile.threads // self.neighbours, thread="threadIdx.y") as y,
+            T.thread_binding(self.neighbours, thread="threadIdx.x") as x,
             T.sblock("attention"),
         ):
             # Nothing is scheduled around this block, which would need to know.
             T.reads()
             T.writes()
-            self._of_thread(unravel(block // row_tiles, sizes.outer), block % row_tiles * tile.rows, y, x)
+            self.of_thread(unravel(block // row_tiles, sizes.outer), block % row_tiles * tile.rows, y, x)
         return builder.get()
 
-    def _of_thread(self, outer: list[Any], first: Any, y: Any, x: Any) -> None:
+    @property
+    @abstractmethod
+    def neighbours(self) -> int:
+        """Threads along threadIdx.x: a part of one warp."""
+
+    @abstractmethod
+    def of_thread(self, outer: list[Any], first: Any, y: Any, x: Any) -> None:
+        """What thread (y, x) does for the rows from ``first`` on."""
+
+    def key_tiles(self, first: Any) -> Any:
+        """Tiles of keys that the rows from ``first`` on have weights for."""
+        sizes, tile = self.sizes, self.tile
+        all_tiles = -(-sizes.keys // tile.keys)
+        if sizes.reach is None:
+            return all_tiles
+        return tirx.min(all_tiles, (first + (tile.rows + sizes.reach + tile.keys - 1)) // tile.keys)
+
+    def load(
+        self,
+        thread: Any,
+        rows: int,
+        columns: int,
+        existing_columns: int,
+        existing_rows: Any,
+        read: Callable[[Any, Any], Any],
+        store: Callable[[Any, Any, Any], None],
+        dtype: str = "float32",
+        lanes: int = 1,
+    ) -> None:
+        """A matrix, by all threads, neighbours along its columns; zeros where there are no rows and columns.
+
+        Each thread takes ``lanes`` columns at a time.
+        """
+        groups = columns // lanes
+        with T.serial(-(-rows * groups // self.tile.threads)) as step:
+            place = step * self.tile.threads + thread
+            row, group = place // groups, place % groups
+            # In units of whole vectors, so that the condition is plainly one for all elements of a vector.
+            exists = tirx.all(row < existing_rows, group < existing_columns // lanes)
+
+            def take() -> None:
+                with T.vectorized(lanes) if lanes > 1 else nullcontext(0) as lane:
+                    column = group * lanes + lane
+                    value = tirx.if_then_else(exists, read(row, column).astype(dtype), tirx.const(0, dtype))
+                    store(row, column, value)
+
+            if rows * groups % self.tile.threads == 0:
+                take()
+            else:
+                with T.If(place < rows * groups), T.Then():
+                    take()
+
+    def score(self, product: Any, outer: list[Any], row: Any, key: Any) -> Any:
+        score = product * number(self.scale)
+        if self.mask is not None:
+            inside = tirx.all(row < self.sizes.rows, key < self.sizes.keys)
+            added = self.mask((*outer, row, key)).astype("float32")
+            score = score + tirx.if_then_else(inside, added, number(0))
+        if self.sizes.keys % self.tile.keys == 0:
+            return score
+        return tirx.Select(key < self.sizes.keys, score, number(float("-inf")))
+
+
+class Kernel(AnyKernel[AttentionTile]):
+    """All in float32."""
+
+    @property
+    def neighbours(self) -> int:
+        return ROW_THREADS
+
+    def of_thread(self, outer: list[Any], first: Any, y: Any, x: Any) -> None:
         sizes, tile = self.sizes, self.tile
         rows, keys, columns = tile.row_registers, tile.key_columns, sizes.value_columns
-        self.thread = y * ROW_THREADS + x
+        thread = y * ROW_THREADS + x
         queries = T.alloc_buffer((sizes.width, tile.rows + SHIFT), "float32", scope="shared")
         loaded = T.alloc_buffer((tile.loaded_elements(sizes),), "float32", scope="shared")
         exponentials = T.alloc_buffer((tile.rows, tile.keys + SHIFT), "float32", scope="shared")
@@ -103,25 +189,25 @@ class _Kernel:
         right = T.alloc_buffer((max(keys, columns),), "float32", scope="local")
         scalar = T.alloc_buffer((2,), "float32", scope="local")
 
-        self._load(
-            tile.rows, sizes.width, sizes.width, sizes.rows - first,
+        self.load(
+            thread, tile.rows, sizes.width, sizes.width, sizes.rows - first,
             lambda row, k: self.query((*outer, first + row, k)),
             lambda row, k, value: T.buffer_store(queries, value, [k, row]),
         )  # fmt: skip
         with T.unroll(rows) as i:
-            T.buffer_store(highest, _float(LOWEST), [i])
-            T.buffer_store(totals, _float(0), [i])
+            T.buffer_store(highest, number(LOWEST), [i])
+            T.buffer_store(totals, number(0), [i])
             with T.unroll(columns) as c:
-                T.buffer_store(sums, _float(0), [i * columns + c])
-        with T.serial(-(-sizes.keys // tile.keys)) as step:
+                T.buffer_store(sums, number(0), [i * columns + c])
+        with T.serial(self.key_tiles(first)) as step:
             start = step * tile.keys
-            self._load(
-                tile.keys, sizes.width, sizes.width, sizes.keys - start,
+            self.load(
+                thread, tile.keys, sizes.width, sizes.width, sizes.keys - start,
                 lambda key, k: self.key((*outer, start + key, k)),
                 lambda key, k, value: T.buffer_store(loaded, value, [k * (tile.keys + SHIFT) + key]),
             )  # fmt: skip
             with T.unroll(rows * keys) as i:
-                T.buffer_store(scores, _float(0), [i])
+                T.buffer_store(scores, number(0), [i])
             with T.serial(sizes.width) as k:
                 _copy(rows, lambda i: queries[k, y * rows + i], left)
                 _copy(keys, lambda j: loaded[k * (tile.keys + SHIFT) + x * keys + j], right)
@@ -129,12 +215,12 @@ class _Kernel:
                     T.buffer_store(scores, scores[i * keys + j] + left[i] * right[j], [i * keys + j])
             with T.unroll(rows) as i:
                 with T.unroll(keys) as j:
-                    score = self._score(scores[i * keys + j], outer, first + y * rows + i, start + x * keys + j)
+                    score = self.score(scores[i * keys + j], outer, first + y * rows + i, start + x * keys + j)
                     T.buffer_store(scores, score, [i * keys + j])
                 T.buffer_store(scalar, highest[i], [0])
                 with T.unroll(keys) as j:
                     T.buffer_store(scalar, tirx.max(scalar[0], scores[i * keys + j]), [0])
-                _of_row(scalar, tirx.max)
+                of_row(scalar, tirx.max, ROW_THREADS)
                 T.buffer_store(scalar, tirx.exp(highest[i] - scalar[0]), [1])
                 T.buffer_store(highest, scalar[0], [i])
                 T.buffer_store(totals, totals[i] * scalar[1], [i])
@@ -146,8 +232,8 @@ class _Kernel:
                 with _lanes(keys) as j:
                     T.buffer_store(exponentials, scores[i * keys + j], [y * rows + i, x * keys + j])
             width = ROW_THREADS * columns
-            self._load(
-                tile.keys, width, sizes.value_width, sizes.keys - start,
+            self.load(
+                thread, tile.keys, width, sizes.value_width, sizes.keys - start,
                 lambda key, c: self.value((*outer, start + key, c)),
                 lambda key, c, value: T.buffer_store(loaded, value, [key * width + c]),
             )  # fmt: skip
@@ -161,46 +247,38 @@ class _Kernel:
                         T.buffer_store(sums, sums[at] + left[i * 4 + n] * right[c], [at])
         with T.unroll(rows) as i:
             T.buffer_store(scalar, totals[i], [0])
-            _of_row(scalar, lambda a, b: a + b)
+            of_row(scalar, lambda a, b: a + b, ROW_THREADS)
             with T.unroll(columns) as c:
                 row, column = first + y * rows + i, x * columns + c
                 with T.If(tirx.all(row < sizes.rows, column < sizes.value_width)), T.Then():
                     result = (sums[i * columns + c] / scalar[0]).astype(str(self.output.dtype))
                     T.buffer_store(self.output, result, [*outer, row, column])
 
-    def _load(
-        self,
-        rows: int,
-        columns: int,
-        existing_columns: int,
-        existing_rows: Any,
-        read: Callable[[Any, Any], Any],
-        store: Callable[[Any, Any, Any], None],
-    ) -> None:
-        """A matrix, by all threads, neighbours along its columns; zeros where there are no rows and columns."""
-        with T.serial(-(-rows * columns // self.tile.threads)) as step:
-            place = step * self.tile.threads + self.thread
-            row, column = place // columns, place % columns
-            exists = tirx.all(row < existing_rows, column < existing_columns)
-            value = tirx.if_then_else(exists, read(row, column).astype("float32"), _float(0))
-            if rows * columns % self.tile.threads == 0:
-                store(row, column, value)
-            else:
-                with T.If(place < rows * columns), T.Then():
-                    store(row, column, value)
 
-    def _score(self, product: Any, outer: list[Any], row: Any, key: Any) -> Any:
-        score = product * _float(self.scale)
-        if self.mask is not None:
-            inside = tirx.all(row < self.sizes.rows, key < self.sizes.keys)
-            added = self.mask((*outer, row, key)).astype("float32")
-            score = score + tirx.if_then_else(inside, added, _float(0))
-        if self.sizes.keys % self.tile.keys == 0:
-            return score
-        return tirx.Select(key < self.sizes.keys, score, _float(float("-inf")))
+def side_by_side(read: Callable[[Any, Any], Any], columns: int) -> int:
+    """How many elements of a row one load may take: they lie one behind the other, the first at a multiple of them."""
+    row, group = tirx.Var("row", "int64"), tirx.Var("group", "int64")
+    analyzer = Analyzer()
+
+    def place(column: Any) -> Any:
+        load = read(row, column)
+        return ravel(load.indices, [int(extent) for extent in load.source.shape])
+
+    for lanes in VECTORS:
+        first = place(group * lanes)
+        steps = [analyzer.simplify(place(group * lanes + lane) - first) for lane in range(1, lanes)]
+        aligned = analyzer.modular_set(analyzer.simplify(first))
+        if (
+            columns % lanes == 0
+            and all(isinstance(step, tirx.IntImm) and int(step) == lane for lane, step in enumerate(steps, 1))
+            and aligned.coeff % lanes == 0
+            and aligned.base % lanes == 0
+        ):
+            return lanes
+    return 1
 
 
-def _float(value: float) -> tirx.Expr:
+def number(value: float) -> tirx.Expr:
     return tirx.const(value, "float32")
 
 
@@ -218,10 +296,10 @@ def _copy(count: int, read: Callable[[Any], Any], registers: tirx.Buffer) -> Non
             T.buffer_store(registers, read(lane), [lane])
 
 
-def _of_row(scalar: tirx.Buffer, combine: Callable[[Any, Any], Any]) -> None:
-    """What the threads of a row have in ``scalar[0]``, combined by all of them."""
-    for distance in (8, 4, 2, 1):
-        other = T.tvm_warp_shuffle_xor(
-            tirx.const(0xFFFFFFFF, "uint32"), scalar[0], distance, ROW_THREADS, 2 * ROW_THREADS
-        )
+def of_row(scalar: tirx.Buffer, combine: Callable[[Any, Any], Any], threads: int) -> None:
+    """What the ``threads`` of a row, neighbours in one warp, have in ``scalar[0]``, combined by all of them."""
+    distance = threads // 2
+    while distance:
+        other = T.tvm_warp_shuffle_xor(tirx.const(0xFFFFFFFF, "uint32"), scalar[0], distance, threads, WARP)
         T.buffer_store(scalar, combine(scalar[0], other), [0])
+        distance //= 2

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from math import prod
 
 from tvm_split.schedules.gpu.tile import (
     BYTES_PER_CYCLE,
+    FRAGMENT,
     LATENCY_CYCLES,
     MULTIPLICATIONS_PER_CYCLE,
     SECOND_KERNEL_CYCLES,
     TENSOR_CORE_SMALLEST,
+    TENSOR_MULTIPLICATIONS_PER_CYCLE,
+    WARP,
     Extents,
     product_cycles,
 )
@@ -22,19 +26,28 @@ SHIFT = 4
 """More elements in a row of shared memory, so that a column's lie in different banks, and rows stay aligned."""
 LARGEST_WIDTH = 256
 """Values wider than this fill the registers of a thread."""
+LARGEST_HALF_WIDTH = 128
+"""The same for a lane of a warp, which has half a row; wider keys leave too few registers as well."""
 ROUNDS = 3
 """Waits for all threads in each tile of keys."""
+FRAGMENT_SHIFT = 8
+"""The same as `SHIFT` for rows that fragments are loaded from and stored to, and that two neighbours read by fours."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """For each of ``outer``: ``rows`` queries of ``width``, of as many ``keys`` as values of ``value_width``."""
+    """For each of ``outer``: ``rows`` queries of ``width``, of as many ``keys`` as values of ``value_width``.
+
+    With a ``reach``, query ``row`` has no weight for keys beyond ``row + reach``, and one for a key before these: a
+    causal mask's is ``keys - rows``, at least 0.
+    """
 
     outer: tuple[int, ...]
     rows: int
     keys: int
     width: int
     value_width: int
+    reach: int | None = None
 
     @property
     def value_columns(self) -> int:
@@ -43,8 +56,8 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class AttentionTile:
-    """Queries of one block of threads, keys that it has in shared memory at once, and rows in a thread's registers.
+class AnyAttentionTile(ABC):
+    """Queries of one block of threads, and keys that it has in shared memory at once.
 
     ``efficiency`` is the share of the peak: as of a product's tile of the same registers, less exponentials; an
     estimate, no measurement.
@@ -52,16 +65,50 @@ class AttentionTile:
 
     rows: int
     keys: int
-    row_registers: int
     efficiency: float
+
+    @property
+    @abstractmethod
+    def threads(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def multiplications_per_cycle(self) -> int:
+        """Of one multiprocessor."""
+
+    @abstractmethod
+    def columns(self, sizes: Attention) -> int:
+        """Widths of the keys and of the values together, as they are multiplied."""
+
+    @abstractmethod
+    def shared_bytes(self, sizes: Attention) -> int: ...
+
+    def key_tiles(self, sizes: Attention, first_row: int) -> int:
+        """Tiles of keys that rows from ``first_row`` on have weights for."""
+        seen = sizes.keys if sizes.reach is None else min(sizes.keys, first_row + self.rows + sizes.reach)
+        return -(-seen // self.keys)
+
+
+@dataclass(frozen=True)
+class AttentionTile(AnyAttentionTile):
+    """In float32, with ``row_registers`` rows in a thread's registers."""
+
+    row_registers: int
 
     @property
     def threads(self) -> int:
         return self.rows // self.row_registers * ROW_THREADS
 
     @property
+    def multiplications_per_cycle(self) -> int:
+        return MULTIPLICATIONS_PER_CYCLE
+
+    @property
     def key_columns(self) -> int:
         return self.keys // ROW_THREADS
+
+    def columns(self, sizes: Attention) -> int:
+        return sizes.width + sizes.value_columns * ROW_THREADS
 
     def loaded_elements(self, sizes: Attention) -> int:
         """Of the memory that keys and values have in turns."""
@@ -72,35 +119,83 @@ class AttentionTile:
         return 4 * (queries + exponentials + self.loaded_elements(sizes))
 
 
+@dataclass(frozen=True)
+class AttentionFragments(AnyAttentionTile):
+    """On tensor cores, with a fragment's rows for each warp, and operands in ``dtype``: float16 or bfloat16."""
+
+    dtype: str = "float16"
+
+    @property
+    def warps(self) -> int:
+        return self.rows // FRAGMENT
+
+    @property
+    def threads(self) -> int:
+        return self.warps * WARP
+
+    @property
+    def multiplications_per_cycle(self) -> int:
+        return TENSOR_MULTIPLICATIONS_PER_CYCLE
+
+    def columns(self, sizes: Attention) -> int:
+        return whole_fragments(sizes.width) + whole_fragments(sizes.value_width)
+
+    def loaded_elements(self, sizes: Attention) -> int:
+        """Of the memory that keys and values have in turns."""
+        return self.keys * (whole_fragments(max(sizes.width, sizes.value_width)) + FRAGMENT_SHIFT)
+
+    def shared_bytes(self, sizes: Attention) -> int:
+        queries = self.rows * (whole_fragments(sizes.width) + FRAGMENT_SHIFT)
+        # Scores in float32, and their exponentials in half precision.
+        scores = (4 + 2) * self.rows * (self.keys + FRAGMENT_SHIFT)
+        return 2 * (queries + self.loaded_elements(sizes)) + scores
+
+
+def whole_fragments(extent: int) -> int:
+    return -(-extent // FRAGMENT) * FRAGMENT
+
+
 TILES = tuple(
-    AttentionTile(rows, keys, row_registers, efficiency * keys_efficiency)
+    AttentionTile(rows, keys, efficiency * keys_efficiency, row_registers)
     for rows in (64, 32, 16)
     for keys, keys_efficiency in ((64, 1.0), (32, 0.8), (16, 0.6))
     for row_registers, efficiency in ((8, 0.6), (4, 0.45))
 )
+# Scores go through shared memory between the two products, whose instructions wait for it.
+FRAGMENT_TILES = tuple(
+    AttentionFragments(rows, keys, efficiency * keys_efficiency)
+    for rows, efficiency in ((128, 0.25), (64, 0.25), (32, 0.2), (16, 0.12))
+    for keys, keys_efficiency in ((64, 1.0), (32, 0.85), (16, 0.6))
+)
 
 
-def choose_attention_tile(sizes: Attention, processors: int, in_half: bool, copies: int) -> AttentionTile | None:
+def choose_attention_tile(
+    sizes: Attention, processors: int, half: str | None, copies: int
+) -> AttentionTile | AttentionFragments | None:
     """The tile with the shortest estimated time; None where two products and a softmax are estimated to take less.
 
-    These have tensor cores where they are ``in_half``, and take ``copies`` of operands that are views.
+    These take ``copies`` of operands that are views; both have tensor cores where ``half`` is the operands' type.
     """
     if sizes.rows < TENSOR_CORE_SMALLEST or max(sizes.width, sizes.value_width) > LARGEST_WIDTH:
         return None
-    fitting = [tile for tile in TILES if tile.shared_bytes(sizes) <= SHARED_BYTES]
+    tiles: list[AttentionTile | AttentionFragments] = list(TILES)
+    if half is not None and max(sizes.width, sizes.value_width) <= LARGEST_HALF_WIDTH:
+        tiles += [replace(tile, dtype=half) for tile in FRAGMENT_TILES]
+    fitting = [tile for tile in tiles if tile.shared_bytes(sizes) <= SHARED_BYTES]
     best = min(fitting, key=lambda tile: _cycles(sizes, tile, processors), default=None)
-    if best is None or _cycles(sizes, best, processors) > _cycles_of_three(sizes, processors, in_half, copies):
+    if best is None:
         return None
-    return best
+    of_three = _cycles_of_three(sizes, processors, half is not None, copies)
+    return best if _cycles(sizes, best, processors) <= of_three else None
 
 
-def _cycles(sizes: Attention, tile: AttentionTile, processors: int) -> float:
-    blocks = prod(sizes.outer) * -(-sizes.rows // tile.rows)
-    tiles_of_keys = -(-sizes.keys // tile.keys)
-    multiplications = tile.rows * tile.keys * tiles_of_keys * (sizes.width + sizes.value_columns * ROW_THREADS)
-    work = multiplications / (MULTIPLICATIONS_PER_CYCLE * tile.efficiency)
-    alone = work / min(1.0, tile.threads / 256) + tiles_of_keys * ROUNDS * LATENCY_CYCLES
-    return max(-(-blocks // processors) * work, alone)
+def _cycles(sizes: Attention, tile: AnyAttentionTile, processors: int) -> float:
+    key_tiles = [tile.key_tiles(sizes, first) for first in range(0, sizes.rows, tile.rows)]
+    blocks = prod(sizes.outer) * len(key_tiles)
+    of_one = tile.rows * tile.keys * tile.columns(sizes) / (tile.multiplications_per_cycle * tile.efficiency)
+    longest = of_one * max(key_tiles)
+    alone = longest / min(1.0, tile.threads / 256) + max(key_tiles) * ROUNDS * LATENCY_CYCLES
+    return max(-(-blocks // processors) * of_one * sum(key_tiles) / len(key_tiles), alone)
 
 
 def _cycles_of_three(sizes: Attention, processors: int, in_half: bool, copies: int) -> float:

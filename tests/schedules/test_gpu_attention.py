@@ -1,19 +1,32 @@
 """Attention as one kernel for CUDA: which graphs it is made of, and its values, from its source, against float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+import tvm
 from hypothesis import HealthCheck, given, settings, strategies as st
 from tvm import relax
 
 from tests.helpers.schedules.emulated_gpu import emulated, run_emulated
-from tests.helpers.schedules.gpu_kernels import nvcc
+from tests.helpers.schedules.gpu_kernels import (
+    compile_with_nvcc,
+    cuda,
+    cuda_source,
+    kernels_of,
+    module_of_kernels,
+    nvcc,
+)
 from tests.helpers.schedules.schedule_harness import assert_close, graph_of, lower, normal, rules
 from tvm_split import schedules
 from tvm_split.schedules.gpu import attention_tile
-from tvm_split.schedules.gpu.attention_tile import Attention, choose_attention_tile
+from tvm_split.schedules.gpu.attention_tile import SHARED_BYTES, Attention, AttentionFragments, choose_attention_tile
 
 SM_90 = emulated("sm_90")
+HALVES = {"float16": 1e-3, "bfloat16": 8e-3}
+"""Tolerances where operands and weights are rounded, and sums are not."""
+halves = st.sampled_from(sorted(HALVES))
 needs_headers = pytest.mark.skipif(nvcc() is None, reason="needs the headers of CUDA")
 
 
@@ -72,6 +85,28 @@ def test_attention(outer, rows, keys, width, value_width):
     assert chosen == {"attention"}
 
 
+@pytest.fixture
+def on_tensor_cores(monkeypatch):
+    monkeypatch.setattr(attention_tile, "TILES", ())
+
+
+@needs_headers
+@settings(max_examples=8, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    outer=st.sampled_from([(), (3,), (2, 2)]),
+    rows=st.sampled_from([16, 17, 67]),
+    keys=st.sampled_from([1, 20, 70]),
+    width=st.sampled_from([8, 20, 23, 64]),
+    value_width=st.sampled_from([8, 33, 64, 100]),
+    half=halves,
+)
+def test_attention_on_tensor_cores(on_tensor_cores, outer, rows, keys, width, value_width, half):
+    inputs = [normal(0, *outer, rows, width), normal(1, *outer, keys, width), normal(2, *outer, keys, value_width)]
+    actual, chosen = evaluate(attention_of(half=half), inputs)
+    assert_close(actual, exact_attention(*inputs), HALVES[half])
+    assert chosen == {"attention"}
+
+
 @needs_headers
 @pytest.mark.parametrize("tile", [tile for tile in attention_tile.TILES if tile.keys != 16], ids=str)
 def test_every_tile(tile, monkeypatch):
@@ -82,25 +117,145 @@ def test_every_tile(tile, monkeypatch):
     assert chosen == {"attention"}
 
 
+SMALL = Attention((2,), 50, 70, 24, 40)
+
+
 @needs_headers
+@pytest.mark.parametrize(
+    "tile", [tile for tile in attention_tile.FRAGMENT_TILES if tile.shared_bytes(SMALL) <= SHARED_BYTES], ids=str
+)
+def test_every_tile_of_fragments(tile, on_tensor_cores, monkeypatch):
+    monkeypatch.setattr(attention_tile, "FRAGMENT_TILES", (tile,))
+    inputs = [normal(0, 2, 50, 24), normal(1, 2, 70, 24), normal(2, 2, 70, 40)]
+    actual, chosen = evaluate(attention_of(half="float16"), inputs)
+    assert_close(actual, exact_attention(*inputs), HALVES["float16"])
+    assert chosen == {"attention"}
+
+
+@needs_headers
+@pytest.mark.parametrize("half", [None, "float16"])
 @pytest.mark.parametrize("shapes", [[(1, 1, 1, 40)], [(40, 40), (2, 1, 1, 40)]])
-def test_masks(shapes):
+def test_masks(shapes, half):
     masks = [np.where(normal(5, *shape) < 0, -np.inf, normal(6, *shape)).astype("float32") for shape in shapes]
     for mask in masks:
         mask[..., 33] = 0
     inputs = [normal(number, 2, 3, 40, 16) for number in range(3)]
-    actual, chosen = evaluate(attention_of(0.25, masks), inputs)
-    assert_close(actual, exact_attention(*inputs, 0.25, masks), 1e-5)
+    actual, chosen = evaluate(attention_of(0.25, masks, half), inputs)
+    assert_close(actual, exact_attention(*inputs, 0.25, masks), 1e-5 if half is None else HALVES[half])
     assert chosen <= {"attention", "elementwise"}
 
 
 @needs_headers
-def test_scores_that_are_hidden_at_first_and_large_ones_later():
+@pytest.mark.parametrize("half", [None, "float16"])
+def test_scores_that_are_hidden_at_first_and_large_ones_later(half):
     mask = np.zeros((40, 100), "float32")
     mask[:, :70] = -np.inf
-    query, key, value = 20 * normal(0, 40, 16), 20 * normal(1, 100, 16), normal(2, 100, 16)
-    actual, _ = evaluate(attention_of(0.25, [mask]), [query, key, value])
-    assert_close(actual, exact_attention(query, key, value, 0.25, [mask]), 1e-4)
+    # Numbers that float16 has: large scores differ by what their factors lose.
+    query, key = (np.float32(normal(seed, *shape).astype("float16")) for seed, shape in ((0, (40, 16)), (1, (100, 16))))
+    query, key, value = 20 * query, 16 * key, normal(2, 100, 16)
+    actual, _ = evaluate(attention_of(0.25, [mask], half), [query.astype("float16").astype("float32"), key, value])
+    exact = exact_attention(query.astype("float16"), key, value, 0.25, [mask])
+    assert_close(actual, exact, 1e-4 if half is None else HALVES[half])
+
+
+def causal(rows, keys, hidden=-np.inf, reach=0):
+    return np.triu(np.full((rows, keys), hidden, "float32"), 1 + reach)
+
+
+@needs_headers
+@pytest.mark.parametrize("half", [None, "float16", "bfloat16"])
+@pytest.mark.parametrize("hidden", [-np.inf, np.finfo("float32").min], ids=["infinite", "lowest"])
+@pytest.mark.parametrize(("rows", "keys"), [(150, 150), (70, 150), (150, 70)])
+def test_causal_masks(rows, keys, hidden, half, request):
+    if half is not None:
+        request.getfixturevalue("on_tensor_cores")
+    mask = causal(rows, keys, hidden, max(keys - rows, 0))
+    inputs = [normal(0, 3, rows, 16), normal(1, 3, keys, 16), normal(2, 3, keys, 16)]
+    actual, chosen = evaluate(attention_of(0.25, [mask], half), inputs)
+    assert_close(actual, exact_attention(*inputs, 0.25, [mask]), 1e-5 if half is None else HALVES[half])
+    assert chosen == {"attention"}
+
+
+def replaced(condition, number, swapped=False):
+    """Causal attention as scores that a condition replaces, ``masked_fill`` of torch."""
+
+    def graph(builder, query, key, value):
+        turned = builder.emit(relax.op.permute_dims(key, [0, 2, 1]))
+        scores = builder.emit(relax.op.matmul(query, turned))
+        choice = scores, relax.const(np.float32(number))
+        scores = builder.emit(relax.op.where(relax.const(condition), *(choice if swapped else reversed(choice))))
+        return builder.emit(relax.op.matmul(builder.emit(relax.op.nn.softmax(scores, -1)), value))
+
+    return graph
+
+
+@needs_headers
+@pytest.mark.parametrize("swapped", [False, True])
+def test_scores_that_a_condition_replaces(swapped):
+    inputs = [normal(number, 2, 40, 16) for number in range(3)]
+    hidden = np.triu(np.ones((40, 40), bool), 1)
+    actual, chosen = evaluate(replaced(~hidden if swapped else hidden, -np.inf, swapped), inputs)
+    assert_close(actual, exact_attention(*inputs, 1.0, [causal(40, 40)]), 1e-5)
+    assert chosen == {"attention"}
+
+
+def test_scores_that_become_a_number_which_others_may_have_are_no_mask():
+    inputs = [normal(number, 2, 40, 16) for number in range(3)]
+    hidden = np.triu(np.ones((40, 40), bool), 1)
+    assert not fused(replaced(hidden, -1e4), inputs)
+
+
+def reads_past_the_diagonal(masks, half=None):
+    """Whether the first rows of one tile have NaN of keys that a causal mask hides from all of the tile."""
+    inputs = [normal(number, 200, 16) for number in range(3)]
+    for array in inputs[1:]:
+        array[128:] = np.nan
+    actual, chosen = evaluate(attention_of(0.25, masks, half), inputs)
+    assert chosen <= {"attention", "elementwise"}
+    return bool(np.isnan(actual[:64]).any())
+
+
+@needs_headers
+@pytest.mark.parametrize("half", [None, "float16"])
+def test_tiles_that_a_causal_mask_hides_are_not_computed(half):
+    assert not reads_past_the_diagonal([causal(200, 200)], half)
+    assert not reads_past_the_diagonal([causal(200, 200, np.finfo("float32").min)], half)
+    assert not reads_past_the_diagonal([causal(200, 200), np.zeros((1, 200), "float32")], half)
+
+
+@needs_headers
+def test_tiles_that_may_have_weight_are_computed():
+    lowest = np.finfo("float32").min
+    # Beside another mask, what both hide has less weight than what one does: not none.
+    assert reads_past_the_diagonal([causal(200, 200, lowest), np.zeros((1, 200), "float32")])
+    # A row that sees nothing: all of its keys have the same weight.
+    nothing = causal(200, 200, lowest)
+    nothing[5] = lowest
+    assert reads_past_the_diagonal([nothing])
+    assert reads_past_the_diagonal([np.zeros((200, 200), "float32")])
+
+
+@needs_headers
+@pytest.mark.parametrize("half", [None, "float16"])
+@pytest.mark.parametrize("repeated", [True, False], ids=["repeat", "broadcast"])
+def test_heads_of_several_queries_are_read_where_they_lie(repeated, half):
+    def of_each_query(builder, heads):
+        if repeated:
+            return builder.emit(relax.op.repeat(heads, 3, 1))
+        own = builder.emit(relax.op.expand_dims(heads, [2]))
+        wide = builder.emit(relax.op.broadcast_to(own, (1, 2, 3, 37, 16)))
+        return builder.emit(relax.op.reshape(wide, (1, 6, 37, 16)))
+
+    def graph(builder, query, key, value):
+        return attention_of(half=half)(builder, query, of_each_query(builder, key), of_each_query(builder, value))
+
+    inputs = [normal(0, 1, 6, 37, 16), normal(1, 1, 2, 37, 16), normal(2, 1, 2, 37, 16)]
+    lowered = lower(graph_of(graph, inputs), SM_90)
+    exact = exact_attention(inputs[0], *(each.repeat(3, 1) for each in inputs[1:]))
+    assert_close(run_emulated(lowered, inputs, SM_90), exact, 1e-5 if half is None else HALVES[half])
+    # The expanded tensor is the same memory, too.
+    chosen = schedules.chosen_rules(lowered)
+    assert chosen == {"attention": "attention", **({} if repeated else {"expand_dims": "elementwise"})}
 
 
 @needs_headers
@@ -119,7 +274,7 @@ def test_heads_are_read_where_they_lie(half):
 
     actual, _ = evaluate(graph, [joined])
     parts = joined.reshape(1, 37, 3, 2, 16).transpose(2, 0, 3, 1, 4)
-    assert_close(actual, exact_attention(*parts), 1e-5)
+    assert_close(actual, exact_attention(*parts), 1e-5 if half is None else HALVES[half])
     # The reshaped tensor is the same memory: TVM makes no kernel of that in the end.
     lowered = lower(graph_of(graph, [joined]), SM_90)
     assert schedules.chosen_rules(lowered) == {"attention": "attention", "reshape": "elementwise"}
@@ -168,6 +323,30 @@ def test_values_that_fill_the_registers_are_two_products():
 def test_one_kernel_where_it_is_estimated_to_take_less(monkeypatch):
     monkeypatch.undo()
     sizes = Attention((1, 12), 128, 128, 64, 64)
-    assert choose_attention_tile(sizes, 132, in_half=False, copies=3) is not None
+    assert choose_attention_tile(sizes, 132, half=None, copies=3) is not None
     long = Attention((1, 16), 2048, 2048, 64, 64)
-    assert choose_attention_tile(long, 132, in_half=True, copies=0) is None
+    assert isinstance(choose_attention_tile(long, 132, half="bfloat16", copies=0), AttentionFragments)
+    wide = Attention((1, 16), 2048, 2048, 256, 256)
+    assert choose_attention_tile(wide, 132, half="float16", copies=0) is None
+
+
+def test_hidden_tiles_count_as_no_time():
+    sizes, tile = Attention((64,), 2048, 2048, 64, 64), attention_tile.FRAGMENT_TILES[4]
+    whole, part = (attention_tile._cycles(replace(sizes, reach=reach), tile, 132) for reach in (None, 0))
+    assert 0.5 * whole < part < 0.6 * whole
+
+
+@needs_headers
+@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
+@pytest.mark.parametrize(("rows", "width"), [(512, 64), (197, 80), (300, 128)])
+@pytest.mark.parametrize("half", sorted(HALVES))
+def test_machine_code_without_spills(rows, width, half, arch, on_tensor_cores, tmp_path):
+    inputs = [np.zeros((12, rows, width), "float32")] * 3
+    lowered = lower(graph_of(attention_of(masks=[causal(rows, rows)], half=half), inputs), cuda(arch))
+    with cuda(arch):
+        source = cuda_source(tvm.compile(module_of_kernels(lowered), target=cuda(arch)))
+    assert "nvcuda::wmma::mma_sync" in source
+    counted = {kernel.name: kernel.shared_bytes for kernel in kernels_of(source)}
+    for each in compile_with_nvcc(source, arch, tmp_path):
+        assert each.spilled_bytes == 0, each
+        assert each.shared_bytes == counted[each.name] <= SHARED_BYTES, each

@@ -53,6 +53,25 @@ def test_attention_without_copies(batch, tokens, heads, width):
         assert rules == {"matmul", "reduction", "elementwise"}
 
 
+@pytest.mark.parametrize("repeated", [True, False], ids=["repeat", "broadcast"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_repeated_operands(side, repeated):
+    few, other = normal(0, 2, 3, 16, 16), normal(1, 6, 4, 16, 16)
+
+    def graph(builder, x, y):
+        if repeated:
+            x = builder.emit(relax.op.repeat(builder.emit(relax.op.reshape(x, (6, 1, 16, 16))), 4, 1))
+        else:
+            x = builder.emit(relax.op.broadcast_to(builder.emit(relax.op.reshape(x, (6, 1, 16, 16))), (6, 4, 16, 16)))
+        return builder.emit(relax.op.matmul(*((x, y) if side == "left" else (y, x))))
+
+    actual, rules = evaluate(graph, [few, other])
+    x, y = few.reshape(6, 1, 16, 16).repeat(4, 1).astype("float64"), other
+    assert_close(actual, x @ y if side == "left" else y @ x)
+    # What is left beside the product is the reshape, which the library turns into a view.
+    assert rules <= {"matmul", "elementwise"}
+
+
 @settings(max_examples=10, derandomize=True)
 @given(
     rows=st.integers(1, 9),

@@ -257,6 +257,7 @@ struct matrix_a {};
 struct matrix_b {};
 struct accumulator {};
 struct row_major {};
+struct col_major {};
 enum layout_t { mem_row_major };
 
 template <typename Use, int M, int N, int K, typename T, typename Layout = void>
@@ -268,6 +269,11 @@ struct fragment {
 inline int place(int index, unsigned row_length) {
   int element = index * emulated::WARP + emulated::lane();
   return element / 16 * row_length + element % 16;
+}
+
+inline int place_in_columns(int index, unsigned column_length) {
+  int element = index * emulated::WARP + emulated::lane();
+  return element % 16 * column_length + element / 16;
 }
 
 inline void check_alignment(const void* at, size_t row_bytes) {
@@ -284,7 +290,8 @@ template <typename Use, typename T, typename L>
 void load_matrix_sync(fragment<Use, 16, 16, 16, T, L>& fragment, const T* from, unsigned row_length) {
   emulated::warp_barrier("load_matrix_sync");
   check_alignment(from, row_length * sizeof(T));
-  for (int i = 0; i < 8; ++i) fragment.own[i] = from[place(i, row_length)];
+  for (int i = 0; i < 8; ++i)
+    fragment.own[i] = from[std::is_same_v<L, col_major> ? place_in_columns(i, row_length) : place(i, row_length)];
 }
 
 template <typename T>
@@ -294,9 +301,9 @@ void store_matrix_sync(T* to, const fragment<accumulator, 16, 16, 16, T>& fragme
   for (int i = 0; i < 8; ++i) to[place(i, row_length)] = fragment.own[i];
 }
 
-template <typename T, typename L>
+template <typename T, typename L, typename R>
 void mma_sync(fragment<accumulator, 16, 16, 16, float>& result, const fragment<matrix_a, 16, 16, 16, T, L>& left,
-              const fragment<matrix_b, 16, 16, 16, T, L>& right,
+              const fragment<matrix_b, 16, 16, 16, T, R>& right,
               const fragment<accumulator, 16, 16, 16, float>& total) {
   struct Operands { T left[8], right[8]; } operands;
   memcpy(operands.left, left.own, sizeof(left.own));
