@@ -91,7 +91,6 @@ def simulate(
             shown=SHOWN_MICRO_BATCHES if timeline or picture else 0,
             on_progress=report,
         )
-    wanted = found.wanted
     if picture is not None:
         from tvm_split.pictures.timeline_picture import draw_picture
 
