@@ -22,16 +22,28 @@ import numpy as np
 
 from tvm_split.rpc_runtime.errors import WorkerError
 from tvm_split.rpc_runtime.program.interface import Bytes
+from tvm_split.rpc_runtime.transports.device_memory import HANDLE_BYTES
 
-HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
+HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
 """``cudaMemcpyKind``."""
 NON_BLOCKING = 0x01
 """``cudaStreamNonBlocking``."""
 SLEEPING_WAIT, NO_TIMES = 0x01, 0x02
 """``cudaEventBlockingSync``: who waits leaves the core to others, as CPU stages on the same host need it;
 ``cudaEventDisableTiming``."""
+ENABLE_PEER_ACCESS = 0x01
+"""``cudaIpcMemLazyEnablePeerAccess``."""
 NULL_STREAM, DEVICE = None, 0
 LONGEST_BUS_IDENTITY = 32
+ADDRESS_RANGE = "cuMemGetAddressRange_v2"
+"""Of CUDA's driver; its runtime does not say how large memory is."""
+
+
+class _Handle(ctypes.Structure):
+    """``cudaIpcMemHandle_t``."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
+
 
 _pointer, _out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -45,6 +57,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cudaEventSynchronize": (_pointer,),
     "cudaStreamWaitEvent": (_pointer, _pointer, ctypes.c_uint),
     "cudaMemcpyAsync": (_pointer, _pointer, ctypes.c_size_t, ctypes.c_int, _pointer),
+    "cudaIpcGetMemHandle": (ctypes.POINTER(_Handle), _pointer),
+    "cudaIpcOpenMemHandle": (_out, _Handle, ctypes.c_uint),
+    "cudaIpcCloseMemHandle": (_pointer,),
     "cudaDeviceGetPCIBusId": (ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
 }
 
@@ -104,12 +119,14 @@ class CudaFunctions:
 class CudaCalls:
     """The device's calls; what is made here lives until nobody has it. Thread-safe, as CUDA's runtime is.
 
+    ``driver`` is CUDA's driver; without it no memory of other processes is opened.
+
     Raises:
         WorkerError: a call fails: names it, with CUDA's words.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._cuda = CudaFunctions(library, _FUNCTIONS)
+    def __init__(self, library: ctypes.CDLL, driver: ctypes.CDLL | None = None) -> None:
+        self._driver, self._cuda = driver, CudaFunctions(library, _FUNCTIONS)
         self._uploads, self._downloads = self._stream(), self._stream()
 
     def host_memory(self, size_bytes: int) -> Bytes:
@@ -142,6 +159,36 @@ class CudaCalls:
     def wait(self, mark: Mark) -> None:
         """Until it is reached. Other threads of this process go on."""
         self._cuda.call("cudaEventSynchronize", mark.event)
+
+    def hand_over(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
+        """Begin to copy from the device's address to one of a device, its own or opened; as `download`."""
+        self._copy(source, target, size_bytes, DEVICE_TO_DEVICE, self._downloads, mark)
+
+    def exported(self, address: int) -> bytes:
+        """What another process of this host opens memory of the device by, which begins at ``address``."""
+        handle = _Handle()
+        self._cuda.call("cudaIpcGetMemHandle", ctypes.byref(handle), address)
+        return bytes(handle)
+
+    def opened(self, handle: bytes) -> int:
+        """The address of another process's memory, which is there until `shut`."""
+        found = ctypes.c_void_p()
+        self._cuda.call("cudaIpcOpenMemHandle", ctypes.byref(found), _Handle.from_buffer_copy(handle), ENABLE_PEER_ACCESS)
+        return found.value or 0
+
+    def shut(self, address: int) -> None:
+        """Give up what was `opened`."""
+        self._cuda.call("cudaIpcCloseMemHandle", address)
+
+    def bytes_behind(self, address: int) -> int:
+        """How much memory there is from an address of a device on."""
+        begin, size = ctypes.c_uint64(), ctypes.c_size_t()
+        if self._driver is None:
+            raise WorkerError("there is no NVIDIA driver to ask how large memory is")
+        code = self._driver[ADDRESS_RANGE](ctypes.byref(begin), ctypes.byref(size), ctypes.c_uint64(address))
+        if code:
+            raise WorkerError(f"the GPU fails: {ADDRESS_RANGE}: error {code}")
+        return begin.value + size.value - address
 
     def bus_identity(self) -> str:
         """Where the device is on its host's bus, such as ``0000:3b:00.0``."""

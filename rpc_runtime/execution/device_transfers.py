@@ -30,7 +30,7 @@ import tvm
 
 from tvm_split.rpc_runtime.closing import do_all
 from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls, memory_at
-from tvm_split.rpc_runtime.execution.cuda_runtime import runtime_library
+from tvm_split.rpc_runtime.execution.cuda_runtime import driver_library, runtime_library
 from tvm_split.rpc_runtime.execution.executor import RunnableStage
 from tvm_split.rpc_runtime.execution.stage_executable import (
     TensorSlot,
@@ -66,13 +66,23 @@ class DeviceCalls(Protocol):
 
     def wait(self, mark: Mark) -> None: ...
 
+    def hand_over(self, source: int, target: int, size_bytes: int, mark: Mark) -> None: ...
+
+    def exported(self, address: int) -> bytes: ...
+
+    def opened(self, handle: bytes) -> int: ...
+
+    def shut(self, address: int) -> None: ...
+
+    def bytes_behind(self, address: int) -> int: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """A tensor on the device, whose content is there when ``mark`` is reached."""
+    """A tensor on the device, whose content is there when ``mark`` is reached; None: now."""
 
     tensor: Tensor
-    mark: Mark
+    mark: Mark | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ class DeviceTransfers:
     """
 
     def __init__(self, calls: DeviceCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> None:
-        self._calls, self._make_tensor = calls, make_tensor
+        self.calls, self.make_tensor = calls, make_tensor
         self._lock = threading.Lock()
         self._under_way: dict[Mark, tuple[Uploaded, Tensor]] = {}
         """With the source, by the mark, until it is given back."""
@@ -99,8 +109,8 @@ class DeviceTransfers:
 
     def slot(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
         """Memory of the host for one tensor, page-locked unless it is given; filled with tensors of the device."""
-        seen = tensor_slot(tensor, self._calls.host_memory(tensor.size_bytes) if memory is None else memory)
-        return _Slot(seen.data, seen.value, self, self._calls.mark())
+        seen = tensor_slot(tensor, self.calls.host_memory(tensor.size_bytes) if memory is None else memory)
+        return _Slot(seen.data, seen.value, self, self.calls.mark())
 
     def upload(self, tensor: TensorSpec, value: Tensor) -> Uploaded | None:
         """Begin to bring a tensor of the host, which must stay as it is, to the device; None after `close`."""
@@ -108,9 +118,9 @@ class DeviceTransfers:
             if self._closed:
                 return None
             free = self._on_device[tensor.name]
-            uploaded = free.pop() if free else Uploaded(self._make_tensor(tensor), self._calls.mark())
+            uploaded = free.pop() if free else Uploaded(self.make_tensor(tensor), self.calls.mark())
             self._under_way[uploaded.mark] = uploaded, value
-            self._calls.upload(value.data_ptr(), uploaded.tensor.data_ptr(), tensor.size_bytes, uploaded.mark)
+            self.calls.upload(value.data_ptr(), uploaded.tensor.data_ptr(), tensor.size_bytes, uploaded.mark)
         return uploaded
 
     def give_back(self, tensor: TensorSpec, uploaded: Uploaded) -> None:
@@ -128,14 +138,14 @@ class DeviceTransfers:
         with self._lock:
             self._closed = True
             under_way, self._under_way = self._under_way, {}
-            error = do_all(partial(self._calls.wait, mark) for mark in under_way)
+            error = do_all(partial(self.calls.wait, mark) for mark in under_way)
         if error is not None:
             raise error
 
     def download(self, value: Tensor, data: Bytes, mark: Mark) -> None:
         """Copy a tensor of the device, which is complete; returns when that is done."""
-        self._calls.download(value.data_ptr(), data.ctypes.data, data.size, mark)
-        self._calls.wait(mark)
+        self.calls.download(value.data_ptr(), data.ctypes.data, data.size, mark)
+        self.calls.wait(mark)
 
     def bytes_of(self, value: Tensor) -> Bytes:
         """The content of a tensor of the device, in page-locked memory that is reused when nobody has this array."""
@@ -145,21 +155,21 @@ class DeviceTransfers:
         try:
             buffer = self._on_host[size_bytes].pop()
         except IndexError:
-            buffer = _HostBuffer(self._calls.host_memory(size_bytes), self._calls.mark())
+            buffer = _HostBuffer(self.calls.host_memory(size_bytes), self.calls.mark())
         self.download(value, buffer.data, buffer.mark)
         return memory_at(buffer.data.ctypes.data, size_bytes, self._on_host[size_bytes].append, buffer)
 
     def begin(self, inputs: Sequence[Tensor | Uploaded]) -> list[Tensor]:
         """A stage's inputs on the device; what is computed from now on begins when they are there."""
         for each in inputs:
-            if isinstance(each, Uploaded):
-                self._calls.compute_after(each.mark)
+            if isinstance(each, Uploaded) and each.mark is not None:
+                self.calls.compute_after(each.mark)
         return [each.tensor if isinstance(each, Uploaded) else each for each in inputs]
 
     def end(self) -> None:
         """Returns when all is done that was to be computed. For the computing thread."""
-        self._calls.computed(self._end)
-        self._calls.wait(self._end)
+        self.calls.computed(self._end)
+        self.calls.wait(self._end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +196,10 @@ class OverlappedStage:
 
 
 class UploadingStation:
-    """Stands before the station of a device's machine, for the links that end there: what comes is uploaded at once."""
+    """Stands before the station of a device's machine, for the links that end there: what comes is uploaded at once.
+
+    What another GPU has written into this one's memory is there.
+    """
 
     def __init__(self, station: Station, transfers: DeviceTransfers) -> None:
         self._station, self._transfers = station, transfers
@@ -194,7 +207,12 @@ class UploadingStation:
         self.moved, self.transferred = station.moved, station.transferred
         self.room_locked = station.room_locked
 
-    def deliver(self, route: PlannedRoute, sequence: int, value: Tensor, release: Callable[[], None]) -> None:
+    def deliver(
+        self, route: PlannedRoute, sequence: int, value: Tensor | Uploaded, release: Callable[[], None]
+    ) -> None:
+        if isinstance(value, Uploaded):
+            self._station.deliver(route, sequence, value, release)
+            return
         uploaded = self._transfers.upload(route.tensor, value)
         if uploaded is None:
             return
@@ -218,4 +236,5 @@ def overlapping_transfers(stages: Sequence[StageSpec]) -> DeviceTransfers | None
     library = runtime_library()
     if library is None:
         return None  # it would not have found the device
-    return DeviceTransfers(CudaCalls(library), lambda tensor: tvm.runtime.empty(tensor.shape, tensor.dtype, device))
+    calls = CudaCalls(library, driver_library())
+    return DeviceTransfers(calls, lambda tensor: tvm.runtime.empty(tensor.shape, tensor.dtype, device))

@@ -10,12 +10,19 @@ from types import MappingProxyType
 
 class Transport(enum.StrEnum):
     """``AUTO``: shared memory between processes of one host and user, gRPC otherwise. ``MPI`` is never taken by itself:
-    its waiting costs a part of a core."""
+    its waiting costs a part of a core; nor is ``CUDA_IPC``, from GPU to GPU of one host, which no GPU has run. Where
+    that cannot be had, the link is as by ``AUTO``."""
 
     AUTO = "auto"
     GRPC = "grpc"
     SHARED_MEMORY = "shm"
     MPI = "mpi"
+    CUDA_IPC = "ipc"
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether tensors lie where both ends see them, so that no codec writes them."""
+        return self in (Transport.SHARED_MEMORY, Transport.CUDA_IPC)
 
 
 @dataclass(frozen=True)
@@ -30,11 +37,13 @@ class LinkSetting:
     def wanted(self) -> Transport:
         return Transport.GRPC if self.transport is Transport.AUTO and self.address else self.transport
 
-    def expected(self, source_domain: str, destination_domain: str) -> Transport:
+    def expected(self, source_domain: str, destination_domain: str, *, have_gpus: bool = True) -> Transport:
         """What will carry it between ends of these `hardware.memory_domain`; empty ones share no memory."""
-        if self.wanted is not Transport.AUTO:
+        if self.wanted not in (Transport.AUTO, Transport.CUDA_IPC):
             return self.wanted
-        return Transport.SHARED_MEMORY if source_domain == destination_domain != "" else Transport.GRPC
+        if source_domain != destination_domain or not source_domain:
+            return Transport.GRPC
+        return Transport.CUDA_IPC if self.wanted is Transport.CUDA_IPC and have_gpus else Transport.SHARED_MEMORY
 
 
 LinkSettings = Mapping[tuple[str, str], LinkSetting]

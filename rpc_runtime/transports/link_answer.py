@@ -98,7 +98,7 @@ class LinkAnswer:
         if not hmac.compare_digest(hello.host, host_proof(hello.deployment)):
             return pb.Accept(reason="caller and worker are on different hosts")
         try:
-            self._offer = Offer(self._link)
+            self._offer = Offer(self._link, hello.device_memory)
         except OSError as error:
             return pb.Accept(reason=f"{hello.destination!r} cannot make it: {error}")
         return pb.Accept(socket=self._offer.name, secret=self._offer.secret)

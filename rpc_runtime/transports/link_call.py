@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 
@@ -17,6 +18,7 @@ from tvm_split.rpc_runtime.errors import (
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.measurements import LinkStatistics
 from tvm_split.rpc_runtime.transports import shared_memory
+from tvm_split.rpc_runtime.transports.device_memory import NO_DEVICE
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.mpi import MpiStream, World
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
@@ -24,6 +26,8 @@ from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, error_of, explai
 from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
 from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_text, parsed
 from tvm_split.rpc_runtime.wire.security import Token
+
+logger = logging.getLogger(__name__)
 
 LAST_WORD_SECONDS = 1.0
 """So long may the reason take by which the other end has closed its memory."""
@@ -75,6 +79,8 @@ class LinkCall:
             hello.mpi.CopyFrom(world.me)
         elif endpoint.transport is not Transport.GRPC:
             hello.host = shared_memory.host_proof(hello.deployment)
+            hello.device_memory = endpoint.transport is Transport.CUDA_IPC and link.device is not None
+        self._on_device = hello.device_memory
         self._channel = open_channel(endpoint.address, endpoint.tls)
         metadata = ((HELLO_KEY, hello.SerializeToString()), *(token.metadata if token else ()))
         method = self._channel.stream_stream(LINK_PATH, request_serializer=None, response_deserializer=None)
@@ -117,7 +123,7 @@ class LinkCall:
         self._chosen.wait()
         if self._over.is_set():
             return
-        choice = pb.Choice(shared_memory=self.transport is Transport.SHARED_MEMORY, mpi=self.transport is Transport.MPI)
+        choice = pb.Choice(shared_memory=self.transport.is_memory, mpi=self.transport is Transport.MPI)
         choice.refusal = self._refusal
         yield control_frame(FrameKind.CHOICE, choice.SerializeToString())
         if self._refusal:
@@ -211,9 +217,15 @@ class LinkCall:
             self.transport = Transport.SHARED_MEMORY
         self._chosen.set()
         if connection is not None:
-            self._carrier = shared_memory.SharedMemoryCarrier(
-                connection, memory, self._link, self._carrier_ended, self._name
+            carrier = shared_memory.SharedMemoryCarrier(
+                connection, memory, self._link, self._carrier_ended, self._name, self._on_device
             )
+            self._carrier = carrier
+            self.transport, self._reason = carrier.transport, carrier.reason
+        if self._endpoint.transport is Transport.CUDA_IPC and self.transport is not Transport.CUDA_IPC:
+            if connection is not None and not self._on_device:
+                self._reason = f"the sender has no places on a GPU: {NO_DEVICE}"
+            logger.warning("the link from %r to %r is not from GPU to GPU: %s", *self._ends, self._reason)
 
     def _choose_mpi(self, accept: pb.Accept) -> None:
         if self._world is None or not accept.HasField("mpi"):

@@ -7,7 +7,8 @@ single call in C may keep Python's lock for longer, and nothing but gRPC can ans
 
 A link is carried in one of two ways. A stream (gRPC) has a thread of its own that waits for what `frames` says next. A
 `Carrier` (shared memory, one process) takes a message at once, in the thread of whoever had something to say: that one
-calls `flush` after it has let go of the station's lock, which spares waking another thread.
+calls `flush` after it has let go of the station's lock, which spares waking another thread. What leaves a GPU has a
+thread of its own there, too (`hand_over`), since the computing thread should not wait for copies.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any, Protocol
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
+from tvm_split.rpc_runtime.transports.device_memory import DeviceExchange
+from tvm_split.rpc_runtime.transports.slots import Slot
 from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame
 
 BEAT_SECONDS = 1.0
@@ -47,8 +50,9 @@ class Station(Protocol):
         """An outgoing link has room for one more micro-batch of a tensor."""
 
 
-Place = Callable[[PlannedRoute, int], Bytes]
-"""Where a tensor of a route may lie; it has as many places, numbered from 0, as its queue is deep."""
+Place = Callable[[PlannedRoute, int], Bytes | Slot]
+"""Where a tensor of a route may lie; it has as many places, numbered from 0, as its queue is deep. Of a GPU it is the
+slot itself, else the host's memory for one."""
 
 
 class Carrier(Protocol):
@@ -56,6 +60,9 @@ class Carrier(Protocol):
 
     def send(self, header: bytes) -> None:
         """Hands a frame without payload to the other end. Does not raise: what breaks the link ends it elsewhere."""
+
+    def fail(self, why: str) -> None:
+        """Ends the link for what has failed at this end."""
 
 
 class Message(Protocol):
@@ -69,10 +76,14 @@ class Message(Protocol):
 class LinkEnd:
     """One end of a link. ``_wake_locked`` is called when there may be something to say.
 
-    If it is ``patient``, the other end may be silent as long as its connection lives.
+    If it is ``patient``, the other end may be silent as long as its connection lives. ``device`` is the station's GPU,
+    if another one may write into its memory, or it into another's.
     """
 
-    def __init__(self, station: Station, routes: Sequence[PlannedRoute], *, patient: bool) -> None:
+    def __init__(
+        self, station: Station, routes: Sequence[PlannedRoute], device: DeviceExchange | None, *, patient: bool
+    ) -> None:
+        self.device = device
         self.station = station
         self.routes = tuple(routes)
         self._lock = station.lock
@@ -83,6 +94,8 @@ class LinkEnd:
         self._heard: float | None = None  # nobody is late before the first word
         self._carrier: Carrier | None = None
         self._handing = False
+        self.apart = False
+        """Whether what a carrier takes is handed to it by `hand_over`, and not by `flush`."""
 
     def receive(self, frame: Frame) -> None:
         """Takes what the other end says. For one thread.
@@ -129,10 +142,34 @@ class LinkEnd:
             self._carrier = carrier
         self.flush()
 
+    def hand_over(self, carrier: Carrier) -> None:
+        """Hands to the carrier what there is to say, in the place of `flush`, until the link is closed. For one
+        thread."""
+        message: Message | None = None
+        while True:
+            with self._lock:
+                if message is not None and not self._closed:
+                    self._said_locked(message)
+                while (message := self._begin_locked()) is None and not self._closed:
+                    self._wake.wait(BEAT_SECONDS)
+                if self._closed or message is None:
+                    return
+            if not self._handed(message, carrier):
+                return
+
+    def _handed(self, message: Message, carrier: Carrier) -> bool:
+        """Whether it could be: what a GPU copies may fail."""
+        try:
+            message.hand_to(carrier)
+        except Exception as error:
+            carrier.fail(str(error))
+            return False
+        return True
+
     def flush(self) -> None:
         """Hands to the carrier what there is to say. For any thread, without the lock; for streams it does nothing."""
         carrier = self._carrier
-        if carrier is None:
+        if carrier is None or self.apart:
             return
         with self._lock:
             if self._handing or self._closed:
@@ -140,7 +177,8 @@ class LinkEnd:
             message = self._begin_locked()
             self._handing = message is not None
         while message is not None:
-            message.hand_to(carrier)
+            if not self._handed(message, carrier):
+                return
             with self._lock:
                 if self._closed:
                     return
@@ -179,7 +217,7 @@ class LinkEnd:
         return True
 
     def _wake_locked(self) -> None:
-        if self._carrier is None:  # else nobody waits: `flush` says it
+        if self._carrier is None or self.apart:  # else nobody waits: `flush` says it
             self._wake.notify()
 
     def wait_closed(self) -> None:

@@ -29,6 +29,7 @@ from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
 from tvm_split.rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow
 from tvm_split.rpc_runtime.transports.credits import Grants, Outbox
+from tvm_split.rpc_runtime.transports.device_memory import DeviceExchange
 from tvm_split.rpc_runtime.transports.link_end import Carrier, LinkEnd, Message, Place, Station
 from tvm_split.rpc_runtime.transports.slots import MakeSlot, Slot
 from tvm_split.rpc_runtime.wire.framing import (
@@ -114,14 +115,16 @@ class OutgoingLink(LinkEnd):
         routes: Sequence[PlannedRoute],
         as_bytes: Callable[[Any], Bytes],
         make_slot: MakeSlot,
+        device: DeviceExchange | None = None,
     ) -> None:
         require_available(routes)
-        super().__init__(station, routes, patient=any(route.destination == CLIENT for route in routes))
+        super().__init__(station, routes, device, patient=any(route.destination == CLIENT for route in routes))
         self._outbox = Outbox(routes)
         self._sending = {
             route.tensor_index: _Sending(route, self._outbox.window(route.tensor_index), coder_of(route))
             for route in routes
         }
+        self.apart = device is not None
         self.as_bytes = as_bytes
         self._make_slot = make_slot
 
@@ -142,7 +145,10 @@ class OutgoingLink(LinkEnd):
         for sending in self._sending.values():
             route, depth = sending.route, sending.window.depth
             sending.window.largest = depth
-            sending.slots = [self._make_slot(route.tensor, place(route, number)) for number in range(depth)]
+            sending.slots = [
+                each if isinstance(each, Slot) else self._make_slot(route.tensor, each)
+                for each in (place(route, number) for number in range(depth))
+            ]
             sending.places.extend(range(depth))
         super().carry(carrier, place)
 
@@ -233,9 +239,17 @@ class IncomingLink(LinkEnd):
         WorkerError: what the codec of a route needs is missing here.
     """
 
-    def __init__(self, station: Station, routes: Sequence[PlannedRoute], make_slot: MakeSlot, *, reuse: bool) -> None:
+    def __init__(
+        self,
+        station: Station,
+        routes: Sequence[PlannedRoute],
+        make_slot: MakeSlot,
+        device: DeviceExchange | None = None,
+        *,
+        reuse: bool,
+    ) -> None:
         require_available(routes)
-        super().__init__(station, routes, patient=any(route.source == CLIENT for route in routes))
+        super().__init__(station, routes, device, patient=any(route.source == CLIENT for route in routes))
         self._grants = Grants(routes)
         self._receiving = {
             route.tensor_index: _Receiving(route, self._grants.window(route.tensor_index), coder_of(route))
@@ -249,9 +263,14 @@ class IncomingLink(LinkEnd):
         for receiving in self._receiving.values():
             route, window = receiving.route, receiving.window
             window.largest = window.depth
-            memory = (place(route, number) for number in range(window.depth))
+            places = (place(route, number) for number in range(window.depth))
             receiving.places = [
-                self._make_slot(route.tensor, each) if self._reuse else Slot(each, None) for each in memory
+                each
+                if isinstance(each, Slot)
+                else self._make_slot(route.tensor, each)
+                if self._reuse
+                else Slot(each, None)
+                for each in places
             ]
         super().carry(carrier, place)
 

@@ -3,6 +3,8 @@
 The receiver makes the memory: a sealed memfd, which is nobody's file and is freed by the kernel however its owners die,
 with as many places for each tensor as its queue is deep. The sender copies a tensor into its next place and says so;
 the receiver's kernels read it where it lies. The socket's end is the other process's death.
+
+A link from GPU to GPU has its places there, if it can: `device_memory`.
 """
 
 from __future__ import annotations
@@ -22,14 +24,26 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.hardware import boot_id, memory_domain
 from tvm_split.rpc_runtime.program.interface import Bytes
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd
+from tvm_split.rpc_runtime.transports.device_memory import (
+    DEVICE,
+    OwnDeviceMemory,
+    longest_message,
+    open_places,
+    require_device,
+    text_message,
+    text_of,
+)
+from tvm_split.rpc_runtime.transports.link_end import BEAT_SECONDS, HEARTBEAT, SILENCE_SECONDS, LinkEnd, Place
 from tvm_split.rpc_runtime.transports.links import IncomingLink
 from tvm_split.rpc_runtime.transports.slots import ALIGNMENT_BYTES
 from tvm_split.rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decode
@@ -113,23 +127,86 @@ def _size(routes: Sequence[PlannedRoute]) -> int:
 class OwnMemory:
     """What a link's receiver makes before anybody chooses, so that who cannot make it leaves the link to gRPC.
 
+    With ``on_device``, the sender asks for places on this machine's GPU. If there can be none, it is told why.
+
     Raises:
         OSError: there is not enough of it.
     """
 
-    def __init__(self, link: IncomingLink) -> None:
+    def __init__(self, link: IncomingLink, on_device: bool) -> None:
         self.memory, self._descriptor = SharedMemory.create(link.routes)
         self.close = weakref.finalize(self, os.close, self._descriptor)
+        self._device: OwnDeviceMemory | None = None
+        self._message = text_message("")
+        if on_device:
+            try:
+                self._device = OwnDeviceMemory(link.routes, require_device(link.device))
+                self._message = self._device.message
+            except (TvmSplitError, OSError) as error:
+                self._message = text_message(f"the receiver has none on a GPU: {error}")
 
-    def send(self, connection: socket.socket) -> None:
-        """To the other end, once."""
+    def agreed(self, connection: socket.socket) -> AgreedMemory:
+        """Sends it to the other end, once, which says what of it both take.
+
+        Raises:
+            ProtocolError: it says something else.
+        """
+        device, self._device = self._device, None
         with contextlib.closing(self):
-            socket.send_fds(connection, [b"memory"], [self._descriptor])
+            if device is None:
+                socket.send_fds(connection, [self._message], [self._descriptor])
+                return AgreedMemory(self.memory.place)
+            socket.send_fds(connection, [self._message], [self._descriptor, device.others_end])
+        device.sent()
+        answer = connection.recv(MAXIMUM_TEXT_BYTES)
+        if answer == DEVICE:
+            return AgreedMemory(device.place, Transport.CUDA_IPC)
+        return AgreedMemory(self.memory.place, reason=text_of(answer))
 
 
-def own_memory(link: LinkEnd) -> OwnMemory | None:
+class AgreedMemory(NamedTuple):
+    """Where a link's tensors lie; ``reason`` says why not on a GPU, if that was asked for."""
+
+    place: Place
+    transport: Transport = Transport.SHARED_MEMORY
+    reason: str = ""
+
+
+def others_memory(connection: socket.socket, link: LinkEnd, on_device: bool) -> AgreedMemory:
+    """What the receiver sends, of which the sender says what both take.
+
+    Raises:
+        ProtocolError: it sends something else.
+    """
+    message, descriptors, _, _ = socket.recv_fds(connection, longest_message(link.routes), 2)
+    try:
+        is_device = message.startswith(DEVICE)
+        if len(descriptors) != 1 + is_device or (is_device and not on_device):
+            raise ProtocolError(f"the other end has sent no memory that fits, in {len(descriptors)} descriptors")
+        host = SharedMemory.open(link.routes, descriptors[0])
+        if not is_device:
+            return AgreedMemory(host.place, reason=text_of(message))
+        shut = partial(os.close, descriptors.pop())
+        try:
+            opened = open_places(link.routes, require_device(link.device), message[len(DEVICE) :], shut)
+        except WorkerError as error:
+            reason = f"the sender cannot open the receiver's memory on a GPU: {error}"
+            connection.send(text_message(reason))
+            return AgreedMemory(host.place, reason=reason)
+        try:
+            connection.send(DEVICE)
+        except BaseException:
+            opened.clear()
+            raise
+        return AgreedMemory(opened.place, Transport.CUDA_IPC)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def own_memory(link: LinkEnd, on_device: bool = False) -> OwnMemory | None:
     """None at the sending end."""
-    return OwnMemory(link) if isinstance(link, IncomingLink) else None
+    return OwnMemory(link, on_device) if isinstance(link, IncomingLink) else None
 
 
 class Offer:
@@ -139,8 +216,8 @@ class Offer:
         OSError: there can be no socket, or no memory for ``link``.
     """
 
-    def __init__(self, link: LinkEnd) -> None:
-        self.memory = own_memory(link)
+    def __init__(self, link: LinkEnd, on_device: bool) -> None:
+        self.memory = own_memory(link, on_device)
         self.name = f"tvm-split-{secrets.token_hex(16)}"
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -216,8 +293,8 @@ def _is_same_user(connection: socket.socket) -> bool:
 class SharedMemoryCarrier:
     """Carries ``link`` over a connection to the other process, and reads what that one says, in a thread of its own.
 
-    ``memory`` is the link's `own_memory`. ``on_end(error)`` is called once, from that thread, when the link ends
-    otherwise than by ``close``; None: the other end has closed it.
+    ``memory`` is the link's `own_memory`; the sender asks for places ``on_device``, or does not. ``on_end(error)`` is
+    called once, from that thread, when the link ends otherwise than by ``close``; None: the other end has closed it.
 
     Raises:
         TvmSplitError: the other end gives no memory that fits; the connection is then closed.
@@ -230,6 +307,7 @@ class SharedMemoryCarrier:
         link: LinkEnd,
         on_end: Callable[[TvmSplitError | None], None],
         name: str,
+        on_device: bool = False,
     ) -> None:
         self._connection = connection
         self._link = link
@@ -237,7 +315,7 @@ class SharedMemoryCarrier:
         self._failure: TvmSplitError | None = None
         self._closing = False
         try:
-            agreed = self._agreed_memory(memory)
+            agreed = others_memory(connection, link, on_device) if memory is None else memory.agreed(connection)
             timeout = _SECONDS.pack(int(BEAT_SECONDS), 0), _SECONDS.pack(int(SILENCE_SECONDS), 0)
             connection.settimeout(None)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout[0])
@@ -248,32 +326,27 @@ class SharedMemoryCarrier:
         except BaseException:
             connection.close()
             raise
+        self.transport, self.reason = agreed.transport, agreed.reason
         link.carry(self, agreed.place)  # which the link's slots keep, until it is closed
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
-
-    def _agreed_memory(self, own: OwnMemory | None) -> SharedMemory:
-        if own is not None:
-            own.send(self._connection)
-            return own.memory
-        _, descriptors, _, _ = socket.recv_fds(self._connection, len(b"memory"), 1)
-        try:
-            if len(descriptors) != 1:
-                raise ProtocolError("the other end has sent no memory")
-            return SharedMemory.open(self._link.routes, descriptors[0])
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        if link.apart:
+            threading.Thread(target=link.hand_over, args=(self,), name=f"{name}-copies", daemon=True).start()
 
     def send(self, header: bytes) -> None:
         try:
             self._connection.send(header)
         except OSError as error:
-            if self._failure is None:
-                why = f"its other end has taken nothing for {SILENCE_SECONDS:g} seconds"
-                self._failure = WorkerUnavailableError(why if isinstance(error, BlockingIOError) else str(error))
-            with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)  # wakes the reading thread, which tells
+            why = f"its other end has taken nothing for {SILENCE_SECONDS:g} seconds"
+            self._fail(WorkerUnavailableError(why if isinstance(error, BlockingIOError) else str(error)))
+
+    def fail(self, why: str) -> None:
+        self._fail(WorkerError(why))
+
+    def _fail(self, error: TvmSplitError) -> None:
+        self._failure = self._failure or error
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes the reading thread, which tells
 
     def close(self) -> None:
         """Ends the link. May be called again."""

@@ -14,6 +14,7 @@ from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerErr
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
 from tvm_split.rpc_runtime.execution.cuda_graphs import GraphCalls
 from tvm_split.rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
+from tvm_split.rpc_runtime.execution.device_exchange import CudaExchange
 from tvm_split.rpc_runtime.execution.device_transfers import (
     SWITCH as OVERLAP,
     DeviceTransfers,
@@ -132,13 +133,15 @@ class HeldProgram:
             station: Station = self._executor
             as_bytes: Callable[[Tensor], Bytes] = tensor_bytes
             make_slot: MakeSlot = tensor_slot
+            device: CudaExchange | None = None
             if transfers is not None:
+                device = CudaExchange(transfers.calls, transfers.make_tensor)
                 station = UploadingStation(self._executor, transfers)
                 as_bytes, make_slot = transfers.bytes_of, transfers.slot
             for machine, routes in plan.by_destination.items():
-                self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot)
+                self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, device)
             for machine, routes in plan.by_source.items():
-                self._incoming[machine] = IncomingLink(station, routes, make_slot, reuse=True)
+                self._incoming[machine] = IncomingLink(station, routes, make_slot, device, reuse=True)
             self._executor.start(self._outgoing, self._incoming)
         names = ", ".join(stage.name for stage in plan.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], plan.machine, names)

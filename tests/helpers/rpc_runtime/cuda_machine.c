@@ -1,12 +1,16 @@
-// The rest of a GPU that TVM's library for GPUs asks for, beyond `cuda_streams.c`: memory, which begins and ends as NaN,
+// The rest of a GPU that TVM's library for GPUs asks for, beyond `cuda_streams.c`: memory, which begins as NaN,
 // attributes, and the driver's functions, by which kernels are launched. A module's code is the path of a library that
 // `emulated_library` has made of its source, and its kernels run on the host, one at a time, in the threads of streams.
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <malloc.h>
 #include <cuda.h>
 #define WITH_HEADER
 #include "cuda_streams.c"
+#define cudaMalloc area_made
+#define cudaFree area_freed
+#include "cuda_memory.c"
+#undef cudaMalloc
+#undef cudaFree
 
 struct CUfunc_st { const char *(*launch)(void **, const int *, int); int parameters; };
 
@@ -18,7 +22,7 @@ static int is_busy(void) {
 cudaError_t cudaMalloc(void **pointer, size_t size) {
     if (forbidden()) return UNSUPPORTED;
     if (failed(__func__)) return call_error;
-    int code = posix_memalign(pointer, 256, size + !size);
+    int code = area_made(pointer, size + !size);
     if (!code) memset(*pointer, 255, size);
     return code;
 }
@@ -29,9 +33,7 @@ cudaError_t cudaFree(void *pointer) {
     pthread_mutex_lock(&lock);
     while (null_stream.first || is_busy()) pthread_cond_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
-    if (pointer) memset(pointer, 255, malloc_usable_size(pointer));
-    free(pointer);
-    return 0;
+    return pointer ? area_freed(pointer) : 0;
 }
 
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total) { *available = *total = (size_t)8 << 30; return 0; }

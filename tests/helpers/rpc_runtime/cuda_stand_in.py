@@ -1,23 +1,41 @@
-"""Compiles ``cuda_streams.c``, the stand-in for CUDA's runtime."""
+"""Compiles ``cuda_streams.c`` and ``cuda_memory.c``, the stand-in for CUDA's runtime."""
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tvm
 
+from tvm_split.rpc_runtime.execution.cuda_calls import memory_at
 from tvm_split.rpc_runtime.program.program import TensorSpec
 
-SOURCE = Path(__file__).with_name("cuda_streams.c")
+SOURCES = [str(Path(__file__).with_name(name)) for name in ("cuda_streams.c", "cuda_memory.c")]
 
 
 def compiled(folder: Path, *options: str) -> Path:
     library = folder / "libcudart.so.13"
-    command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-pthread", *options, "-o", str(library), str(SOURCE)]
+    command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-pthread", *options, "-o", str(library), *SOURCES]
     subprocess.run(command, check=True, capture_output=True, timeout=100)
     return library
+
+
+def device_memory(cuda: ctypes.CDLL) -> Callable[[TensorSpec], Any]:
+    """Makes memory of the stand-in's device that another process can open."""
+    cuda.cudaMalloc.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)
+    cuda.cudaFree.argtypes = (ctypes.c_void_p,)
+
+    def make(spec: TensorSpec) -> Any:
+        found = ctypes.c_void_p()
+        if cuda.cudaMalloc(ctypes.byref(found), max(spec.size_bytes, 1)):
+            raise MemoryError("cudaMalloc: out of memory")
+        memory = memory_at(found.value or 0, max(spec.size_bytes, 1), cuda.cudaFree, found.value)
+        return tvm.runtime.from_dlpack(memory)._create_view(spec.shape, spec.dtype)
+
+    return make
 
 
 def on_host(spec: TensorSpec) -> Any:

@@ -1,7 +1,8 @@
 // A stand-in for those functions of CUDA's runtime that `cuda_calls` and `cuda_graphs` call, without a GPU: a thread for
 // each stream does what is asked of it, one after the other and late, as CUDA's documents of streams, events and graphs
-// have it, also of what may not be done while a stream is recorded. "Device" memory is the host's. Where CUDA's own header
-// is at hand (WITH_HEADER), the compiler checks that the functions are as there. `cuda_machine.c` has the rest of a GPU.
+// have it, also of what may not be done while a stream is recorded. "Device" memory is the host's; `cuda_memory.c` has
+// what other processes may open, `cuda_machine.c` the rest of a GPU. Where CUDA's own header is at hand (WITH_HEADER), the
+// compiler checks that the functions are as there.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,8 @@ enum { COPY, RECORD, WAIT, CALL, FILL, KERNEL, GRAPH, END };
 enum { UNSUPPORTED = 900, INVALIDATED = 901, IMPLICIT = 906, WRONG_THREAD = 908 };
 enum { PARAMETERS = 48 };
 
+void standInRequire(const void *address, size_t size);
+
 struct CUevent_st { long recorded, reached; };
 
 typedef struct Work {
@@ -34,6 +37,7 @@ typedef struct Work {
     const void *source;
     size_t size;
     cudaEvent_t event;
+    int between;
     long number;
     void (*function)(void);
     int value;
@@ -101,8 +105,10 @@ static void meet(cudaStream_t stream) {
 static void copy(const Work *work) {
     size_t half = work->size / 2;
     usleep(rand() % (slow_microseconds + 1));
+    if (work->between) standInRequire(work->target, work->size);
     memcpy(work->target, work->source, half);
     usleep(rand() % (slow_microseconds + 1));
+    if (work->between) standInRequire(work->target, work->size);
     memcpy((char *)work->target + half, (const char *)work->source + half, work->size - half);
 }
 
@@ -304,7 +310,7 @@ cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t size, enum 
     struct CUevent_st done = {0, 0};
     if (kind < 1 || kind > 3) return 1;
     if (failed(__func__)) return call_error;
-    int code = add(stream, (Work){.kind = COPY, .target = target, .source = source, .size = size});
+    int code = add(stream, (Work){.kind = COPY, .target = target, .source = source, .size = size, .between = kind == 3});
     if (code || kind != 2 || is_locked(target)) return code;
     // Into memory that is not page-locked: it returns when that is done.
     code = add(stream, (Work){.kind = RECORD, .event = &done});

@@ -1,0 +1,93 @@
+"""Memory of a GPU that two processes of one host have: one computes from it, the other one's GPU writes into it.
+
+Such a slot needs no upload and no other copy: what is in it was written before the other end told of it. Which memory
+is closed and freed when, between the two, is in `transports.device_memory`; what is asked of the device is in
+`cuda_calls`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from tvm_split.rpc_runtime.closing import do_all
+from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
+from tvm_split.rpc_runtime.execution.device_transfers import DeviceCalls, Mark, Tensor, Uploaded
+from tvm_split.rpc_runtime.execution.stage_executable import first_line
+from tvm_split.rpc_runtime.program.program import TensorSpec
+from tvm_split.rpc_runtime.transports.slots import Slot
+
+BLOCK_BYTES = 2 << 20
+"""Smaller memory is a part of a block, and all of that would be opened (CUDA C++ Programming Guide, Interprocess
+Communication)."""
+NOT_OF_THE_HOST = np.empty(0, np.uint8)
+
+
+class _Opened:
+    """Memory of another process at these addresses, which is closed when nobody has this."""
+
+    __slots__ = ("__weakref__", "calls")
+
+    def __init__(self, calls: DeviceCalls, addresses: Sequence[int], shut: Callable[[], object]) -> None:
+        self.calls = calls
+        weakref.finalize(self, _shut, calls, addresses, shut).atexit = False  # the process's end closes it
+
+
+def _shut(calls: DeviceCalls, addresses: Sequence[int], shut: Callable[[], object]) -> None:
+    """The other end frees it only after ``shut``."""
+    do_all([*(partial(calls.shut, address) for address in addresses), shut])
+
+
+@dataclass(frozen=True, slots=True)
+class _OthersSlot(Slot):
+    """``value`` is its address."""
+
+    memory: _Opened
+    size_bytes: int
+    mark: Mark
+
+    def fill(self, value: Tensor) -> None:
+        """Returns when it is there: nothing is copied any more when the memory is closed."""
+        self.memory.calls.hand_over(value.data_ptr(), self.value, self.size_bytes, self.mark)
+        self.memory.calls.wait(self.mark)
+
+
+class CudaExchange:
+    """A `DeviceExchange` of this process's GPU, of which ``make_tensor`` makes memory. Thread-safe."""
+
+    def __init__(self, calls: DeviceCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> None:
+        self._calls, self._make_tensor = calls, make_tensor
+
+    def own_slot(self, tensor: TensorSpec) -> tuple[bytes, Slot]:
+        size_bytes = max(-(-tensor.size_bytes // BLOCK_BYTES), 1) * BLOCK_BYTES
+        try:
+            memory = self._make_tensor(TensorSpec(tensor.name, (size_bytes,), "uint8"))
+        except Exception as error:
+            raise WorkerError(f"the GPU has no memory for tensor {tensor.name!r}: {first_line(error)}") from error
+        view = memory._create_view(tensor.shape, tensor.dtype)
+        return self._calls.exported(memory.data_ptr()), Slot(NOT_OF_THE_HOST, Uploaded(view, None))
+
+    def open_slots(self, opened: Sequence[tuple[TensorSpec, bytes]], shut: Callable[[], object]) -> list[Slot]:
+        addresses: list[int] = []
+        try:
+            for tensor, handle in opened:
+                addresses.append(self._calls.opened(handle))
+                found = self._calls.bytes_behind(addresses[-1])
+                if found < tensor.size_bytes:
+                    raise ProtocolError(
+                        f"the GPU's memory for tensor {tensor.name!r} should have {tensor.size_bytes} bytes, it has "
+                        f"{found}"
+                    )
+            marks = [self._calls.mark() for _ in opened]
+        except BaseException:
+            _shut(self._calls, addresses, shut)
+            raise
+        memory = _Opened(self._calls, addresses, shut)
+        return [
+            _OthersSlot(NOT_OF_THE_HOST, address, memory, tensor.size_bytes, mark)
+            for (tensor, _), address, mark in zip(opened, addresses, marks, strict=True)
+        ]
