@@ -127,10 +127,11 @@ class DeviceTransfers:
         """All that takes it has ended."""
         with self._lock:
             self._under_way.pop(uploaded.mark, None)
-            self._on_device[tensor.name].append(uploaded)
+            if not self._closed:
+                self._on_device[tensor.name].append(uploaded)
 
     def close(self) -> None:
-        """Nothing is uploaded any more, and nothing is being uploaded. May be called again.
+        """Nothing is uploaded any more, nothing is being uploaded, and no memory is kept for it. May be called again.
 
         Raises:
             WorkerError: the device fails: of several errors the first, when all uploads were waited for. Not again.
@@ -139,6 +140,7 @@ class DeviceTransfers:
             self._closed = True
             under_way, self._under_way = self._under_way, {}
             error = do_all(partial(self.calls.wait, mark) for mark in under_way)
+            self._on_device.clear()
         if error is not None:
             raise error
 

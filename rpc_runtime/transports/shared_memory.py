@@ -54,6 +54,8 @@ WAITING = 128
 OFFERED = re.compile("tvm-split-[0-9a-f]{32}")
 HANDSHAKE_SECONDS = 5.0
 CONNECT_SECONDS = 1.0
+MOST_DESCRIPTORS = 2
+"""Of the host's memory, and of the pipe beside a GPU's."""
 _CREDENTIALS = struct.Struct("3i")
 _SECONDS = struct.Struct("ll")
 
@@ -178,7 +180,7 @@ def others_memory(connection: socket.socket, link: LinkEnd, on_device: bool) -> 
     Raises:
         ProtocolError: it sends something else.
     """
-    message, descriptors, _, _ = socket.recv_fds(connection, longest_message(link.routes), 2)
+    message, descriptors, _, _ = socket.recv_fds(connection, longest_message(link.routes), MOST_DESCRIPTORS + 1)
     try:
         is_device = message.startswith(DEVICE)
         if len(descriptors) != 1 + is_device or (is_device and not on_device):

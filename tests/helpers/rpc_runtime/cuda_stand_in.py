@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 
+from tests.helpers.rpc_runtime.joined_executors import PlainStage
 from tvm_split.rpc_runtime.execution.cuda_calls import memory_at
-from tvm_split.rpc_runtime.program.program import TensorSpec
+from tvm_split.rpc_runtime.execution.device_transfers import DeviceTransfers
+from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec
 
+Kernel = ctypes.CFUNCTYPE(None)
 SOURCES = [str(Path(__file__).with_name(name)) for name in ("cuda_streams.c", "cuda_memory.c")]
 
 
@@ -41,3 +45,23 @@ def device_memory(cuda: ctypes.CDLL) -> Callable[[TensorSpec], Any]:
 def on_host(spec: TensorSpec) -> Any:
     """The stand-in's memory of a device."""
     return tvm.runtime.empty(spec.shape, spec.dtype)
+
+
+class Launched:
+    """`PlainStage` on the device: its kernel runs on the NULL stream, when what was asked of that before is done."""
+
+    def __init__(self, stage: StageSpec, cuda: Any, transfers: DeviceTransfers) -> None:
+        self.stage, self._cuda, self._transfers = stage, cuda, transfers
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        outputs = [tvm.runtime.empty(spec.shape, spec.dtype) for spec in self.stage.outputs]
+
+        def compute() -> None:
+            found = PlainStage(self.stage).run([np.from_dlpack(each).copy() for each in inputs])
+            for output, value in zip(outputs, found, strict=True):
+                np.from_dlpack(output)[...] = value
+
+        kernel = Kernel(compute)
+        self._cuda.standInLaunch(kernel)
+        self._transfers.end()
+        return outputs

@@ -18,18 +18,18 @@ def tensor(name: str) -> TensorSpec:
 
 
 @st.composite
-def programs(draw: st.DrawFn, most_replicas: int = 1) -> Program:
+def programs(draw: st.DrawFn, most_replicas: int = 1, machines: str = "ABC", blob: BlobSpec = BLOB) -> Program:
     inputs = [tensor(f"x{i}") for i in range(draw(st.integers(1, 3)))]
     known, stages = list(inputs), []
     for index in range(draw(st.integers(1, 6))):
         taken = draw(st.lists(st.sampled_from(known), min_size=1, max_size=4, unique=True))
         made = [tensor(f"t{index}.{place}") for place in range(draw(st.integers(1, 2)))]
-        machines = draw(st.lists(st.sampled_from("ABC"), min_size=1, max_size=most_replicas, unique=True))
-        turns = [*range(len(machines)), *draw(st.lists(st.integers(0, len(machines) - 1), max_size=5))]
-        turns = draw(st.permutations(turns)) if len(machines) > 1 else [0]
-        for replica, machine in enumerate(machines):
+        homes = draw(st.lists(st.sampled_from(machines), min_size=1, max_size=most_replicas, unique=True))
+        turns = [*range(len(homes)), *draw(st.lists(st.integers(0, len(homes) - 1), max_size=5))]
+        turns = draw(st.permutations(turns)) if len(homes) > 1 else [0]
+        for replica, machine in enumerate(homes):
             ends = (tuple(taken), tuple(made))
-            stages.append(StageSpec(index, f"s{index}", machine, (), "cpu", BLOB, (), *ends, replica, tuple(turns)))
+            stages.append(StageSpec(index, f"s{index}", machine, (), "cpu", blob, (), *ends, replica, tuple(turns)))
         known += made
     outputs = draw(st.lists(st.sampled_from(known), min_size=1, max_size=4))
     program = Program(tuple(inputs), tuple(outputs), tuple(stages))

@@ -10,7 +10,7 @@ import ctypes
 import gc
 import shutil
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ import tvm
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.helpers.gpu_driver import require_toolkit
-from tests.helpers.rpc_runtime.cuda_stand_in import compiled, on_host
-from tests.helpers.rpc_runtime.joined_executors import Ends, PlainStage, check
+from tests.helpers.rpc_runtime.cuda_stand_in import Launched, compiled, on_host
+from tests.helpers.rpc_runtime.joined_executors import Ends, check
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.random_programs import BLOB, programs, tensor
 from tvm_split.rpc_runtime.errors import StageError, WorkerError
@@ -41,8 +41,6 @@ from tvm_split.rpc_runtime.execution.nvcc import find_nvcc
 from tvm_split.rpc_runtime.execution.stage_executable import StageExecutable, WeightCache
 from tvm_split.rpc_runtime.program.program import Program, StageSpec, TensorSpec
 
-Kernel = ctypes.CFUNCTYPE(None)
-
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -53,26 +51,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cuda(library: Path, tmp_path: Path) -> ctypes.CDLL:
     """A stand-in with nothing in it of another test's."""
     return ctypes.CDLL(shutil.copy(library, tmp_path / "own.so"))
-
-
-class Launched:
-    """`PlainStage` on the device: its kernel runs on the NULL stream, when what was asked of that before is done."""
-
-    def __init__(self, stage: StageSpec, cuda: Any, transfers: DeviceTransfers) -> None:
-        self.stage, self._cuda, self._transfers = stage, cuda, transfers
-
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
-        outputs = [tvm.runtime.empty(spec.shape, spec.dtype) for spec in self.stage.outputs]
-
-        def compute() -> None:
-            found = PlainStage(self.stage).run([np.from_dlpack(each).copy() for each in inputs])
-            for output, value in zip(outputs, found, strict=True):
-                np.from_dlpack(output)[...] = value
-
-        kernel = Kernel(compute)
-        self._cuda.standInLaunch(kernel)
-        self._transfers.end()
-        return outputs
 
 
 def check_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:

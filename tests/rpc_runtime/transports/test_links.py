@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,13 @@ from hypothesis import given, strategies as st
 
 from tests.helpers.rpc_runtime.stations import Idle
 from tvm_split.rpc_runtime.client.result_queue import array_slot
-from tvm_split.rpc_runtime.errors import ProtocolError
+from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
 from tvm_split.rpc_runtime.program.inputs import flat_bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import TensorSpec
 from tvm_split.rpc_runtime.transports.credit_window import MOST_MORE
 from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
+from tvm_split.rpc_runtime.transports.slots import Slot
 from tvm_split.rpc_runtime.wire.framing import (
     CHUNK_BYTES,
     FrameFlag,
@@ -155,3 +157,71 @@ def test_no_bytes_do_more_than_raise(messages: list[bytes], header: bool) -> Non
     prefix = control_frame(FrameKind.TENSOR)[:6] if header else b""
     with contextlib.suppress(ProtocolError):
         receiver.take(*(prefix + message for message in messages))
+
+
+class Copying(Slot):
+    """A slot whose copies take until they may end, or fail."""
+
+    def __init__(self, ends: threading.Event, fails: bool = False) -> None:
+        super().__init__(np.empty(0, np.uint8), None)
+        object.__setattr__(self, "steps", (ends, fails))
+
+    def fill(self, value: Any) -> None:
+        ends, fails = self.steps  # type: ignore[attr-defined]
+        assert ends.wait(20)
+        if fails:
+            raise WorkerError("the GPU fails: cudaEventSynchronize: an illegal memory access was encountered")
+
+
+class Carrying:
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.failed: list[str] = []
+        self.told = threading.Event()
+
+    def send(self, header: bytes) -> None:
+        self.sent.append(decode(header).sequence)
+        self.told.set()
+
+    def fail(self, why: str) -> None:
+        self.failed.append(why)
+        self.told.set()
+
+
+def carried(slot: Slot, device: Any) -> tuple[Idle, OutgoingLink, Carrying]:
+    station, carrier = Idle(), Carrying()
+    link = OutgoingLink(station, [route(0, "t", depth=1)], flat_bytes, array_slot, device)
+    link.carry(carrier, lambda route, number: slot)
+    return station, link, carrier
+
+
+def test_whoever_computes_does_not_wait_for_what_a_gpu_copies() -> None:
+    ends = threading.Event()
+    station, link, carrier = carried(Copying(ends), device=object())
+    thread = threading.Thread(target=link.hand_over, args=(carrier,))
+    thread.start()
+    with station.lock:
+        link.put_locked("t", 0, bytes_of(1))
+    link.flush()
+    assert carrier.sent == []
+    ends.set()
+    assert carrier.told.wait(20)
+    assert carrier.sent == [0]
+    link.close()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("device", [None, object()], ids=["by whoever computes", "by a thread of its own"])
+def test_a_copy_that_fails_ends_the_link_and_not_its_thread_alone(device: object) -> None:
+    ends = threading.Event()
+    ends.set()
+    station, link, carrier = carried(Copying(ends, fails=True), device)
+    with station.lock:
+        link.put_locked("t", 0, bytes_of(1))
+    if device is None:
+        link.flush()
+    else:
+        link.hand_over(carrier)
+    assert carrier.failed == ["the GPU fails: cudaEventSynchronize: an illegal memory access was encountered"]
+    assert carrier.sent == []

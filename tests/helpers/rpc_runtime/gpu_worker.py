@@ -1,0 +1,110 @@
+"""Workers whose stages are on the stand-in of a GPU, each in a process of its own.
+
+``python -m tests.helpers.rpc_runtime.gpu_worker LIBRARY SLOW REFUSED …`` is a worker, with its arguments. Stages are
+not loaded: they are `PlainStage` on the stand-in's streams. All else is a worker's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.rpc_runtime.worker_process import ROOT, announced
+from tvm_split.rpc_runtime.program.program import StageSpec
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+
+
+def main(library: str, slow_microseconds: str, refused: str, *arguments: str) -> int:
+    """A worker: how long half a copy takes at most, and what opening others' memory is answered with."""
+    from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
+
+    load_runtime()
+    from tests.helpers.rpc_runtime.cuda_stand_in import Launched, device_memory
+    from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
+    from tvm_split.rpc_runtime.execution.device_transfers import DeviceTransfers, OverlappedStage
+    from tvm_split.rpc_runtime.worker import held_program, process
+
+    cuda = ctypes.CDLL(library)
+    cuda.standInSlow(int(slow_microseconds))
+    cuda.standInRefuse(int(refused))
+
+    def transfers_of(stages: Sequence[StageSpec]) -> DeviceTransfers:
+        return DeviceTransfers(CudaCalls(cuda, cuda), device_memory(cuda))
+
+    def load_stage(self: Any, stage: StageSpec, cache: Any, deadline: Any, is_wanted: Any, transfers: Any) -> Any:
+        launched: Any = Launched(stage, cuda, transfers)
+        return OverlappedStage(launched, transfers)
+
+    held_program.overlapping_transfers = transfers_of  # type: ignore[assignment]
+    held_program.HeldProgram._load_stage = load_stage  # type: ignore[method-assign]
+    return process.main(arguments)
+
+
+@dataclass(frozen=True)
+class GpuWorkers:
+    """Running ones, by name."""
+
+    endpoints: Mapping[str, WorkerEndpoint]
+    processes: Mapping[str, subprocess.Popen[str]]
+
+    def areas(self, name: str) -> int:
+        """How much memory of a device a worker has, its own and others'; a dead one has none."""
+        try:
+            maps = Path(f"/proc/{self.processes[name].pid}/maps").read_text()
+        except OSError:
+            return 0
+        return maps.count("memfd:stand-in")
+
+    def files(self, name: str) -> int:
+        """Open ones of a worker, without what gRPC waits with."""
+        count = 0
+        for path in Path(f"/proc/{self.processes[name].pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                count += not str(path.readlink()).startswith("anon_inode:[event")
+        return count
+
+
+@contextlib.contextmanager
+def gpu_workers(
+    names: Sequence[str], library: Path, folder: Path, *, slow_microseconds: int = 300, refused: int = 0
+) -> Iterator[GpuWorkers]:
+    """In the end all are gone, and none has said a word of what CUDA leaves undefined."""
+    processes: dict[str, subprocess.Popen[str]] = {}
+    endpoints: dict[str, WorkerEndpoint] = {}
+    logs = {name: folder / f"{name}.log" for name in names}
+    token = folder / "token"
+    token.write_text("0123456789abcdef" * 2)
+    token.chmod(0o600)
+    try:
+        for name in names:
+            command = [sys.executable, "-m", "tests.helpers.rpc_runtime.gpu_worker", str(library)]
+            command += [str(slow_microseconds), str(refused), "--ready-json", "--name", name, "--cache", str(folder)]
+            with logs[name].open("w") as log:
+                processes[name] = subprocess.Popen(
+                    [*command, "--token-file", str(token), "--log-level", "warning"],
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
+                )  # fmt: skip
+        for name, process in processes.items():
+            endpoints[name] = WorkerEndpoint(name, str(announced(process)["address"]), token.read_text())
+        yield GpuWorkers(endpoints, processes)
+    finally:
+        for process in processes.values():
+            process.terminate()
+        for process in processes.values():
+            try:
+                process.communicate(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+    said = {name: log.read_text() for name, log in logs.items() if "the stand-in of CUDA" in log.read_text()}
+    assert not said, said
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
