@@ -121,12 +121,12 @@ class _SharedMemory:
 
     def joins(self, source: str, destination: str) -> bool:
         setting = self._settings.get((source, destination), DEFAULT)
-        if setting.wanted is not Transport.AUTO:
-            return setting.wanted is Transport.SHARED_MEMORY
+        if setting.wanted not in (Transport.AUTO, Transport.CUDA_IPC):
+            return setting.wanted.is_memory
         if (source, destination) in self._measured:
-            return self._measured[source, destination] == Transport.SHARED_MEMORY
+            return Transport(self._measured[source, destination]).is_memory
         domains = self._domains.get(source, ""), self._domains.get(destination, "")
-        return setting.expected(*domains) is Transport.SHARED_MEMORY
+        return setting.expected(*domains).is_memory
 
     @cached_property
     def _domains(self) -> dict[str, str]:

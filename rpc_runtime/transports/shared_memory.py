@@ -36,6 +36,7 @@ from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.transports.device_memory import (
     DEVICE,
+    DeviceExchange,
     OwnDeviceMemory,
     longest_message,
     open_places,
@@ -56,6 +57,7 @@ HANDSHAKE_SECONDS = 5.0
 CONNECT_SECONDS = 1.0
 MOST_DESCRIPTORS = 2
 """Of the host's memory, and of the pipe beside a GPU's."""
+GONE = "its other end went before both had agreed on memory"
 _CREDENTIALS = struct.Struct("3i")
 _SECONDS = struct.Struct("ll")
 
@@ -152,6 +154,7 @@ class OwnMemory:
 
         Raises:
             ProtocolError: it says something else.
+        WorkerUnavailableError: it is gone.
         """
         device, self._device = self._device, None
         with contextlib.closing(self):
@@ -161,6 +164,8 @@ class OwnMemory:
             socket.send_fds(connection, [self._message], [self._descriptor, device.others_end])
         device.sent()
         answer = connection.recv(MAXIMUM_TEXT_BYTES)
+        if not answer:
+            raise WorkerUnavailableError(GONE)
         if answer == DEVICE:
             return AgreedMemory(device.place, Transport.CUDA_IPC)
         return AgreedMemory(self.memory.place, reason=text_of(answer))
@@ -174,23 +179,28 @@ class AgreedMemory(NamedTuple):
     reason: str = ""
 
 
-def others_memory(connection: socket.socket, link: LinkEnd, on_device: bool) -> AgreedMemory:
-    """What the receiver sends, of which the sender says what both take.
+def others_memory(
+    connection: socket.socket, routes: Sequence[PlannedRoute], device: DeviceExchange | None
+) -> AgreedMemory:
+    """What the receiver sends, of which the sender says what both take; without ``device`` it has asked for no GPU's.
 
     Raises:
         ProtocolError: it sends something else.
+        WorkerUnavailableError: it is gone.
     """
-    message, descriptors, _, _ = socket.recv_fds(connection, longest_message(link.routes), MOST_DESCRIPTORS + 1)
+    message, descriptors, _, _ = socket.recv_fds(connection, longest_message(routes), MOST_DESCRIPTORS + 1)
     try:
+        if not message and not descriptors:
+            raise WorkerUnavailableError(GONE)
         is_device = message.startswith(DEVICE)
-        if len(descriptors) != 1 + is_device or (is_device and not on_device):
+        if len(descriptors) != 1 + is_device or (is_device and device is None):
             raise ProtocolError(f"the other end has sent no memory that fits, in {len(descriptors)} descriptors")
-        host = SharedMemory.open(link.routes, descriptors[0])
-        if not is_device:
+        host = SharedMemory.open(routes, descriptors[0])
+        if not is_device or device is None:
             return AgreedMemory(host.place, reason=text_of(message))
         shut = partial(os.close, descriptors.pop())
         try:
-            opened = open_places(link.routes, require_device(link.device), message[len(DEVICE) :], shut)
+            opened = open_places(routes, device, message[len(DEVICE) :], shut)
         except WorkerError as error:
             reason = f"the sender cannot open the receiver's memory on a GPU: {error}"
             connection.send(text_message(reason))
@@ -317,7 +327,10 @@ class SharedMemoryCarrier:
         self._failure: TvmSplitError | None = None
         self._closing = False
         try:
-            agreed = others_memory(connection, link, on_device) if memory is None else memory.agreed(connection)
+            if memory is not None:
+                agreed = memory.agreed(connection)
+            else:
+                agreed = others_memory(connection, link.routes, link.device if on_device else None)
             timeout = _SECONDS.pack(int(BEAT_SECONDS), 0), _SECONDS.pack(int(SILENCE_SECONDS), 0)
             connection.settimeout(None)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout[0])

@@ -196,6 +196,16 @@ class Cluster:
         """What is given of a link; None for one of which nothing is."""
         return self._by_ends.get((source, destination))
 
+    def asks_for_ipc(self, source: str, destination: str) -> bool:
+        """Whether a link is to pass from GPU to GPU, and both ends have one."""
+        given = self.link(source, destination)
+        return (
+            given is not None
+            and given.transport == Transport.CUDA_IPC
+            and self.machine(source).has_gpu
+            and self.machine(destination).has_gpu
+        )
+
     @property
     def link_settings(self) -> dict[tuple[str, str], LinkSetting]:
         """(source, destination) to how that link is to be opened."""

@@ -67,6 +67,11 @@ class Machine:
         """Where its worker listens; None as long as no worker runs."""
         return None if self.endpoint is None else self.endpoint.address
 
+    @property
+    def has_gpu(self) -> bool:
+        """Whether its stages are for one."""
+        return self.target is not None and self.target.get("kind") == "cuda"
+
     def __post_init__(self) -> None:
         if not self.name or self.name == CLIENT:
             raise ClusterError(f"a machine cannot be named {self.name!r}")
@@ -91,9 +96,10 @@ class Link:
     whose speed is to be measured, and 0 for two machines between which nothing may pass. ``address`` (HOST:PORT) is
     where ``source`` reaches the worker of ``destination``, if that is another address than the client's. ``transport``
     says what carries it: ``"auto"`` (memory that both share on one host, unless an address is given), ``"grpc"``,
-    ``"shm"``, which is refused where nothing can be shared, or ``"mpi"`` between workers that one ``mpiexec`` has
-    started with ``--mpi``. ``codec`` is how tensors are written where it is a network: ``"none"``, one of
-    `rpc_runtime.program.codec.Codec` for every tensor that it fits, or ``"auto"``, by which a plan chooses.
+    ``"shm"``, which is refused where nothing can be shared, ``"mpi"`` between workers that one ``mpiexec`` has
+    started with ``--mpi``, or ``"ipc"`` from GPU to GPU of one host, as ``"auto"`` where that cannot be. ``codec`` is
+    how tensors are written where it is a network: ``"none"``, one of `rpc_runtime.program.codec.Codec` for every tensor
+    that it fits, or ``"auto"``, by which a plan chooses.
     """
 
     source: str
@@ -123,6 +129,8 @@ class Link:
             raise ClusterError(f"{here} has transport {self.transport!r}; there are {', '.join(Transport)}")
         if self.transport == Transport.MPI and CLIENT in (self.source, self.destination):
             raise ClusterError(f"{here} has the transport mpi, and the client is in no MPI world: leave it auto")
+        if self.transport == Transport.CUDA_IPC and CLIENT in (self.source, self.destination):
+            raise ClusterError(f"{here} has the transport ipc, and the client has nothing on a GPU: leave it auto")
         if self.codec not in LINK_CODECS:
             raise ClusterError(f"{here} has codec {self.codec!r}; there are {', '.join(LINK_CODECS)}")
 

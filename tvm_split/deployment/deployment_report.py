@@ -274,7 +274,7 @@ def _link_reports(
 
 def _codecs(routes: Sequence[Route], transport: str) -> tuple[Codec, ...]:
     """Those in which tensors cross: where memory is shared, none."""
-    if transport == Transport.SHARED_MEMORY:
+    if transport and Transport(transport).is_memory:
         return ()
     return tuple(dict.fromkeys(route.codec for route in routes if route.codec is not Codec.NONE))
 

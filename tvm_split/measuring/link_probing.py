@@ -34,6 +34,7 @@ from tvm_split.measuring.link_samples import (
     worthwhile_size,
 )
 from tvm_split.measuring.link_store import ChainProbe, MachineProbe, PairProbe, StreamProbe, link_store
+from tvm_split.measuring.machine_facts import bus_of
 from tvm_split.measuring.passages import Passage, measured_passage
 from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.spot_checks import first_of, spot_checked
@@ -42,6 +43,7 @@ from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.steps import StepProgress, Steps
@@ -124,7 +126,8 @@ class _Probing:
         self._steps = Steps(on_progress)
         self._endpoints: dict[str, WorkerEndpoint] = cluster.endpoints()
         self._workers = {name: describe(endpoint, timeout_seconds) for name, endpoint in self._endpoints.items()}
-        self._programs = ProbePrograms({name: worker.architecture for name, worker in self._workers.items()})
+        targets = {machine.name: machine.target for machine in cluster.machines if machine.has_gpu and machine.target}
+        self._programs = ProbePrograms({name: worker.architecture for name, worker in self._workers.items()}, targets)
         self._store = link_store(cache_folder, cluster, self._workers, self._sizes, refresh)
         self._settings = cluster.link_settings
         self._places = {name: self._place(name, worker) for name, worker in self._workers.items()}
@@ -306,21 +309,39 @@ class _Probing:
 
     def _probe_pair(self, source: str, destination: str, machines: Mapping[str, MachineProbe]) -> PairProbe:
         elsewhere = (machines[source].round_trip_seconds + machines[destination].round_trip_seconds) / 2
+        if self._cluster.asks_for_ipc(source, destination):
+            found = self._probe_samples(source, destination, elsewhere + self._bus_seconds(source, destination), True)
+            if found.transport == Transport.CUDA_IPC:
+                return found
+        return self._probe_samples(source, destination, elsewhere, False)
+
+    def _bus_seconds(self, source: str, destination: str) -> float:
+        """What small tensors take from the client to one GPU, and from another to the client, besides the links."""
+        buses = [bus_of(device) for name in (source, destination) for device in self._workers[name].cuda_devices[:1]]
+        return sum(bus.latency_seconds for bus in buses if bus is not None)
+
+    def _probe_samples(self, source: str, destination: str, elsewhere: float, on_gpus: bool) -> PairProbe:
+        """``elsewhere`` is what a run takes besides. On GPUs, a pair that is not joined as asked is given up."""
         samples: list[LinkSample] = []
         transport = ""
         for size in self._sizes:
             worthwhile = worthwhile_size(size, samples)
             if worthwhile is None:
                 break
-            passage = self._pass([source, destination], [SMALLEST_BYTES, worthwhile, SMALLEST_BYTES], SERIES_SECONDS)
+            sizes = [SMALLEST_BYTES, worthwhile, SMALLEST_BYTES]
+            passage = self._pass([source, destination], sizes, SERIES_SECONDS, on_gpus=on_gpus)
             transport = passage.transports[source, destination]
+            if on_gpus and transport != Transport.CUDA_IPC:
+                break
             single = max(passage.single_seconds - elsewhere, 0.0)
             samples.append(LinkSample(worthwhile, single, passage.stream_seconds))
         return PairProbe(time.time(), tuple(samples), transport)
 
-    def _pass(self, machines: Sequence[str], sizes: Sequence[int], series_seconds: float) -> Passage:
+    def _pass(
+        self, machines: Sequence[str], sizes: Sequence[int], series_seconds: float, *, on_gpus: bool = False
+    ) -> Passage:
         """Run a chain for about twice ``series_seconds``, or a few times if that takes longer."""
-        program = self._programs.chain(machines, sizes)
+        program = self._programs.chain(machines, sizes, on_gpus=on_gpus)
         try:
             with self._opened(program) as pipeline:
                 return measured_passage(pipeline, [np.zeros(sizes[0], np.uint8)], series_seconds)

@@ -110,14 +110,19 @@ def _on_gpu(machine: MachineFacts, devices: Sequence[CudaDeviceDescription]) -> 
     if not devices:
         return replace(machine, memory_free_bytes=0)
     device = devices[0]
-    speed, latency = device.bus_bytes_per_second, device.bus_latency_seconds
-    is_known = math.isfinite(speed) and math.isfinite(latency) and speed > 0 and latency >= 0
     return replace(
         machine,
         memory_free_bytes=device.memory_free_bytes or device.memory_bytes,
         device=device.bus_identity,
-        bus=Bus(speed, latency) if is_known else None,
+        bus=bus_of(device),
     )
+
+
+def bus_of(device: CudaDeviceDescription) -> Bus | None:
+    """What leads to a GPU; None where its worker does not say it, or no numbers."""
+    speed, latency = device.bus_bytes_per_second, device.bus_latency_seconds
+    is_known = math.isfinite(speed) and math.isfinite(latency) and speed > 0 and latency >= 0
+    return Bus(speed, latency) if is_known else None
 
 
 def _identity(hostname: str, architecture: str, features: Any, tvm_version: str) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from tvm import relax
 
@@ -20,27 +22,30 @@ BUSY_INPUT = (1, 256)
 class ProbePrograms:
     """Compiles pass-through stages, each once per architecture and pair of sizes, for any processor of it."""
 
-    def __init__(self, architectures: Mapping[str, str]) -> None:
-        """``architectures`` by machine, as the workers say: ``x86_64``."""
+    def __init__(
+        self, architectures: Mapping[str, str], gpus: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    ) -> None:
+        """``architectures`` by machine, as the workers say: ``x86_64``; ``gpus`` are targets of those that have one."""
         self._architectures = architectures
+        self._gpus = gpus
         self._blobs = BlobFolder.temporary()
         self._libraries: dict[tuple[str | int, ...], BlobSpec] = {}
 
     def blob_path(self, sha256: str) -> Path:
         return self._blobs.path(sha256)
 
-    def chain(self, machines: Sequence[str], sizes_bytes: Sequence[int]) -> Program:
+    def chain(self, machines: Sequence[str], sizes_bytes: Sequence[int], *, on_gpus: bool = False) -> Program:
         """From the client over the machines and back, with tensors of ``sizes_bytes`` before, between and after them.
 
         Raises:
-            CompileError: there is no linker here for a machine's architecture.
+            CompileError: there is no linker here for a machine's architecture, or no code can be made for its GPU.
         """
         tensors = [TensorSpec(f"tensor {place}", (size,), "uint8") for place, size in enumerate(sizes_bytes)]
         libraries = [
-            self._library(self._compile, machine, *sizes_bytes[place : place + 2])
+            self._library(self._compile, machine, *sizes_bytes[place : place + 2], on_gpu=on_gpus)
             for place, machine in enumerate(machines)
         ]
-        return _chained("pass", machines, tensors, libraries)
+        return _chained("pass", machines, tensors, libraries, "cuda" if on_gpus else "cpu")
 
     def busy(self, machine: str, products: int) -> Program:
         """A small tensor in and out, and in between so many matrix products one after the other."""
@@ -50,15 +55,18 @@ class ProbePrograms:
         """As much on one machine after the other, with small tensors between them."""
         rows = [TensorSpec(f"row {place}", BUSY_INPUT, "float32") for place in range(len(machines) + 1)]
         libraries = [self._library(self._compile_busy, machine, products) for machine in machines]
-        return _chained("compute", machines, rows, libraries)
+        return _chained("compute", machines, rows, libraries, "cpu")
 
-    def _library(self, compile_stage: Callable[..., BlobSpec], machine: str, *amounts: int) -> BlobSpec:
-        key: tuple[str | int, ...] = (compile_stage.__name__, self._architectures[machine], *amounts)
+    def _library(
+        self, compile_stage: Callable[..., BlobSpec], machine: str, *amounts: int, on_gpu: bool = False
+    ) -> BlobSpec:
+        target = dict(self._gpus[machine]) if on_gpu else _cpu_target(self._architectures[machine])
+        key: tuple[str | int, ...] = (compile_stage.__name__, repr(sorted(target.items())), *amounts)
         if key not in self._libraries:
-            self._libraries[key] = compile_stage(*key[1:])
+            self._libraries[key] = compile_stage(target, *amounts)
         return self._libraries[key]
 
-    def _compile_busy(self, architecture: str, products: int) -> BlobSpec:
+    def _compile_busy(self, target: Mapping[str, Any], products: int) -> BlobSpec:
         """A row made into a matrix, which is multiplied again and again, and of the last the first row."""
         builder = relax.BlockBuilder()
         row = relax.Var("row", relax.TensorType(BUSY_INPUT, "float32"))
@@ -71,9 +79,9 @@ class ProbePrograms:
                 first = builder.emit(relax.op.strided_slice(value, [0], [0], [1]))
                 result = builder.emit_output(relax.Tuple([first]))
             builder.emit_func_output(result)
-        return self._build(builder, architecture)
+        return self._build(builder, target)
 
-    def _compile(self, architecture: str, taken: int, made: int) -> BlobSpec:
+    def _compile(self, target: Mapping[str, Any], taken: int, made: int) -> BlobSpec:
         """The first bytes of what comes in, or its first byte again and again: no more work than writing the result."""
         builder = relax.BlockBuilder()
         tensor = relax.Var("tensor", relax.TensorType((taken,), "uint8"))
@@ -83,23 +91,27 @@ class ProbePrograms:
                 value = first if taken >= made else relax.op.broadcast_to(builder.emit(first), (made,))
                 result = builder.emit_output(relax.Tuple([builder.emit(value)]))
             builder.emit_func_output(result)
-        return self._build(builder, architecture)
+        return self._build(builder, target)
 
-    def _build(self, builder: relax.BlockBuilder, architecture: str) -> BlobSpec:
-        target: dict[str, object] = {"kind": "llvm", "num-cores": 1}
-        if architecture != platform.machine():
-            target["mtriple"] = f"{architecture}-linux-gnu"
+    def _build(self, builder: relax.BlockBuilder, target: Mapping[str, Any]) -> BlobSpec:
         with ScratchFolder("build") as folder:
             built = build_module(builder.get(), target, folder.path / "pass.so", "probing a link")
             return self._blobs.add_file(built.library)
 
 
+def _cpu_target(architecture: str) -> dict[str, Any]:
+    target: dict[str, Any] = {"kind": "llvm", "num-cores": 1}
+    if architecture != platform.machine():
+        target["mtriple"] = f"{architecture}-linux-gnu"
+    return target
+
+
 def _chained(
-    name: str, machines: Sequence[str], tensors: Sequence[TensorSpec], libraries: Sequence[BlobSpec]
+    name: str, machines: Sequence[str], tensors: Sequence[TensorSpec], libraries: Sequence[BlobSpec], device: str
 ) -> Program:
     """A stage on each machine, of its library, between a tensor and the next."""
     stages = tuple(
-        StageSpec(place, f"{name} {place}", machine, (), "cpu", library, (), (tensors[place],), (tensors[place + 1],))
+        StageSpec(place, f"{name} {place}", machine, (), device, library, (), (tensors[place],), (tensors[place + 1],))
         for place, (machine, library) in enumerate(zip(machines, libraries, strict=True))
     )
     return Program((tensors[0],), (tensors[-1],), stages)

@@ -21,6 +21,7 @@ from tvm_split.planner.profile import (
     PieceTime,
     StreamingCost,
 )
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 LINK_BYTES_PER_SECOND = 125e6
@@ -50,8 +51,7 @@ def estimated_profile(model: Model, cluster: Cluster) -> ClusterProfile:
 
 
 def _machine(machine: Machine, alone: Mapping[Roofline, Mapping[str, float]]) -> MachineProfile:
-    has_gpu = machine.target is not None and machine.target.get("kind") == "cuda"
-    processor, times = (GPU, 1) if has_gpu else (CORE, machine.threads)
+    processor, times = (GPU, 1) if machine.has_gpu else (CORE, machine.threads)
     seconds = {name: max(each, SHORTEST_SECONDS) / times for name, each in alone[processor].items()}
     return MachineProfile(
         machine=machine.name,
@@ -64,8 +64,8 @@ def _machine(machine: Machine, alone: Mapping[Roofline, Mapping[str, float]]) ->
         streaming=StreamingCost(),
         pieces={name: PieceTime(each, each, "estimated") for name, each in seconds.items()},
         measured_at=0.0,
-        cores=0 if has_gpu else machine.threads,
-        bus=BUS if has_gpu else None,
+        cores=0 if machine.has_gpu else machine.threads,
+        bus=BUS if machine.has_gpu else None,
     )
 
 
@@ -73,9 +73,12 @@ def _expected_links(cluster: Cluster) -> Iterator[LinkProfile]:
     """What the user says of each link, else what a lab's network usually is; in one process nothing is sent at all."""
     for source, destination in itertools.permutations([CLIENT, *cluster.machine_names], 2):
         given = cluster.link(source, destination)
+        transport = Transport.CUDA_IPC if cluster.asks_for_ipc(source, destination) else ""
         if cluster.kind == "in_process":
             yield LinkProfile(source, destination, math.inf, 0.0, "given", 0.0)
         elif given is None or given.bytes_per_second is None:
-            yield LinkProfile(source, destination, LINK_BYTES_PER_SECOND, LINK_LATENCY_SECONDS, "estimated", 0.0)
+            usual = (LINK_BYTES_PER_SECOND, LINK_LATENCY_SECONDS)
+            yield LinkProfile(source, destination, *usual, "estimated", 0.0, transport)
         elif not given.is_closed:
-            yield LinkProfile(source, destination, given.bytes_per_second, given.latency_seconds, "given", 0.0)
+            speed = (given.bytes_per_second, given.latency_seconds)
+            yield LinkProfile(source, destination, *speed, "given", 0.0, transport)

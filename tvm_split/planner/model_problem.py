@@ -13,6 +13,7 @@ from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.planner.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, StreamingCost
 from tvm_split.planner.request import PlanRequest
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 BUFFERS = 3
@@ -67,10 +68,12 @@ def model_problem(
 def _link(link: LinkProfile, buses: Mapping[str, Bus], starts: Mapping[str, _Start]) -> ProblemLink:
     """A link with the buses at its ends, one after the other: a tensor is sent when it has come from the device.
 
+    From GPU to GPU (``ipc``) it passes neither: what leads from one to the other is the link, as it was measured.
     At the other end it is uploaded while the next one is received, so that a stream may be faster than this says. What
     a single input waits for its stage's start is the link's that brings it.
     """
-    passed = [buses[end] for end in (link.source, link.destination) if end in buses]
+    is_direct = link.transport == Transport.CUDA_IPC
+    passed = [] if is_direct else [buses[end] for end in (link.source, link.destination) if end in buses]
     bytes_per_second = link.bytes_per_second
     latency_seconds = link.latency_seconds + starts.get(link.destination, NO_START).single_seconds
     for bus in passed:

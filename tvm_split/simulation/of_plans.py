@@ -80,7 +80,8 @@ def _of_stages(plan: Plan, prediction: Prediction) -> Scenario:
         for ends, each in own.items():
             wire = each.stream_seconds / single[ends]
             latency = max(0.0, each.seconds - wire)
-            links[ends] = LinkTimes(latency, {name: wire}, shares_memory=each.transport == Transport.SHARED_MEMORY)
+            shares_memory = each.transport != "" and Transport(each.transport).is_memory
+            links[ends] = LinkTimes(latency, {name: wire}, shares_memory=shares_memory)
     shares = {name: share for stage in plan.stages for name, share in zip(stage.machines, stage.shares, strict=True)}
     machines = {}
     for predicted in prediction.machines:

@@ -31,7 +31,7 @@ typedef struct { char word[16]; pid_t process; int file; uint64_t size, number; 
 
 static pthread_mutex_t areas_lock = PTHREAD_MUTEX_INITIALIZER;
 static Area areas[MOST];
-static int refuse_opening, is_used;
+static int refuse_opening, closing_microseconds, is_used;
 
 static void end(const char *why) {
     fprintf(stderr, "the stand-in of CUDA: %s\n", why);
@@ -70,7 +70,8 @@ void standInRequire(const void *address, size_t size) {
     pthread_mutex_unlock(&areas_lock);
 }
 
-// Of the tests: how much memory is there, own or opened, and what is answered to whoever opens some; 0: as it is.
+// Of the tests: how much memory is there, own or opened, what is answered to whoever opens some (0: as it is), and how
+// long closing takes.
 int standInAreas(int opened) {
     int found = 0;
     pthread_mutex_lock(&areas_lock);
@@ -79,6 +80,7 @@ int standInAreas(int opened) {
     return found;
 }
 void standInRefuse(int code) { refuse_opening = code; }
+void standInSlowClosing(int microseconds) { closing_microseconds = microseconds; }
 
 cudaError_t cudaMalloc(void **pointer, size_t size) {
     struct stat found;
@@ -151,6 +153,7 @@ cudaError_t cudaIpcCloseMemHandle(void *pointer) {
     pthread_mutex_lock(&areas_lock);
     Area *area = area_at(pointer, 1);
     if (!area || area->begin != pointer || !area->opened) end("memory is closed that is not open");
+    usleep(closing_microseconds);
     if (!--area->opened) let_go(area);
     pthread_mutex_unlock(&areas_lock);
     return 0;

@@ -19,6 +19,9 @@ from tests.helpers.rpc_runtime.worker_process import ROOT, announced
 from tvm_split.rpc_runtime.program.program import StageSpec
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
+CLOSING = 15
+"""Times as long as half a copy: with slow ones, longer than the stand-in waits before it calls memory open."""
+
 
 def main(library: str, slow_microseconds: str, refused: str, *arguments: str) -> int:
     """A worker: how long half a copy takes at most, and what opening others' memory is answered with."""
@@ -32,6 +35,7 @@ def main(library: str, slow_microseconds: str, refused: str, *arguments: str) ->
 
     cuda = ctypes.CDLL(library)
     cuda.standInSlow(int(slow_microseconds))
+    cuda.standInSlowClosing(CLOSING * int(slow_microseconds))
     cuda.standInRefuse(int(refused))
 
     def transfers_of(stages: Sequence[StageSpec]) -> DeviceTransfers:

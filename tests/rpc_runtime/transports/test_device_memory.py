@@ -25,7 +25,7 @@ from tests.helpers.rpc_runtime.joined_links import Receiver, Sender
 from tests.helpers.rpc_runtime.link_peer import one_route
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import wait_for
-from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
+from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
 from tvm_split.rpc_runtime.execution.device_exchange import CudaExchange
 from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
@@ -104,7 +104,7 @@ def offered(ends: tuple[socket.socket, socket.socket], message: bytes, count: in
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb"), os.fdopen(writing, "wb"):
         socket.send_fds(other, [message], [host._descriptor, writing, writing][:count])
-    return others_memory(own_end, link.link, on_device=True)
+    return others_memory(own_end, link.link.routes, link.link.device)
 
 
 def test_places_are_sent_as_handles_and_kept_until_the_sender_has_let_go(
@@ -201,6 +201,22 @@ def test_a_receiver_that_sends_something_else_ends_the_link(
     assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
+def test_an_end_that_dies_meanwhile_is_gone_and_not_wrong(
+    cuda: ctypes.CDLL, exchange: CudaExchange, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    own_end, other = ends
+    own = OwnMemory(receiver(exchange).link, on_device=True)
+    other.shutdown(socket.SHUT_WR)
+    with pytest.raises(WorkerUnavailableError, match="its other end went"):
+        own.agreed(own_end)
+    with pytest.raises(WorkerUnavailableError, match="its other end went"):
+        others_memory(own_end, sender(exchange).link.routes, exchange)
+    other.close()
+    del own
+    gc.collect()
+    assert wait_for(lambda: cuda.standInAreas(0) == 0)
+
+
 def test_handles_that_nobody_asked_for_end_the_link(
     exchange: CudaExchange, ends: tuple[socket.socket, socket.socket]
 ) -> None:
@@ -208,7 +224,7 @@ def test_handles_that_nobody_asked_for_end_the_link(
     with Path(os.devnull).open("rb") as nothing:
         socket.send_fds(other, [DEVICE + bytes(3 * HANDLE_BYTES)], [nothing.fileno()] * 2)
     with pytest.raises(ProtocolError, match="no memory that fits"):
-        others_memory(own_end, sender(exchange).link, on_device=False)
+        others_memory(own_end, sender(exchange).link.routes, None)
 
 
 def test_handles_of_nothing_and_of_this_very_process_are_not_opened(

@@ -127,6 +127,12 @@ def test_a_worker_that_is_killed_leaves_nothing_with_the_other(dies: str, own_wo
     assert is_empty(own_workers, lives)
 
 
+def test_handles_are_closed_before_the_memory_goes(own_workers: GpuWorkers, cuda: Path) -> None:
+    with opened(own_workers, chain(), cuda) as pipeline:
+        next(pipeline.stream(batches(chain(), 100)))
+    assert all(is_empty(own_workers, name) for name in "AB")
+
+
 def test_memory_stays_until_a_sender_that_stands_still_has_let_go(own_workers: GpuWorkers, cuda: Path) -> None:
     """Freed before, it could be written into when the sender goes on, and be another's by then."""
     tensors = [TensorSpec(f"t{place}", (2,), "int64") for place in range(3)]

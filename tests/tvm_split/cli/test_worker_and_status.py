@@ -48,7 +48,8 @@ def test_status_says_what_carries_the_links(invoke, invoke_json, start_process, 
         process = start_process("worker", "--name", name, "--cache", tmp_path / name, "--json")
         machines.append({"name": name, "address": json.loads(process.stdout.readline())["address"]})
     links = [{"from": "near", "to": "next", "transport": "grpc"}]
-    links += [{"from": "own", "to": "near", "address": "127.0.0.1:9"}, {"from": "next", "to": "own"}]
+    links += [{"from": "own", "to": "near", "address": "127.0.0.1:9"}]
+    links += [{"from": "next", "to": "own", "transport": "ipc"}]  # they have no GPUs
     path = tmp_path / "cluster.yaml"
     path.write_text(json.dumps({"machines": machines, "links": links}))
     found = invoke_json("status", "--cluster", path)["links"]

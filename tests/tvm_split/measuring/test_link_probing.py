@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.relay import Relay
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
@@ -20,9 +22,12 @@ from tvm_split.errors import ProfileError
 from tvm_split.measuring import link_probing, timing_turns
 from tvm_split.measuring.link_probing import LinkProbe, _rounds, has_spare_cores, probe_links
 from tvm_split.measuring.link_samples import ChainCost, ChainSample, chain_cost
+from tvm_split.measuring.link_store import MachineProbe
+from tvm_split.measuring.passages import Passage
+from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime import hardware
-from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
+from tvm_split.rpc_runtime.client.client import CudaDeviceDescription, WorkerDescription, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -128,6 +133,50 @@ def test_of_alike_workers_two_are_measured() -> None:
         assert 0 < crowded[0] < 1
     else:
         assert crowded[0] is None
+
+
+def gpu_described(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
+    gpu = CudaDeviceDescription(0, "sm_90", 1 << 34, 1 << 34, endpoint.machine, 1e10, 3e-5)
+    return replace(describe(endpoint, timeout_seconds), cuda_devices=(gpu,))
+
+
+@pytest.mark.parametrize("transport", ["ipc", "shm"])
+def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus_or_as_any_other(
+    workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    """There is no GPU: what runs would take is given. Small tensors pass both buses besides the link."""
+    target = {"kind": "cuda", "arch": "sm_90"}
+    machines = tuple(Machine(name, target=target, endpoint=end) for name, end in workers.endpoints.items())
+    asked = Cluster("remote", machines, (Link(A, B, transport="ipc"),))
+    passed: list[bool] = []
+
+    def given_passage(self: object, names: Sequence[str], sizes: Sequence[int], series: float, **on: bool) -> Passage:
+        passed.append(on["on_gpus"])
+        carried = transport if on["on_gpus"] else "shm"
+        return Passage(1e-3 + sizes[1] / 1e9, 1e-3, None, dict.fromkeys(names, 0.0), {(A, B): carried})
+
+    monkeypatch.setattr(link_probing, "describe", gpu_described)
+    monkeypatch.setattr(link_probing._Probing, "_pass", given_passage)
+    probing = link_probing._Probing(asked, SIZES, 60.0, None, None, True)
+    trip = MachineProbe(0.0, 2e-4, (), (), 0.0, {})
+    found = probing._probe_pair(A, B, {A: trip, B: trip})
+    buses = 2 * 3e-5 if transport == "ipc" else 0.0
+    assert found.transport == transport
+    assert found.samples[0].single_seconds == pytest.approx(1e-3 + 64 / 1e9 - 2e-4 - buses)
+    assert len(found.samples) == 3
+    assert passed == ([True] * 3 if transport == "ipc" else [True, False, False, False])
+
+
+def test_stages_that_pass_tensors_on_are_made_for_gpus(workers: LocalWorkers) -> None:
+    require_toolkit()
+    target = {"kind": "cuda", "arch": "sm_90"}
+    programs = ProbePrograms(dict.fromkeys((A, B), platform.machine()), dict.fromkeys((A, B), target))
+    on_gpus, on_cpus = (programs.chain([A, B], [64, 4096, 64], on_gpus=on) for on in (True, False))
+    assert [stage.device for stage in on_gpus.stages] == ["cuda", "cuda"]
+    assert [stage.device for stage in on_cpus.stages] == ["cpu", "cpu"]
+    libraries = [programs.blob_path(stage.library.sha256).read_bytes() for stage in on_gpus.stages]
+    assert all(b"sm_90" in library for library in libraries)
+    assert len({stage.library for stage in (*on_gpus.stages, *on_cpus.stages)}) == 4
 
 
 @pytest.mark.slow

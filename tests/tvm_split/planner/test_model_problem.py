@@ -53,6 +53,24 @@ def test_the_bus_to_a_gpu_is_a_part_of_its_links():
     assert {link.bytes_per_second for link in handed.links if B in (link.source, link.destination)} == {6e9}
 
 
+def test_from_gpu_to_gpu_no_bus_is_passed():
+    """The two buses are on other links still, and the other way between the two, which shares memory."""
+    profile = chain_profile(TWO, bytes_per_second=3e9, latency_seconds=1e-4)
+    machines = tuple(dataclasses.replace(each, bus=Bus(6e9, 2e-5)) for each in profile.machines)
+    carried = {(A, B): "ipc", (B, A): "shm"}
+    links = (
+        dataclasses.replace(each, transport=carried.get((each.source, each.destination), "")) for each in profile.links
+    )
+    profile = dataclasses.replace(profile, machines=machines, links=tuple(links))
+    speeds = {
+        (link.source, link.destination): (link.bytes_per_second, link.latency_seconds)
+        for link in chain_problem(profile).links
+    }
+    assert speeds[A, B] == (3e9, 1e-4)
+    assert speeds[B, A] == pytest.approx((1.5e9, 1.4e-4))
+    assert speeds["client", A] == pytest.approx((2e9, 1.2e-4))
+
+
 def test_a_gpu_behind_a_slow_bus_gets_what_pays_for_the_way():
     """Layers of 10 ms that the GPU does in 1 ms, with tensors of a megabyte between them (figures that are given)."""
     profile = chain_profile({A: [0.01] * 6, B: [0.001] * 6}, bytes_per_second=10e9, latency_seconds=1e-5)
