@@ -77,7 +77,8 @@ class OwnDeviceMemory:
         threading.Thread(target=self._wait_unused, name="device-memory", daemon=True).start()
 
     def _wait_unused(self) -> None:
-        os.read(self._end, 1)
+        while os.read(self._end, 1):  # nothing but its end counts
+            pass
 
 
 class OpenPlaces:

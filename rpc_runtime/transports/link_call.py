@@ -20,6 +20,7 @@ from tvm_split.rpc_runtime.program.measurements import LinkStatistics
 from tvm_split.rpc_runtime.transports import shared_memory
 from tvm_split.rpc_runtime.transports.device_memory import NO_DEVICE
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
+from tvm_split.rpc_runtime.transports.link_memory import own_memory
 from tvm_split.rpc_runtime.transports.mpi import MpiStream, World
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
@@ -205,7 +206,7 @@ class LinkCall:
             return
         if accept.socket:
             try:
-                memory = shared_memory.own_memory(self._link)
+                memory = own_memory(self._link)
                 connection = shared_memory.call(accept.socket, accept.secret)
             except WorkerError as error:
                 self._reason = str(error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import os
 import queue
 import random
@@ -15,13 +17,18 @@ import grpc
 import numpy as np
 
 from tests.helpers.mutations import mutated
+from tests.helpers.rpc_runtime.cuda_stand_in import compiled, device_memory
 from tests.helpers.rpc_runtime.joined_links import DEPLOYMENT, Answering, Receiver, Sender
 from tests.helpers.rpc_runtime.link_peer import one_route
 from tests.helpers.rpc_runtime.raw_calls import RawCaller
 from tests.helpers.trials import Trials
 from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
+from tvm_split.rpc_runtime.execution.device_exchange import CudaExchange
 from tvm_split.rpc_runtime.transports import shared_memory
+from tvm_split.rpc_runtime.transports.device_memory import DEVICE, HANDLE_BYTES, ONLY_HOST
+from tvm_split.rpc_runtime.transports.link_memory import SharedMemory
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
 from tvm_split.rpc_runtime.wire.framing import (
@@ -72,13 +79,14 @@ def memory(source: random.Random) -> list[int]:
         case 2:
             return [os.open("/dev/zero", os.O_RDWR)]
         case 3:
-            return [shared_memory.SharedMemory.create([one_route(2000)])[1]]
-    return [shared_memory.SharedMemory.create([ROUTE])[1]]
+            return [SharedMemory.create([one_route(2000)])[1]]
+    return [SharedMemory.create([ROUTE])[1]]
 
 
 def attack(answering: Answering, receives: bool, source: random.Random) -> None:
     """One caller, who follows the greeting more or less."""
     hello = pb.Hello(deployment=DEPLOYMENT, source="a", destination="b", host=shared_memory.host_proof(DEPLOYMENT))
+    hello.device_memory = source.random() < 0.5
     requests: queue.Queue[bytes | None] = queue.Queue()
 
     def speaking() -> Iterator[bytes]:
@@ -102,13 +110,17 @@ def attack(answering: Answering, receives: bool, source: random.Random) -> None:
             if receives:
                 descriptors = memory(source)
                 try:
-                    socket.send_fds(connection, [source.choice((b"memory", b"x"))], descriptors)
+                    handles = DEVICE + source.randbytes(source.choice((0, 1, 3)) * HANDLE_BYTES)
+                    socket.send_fds(connection, [source.choice((ONLY_HOST, ONLY_HOST, b"x", handles))], descriptors)
                 finally:
                     for descriptor in descriptors:
                         os.close(descriptor)
             else:
-                for descriptor in socket.recv_fds(connection, 10, 4)[1]:
+                message, descriptors, _, _ = socket.recv_fds(connection, 1000, 4)
+                for descriptor in descriptors:
                     os.close(descriptor)
+                if message.startswith(DEVICE):
+                    connection.send(source.choice((DEVICE, DEVICE, ONLY_HOST + source.randbytes(9), b"x")))
             for frame in said(source):
                 connection.send(frame)
         with contextlib.suppress(grpc.RpcError):
@@ -116,11 +128,14 @@ def attack(answering: Answering, receives: bool, source: random.Random) -> None:
                 requests.put(source.randbytes(10))
 
 
-def test_a_hostile_neighbour(trials: Trials) -> None:
+def test_a_hostile_neighbour(trials: Trials, tmp_path: Path) -> None:
+    cuda = ctypes.CDLL(str(compiled(tmp_path)))
+    exchange = CudaExchange(CudaCalls(cuda, cuda), device_memory(cuda))
     files = len(list(Path("/proc/self/fd").iterdir()))
     for _ in trials:
         receives = trials.source.random() < 0.5  # the caller, so that this end sends
         sender, receiver = Sender([ROUTE]), Receiver([ROUTE], reuse=True)
+        receiver.link.device = exchange
         with contextlib.closing(Answering(sender.link if receives else receiver.link)) as answering:
             if receives:
                 sender.put("x", 0, np.zeros(ROUTE.tensor.size_bytes, np.uint8))
@@ -129,4 +144,6 @@ def test_a_hostile_neighbour(trials: Trials) -> None:
             assert answering.ended.wait(LONGEST_SECONDS)
             assert isinstance(answering.ends[0], TvmSplitError), answering.ends[0]
             trials.found[type(answering.ends[0]).__name__] += 1
+    del receiver
+    assert wait_for(lambda: gc.collect() >= 0 and cuda.standInAreas(0) == 0)
     assert wait_for(lambda: len(list(Path("/proc/self/fd").iterdir())) <= files + 8)

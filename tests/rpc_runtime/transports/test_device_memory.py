@@ -31,7 +31,7 @@ from tvm_split.rpc_runtime.execution.device_exchange import CudaExchange
 from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
 from tvm_split.rpc_runtime.transports import device_memory as subject
 from tvm_split.rpc_runtime.transports.device_memory import DEVICE, HANDLE_BYTES, ONLY_HOST
-from tvm_split.rpc_runtime.transports.shared_memory import AgreedMemory, OwnMemory, others_memory
+from tvm_split.rpc_runtime.transports.link_memory import AgreedMemory, OwnMemory, others_memory
 
 ROUTE = one_route(100_000)
 """With three places."""
