@@ -172,9 +172,7 @@ class CudaCalls:
 
     def opened(self, handle: bytes) -> int:
         """The address of another process's memory, which is there until `shut`."""
-        found = ctypes.c_void_p()
-        self._cuda.call("cudaIpcOpenMemHandle", ctypes.byref(found), _Handle.from_buffer_copy(handle), ENABLE_PEER_ACCESS)
-        return found.value or 0
+        return self._cuda.made("cudaIpcOpenMemHandle", _Handle.from_buffer_copy(handle), ENABLE_PEER_ACCESS)
 
     def shut(self, address: int) -> None:
         """Give up what was `opened`."""

@@ -30,7 +30,7 @@ def main(library: str, slow_microseconds: str, refused: str, *arguments: str) ->
     load_runtime()
     from tests.helpers.rpc_runtime.cuda_stand_in import Launched, device_memory
     from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
-    from tvm_split.rpc_runtime.execution.device_transfers import DeviceTransfers, OverlappedStage
+    from tvm_split.rpc_runtime.execution.device_transfers import DeviceTransfers
     from tvm_split.rpc_runtime.worker import held_program, process
 
     cuda = ctypes.CDLL(library)
@@ -42,8 +42,7 @@ def main(library: str, slow_microseconds: str, refused: str, *arguments: str) ->
         return DeviceTransfers(CudaCalls(cuda, cuda), device_memory(cuda))
 
     def load_stage(self: Any, stage: StageSpec, cache: Any, deadline: Any, is_wanted: Any, transfers: Any) -> Any:
-        launched: Any = Launched(stage, cuda, transfers)
-        return OverlappedStage(launched, transfers)
+        return Launched(stage, cuda, transfers)
 
     held_program.overlapping_transfers = transfers_of  # type: ignore[assignment]
     held_program.HeldProgram._load_stage = load_stage  # type: ignore[method-assign]
