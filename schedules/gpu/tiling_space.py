@@ -196,9 +196,11 @@ def _fits_fragments(tile: FragmentTile, operands: _Operands) -> bool:
     column_fragments = tile.columns // tile.column_warps // FRAGMENT
     # A warp's threads share each result's fragment, in float32, and each operand's, which they have twice.
     held = FRAGMENT * FRAGMENT // WARP * (row_fragments * column_fragments + row_fragments + column_fragments)
-    left, right = operands.bytes
-    shared = tile.rows * (tile.depth + SHIFT_OF_HALVES) * left + tile.depth * (tile.columns + SHIFT_OF_HALVES) * right
-    return _fits(tile, held, shared + tile.rows * tile.columns * BYTES_OF_A_SUM)
+    left = tile.rows * (tile.depth + SHIFT_OF_HALVES) * operands.bytes[0]
+    right = tile.depth * (tile.columns + SHIFT_OF_HALVES) * operands.bytes[1]
+    sums = tile.rows * tile.columns * BYTES_OF_A_SUM
+    # TVM 0.27 would give the sums the place of an operand that is as large, and then refuses the other dtype.
+    return max(left, right) < sums and _fits(tile, held, left + right + sums)
 
 
 def _fits(tile: Tile | FragmentTile, held: int, shared_bytes: int) -> bool:

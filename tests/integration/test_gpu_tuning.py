@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
@@ -12,6 +13,7 @@ import tvm_split
 from tests.helpers.gpu_driver import driver_for, require_toolkit
 from tests.helpers.rpc_lab import KEY, RpcLab
 from tests.helpers.schedules.gpu_kernels import nvcc, plan_for_a_gpu
+from tests.helpers.waiting import wait_for
 from tvm_split.compiler.cuda_code import tuning_needs
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.rpc_runtime.execution.cuda_code import PACKED, SOURCE
@@ -155,3 +157,60 @@ def test_a_record_is_replayed_for_its_architecture_alone(model, plan, kernel, tm
     assert text_of(choices) in scheduled
     assert [stage.machine for stage in plan.stages] == ["gpu"]
     assert bundle is not None
+
+
+@pytest.mark.slow
+def test_what_evicts_a_gpus_cache_is_called_before_each_run_of_a_worker(tmp_path):
+    """On the worker's CPU: the functions and their calls are the same, only the device is another."""
+    import numpy as np
+    import tvm
+    from tvm import te
+
+    from tvm_split.schedules.tuning.devices import GPU_EVICTION, evaluate_in_turn
+
+    x = te.placeholder((64,), name="x")
+    function = te.create_prim_func([x, te.compute((64,), lambda i: x[i] + 1, name="y")])
+    library = tmp_path / "kernel.so"
+    tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), "llvm").export_library(library)
+    with RpcLab(tmp_path, servers=0) as lab:
+        lab.start_worker("cpu", "--insecure")
+        lab.wait_listed(lambda found: "cpu" in found and found["cpu"].registration.tunes)
+        session = lab.tracker().configuration.connect_server()
+        session.upload(str(library))
+        module, device = session.load_module("kernel.so"), session.device("cpu", 0)
+        arguments = [tvm.runtime.tensor(np.zeros(64, "float32"), device) for _ in range(2)]
+        times = evaluate_in_turn(("main",), 2, 3, GPU_EVICTION)(session, module, device, None, [arguments])
+        del session, module, device, arguments
+    assert len(times) == 2
+    assert all(each > 0 for each in times)
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_a_measurer_that_is_closed_while_nvcc_is_at_work_leaves_no_process(kernel):
+    machine = machine_of(BUILT_FOR)
+    space = kernel.template.space(kernel.function, machine)
+    candidate = scheduled_function(schedule_by(kernel.template, kernel.function, machine, space.default))
+    measurer = Measurer(BUILT_FOR, gpu=tuning_needs(TARGET))
+    building = Thread(target=measurer.build, args=([{"main": candidate}] * 4,))
+    building.start()
+    compiling: list[psutil.Process] = []
+
+    def looks() -> bool:
+        compiling[:] = [each for each in psutil.Process().children(recursive=True) if "nvcc" in name_of(each)]
+        return bool(compiling)
+
+    try:
+        assert wait_for(looks, 60)
+    finally:
+        measurer.close()
+        building.join(30)
+    assert not building.is_alive()
+    assert not psutil.wait_procs(compiling, 5)[1]
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""

@@ -195,14 +195,6 @@ def test_wrong_use(model, plan, tmp_path, options, message):
         tvm_split.tune(model, plan, database=tmp_path, **options)
 
 
-def test_gpu_targets_are_refused_before_anything_is_done(model, tmp_path):
-    target = {"kind": "cuda", "arch": "sm_90"}
-    cluster = tvm_split.Cluster("in_process", (tvm_split.Machine("gpu", 1, target),))
-    with pytest.raises(tvm_split.TuningError, match="'cuda' are not tuned yet"):
-        tvm_split.tune(model, cluster, database=tmp_path / "tuned")
-    assert not (tmp_path / "tuned").exists()
-
-
 def test_no_server_of_the_key(model, plan, tmp_path):
     with RpcLab(tmp_path, servers=0) as lab, pytest.raises(tvm_split.TuningError, match="keys there: none"):
         tvm_split.tune(
