@@ -90,8 +90,8 @@ class Tracker:
             raise DeviceError(
                 f"the tracker {self.host}:{self.port} knows no device of key {self.key!r} (keys there: {others}); "
                 f"see `python -m tvm.exec.query_rpc_tracker --host {self.host} --port {self.port}`, and start a server "
-                f"on the device: `python -m tvm.exec.rpc_server --tracker {self.host}:{self.port} --key {self.key}`, or, "
-                "for a GPU, `tvm-split worker` with these and --insecure-tuning"
+                f"on the device: `python -m tvm.exec.rpc_server --tracker {self.host}:{self.port} --key {self.key}`, "
+                "or, for a GPU, `tvm-split worker` with these and --insecure-tuning"
             )
         return count
 
