@@ -17,6 +17,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_split.relay_passes.contract import main_function
+from tvm_split.relay_passes.rewrite import with_main
 
 LARGEST_EMBEDDED_BYTES = 64
 
@@ -35,11 +36,7 @@ def lift_weights(module: tvm.IRModule) -> LiftedWeights:
     body = lifter.visit_expr(function.body)
     parameters = [*function.params, *lifter.parameters]
     lifted = relax.Function(parameters, body, function.ret_ty, function.is_pure, function.attrs)
-    functions = {variable: value for variable, value in module.functions_items() if variable.name_hint != "main"}
-    functions[module.get_global_var("main")] = lifted
-    return LiftedWeights(
-        tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos), tuple(lifter.weights)
-    )
+    return LiftedWeights(with_main(module, lifted), tuple(lifter.weights))
 
 
 @mutator

@@ -15,6 +15,7 @@ from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_split.relay_passes.contract import main_function, names_of
+from tvm_split.relay_passes.rewrite import with_main
 
 
 @tvm.transform.module_pass(opt_level=0, name="UniqueNames")
@@ -26,9 +27,7 @@ class UniqueNames:
         names = names_of(function)
         if len(set(names)) == len(names):
             return module
-        updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
-        updated["main"] = _Renamer(set()).visit_expr(function)
-        return updated
+        return with_main(module, _Renamer(set()).visit_expr(function))
 
 
 @mutator
