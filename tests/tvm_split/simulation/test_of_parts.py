@@ -96,9 +96,10 @@ def test_one_exchange_in_a_stream() -> None:
     assert {each.machine: each.computing for each in found.machines} == pytest.approx({A: 1.0, B: 1.0})
 
 
-def test_halos_go_both_ways_and_no_machine_waits_for_both() -> None:
-    parts = PlanParts(
-        (part("a0", A, 2.0), part("b0", B, 3.0), part("a1", A, 2.0), part("b1", B, 1.0)),
+def halos(seconds_a: float, seconds_b: float, last_a: float, last_b: float) -> PlanParts:
+    """Two parts on each machine; the second ones take the edges of the other's first."""
+    return PlanParts(
+        (part("a0", A, seconds_a), part("b0", B, seconds_b), part("a1", A, last_a), part("b1", B, last_b)),
         (
             Delivery("x", CLIENT, ("a0",), 0.0),
             Delivery("x", CLIENT, ("b0",), 0.0),
@@ -110,10 +111,24 @@ def test_halos_go_both_ways_and_no_machine_waits_for_both() -> None:
             Delivery("y_b", "b1", (), 0.0),
         ),
     )
+
+
+def test_halos_go_both_ways_and_no_machine_waits_for_both() -> None:
+    parts = halos(2.0, 3.0, 2.0, 1.0)
     found = simulate(scenario_of_plan(planned(parts, bytes_per_second=1000.0, latency_seconds=0.25)), in_flight=1)
     # What stays on a machine crosses nothing: b has the edge of a long before its own part is done.
     assert [begins(found, name)[0] for name in ("a0", "b0", "b1", "a1")] == pytest.approx([0.25, 0.25, 3.25, 3.6])
     assert found.first_seconds == pytest.approx(3.6 + 2.0 + 0.25)
+
+
+def test_halos_that_take_long_let_three_results_through_at_a_time() -> None:
+    """Windows of links widen; the queue in which a machine's own part waits for the other's edge does not."""
+    plan = planned(halos(0.01, 0.01, 0.01, 0.01), bytes_per_second=math.inf, latency_seconds=0.3)
+    period = simulate(scenario_of_plan(plan), micro_batches=600).period_seconds
+    assert plan.prediction is not None
+    assert plan.prediction.period_seconds == pytest.approx(0.02)
+    assert period is not None
+    assert 0.1 <= period <= 0.11
 
 
 def random_parts(seed: int) -> PlanParts:
