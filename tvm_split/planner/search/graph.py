@@ -28,6 +28,7 @@ from tvm_split.planner.search.ideals import Ideals, ideal_costs, ideals_of
 from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.latency_search import search_latencies
+from tvm_split.planner.search.link_bound import client_bound
 from tvm_split.planner.search.local_search import improved
 from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_classes
 from tvm_split.planner.search.machine_sets import count_of_sets
@@ -190,6 +191,7 @@ class GraphSearch:
             if self._instance.seconds.size <= MOST_RELAXED:
                 bound = period_bound(self._instance, self._deadline(0.2) - time.monotonic())
                 self._raise_bound(bound, "linear relaxation")
+            self._raise_bound(client_bound(self._instance) * (1 - 1e-9), "the client's links")
 
     def _search_orders(self) -> None:
         """Plans whose stages follow each other: by tables where these have all machines, else one stage at a time."""

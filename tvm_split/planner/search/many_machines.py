@@ -21,6 +21,7 @@ from tvm_split.planner.search.crowded_cores import crowded_cores, pooled, ways_t
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.ideals import predecessors, topological_orders
 from tvm_split.planner.search.instance import Instance
+from tvm_split.planner.search.link_bound import client_bound
 from tvm_split.planner.search.machine_classes import machine_classes
 from tvm_split.planner.search.milp import longest_latency
 from tvm_split.planner.search.order_costs import OrderCosts, Unit, Units, units_of
@@ -70,6 +71,7 @@ class ManyMachines:
         if self._crowded:
             cores = fair_prices(*pooled(self._singles, self._counts, self._crowded), self._until(0.2))
             self.bound = max(self.bound, cores.bound * (1 - 1e-9))
+        self.bound = max(self.bound, client_bound(instance) * (1 - 1e-9))
         self.found: list[Candidate] = []
         self._longest = longest_latency(instance)
 

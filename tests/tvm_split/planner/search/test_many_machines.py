@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from tvm_split.planner.search import evaluate, solve
 from tvm_split.planner.search.candidate import one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.many_machines import ManyMachines
+from tvm_split.planner.search.subsets import restricted
 
 SEEDS = st.integers(0, 2**32)
 CASES: list[tuple[MachineKinds, LinkKinds, Networks, bool]] = [
@@ -75,6 +77,47 @@ def test_what_first_fit_once_did_better(machines: int, pieces: int, network: Net
     stages = first_fit(problem)
     assert stages is not None
     assert searched(problem)[0] <= evaluate(problem, stages).period_seconds * (1 + 1e-9)
+
+
+def test_what_the_client_sends_is_a_bound_however_many_machines_there_are() -> None:
+    """With so many replicas each input takes longer to be sent than to be computed."""
+    problem = many_machines_problem(40, 6, replicas=True)
+    quick = tuple(
+        dataclasses.replace(piece, seconds={name: each / 10 for name, each in piece.seconds.items()})
+        for piece in problem.pieces
+    )
+    period, bound = searched(dataclasses.replace(problem, pieces=quick))
+    assert period == pytest.approx(3e5 / 1.25e8)
+    assert bound == pytest.approx(period)
+
+
+@settings(max_examples=5)
+@given(
+    st.integers(6, 16),
+    st.integers(1, 8),
+    st.sampled_from(["equal", "three kinds", "unlike"]),
+    st.sampled_from(["alike", "two racks", "four sites"]),
+    st.sampled_from(["chain", "residual", "unet", "branches"]),
+    st.booleans(),
+    SEEDS,
+)
+@example(13, 4, "unlike", "four sites", "residual", False, 6519)  # by 11 %, where no machines are left out
+def test_more_machines_are_never_worse(
+    machines: int, fewer: int, kinds: MachineKinds, links: LinkKinds, network: Networks, replicas: bool, seed: int
+) -> None:
+    """Whichever the fewer ones are; single machines are always compared."""
+    problem = many_machines_problem(
+        machines, 20, kinds=kinds, links=links, network=network, replicas=replicas, seed=seed
+    )
+    all_machines = instance_of(problem)
+    kept = sorted(random.Random(seed).sample(range(machines), max(2, machines - fewer)))
+    least = []
+    for instance in (all_machines, restricted(all_machines, tuple(kept))):
+        search = ManyMachines(instance, math.inf)
+        search.search()
+        plans = [*search.found, *one_machine_candidates(instance)]
+        least.append(min(each.evaluation.period_seconds for each in plans))
+    assert least[0] <= least[1] * (1 + 1e-9)
 
 
 def test_ten_pieces_a_machine_end_near_the_bound() -> None:
