@@ -13,7 +13,8 @@ from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
-ASKED_AT_ONCE = 32
+ASKED_AT_ONCE = 256
+"""Workers; of hundreds that cannot be reached nothing else waits."""
 
 
 @dataclass(frozen=True)

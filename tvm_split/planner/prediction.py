@@ -10,7 +10,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.parts import Delivery, PartPrediction
 from tvm_split.planner.problem import (
@@ -27,7 +26,7 @@ from tvm_split.planner.problem import (
     objective_seconds,
 )
 from tvm_split.planner.profile import ClusterProfile, Corrections
-from tvm_split.planner.search import evaluate, is_possible
+from tvm_split.planner.search import evaluate, possible_plans
 from tvm_split.planner.search.evaluate import crossings_of, placed
 from tvm_split.planner.search.instance import TOLERANCE, instance_of
 from tvm_split.rpc_runtime.program.program import CLIENT
@@ -279,14 +278,10 @@ def _contradictions(stages: Sequence[Stage], period: float, latency: float) -> I
 
 def compared_baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation) -> tuple[ComparedPlan, ...]:
     """The baselines that pins, memory and links allow, best first; other demands may be what they are better by."""
-    found = []
-    for name, stages in baseline_stages(problem, layers_of).items():
-        try:
-            value = evaluate(problem, stages)
-        except PlanError:
-            continue  # there is no link, or a machine cannot run a piece
-        if is_possible(problem, stages):
-            found.append(_compared(name, stages, layers_of, value, _why_not(problem, plan, value)))
+    found = [
+        _compared(name, stages, layers_of, value, _why_not(problem, plan, value))
+        for name, stages, value in possible_plans(problem, baseline_stages(problem, layers_of))
+    ]
     return tuple(sorted(found, key=lambda each: objective_seconds(problem.objective, each)))
 
 

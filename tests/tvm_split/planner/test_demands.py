@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
 from tvm_split.planner.problem import Stage
-from tvm_split.planner.search import is_possible, keeps_demands
+from tvm_split.planner.search import evaluate, keeps_demands, possible_plans
 
 PROFILE = chain_profile({A: [0.01, 0.02], B: [0.01, 0.02], C: [0.01, 0.02]})
 STAGES = (Stage((A,), ("layer_0",)), Stage((B, C), ("layer_1",), (0.5, 0.5)))
@@ -37,7 +37,8 @@ def test_demands(demands, kept):
 
 def test_memory():
     problem = chain_problem(PROFILE, memory={B: 10})
-    assert not is_possible(problem, STAGES)
+    plans = {"both": STAGES, "none": STAGES[:1]}
+    assert not [*possible_plans(problem, plans)]
     assert keeps_demands(problem, STAGES)
     enough = dataclasses.replace(problem, machines=chain_problem(PROFILE).machines)
-    assert is_possible(enough, STAGES)
+    assert [*possible_plans(enough, plans)] == [("both", STAGES, evaluate(enough, STAGES))]

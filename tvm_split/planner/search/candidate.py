@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Evaluation, Problem, Stage, Timed, objective_seconds
 from tvm_split.planner.search.evaluate import Placed, measure, placed
 from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of
@@ -53,11 +55,16 @@ def candidate(instance: Instance, stages: Sequence[Placed]) -> Candidate:
     return Candidate(*measure(instance, stages))
 
 
-def is_possible(problem: Problem, stages: Sequence[Stage]) -> bool:
-    """Whether the pins allow a plan, and it fits the memory of its machines; raises as `measure` does."""
+def possible_plans(
+    problem: Problem, plans: Mapping[str, Sequence[Stage]]
+) -> Iterator[tuple[str, Sequence[Stage], Evaluation]]:
+    """Of plans by name those that links, seconds and pins allow and that fit the memory, with what each does."""
     instance = instance_of(problem)
-    found = candidate(instance, placed(instance, stages))
-    return _keeps_pins(instance, found) and lack_of(instance, found) == 0
+    for name, stages in plans.items():
+        with contextlib.suppress(PlanError):  # there is no link, or a machine cannot run a piece
+            found = candidate(instance, placed(instance, stages))
+            if _keeps_pins(instance, found) and lack_of(instance, found) == 0:
+                yield name, stages, found.evaluation
 
 
 def keeps_demands(problem: Problem, stages: Sequence[Stage]) -> bool:
