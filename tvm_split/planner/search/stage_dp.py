@@ -21,7 +21,7 @@ from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts
 from tvm_split.planner.search.stage_costs import StageCosts
 
-CALL_STEPS = 10_000
+CALL_STEPS = 45_000
 """What numpy's calls for one state of a table cost, in matrix elements."""
 
 MOST_MATRIX_BYTES = 1.0e9
