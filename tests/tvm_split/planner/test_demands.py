@@ -6,7 +6,8 @@ import pytest
 
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
 from tvm_split.planner.problem import Stage
-from tvm_split.planner.search import evaluate, keeps_demands, possible_plans
+from tvm_split.planner.search import candidate, evaluate, keeps_demands, possible_plans
+from tvm_split.planner.search.instance import instance_of
 
 PROFILE = chain_profile({A: [0.01, 0.02], B: [0.01, 0.02], C: [0.01, 0.02]})
 STAGES = (Stage((A,), ("layer_0",)), Stage((B, C), ("layer_1",), (0.5, 0.5)))
@@ -42,3 +43,13 @@ def test_memory():
     assert keeps_demands(problem, STAGES)
     enough = dataclasses.replace(problem, machines=chain_problem(PROFILE).machines)
     assert [*possible_plans(enough, plans)] == [("both", STAGES, evaluate(enough, STAGES))]
+
+
+def test_plans_are_compared_on_one_instance_of_the_problem(monkeypatch):
+    """Of hundreds of machines each takes a tenth of a second to be made."""
+    made = []
+    monkeypatch.setattr(candidate, "instance_of", lambda problem: made.append(problem) or instance_of(problem))
+    problem = chain_problem(PROFILE)
+    plans = {name: (Stage((name,), ("layer_0", "layer_1")),) for name in (A, B, C)}
+    assert [name for name, *_ in possible_plans(problem, plans)] == [A, B, C]
+    assert made == [problem]

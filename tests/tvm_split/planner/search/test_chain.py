@@ -4,9 +4,12 @@ import math
 
 from hypothesis import given, settings, strategies as st
 
+from tests.helpers.planner.many_machines import many_machines_problem
 from tests.helpers.planner.oracle import assert_is_best, best, chain_plans
 from tests.helpers.planner.problems import random_problem
 from tvm_split.planner.search import solve
+from tvm_split.planner.search.chain import is_small_enough
+from tvm_split.planner.search.instance import instance_of
 
 SEEDS = st.integers(0, 2**32)
 
@@ -46,3 +49,10 @@ def test_other_plans_are_never_better(seed: int, pieces: int, machines: int) -> 
     for machine in problem.machines:
         assert (f"{machine.name} is idle" in found.why_no_more_machines) == (machine.name not in used)
     assert math.isfinite(value)
+
+
+def test_tables_are_made_where_they_take_seconds() -> None:
+    """Of eleven unlike machines two hundred pieces, but not twenty with replicas: most calls are for few elements."""
+    assert is_small_enough(instance_of(many_machines_problem(11, 200)))
+    assert is_small_enough(instance_of(many_machines_problem(8, 200, replicas=True)))
+    assert not is_small_enough(instance_of(many_machines_problem(11, 20, replicas=True)))
