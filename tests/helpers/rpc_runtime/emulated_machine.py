@@ -53,8 +53,9 @@ def main(nvcc: str, folder: str, *options: str) -> None:
         return
     source = Path(options[-1]).read_text()
     library = Path(folder) / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.so"
-    with TemporaryDirectory(dir=folder) as scratch:
-        emulated_library(source, dict.fromkeys(_KERNEL.findall(source)), Path(scratch), nvcc).rename(library)
+    if not library.exists():
+        with TemporaryDirectory(dir=folder) as scratch:
+            emulated_library(source, dict.fromkeys(_KERNEL.findall(source)), Path(scratch), nvcc).rename(library)
     Path(options[options.index("-o") + 1]).write_bytes(str(library).encode() + b"\0")
 
 
