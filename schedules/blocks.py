@@ -150,13 +150,19 @@ def inline_into_outputs(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> li
     blocks = blocks_of(schedule)
     if blocks is None or any(block.is_reduction for block in blocks):
         return None
+    return inline_between(schedule, function)
+
+
+def inline_between(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> list[Block] | None:
+    """Inline what lies between inputs, reductions and outputs; the blocks that are left, or None as of `blocks_of`."""
+    blocks = blocks_of(schedule)
     outputs = {buffer.name for buffer in buffers_of(function)}
 
-    def is_output(block: Block) -> bool:
+    def stays(block: Block) -> bool:
         written = block.statement.writes
-        return len(written) != 1 or written[0].source.name in outputs
+        return block.is_reduction or len(written) != 1 or written[0].source.name in outputs
 
-    return _inlined(schedule, blocks, is_output)
+    return None if blocks is None else _inlined(schedule, blocks, stays)
 
 
 def finished_block(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) -> s_tir.schedule.SBlockRV | None:

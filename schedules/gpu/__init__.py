@@ -25,6 +25,7 @@ from tvm_split.schedules.gpu.lowering.matmul import legalize_matmul
 from tvm_split.schedules.gpu.lowering.scan import SCANS, legalize_scan
 from tvm_split.schedules.gpu.tile import Gpu, gpu_of
 from tvm_split.schedules.gpu.tiling_space import TEMPLATES
+from tvm_split.schedules.gpu.whole_reduction import LONG, schedule_whole_reduction
 from tvm_split.schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
 from tvm_split.schedules.template import Template, default_rule
 
@@ -47,8 +48,10 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("default_gemv", partial(apply_default, dlight.gpu.GEMV())),
     ("elementwise", schedule_elementwise),
     ("pooling", schedule_pooling),
+    ("whole_reduction", partial(schedule_whole_reduction, shortest=LONG)),
     ("reduction", partial(apply_default, dlight.gpu.Reduction())),
     ("general_reduction", partial(apply_default, dlight.gpu.GeneralReduction())),
+    ("whole_reduction", schedule_whole_reduction),
     ("fallback", partial(apply_default, dlight.gpu.Fallback())),
 )
 

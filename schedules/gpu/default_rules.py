@@ -9,7 +9,7 @@ from tvm.target import Target
 
 def apply_default(rule: ScheduleRule, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     """The function as a rule of TVM schedules it, or None where that rule does not match."""
-    schedule = rule.apply(_in_loops(function), target, False)
+    schedule = rule.apply(in_loops(function), target, False)
     if isinstance(schedule, list):
         schedule = schedule[0] if schedule else None
     if not isinstance(schedule, s_tir.Schedule):
@@ -20,7 +20,7 @@ def apply_default(rule: ScheduleRule, function: tirx.PrimFunc, target: Target) -
     return schedule.mod["main"]
 
 
-def _in_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def in_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Scalars' blocks in loops of one step: beside one without, TVM cannot share a sum among threads (rfactor)."""
     root = function.body.block if isinstance(function.body, s_tir.SBlockRealize) else None
     if root is None or not isinstance(root.body, tirx.SeqStmt):

@@ -11,6 +11,7 @@ from tests.helpers.schedules.convolutions import expected
 from tests.helpers.schedules.emulated_gpu import emulated, kernels, run_emulated
 from tests.helpers.schedules.gpu_kernels import nvcc
 from tests.helpers.schedules.schedule_harness import assert_close, graph_of, lower, normal, rules
+from tvm_split.schedules.gpu.whole_reduction import LONG
 
 pytestmark = pytest.mark.skipif(nvcc() is None, reason="needs the headers of CUDA")
 
@@ -139,6 +140,10 @@ SCALARS = {
         lambda x: x.mean() + x.max(),
     ),
     "two in turn": (of_all(relax.op.std), np.std),
+    "largest": (of_all(relax.op.max), np.max),
+    "with its axes": (of_all(lambda x: relax.op.min(x, keepdims=True)), lambda x: x.min(keepdims=True)),
+    "spread again": (of_all(lambda x: relax.op.subtract(x, relax.op.mean(x))), lambda x: x - x.mean()),
+    "a place": (of_all(lambda x: relax.op.argmax(relax.op.reshape(x, (-1,)))), np.argmax),
 }
 
 
@@ -146,8 +151,18 @@ SCALARS = {
 @pytest.mark.parametrize(("graph", "exact"), SCALARS.values(), ids=SCALARS)
 def test_scalars_of_all_elements(graph, exact, shape):
     x = 1 + normal(0, *shape)
-    actual, _ = evaluate(graph, [x])
-    assert_close(actual, exact(x.astype("float64")))
+    actual, chosen = evaluate(graph, [x])
+    assert_close(actual, np.asarray(exact(x.astype("float64"))))
+    assert "fallback" not in chosen
+    assert "whole_reduction" in chosen or x.size < LONG
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int32"])
+def test_the_largest_of_all_elements_in_other_types(dtype):
+    x = (100 * normal(0, 170, 113)).astype(dtype)
+    actual, chosen = evaluate(of_all(relax.op.max), [x])
+    assert actual == x.max()
+    assert chosen == {"whole_reduction"}
 
 
 @settings(max_examples=8, derandomize=True)
