@@ -14,7 +14,11 @@ Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
 """How an operator is lowered, as ``relax.transform.LegalizeOps`` takes it."""
 
 CONV1D, CONV2D = "relax.nn.conv1d", "relax.nn.conv2d"
-PLAIN_LAYOUTS = {CONV1D: ("NCW", "OIW", "NCW"), CONV2D: ("NCHW", "OIHW", "NCHW")}
+PLAIN_LAYOUTS = {
+    f"relax.nn.conv{len(axes)}d{end}": (f"NC{axes}", f"{kernel}{axes}", f"NC{axes}")
+    for axes in ("W", "HW", "DHW")
+    for end, kernel in (("", "OI"), ("_transpose", "IO"))
+}
 NUMPY_TYPES = frozenset(["float16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"])
 
 FUSABLE = {"op_pattern": 4}

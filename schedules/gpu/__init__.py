@@ -20,7 +20,7 @@ from tvm_split.schedules.gpu.attention import FuseAttention
 from tvm_split.schedules.gpu.contraction import schedule_few_rows
 from tvm_split.schedules.gpu.default_rules import apply_default
 from tvm_split.schedules.gpu.elementwise import schedule_elementwise
-from tvm_split.schedules.gpu.lowering.convolution import legalize_conv2d
+from tvm_split.schedules.gpu.lowering.convolution import CONVOLUTIONS, legalize_convolution
 from tvm_split.schedules.gpu.lowering.matmul import legalize_matmul
 from tvm_split.schedules.gpu.lowering.scan import SCANS, legalize_scan
 from tvm_split.schedules.gpu.tile import Gpu, gpu_of
@@ -70,7 +70,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
     return {
         **dict.fromkeys(BOUNDS, legalize_bounds),
         **dict.fromkeys(SCANS, legalize_scan),
-        "relax.nn.conv2d": partial(legalize_conv2d, gpu=gpu_of(target)),
+        **dict.fromkeys(CONVOLUTIONS, partial(legalize_convolution, gpu=gpu_of(target))),
         "relax.matmul": partial(legalize_matmul, gpu=gpu_of(target)),
     }
 

@@ -102,6 +102,60 @@ def test_uneven_padding():
     assert_close(actual, expected(padded, weight, bias, strides=(2, 1)))
 
 
+def any_convolution(axes, transposed, half, inputs, weight, attributes):
+    name = f"conv{axes}d" + ("_transpose" if transposed else "")
+
+    def graph(builder, data):
+        operands = data, relax.const(weight)
+        if half is not None:
+            operands = [builder.emit(relax.op.astype(each, half)) for each in operands]
+        y = builder.emit(getattr(relax.op.nn, name)(*operands, out_dtype="float32", **attributes))
+        return builder.emit(relax.op.nn.relu(y))
+
+    given = {name: value for name, value in attributes.items() if name != "strides"} | {"stride": attributes["strides"]}
+    operator = getattr(torch.nn.functional, f"conv_transpose{axes}d" if transposed else f"conv{axes}d")
+    exact = operator(*(torch.tensor(each.astype("float64")) for each in (inputs, weight)), **given)
+    return graph, np.maximum(exact.numpy(), 0)
+
+
+@settings(max_examples=20, derandomize=True)
+@given(
+    axes=st.sampled_from([1, 2, 3]),
+    transposed=st.booleans(),
+    inputs=st.sampled_from([1, 6, 20]),
+    outputs=st.sampled_from([2, 12]),
+    groups=st.sampled_from([1, 2, 6]),
+    kernel=st.lists(st.sampled_from([1, 2, 3]), min_size=3, max_size=3),
+    strides=st.lists(st.sampled_from([1, 2, 3]), min_size=3, max_size=3),
+    dilation=st.sampled_from([1, 2]),
+    padding=st.sampled_from([0, 1]),
+    more=st.booleans(),
+)
+def test_convolutions_over_any_axes(
+    axes, transposed, inputs, outputs, groups, kernel, strides, dilation, padding, more
+):
+    groups = groups if inputs % groups == outputs % groups == 0 else 1
+    kernel, strides = kernel[:axes], strides[:axes]
+    x = normal(0, 2, inputs, *(7, 6, 5)[:axes])
+    weight = normal(1, *((inputs, outputs // groups) if transposed else (outputs, inputs // groups)), *kernel)
+    attributes = {"strides": strides, "padding": [padding] * axes, "dilation": [dilation] * axes, "groups": groups}
+    if transposed:
+        attributes["output_padding"] = [int(more and stride > 1) for stride in strides]
+    graph, exact = any_convolution(axes, transposed, None, x, weight, attributes)
+    actual, chosen = evaluate_serially(graph, [x])
+    assert_close(actual, exact)
+    assert chosen <= {"conv2d", "few_rows", "depthwise_conv2d"}
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["direct", "transposed"])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_half_precision_convolutions_over_any_axes_in_fragments(axes, transposed):
+    x, weight = normal(0, 2, 24, *(27, 6, 5)[:axes]), normal(1, 24, 24, *(3, 2, 3)[:axes])
+    attributes = {"strides": [2] * axes, "padding": [1] * axes}
+    graph, exact = any_convolution(axes, transposed, "float16", x, weight, attributes)
+    assert_close(evaluate_fragments(graph, [x]), exact, 2e-3)
+
+
 def test_residual_is_added_in_the_same_kernel():
     x, weight, bias = normal(0, 1, 32, 28, 28), normal(1, 32, 32, 3, 3), normal(2, 32)
     actual, chosen = evaluate_serially(convolution(weight, bias, padding=(1, 1)), [x, x])

@@ -1,9 +1,15 @@
-"""relax.nn.conv2d for a GPU: as a product of weights and patches, or window by window where channels stay apart."""
+"""Convolutions for a GPU: as a product of weights and patches, or window by window where channels stay apart.
+
+Over one to three axes. Transposed ones are convolutions, with turned weights, of images with zeros between their pixels
+(Dumoulin, Visin: A guide to convolution arithmetic for deep learning, 2016), which no memory holds.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -12,37 +18,46 @@ from tvm.relax import BlockBuilder
 from tvm_split.schedules.blocks import ANCHOR
 from tvm_split.schedules.expressions import (
     FUSABLE,
+    PLAIN_LAYOUTS,
     accumulator_dtype,
     default_legalization,
     is_plain,
+    operator_of,
+    ravel,
     static_shape,
+    unravel,
     window_of,
 )
 from tvm_split.schedules.gpu.lowering.contraction import Contraction, Operand, contract, uses_tensor_cores
 from tvm_split.schedules.gpu.tile import DEPTHWISE, Extents, Gpu
 
+CONVOLUTIONS = tuple(PLAIN_LAYOUTS)
 
-def legalize_conv2d(builder: BlockBuilder, call: relax.Call, gpu: Gpu) -> relax.Expr:
-    """Static shapes in NCHW, any groups; other layouts and symbolic shapes are left to TVM."""
+
+def legalize_convolution(builder: BlockBuilder, call: relax.Call, gpu: Gpu) -> relax.Expr:
+    """Static shapes in plain layout, any groups; other layouts and symbolic shapes are left to TVM."""
     data, weight = call.args
     window = _window(call)
     if window is None:
         return default_legalization(builder, call)
-    out_dtype = str(call.ty.dtype)
+    out_dtype, name = str(call.ty.dtype), operator_of(call).rsplit(".", 1)[-1]
+    # Kernels of their own, which FoldConstant computes where the weight is a constant.
+    if _is_transposed(call):
+        turn = partial(_turn, groups=window.groups)
+        weight = builder.emit(builder.call_te(turn, weight, primfunc_name_hint="turn_weight"))
     if window.group_inputs == 1:
         compute = partial(_depthwise, window=window, out_dtype=out_dtype)
-        return builder.call_te(compute, data, weight, primfunc_name_hint="depthwise_conv2d", primfunc_attrs=FUSABLE)
-    # A kernel of its own, which FoldConstant computes where the weight is a constant.
+        return builder.call_te(compute, data, weight, primfunc_name_hint=f"depthwise_{name}", primfunc_attrs=FUSABLE)
     by_outputs = uses_tensor_cores(gpu, window.extents, str(data.ty.dtype), str(weight.ty.dtype))
     pack = partial(_pack, groups=window.groups, by_outputs=by_outputs)
     packed = builder.emit(builder.call_te(pack, weight, primfunc_name_hint="pack_weight"))
     compute = partial(_dense, window=window, out_dtype=out_dtype, gpu=gpu, by_outputs=by_outputs)
-    return builder.call_te(compute, data, packed, primfunc_name_hint="conv2d", primfunc_attrs=FUSABLE)
+    return builder.call_te(compute, data, packed, primfunc_name_hint=name, primfunc_attrs=FUSABLE)
 
 
 @dataclass(frozen=True)
 class _Window:
-    """A convolution's sizes: heights before widths."""
+    """A convolution's sizes: heights before widths. An image has ``between - 1`` zeros between its pixels."""
 
     image: tuple[int, ...]
     outputs: int
@@ -52,15 +67,21 @@ class _Window:
     before: tuple[int, ...]
     after: tuple[int, ...]
     dilation: tuple[int, ...]
+    between: tuple[int, ...]
     groups: int
 
     @property
-    def result(self) -> tuple[int, int]:
+    def axes(self) -> range:
+        return range(len(self.kernel))
+
+    @property
+    def result(self) -> tuple[int, ...]:
         def extent(axis: int) -> int:
-            padded = self.image[2 + axis] + self.before[axis] + self.after[axis]
+            image = (self.image[2 + axis] - 1) * self.between[axis] + 1
+            padded = image + self.before[axis] + self.after[axis]
             return (padded - self.dilation[axis] * (self.kernel[axis] - 1) - 1) // self.strides[axis] + 1
 
-        return extent(0), extent(1)
+        return tuple(map(extent, self.axes))
 
     @property
     def extents(self) -> Extents:
@@ -68,60 +89,84 @@ class _Window:
         return Extents(
             batch=self.groups,
             rows=self.outputs // self.groups,
-            columns=self.image[0] * self.result[0] * self.result[1],
-            depth=self.group_inputs * self.kernel[0] * self.kernel[1],
+            columns=self.image[0] * prod(self.result),
+            depth=self.group_inputs * prod(self.kernel),
         )
 
     @property
     def is_pointwise(self) -> bool:
         """Each output is one pixel's channels, pixel by pixel: the matrix of patches is the image."""
-        return self.kernel == (1, 1) and self.strides == (1, 1) and not any(self.before + self.after)
+        return {*self.kernel, *self.strides, *self.between} == {1} and not any(self.before + self.after)
 
-    def read(self, data: te.Tensor, image: Any, channel: Any, at: tuple[Any, Any], inside: tuple[Any, Any]) -> Any:
+    def read(self, data: te.Tensor, image: Any, channel: Any, at: Sequence[Any], inside: Sequence[Any]) -> Any:
         """The input that output pixel ``at`` multiplies with the kernel's element ``inside``; zero in the padding."""
-        y, x = (
-            at[axis] * self.strides[axis] + inside[axis] * self.dilation[axis] - self.before[axis] for axis in (0, 1)
-        )
-        value = data[image, channel, y, x]
-        if not any(self.before + self.after):
-            return value
-        conditions = tirx.all(y >= 0, y < self.image[2], x >= 0, x < self.image[3])
-        return tirx.if_then_else(conditions, value, tirx.const(0, data.dtype))
+        places = [
+            at[axis] * self.strides[axis] + inside[axis] * self.dilation[axis] - self.before[axis] for axis in self.axes
+        ]
+        value = data[(image, channel, *(place // step for place, step in zip(places, self.between, strict=True)))]
+        conditions = [place % step == 0 for place, step in zip(places, self.between, strict=True) if step > 1]
+        if any(self.before + self.after):
+            for axis, place in enumerate(places):
+                end = (self.image[2 + axis] - 1) * self.between[axis] + 1
+                conditions += [place >= 0, place < end]
+        return tirx.if_then_else(tirx.all(*conditions), value, tirx.const(0, data.dtype)) if conditions else value
+
+
+def _is_transposed(call: relax.Call) -> bool:
+    return operator_of(call).endswith("_transpose")
 
 
 def _window(call: relax.Call) -> _Window | None:
     data, weight = (static_shape(argument) for argument in call.args)
     if not is_plain(call) or data is None or weight is None or 0 in (*data, *weight):
         return None
-    sizes = window_of(call)
-    window = _Window(
-        image=data,
-        outputs=weight[0],
-        group_inputs=weight[1],
-        kernel=weight[2:],
-        strides=tuple(sizes["strides"]),
-        before=tuple(sizes["padding"][:2]),
-        after=tuple(sizes["padding"][2:]),
-        dilation=tuple(sizes["dilation"]),
-        groups=int(call.attrs.groups),
-    )
+    sizes, groups, kernel = window_of(call), int(call.attrs.groups), weight[2:]
+    padding, dilation, strides = (tuple(sizes[name]) for name in ("padding", "dilation", "strides"))
+    before, after, ones = padding[: len(kernel)], padding[len(kernel) :], (1,) * len(kernel)
+    if _is_transposed(call):
+        reach = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+        more = [int(each) for each in call.attrs.output_padding]
+        window = _Window(
+            image=data,
+            outputs=weight[1] * groups,
+            group_inputs=weight[0] // groups,
+            kernel=kernel,
+            strides=ones,
+            before=tuple(end - cut for end, cut in zip(reach, before, strict=True)),
+            after=tuple(end - cut + extra for end, cut, extra in zip(reach, after, more, strict=True)),
+            dilation=dilation,
+            between=strides,
+            groups=groups,
+        )
+    else:
+        window = _Window(data, weight[0], weight[1], kernel, strides, before, after, dilation, ones, groups)
     return window if min(window.result) > 0 else None
 
 
+def _turn(weight: te.Tensor, groups: int) -> te.Tensor:
+    """Weight [I, O / groups, ...] of a transposed convolution as [O, I / groups, ...] of one, from its end."""
+    inputs, share, *kernel = (int(extent) for extent in weight.shape)
+
+    def element(output: Any, channel: Any, *inside: Any) -> Any:
+        turned = (size - 1 - place for size, place in zip(kernel, inside, strict=True))
+        return weight[(output // share * (inputs // groups) + channel, output % share, *turned)]
+
+    return te.compute((share * groups, inputs // groups, *kernel), element, name="turn_weight")
+
+
 def _pack(weight: te.Tensor, groups: int, by_outputs: bool) -> te.Tensor:
-    """Weight [O, I, h, w] as [group, h * w * I, O / groups], or with the last two exchanged where ``by_outputs``.
+    """Weight [O, I, ...] as [group, positions * I, O / groups], or with the last two exchanged where ``by_outputs``.
 
     What threads load together lies side by side then; and with the channels innermost, a tile of the sum lies within
     one position of the kernel, so that the kernel's row and column are no arithmetic of the threads.
     """
-    outputs, inputs, height, width = (int(extent) for extent in weight.shape)
+    outputs, inputs, *kernel = (int(extent) for extent in weight.shape)
     share = outputs // groups
 
     def element(group: Any, k: Any, output: Any) -> Any:
-        position = k // inputs
-        return weight[group * share + output, k % inputs, position // width, position % width]
+        return weight[(group * share + output, k % inputs, *unravel(k // inputs, kernel))]
 
-    depth = inputs * height * width
+    depth = inputs * prod(kernel)
     if by_outputs:
         return te.compute((groups, share, depth), lambda group, at, k: element(group, k, at), name="pack_weight")
     return te.compute((groups, depth, share), element, name="pack_weight")
@@ -131,8 +176,8 @@ def _dense(
     data: te.Tensor, packed: te.Tensor, window: _Window, out_dtype: str, gpu: Gpu, by_outputs: bool
 ) -> te.Tensor:
     """Weights, as `_pack` gives them, times patches."""
-    extents, batch, (height, width) = window.extents, window.image[0], window.result
-    pixels, inputs, share = height * width, window.group_inputs, extents.rows
+    extents, batch = window.extents, window.image[0]
+    pixels, inputs, share = prod(window.result), window.group_inputs, extents.rows
 
     def weights(group: Any, position: Any, channel: Any, output: Any) -> Any:
         k = position * inputs + channel
@@ -144,8 +189,8 @@ def _dense(
             data,
             at // pixels,
             group * inputs + channel,
-            (pixel // width, pixel % width),
-            (position // window.kernel[1], position % window.kernel[1]),
+            unravel(pixel, window.result),
+            unravel(position, window.kernel),
         )
 
     run = {"contiguous_depth": extents.depth} if by_outputs else {"contiguous": share}
@@ -159,29 +204,28 @@ def _dense(
             depth=extents.depth,
             out_dtype=out_dtype,
             contiguous=pixels,
-            positions=window.kernel[0] * window.kernel[1],
+            positions=prod(window.kernel),
         ),
         "conv2d",
         gpu,
     )
 
-    def store(image: Any, output: Any, y: Any, x: Any) -> Any:
+    def store(image: Any, output: Any, *at: Any) -> Any:
         group, row = (0, output) if window.groups == 1 else (output // share, output % share)
-        return product(group, row, image * pixels + y * width + x).astype(out_dtype)
+        return product(group, row, image * pixels + ravel(at, window.result)).astype(out_dtype)
 
-    return te.compute((batch, window.outputs, height, width), store, name="store")
+    return te.compute((batch, window.outputs, *window.result), store, name="store")
 
 
 def _depthwise(data: te.Tensor, weight: te.Tensor, window: _Window, out_dtype: str) -> te.Tensor:
     """One input channel an output; several outputs may share it."""
     share = window.outputs // window.groups
     dtype = accumulator_dtype(out_dtype)
-    y = te.reduce_axis((0, window.kernel[0]), name="kh")
-    x = te.reduce_axis((0, window.kernel[1]), name="kw")
+    inside = [te.reduce_axis((0, extent), name=f"k{axis}") for axis, extent in enumerate(window.kernel)]
 
-    def element(image: Any, output: Any, row: Any, column: Any) -> Any:
-        value = window.read(data, image, output // share, (row, column), (y, x))
-        return te.sum(value.astype(dtype) * weight[output, 0, y, x].astype(dtype), axis=[y, x])
+    def element(image: Any, output: Any, *at: Any) -> Any:
+        value = window.read(data, image, output // share, at, inside)
+        return te.sum(value.astype(dtype) * weight[(output, 0, *inside)].astype(dtype), axis=inside)
 
     shape = (window.image[0], window.outputs, *window.result)
     product = te.compute(shape, element, name="depthwise_conv2d", attrs={ANCHOR: DEPTHWISE})
