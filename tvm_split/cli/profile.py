@@ -238,11 +238,6 @@ def _print_cluster(found: MeasuredCluster) -> None:
             f"computing {cost.alone_ratio:.2f} times as long; {cost.transfer_seconds * 1e3:.2f} ms and "
             f"{cost.ratio:.2f} times while the others of its host compute too"
         )
-        if cost.crowded_transfer_seconds is not None:
-            print_line(
-                f"{machine.machine}: of cores that are all busy each end of a tensor takes "
-                f"{cost.crowded_transfer_seconds * 1e3:.2f} ms of these"
-            )
     for report in found.reports:
         for problem in report.problems:
             print_line(f"{report.machine}: estimated where a kernel could not be timed: {problem}")

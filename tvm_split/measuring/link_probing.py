@@ -25,10 +25,12 @@ from tvm_split.measuring.link_profiles import Chain, link_profiles
 from tvm_split.measuring.link_samples import (
     SMALLEST_BYTES,
     LinkSample,
+    StreamSample,
+    are_alike,
     chain_cost,
     handed_on_bytes,
     probe_sizes,
-    product_seconds,
+    product_edge,
     stream_cost,
     waking_seconds,
     worthwhile_size,
@@ -36,9 +38,9 @@ from tvm_split.measuring.link_samples import (
 from tvm_split.measuring.link_store import ChainProbe, MachineProbe, PairProbe, StreamProbe, link_store
 from tvm_split.measuring.machine_facts import bus_of
 from tvm_split.measuring.passages import Passage, measured_passage
-from tvm_split.measuring.probe_programs import ProbePrograms
+from tvm_split.measuring.probe_programs import BUSY_INPUT, ProbePrograms
 from tvm_split.measuring.spot_checks import first_of, spot_checked
-from tvm_split.measuring.stream_probing import CHAIN_PRODUCTS, PRODUCTS, probe_chain, probe_stream
+from tvm_split.measuring.stream_probing import PRODUCTS, probe_chain, probe_stream
 from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
@@ -53,8 +55,8 @@ SERIES_SECONDS = 0.04
 PARALLEL_PAIRS = 4
 LONGEST_CHAIN = 16
 """Machines that keep a host's cores busy: with more each has the caches less to itself than with fewer, but hardly."""
-ALIKE_SECONDS = 2e-4
-"""By which times of alike machines and links may part however short they are: what waking threads varies by."""
+STAGE_SECONDS = 1e-3
+"""What stages compute, of which nothing is known."""
 HANDED_OVER_BYTES_PER_SECOND = 1e12
 """Of the links in an in-process cluster, where tensors are handed over by reference."""
 
@@ -76,6 +78,7 @@ def probe_links(
     cluster: Cluster,
     sizes_bytes: Sequence[int],
     *,
+    stage_seconds: float = STAGE_SECONDS,
     timeout_seconds: float = 60.0,
     on_progress: StepProgress | None = None,
     cache_folder: Path | None = None,
@@ -89,6 +92,7 @@ def probe_links(
 
     Args:
         sizes_bytes: of the tensors that may cross.
+        stage_seconds: what a stage computes, about: what its start costs beside others depends on that.
         timeout_seconds: for each wait, as of a deployment.
         cache_folder: where measurements are kept and found again, say `store.default_folder()`; None keeps
             nothing. Ages are in ``measured_at``.
@@ -102,7 +106,7 @@ def probe_links(
     if cluster.kind == "in_process":
         return _in_process(cluster)
     try:
-        return _Probing(cluster, sizes_bytes, timeout_seconds, on_progress, cache_folder, refresh).run()
+        return _Probing(cluster, sizes_bytes, stage_seconds, timeout_seconds, on_progress, cache_folder, refresh).run()
     finally:
         cluster.release()
 
@@ -114,12 +118,14 @@ class _Probing:
         self,
         cluster: Cluster,
         sizes_bytes: Sequence[int],
+        stage_seconds: float,
         timeout_seconds: float,
         on_progress: StepProgress | None,
         cache_folder: Path | None,
         refresh: bool,
     ) -> None:
         self._cluster = cluster
+        self._stage_seconds = stage_seconds
         self._sizes = probe_sizes(sizes_bytes)
         self._handed_on = handed_on_bytes(sizes_bytes)
         self._timeout_seconds = timeout_seconds
@@ -151,12 +157,8 @@ class _Probing:
         doubts: list[str] = []
         for host in hosts:
             self._steps.begin(f"streams through {', '.join(host)}")
-            alone = self._alone_streams(host)
-            doubts += (doubt for stream in alone.values() for doubt in stream.doubts)
-            # An alike machine's samples have that one's name.
-            samples = {name: each for name, probe in alone.items() for each in probe.samples.values()}
-            computing = {name: product_seconds(each, PRODUCTS) for name, each in samples.items()}
-            chain = self._chain(host, computing, doubts) if len(host) > 1 else None
+            samples = self._alone_streams(host, doubts)
+            chain = self._chain(host, samples[host[0]], doubts) if len(host) > 1 else None
             for name in host:
                 own = stream_cost(samples[name])
                 per_byte = machines.values[name].seconds_per_byte
@@ -174,7 +176,6 @@ class _Probing:
                         costs[name],
                         transfer_seconds=chain.cost.transfer_seconds,
                         transfer_seconds_per_byte=max(per_byte, chain.cost.transfer_seconds_per_byte),
-                        crowded_transfer_seconds=chain.cost.transfer_seconds,
                         start_seconds=chain.cost.start_seconds,
                         single_start_seconds=chain.cost.single_start_seconds,
                     )
@@ -234,44 +235,48 @@ class _Probing:
                 found.setdefault(worker.host, []).append(name)
         return [tuple(names) for names in found.values()]
 
-    def _alone_streams(self, host: Sequence[str]) -> dict[str, StreamProbe]:
+    def _alone_streams(self, host: Sequence[str], doubts: list[str]) -> dict[str, tuple[StreamSample, ...]]:
         """Of the first of each kind, for all of it: whether they are alike their round trips have shown."""
-        first: dict[Hashable, StreamProbe] = {}
+        first: dict[Hashable, tuple[StreamSample, ...]] = {}
         for name in host:
             if self._places[name] not in first:
-                first[self._places[name]] = self._probed_stream(name)
+                found = self._probed_stream(name)
+                first[self._places[name]] = found.samples
+                doubts += (f"a stream through {name} {doubt}" for doubt in found.doubts)
         return {name: first[self._places[name]] for name in host}
 
     def _probed_stream(self, name: str) -> StreamProbe:
         def opened(products: int) -> Pipeline:
             return self._opened(self._programs.busy(name, products))
 
-        return self._store.known_or(StreamProbe, [name], partial(probe_stream, name, opened))
+        return self._store.known_or(StreamProbe, [name], partial(probe_stream, opened))
 
-    def _chain(self, host: Sequence[str], computing: Mapping[str, float], doubts: list[str]) -> Chain:
+    def _chain(self, host: Sequence[str], samples: Sequence[StreamSample], doubts: list[str]) -> Chain:
         """Of machines that keep all cores busy, by a chain over all of them, or as many as are enough to tell.
 
-        ``computing`` is what a product takes of each.
+        ``samples`` are the first one's: how large matrices are whose product takes as long as the stages will.
         """
         names = tuple(host[:LONGEST_CHAIN])
         # Each computes with one thread here.
         cores = min(len(set().union(*(self._workers[name].core_numbers for name in names))) or 1, len(names))
 
-        def opened(products: int, size_bytes: int) -> Pipeline:
-            if products:
-                return self._opened(self._programs.busy_chain(names, products))
+        product_seconds = max(each.compute_seconds for each in samples) / max(PRODUCTS)
+        edge = product_edge(product_seconds, BUSY_INPUT[1], self._stage_seconds)
+
+        def opened(names: Sequence[str], size_bytes: int) -> Pipeline:
+            if not size_bytes:
+                return self._opened(self._programs.busy_chain(names, 1, edge))
             return self._opened(self._programs.chain(names, [size_bytes] * (len(names) + 1)))
 
-        probe = partial(probe_chain, opened, self._handed_on)
-        store = replace(self._store, sizes=(self._handed_on,))
+        probe = partial(probe_chain, names, opened, self._handed_on)
+        store = replace(self._store, sizes=(self._handed_on, edge))
         found = store.known_or(ChainProbe, names, probe)
         if found.is_uncertain:
             doubts.append(
                 f"streams through {', '.join(names)} parted by {found.scatter:.0%} from each other, so what a tensor "
                 "takes of their cores is uncertain by as much"
             )
-        computed = CHAIN_PRODUCTS * sum(computing[name] for name in names)
-        return Chain(names, chain_cost(found.samples, computed, len(names), cores))
+        return Chain(names, chain_cost(found.samples, len(names), cores))
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)
@@ -365,18 +370,14 @@ class _Probing:
 
 
 def _agree_on_machines(one: MachineProbe, other: MachineProbe) -> bool:
-    return _agree(one.round_trip_seconds, other.round_trip_seconds)
+    return are_alike(one.round_trip_seconds, other.round_trip_seconds)
 
 
 def _agree_on_pairs(one: PairProbe, other: PairProbe) -> bool:
     return len(one.samples) == len(other.samples) and all(
-        _agree(mine.single_seconds, theirs.single_seconds)
+        are_alike(mine.single_seconds, theirs.single_seconds)
         for mine, theirs in zip(one.samples, other.samples, strict=True)
     )
-
-
-def _agree(one: float, other: float) -> bool:
-    return abs(one - other) <= ALIKE_SECONDS or max(one, other) <= timing_turns.DISAGREEMENT * min(one, other)
 
 
 def has_spare_cores(machine: str, workers: Mapping[str, WorkerDescription]) -> bool:

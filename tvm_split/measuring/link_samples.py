@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
+from tvm_split.measuring.timing_turns import DISAGREEMENT
+
 SMALLEST_BYTES = 64
 SECOND_BYTES = 64 * 1024
 """Little enough for a link of some hundred kilobytes a second, enough to estimate what larger tensors would take."""
@@ -20,6 +22,10 @@ MOST_OVER_ARRIVED = 4.0
 """A link is not believed to be faster than so many times the rate at which its largest tensors came."""
 SHORTEST_SECONDS = 1e-9
 """What clocks can tell apart."""
+EDGE_STEP = 32
+"""Edges of matrices are multiples of it, so that whole vectors are computed."""
+ALIKE_SECONDS = 2e-4
+"""By which times of alike machines and links may part however short they are: what waking threads varies by."""
 SLOWEST_STREAM = 1.1
 """A stream's results follow each other this much slower than one by one at most: the client works at the same time."""
 
@@ -67,11 +73,12 @@ class StreamCost:
 class ChainSample:
     """A chain of stages on machines that keep all cores of a host busy.
 
-    Each stage computes the same number of ``products``, or only hands on tensors of ``size_bytes``. A single
-    micro-batch takes ``single_seconds`` in all; ``period_seconds`` is the time from one result to the next in a stream.
+    Each stage computes what takes a machine ``computed_seconds`` by itself, or only hands on tensors of ``size_bytes``
+    (0 of those that compute). A single micro-batch takes ``single_seconds`` in all; ``period_seconds`` is the time from
+    one result to the next in a stream.
     """
 
-    products: int
+    computed_seconds: float
     size_bytes: int
     single_seconds: float
     period_seconds: float
@@ -103,12 +110,26 @@ def in_chain(line: LinkLine, along: Sequence[LinkLine], chain: ChainCost) -> Lin
     """A link where all cores are busy, by a chain over the links ``along``, which were measured one by one.
 
     What the chain takes longer than these together, every hop does; where it takes less, so does each in proportion.
-    A byte takes no less than in the chain.
+    Links that are alike are equal: by what noise makes of them a plan would take the seemingly fastest. A byte takes no
+    less than in the chain.
     """
-    apart, hops = math.fsum(each.latency_seconds for each in along), len(along)
-    longer = chain.hop_seconds - apart / hops
-    latency = line.latency_seconds + longer if longer > 0 else line.latency_seconds * chain.hop_seconds * hops / apart
+    apart = statistics.fmean(each.latency_seconds for each in along)
+    alike = [each.latency_seconds for each in along if are_alike(each.latency_seconds, line.latency_seconds)]
+    own = statistics.fmean(alike or [line.latency_seconds])
+    latency = own + chain.hop_seconds - apart if chain.hop_seconds > apart else own * chain.hop_seconds / apart
     return LinkLine(latency, 1 / max(1 / line.bytes_per_second, chain.hop_seconds_per_byte))
+
+
+def are_alike(one: float, other: float) -> bool:
+    """Whether times of two machines or links may be equal, but for noise."""
+    return abs(one - other) <= ALIKE_SECONDS or max(one, other) <= DISAGREEMENT * min(one, other)
+
+
+def product_edge(product_seconds: float, edge: int, wanted_seconds: float) -> int:
+    """Of the square matrices whose product takes about ``wanted_seconds``, if one with that ``edge`` takes
+    ``product_seconds``; no larger, since that lies in a core's caches."""
+    share = (wanted_seconds / product_seconds) ** (1 / 3) if product_seconds > 0 else 1.0
+    return min(max(round(edge * share / EDGE_STEP), 1) * EDGE_STEP, edge)
 
 
 def handed_on_bytes(wanted: Sequence[int]) -> int:
@@ -178,24 +199,18 @@ def stream_cost(samples: Sequence[StreamSample]) -> StreamCost:
     return StreamCost(max(0.0, short.period_seconds - ratio * short.compute_seconds), ratio)
 
 
-def product_seconds(samples: Sequence[StreamSample], products: Sequence[int]) -> float:
-    """What one product takes of a machine alone, by stages of as many ``products`` as there are samples."""
-    (short, few), (long, many) = sorted(zip(samples, products, strict=True), key=lambda each: each[1])
-    return max(long.compute_seconds - short.compute_seconds, 0.0) / (many - few)
-
-
-def chain_cost(samples: Sequence[ChainSample], computed: float, machines: int, cores: int) -> ChainCost:
+def chain_cost(samples: Sequence[ChainSample], machines: int, cores: int) -> ChainCost:
     """Of a chain over so many machines of one thread on so many cores, there being one hop more than machines.
 
     A stream whose stages only hand on what they get keeps all cores busy with nothing but hops, so that its period
     times the cores is what the hops take of them. Where stages compute, they and the runtime find a core and its caches
-    as others have left them, which costs the same however long they compute then: what stages that all compute take
-    beyond hops and the ``computed`` seconds, which the same takes of machines alone, are their starts, in a stream no
-    less than alone. What a byte takes is the difference of small and large tensors handed on: copies, and that a stage
-    finds its input in no cache of its core.
+    as others have left them: what stages that all compute take beyond hops and what the same takes of machines alone
+    are their starts, in a stream no less than alone. What a byte takes is the difference of small and large tensors
+    handed on: copies, and that a stage finds its input in no cache of its core.
     """
-    passing = sorted((each for each in samples if not each.products), key=lambda each: each.size_bytes)
-    (busy,) = (each for each in samples if each.products)
+    passing = sorted((each for each in samples if each.size_bytes), key=lambda each: each.size_bytes)
+    (busy,) = (each for each in samples if not each.size_bytes)
+    computed = machines * busy.computed_seconds
     small, large = passing[0], passing[-1]
     hops = machines + 1
     passed, handed_on, streamed = (cores * each.period_seconds for each in (small, large, busy))

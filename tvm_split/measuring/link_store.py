@@ -50,19 +50,18 @@ class PairProbe:
 
 @dataclass(frozen=True)
 class StreamProbe:
-    """Machines that compute at the same time, each with its own stream: samples for every duration of computing."""
+    """A stream through a machine: a sample for every duration of computing."""
 
     measured_at: float
-    samples: Mapping[str, tuple[StreamSample, ...]]
+    samples: tuple[StreamSample, ...]
 
     @property
     def doubts(self) -> tuple[str, ...]:
         """Which streams contradict their single runs, in words."""
         return tuple(
-            f"a stream through {name} had a result every {seconds_text(each.period_seconds)}, and one alone took "
+            f"had a result every {seconds_text(each.period_seconds)}, and one alone took "
             f"{seconds_text(each.single_seconds)}"
-            for name, samples in self.samples.items()
-            for each in samples
+            for each in self.samples
             if each.is_contradictory
         )
 

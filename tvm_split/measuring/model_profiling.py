@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from pathlib import Path
 
 from tvm_split.cluster.cluster import Cluster
@@ -46,6 +47,7 @@ def profile_model(
             probe = probe_links(
                 cluster,
                 sorted({int(edge.bytes) for edge in edges}),
+                stage_seconds=statistics.fmean(map(profile.even_seconds, profile.machines)),
                 timeout_seconds=timeout_seconds,
                 on_progress=on_progress,
                 cache_folder=folder,

@@ -51,10 +51,10 @@ class ProbePrograms:
         """A small tensor in and out, and in between so many matrix products one after the other."""
         return self.busy_chain([machine], products)
 
-    def busy_chain(self, machines: Sequence[str], products: int) -> Program:
-        """As much on one machine after the other, with small tensors between them."""
-        rows = [TensorSpec(f"row {place}", BUSY_INPUT, "float32") for place in range(len(machines) + 1)]
-        libraries = [self._library(self._compile_busy, machine, products) for machine in machines]
+    def busy_chain(self, machines: Sequence[str], products: int, edge: int = BUSY_INPUT[1]) -> Program:
+        """As much on one machine after the other, of square matrices with that ``edge``, a row of which passes on."""
+        rows = [TensorSpec(f"row {place}", (1, edge), "float32") for place in range(len(machines) + 1)]
+        libraries = [self._library(self._compile_busy, machine, products, edge) for machine in machines]
         return _chained("compute", machines, rows, libraries, "cpu")
 
     def _library(
@@ -66,13 +66,13 @@ class ProbePrograms:
             self._libraries[key] = compile_stage(target, *amounts)
         return self._libraries[key]
 
-    def _compile_busy(self, target: Mapping[str, Any], products: int) -> BlobSpec:
+    def _compile_busy(self, target: Mapping[str, Any], products: int, edge: int) -> BlobSpec:
         """A row made into a matrix, which is multiplied again and again, and of the last the first row."""
         builder = relax.BlockBuilder()
-        row = relax.Var("row", relax.TensorType(BUSY_INPUT, "float32"))
+        row = relax.Var("row", relax.TensorType((1, edge), "float32"))
         with builder.function("main", [row]):
             with builder.dataflow():
-                matrix = builder.emit(relax.op.broadcast_to(row, (BUSY_INPUT[1], BUSY_INPUT[1])))
+                matrix = builder.emit(relax.op.broadcast_to(row, (edge, edge)))
                 value = matrix
                 for _ in range(products):
                     value = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(value, matrix))))
@@ -82,14 +82,17 @@ class ProbePrograms:
         return self._build(builder, target)
 
     def _compile(self, target: Mapping[str, Any], taken: int, made: int) -> BlobSpec:
-        """The first bytes of what comes in, or its first byte again and again: no more work than writing the result."""
+        """The first bytes of what comes in, or its first byte again and again: no more work than writing the result.
+
+        Each inverted, or as many bytes would be a view, which the runtime copies, as it does nothing that is computed.
+        """
         builder = relax.BlockBuilder()
         tensor = relax.Var("tensor", relax.TensorType((taken,), "uint8"))
-        first = relax.op.strided_slice(tensor, [0], [0], [min(taken, made) if taken >= made else 1])
         with builder.function("main", [tensor]):
             with builder.dataflow():
-                value = first if taken >= made else relax.op.broadcast_to(builder.emit(first), (made,))
-                result = builder.emit_output(relax.Tuple([builder.emit(value)]))
+                first = builder.emit(relax.op.strided_slice(tensor, [0], [0], [made if taken >= made else 1]))
+                value = first if taken >= made else builder.emit(relax.op.broadcast_to(first, (made,)))
+                result = builder.emit_output(relax.Tuple([builder.emit(relax.op.bitwise_not(value))]))
             builder.emit_func_output(result)
         return self._build(builder, target)
 

@@ -15,7 +15,6 @@ from tvm_split.rpc_runtime.client.pipeline import Pipeline
 
 PRODUCTS = (1, 5)
 """Of matrices, in each stage: about 1 and 5 ms on a present-day core."""
-CHAIN_PRODUCTS = 1
 MOST_HANDED_ON_SECONDS = 0.1
 """For one large tensor through a whole chain; a stream of those that take longer would hold up for long."""
 ROUNDS = 3
@@ -28,7 +27,7 @@ SINGLE_SECONDS, MOST_SINGLE_RUNS = 0.02, 30
 STREAM_SECONDS, FEWEST_STREAMED, FEWEST_OF_CHAIN, FILL, UNDER_WAY_PER_LINK = 0.05, 6, 3, 4, 3
 
 
-def probe_stream(name: str, opened: Callable[[int], Pipeline]) -> StreamProbe:
+def probe_stream(opened: Callable[[int], Pipeline]) -> StreamProbe:
     """A stream through one machine, with short and with longer computing.
 
     Args:
@@ -43,28 +42,36 @@ def probe_stream(name: str, opened: Callable[[int], Pipeline]) -> StreamProbe:
                 break
             for pipeline, found in zip(pipelines, samples, strict=True):
                 found.append(StreamSample(*_single_runs(pipeline), _period(pipeline)))
-    return StreamProbe(time.time(), {name: tuple(map(median_sample, samples))})
+    return StreamProbe(time.time(), tuple(map(median_sample, samples)))
 
 
-def probe_chain(opened: Callable[[int, int], Pipeline], size_bytes: int) -> ChainProbe:
+def probe_chain(
+    machines: Sequence[str], opened: Callable[[Sequence[str], int], Pipeline], size_bytes: int
+) -> ChainProbe:
     """A chain of machines that keep all cores of a host busy: streams and single micro-batches.
 
     Rounds of all of them in turn; the `ROUNDS` with the shortest streams count, as whatever disturbs makes them longer.
     Args:
-        opened: a pipeline through stages of so many products, or without any of tensors of so many bytes; closed here.
+        opened: a pipeline over machines through stages that hand on tensors of so many bytes, or, of none, compute;
+            closed here.
         size_bytes: of larger tensors, that are only handed on; 0 for none, as where links are so slow that what their
             bytes take of cores does not count.
     """
-    kinds = [(0, SMALLEST_BYTES), (CHAIN_PRODUCTS, 0)]
+    sizes = [SMALLEST_BYTES, 0]
     rounds: list[list[ChainSample]] = []
     with contextlib.ExitStack() as stack:
-        pipelines = [stack.enter_context(contextlib.closing(opened(*kind))) for kind in kinds]
+
+        def kept_open(names: Sequence[str], size: int) -> Pipeline:
+            return stack.enter_context(contextlib.closing(opened(names, size)))
+
+        alone = [kept_open(machines[:1], size) for size in sizes]
+        pipelines = [kept_open(machines, size) for size in sizes]
         if size_bytes:
-            large = stack.enter_context(contextlib.closing(opened(0, size_bytes)))
+            large = kept_open(machines, size_bytes)
             begin = time.monotonic()
             large.run(_inputs(large))
             if time.monotonic() - begin < MOST_HANDED_ON_SECONDS:
-                kinds.append((0, size_bytes))
+                sizes.append(size_bytes)
                 pipelines.append(large)
         begin = time.monotonic()
         while len(rounds) < ROUNDS or (
@@ -72,12 +79,15 @@ def probe_chain(opened: Callable[[int, int], Pipeline], size_bytes: int) -> Chai
             and time.monotonic() - begin < MOST_SECONDS
             and _scatter(_quietest(rounds)) > CERTAIN
         ):
-            found = []
-            for (products, size), pipeline in zip(kinds, pipelines, strict=True):
-                period = _period(pipeline)
-                _, single = _single_runs(pipeline)
-                found.append(ChainSample(products, size, single, period))
-            rounds.append(found)
+            # What any stage does is in the chain that only hands on.
+            handed_on, busy = (_single_runs(pipeline)[0] for pipeline in alone)
+            computed = max(busy - handed_on, 0.0)
+            rounds.append(
+                [
+                    ChainSample(0.0 if size else computed, size, single, period)
+                    for size, (period, single) in zip(sizes, map(_stream_and_single, pipelines), strict=True)
+                ]
+            )
     kept = _quietest(rounds)
     return ChainProbe(time.time(), tuple(map(_median_of_chain, zip(*kept, strict=True))), _scatter(kept))
 
@@ -98,7 +108,7 @@ def _scatter(rounds: Sequence[Sequence[ChainSample]]) -> float:
 
 def _median_of_chain(samples: Sequence[ChainSample]) -> ChainSample:
     return ChainSample(
-        samples[0].products,
+        statistics.median(each.computed_seconds for each in samples),
         samples[0].size_bytes,
         statistics.median(each.single_seconds for each in samples),
         statistics.median(each.period_seconds for each in samples),
@@ -124,6 +134,17 @@ def _single_runs(pipeline: Pipeline) -> tuple[float, float]:
         pipeline.run(inputs)
         seconds.append(time.perf_counter() - start)
     return (_computed(pipeline) - before) / len(seconds), statistics.median(seconds)
+
+
+def _stream_and_single(pipeline: Pipeline) -> tuple[float, float]:
+    """The period of a stream, and what a run takes by itself: the median of those that follow it, as in `bench`."""
+    inputs, period = _inputs(pipeline), _period(pipeline)
+    seconds = []
+    for _ in range(SINGLE_RUNS):
+        start = time.perf_counter()
+        pipeline.run(inputs)
+        seconds.append(time.perf_counter() - start)
+    return period, statistics.median(seconds)
 
 
 def _computed(pipeline: Pipeline) -> float:

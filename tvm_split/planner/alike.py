@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, PieceTime, StreamingCost
 
@@ -120,15 +120,10 @@ def _averaged(machines: Sequence[MachineProfile]) -> list[MachineProfile]:
         for name, first in machines[0].pieces.items()
     }
     streaming = StreamingCost(
-        *(_mean([getattr(each.streaming, field.name) for each in machines]) for field in fields(StreamingCost))
+        *(statistics.fmean(getattr(each.streaming, field.name) for each in machines) for field in fields(StreamingCost))
     )
     memory = min(each.memory_free_bytes for each in machines)
     return [replace(each, pieces=pieces, streaming=streaming, memory_free_bytes=memory) for each in machines]
-
-
-def _mean(values: Sequence[Any]) -> Any:
-    """Of numbers; None where one is not known."""
-    return None if None in values else statistics.fmean(values)
 
 
 def _averaged_links(links: Sequence[LinkProfile]) -> list[LinkProfile]:

@@ -32,7 +32,7 @@ def model_problem(
     """
     beside = _beside_client(profile)
     buses = {each.machine: each.bus for each in profile.machines if each.bus is not None}
-    starts = {each.machine: _start(each, len(profile.machines)) for each in profile.machines}
+    starts = {each.machine: _start(each.streaming, profile.even_seconds(each)) for each in profile.machines}
     return Problem(
         objective=request.objective,
         machines=tuple(
@@ -60,7 +60,7 @@ def model_problem(
         maximum_latency_seconds=request.maximum_latency_seconds,
         buffers=BUFFERS,
         shared_cores=profile.shared_cores,
-        client_transfer_seconds=statistics.fmean(each.crowded.transfer_seconds for each in beside),
+        client_transfer_seconds=statistics.fmean(each.transfer_seconds for each in beside),
         client_transfer_seconds_per_byte=statistics.fmean(each.transfer_seconds_per_byte for each in beside),
     )
 
@@ -99,15 +99,14 @@ class _Start:
 NO_START = _Start(0.0, 0.0)
 
 
-def _start(machine: MachineProfile, machines: int) -> _Start:
-    """A stage that hardly computes has hardly anything to lose from caches: a start takes no longer than it computes,
-    if all machines take part."""
-    most = math.fsum(each.seconds for each in machine.pieces.values()) / machines
-    return _Start(min(machine.streaming.start_seconds, most), min(machine.streaming.single_start_seconds, most))
+def _start(streaming: StreamingCost, most: float) -> _Start:
+    """A stage that hardly computes has hardly anything to lose from caches: a start takes no longer than an even one
+    computes."""
+    return _Start(min(streaming.start_seconds, most), min(streaming.single_start_seconds, most))
 
 
 def _machine(machine: MachineProfile, limit: int | None, crowding: float, start_seconds: float) -> ProblemMachine:
-    streaming = machine.streaming if crowding == 1 else machine.streaming.crowded
+    streaming = machine.streaming
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
     # Waiting for a core is in what was measured in company, and comes from the shared cores of the problem, too.
@@ -119,7 +118,7 @@ def _machine(machine: MachineProfile, limit: int | None, crowding: float, start_
         transfer_seconds=streaming.transfer_seconds + start_seconds / 2,
         transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,
         # What was measured of streams has contention in it, but that of a stage which lies in a core's cache.
-        contention=max(slower * streaming.alone_ratio, streaming.ratio),
+        contention=max(slower * streaming.alone_ratio, streaming.ratio if crowding == 1 else 1.0),
         alone_transfer_seconds=streaming.alone_transfer_seconds,
         alone_contention=streaming.alone_ratio,
         cores=machine.cores,

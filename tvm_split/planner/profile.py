@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tvm_split.cluster.shared_cores import SharedCores
@@ -42,11 +43,10 @@ class StreamingCost:
 
     A stage that computes for ``c`` seconds by itself takes ``ratio * c`` while a stream is served, and
     ``transfer_seconds`` for each tensor on top. The values with ``alone_`` are for a plan of this machine only, the
-    others for plans in which the other machines of its host, and the client if it is there, are busy too. Nothing,
-    where cores are left over. ``crowded_transfer_seconds`` is what each end of a tensor takes of a host's cores, the
-    client's included, where its machines keep all of these busy; None where that was not measured. ``start_seconds`` is
-    what a stage that computes takes longer there, since others had its core and caches before, ``single_start_seconds``
-    the same of a micro-batch alone.
+    others for plans in which the other machines of its host, and the client if it is there, are busy too: what each
+    end of a tensor takes of the host's cores, the client's included. Nothing, where cores are left over.
+    ``start_seconds`` is what a stage that computes takes longer there, since others had its core and caches before,
+    ``single_start_seconds`` the same of a micro-batch alone.
     """
 
     transfer_seconds: float = 0.0
@@ -54,16 +54,8 @@ class StreamingCost:
     ratio: float = 1.0
     alone_transfer_seconds: float = 0.0
     alone_ratio: float = 1.0
-    crowded_transfer_seconds: float | None = None
     start_seconds: float = 0.0
     single_start_seconds: float = 0.0
-
-    @property
-    def crowded(self) -> StreamingCost:
-        """What counts where cores are too few: of a machine alone, if nothing else was measured."""
-        crowded = self.crowded_transfer_seconds
-        transfer = self.alone_transfer_seconds if crowded is None else crowded
-        return replace(self, transfer_seconds=transfer, ratio=1.0)
 
 
 @dataclass(frozen=True)
@@ -149,6 +141,10 @@ class ClusterProfile:
         """When the oldest measurement was made, in seconds since 1970; 0 if nothing was measured."""
         ages = [each.measured_at for each in self.machines] + [each.measured_at for each in self.links]
         return min(filter(None, ages), default=0.0)
+
+    def even_seconds(self, machine: MachineProfile) -> float:
+        """What a stage computes on a machine, if all take an even part."""
+        return math.fsum(each.seconds for each in machine.pieces.values()) / len(self.machines)
 
     def crowding(self, machine: str) -> float:
         """How many times longer computing takes when all machines of a host do only because its cores are too few."""

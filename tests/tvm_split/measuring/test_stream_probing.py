@@ -6,14 +6,14 @@ import math
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from tvm_split.measuring import link_samples, stream_probing
 from tvm_split.measuring.link_store import CERTAIN
 from tvm_split.measuring.probe_programs import ProbePrograms
-from tvm_split.measuring.stream_probing import CHAIN_PRODUCTS, PRODUCTS, probe_chain, probe_stream
+from tvm_split.measuring.stream_probing import PRODUCTS, probe_chain, probe_stream
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import WorkerError
@@ -39,10 +39,18 @@ def opened_on(workers: LocalWorkers, programs: ProbePrograms) -> Opened:
     )
 
 
+def opened_through(workers: LocalWorkers, programs: ProbePrograms) -> Callable[[Sequence[str], int], Pipeline]:
+    def opened(names: Sequence[str], size: int) -> Pipeline:
+        program = programs.chain(names, [size] * (len(names) + 1)) if size else programs.busy_chain(names, 1, 64)
+        return Pipeline.open(program, workers.endpoints, programs.blob_path, timeout_seconds=60.0)
+
+    return opened
+
+
 def test_there_is_a_sample_of_every_duration(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_probing, "ROUNDS", 2)
     monkeypatch.setattr(link_samples, "SLOWEST_STREAM", math.inf)  # or rounds go on for as long as others compute too
-    (samples,) = probe_stream(A, opened).samples.values()
+    samples = probe_stream(opened).samples
     short, long = samples
     assert len(samples) == len(PRODUCTS)
     assert 0 < short.compute_seconds < long.compute_seconds
@@ -58,16 +66,12 @@ def test_a_chain_of_machines_that_share_cores_is_measured(
     monkeypatch.setattr(stream_probing, "CERTAIN", math.inf)
     monkeypatch.setattr(stream_probing, "MOST_HANDED_ON_SECONDS", most_seconds)
     with LocalWorkers([A, B]) as workers:
-
-        def opened(products: int, size: int) -> Pipeline:
-            program = programs.busy_chain([A, B], products) if products else programs.chain([A, B], [size] * 3)
-            return Pipeline.open(program, workers.endpoints, programs.blob_path, timeout_seconds=60.0)
-
-        found = probe_chain(opened, size_bytes)
-    passing = [each for each in found.samples if not each.products]
-    (busy,) = (each for each in found.samples if each.products)
+        found = probe_chain([A, B], opened_through(workers, programs), size_bytes)
+    passing = [each for each in found.samples if each.size_bytes]
+    (busy,) = (each for each in found.samples if not each.size_bytes)
     assert [each.size_bytes for each in passing] == [64, *([size_bytes] if size_bytes and most_seconds else [])]
-    assert busy.products == CHAIN_PRODUCTS
+    assert busy.computed_seconds > 0
+    assert not any(each.computed_seconds for each in passing)
     assert all(each.period_seconds > 0 and each.single_seconds > 0 for each in found.samples)
     assert math.isfinite(found.scatter)
 
@@ -77,21 +81,15 @@ def test_rounds_of_a_chain_that_part_are_measured_again_and_told(
 ) -> None:
     monkeypatch.setattr(stream_probing, "MOST_ROUNDS", 5)
     monkeypatch.setattr(stream_probing, "MOST_SECONDS", math.inf)
-    monkeypatch.setattr(stream_probing, "_single_runs", lambda pipeline: (1e-3, 2e-3))
     with LocalWorkers([A]) as workers:
-
-        def opened(products: int, size: int) -> Pipeline:
-            program = programs.busy_chain([A], products) if products else programs.chain([A], [size] * 2)
-            return Pipeline.open(program, workers.endpoints, programs.blob_path, timeout_seconds=60.0)
-
         for periods, scatter in (
             ([1.0] * 3, 0.0),
             ([1.0, 9.0, 1.1, 9.0, 1.2], 0.2 / 1.1),
             ([1.0, 9.0, 5.0, 9.0, 8.0], 1.4),
         ):
             given = [each for each in periods for _ in range(2)]  # small tensors, and the short products
-            monkeypatch.setattr(stream_probing, "_period", lambda pipeline, given=given: given.pop(0))
-            found = probe_chain(opened, 0)
+            monkeypatch.setattr(stream_probing, "_stream_and_single", lambda _, given=given: (given.pop(0), 2e-3))
+            found = probe_chain([A], opened_through(workers, programs), 0)
             assert found.scatter == pytest.approx(scatter)
             assert found.is_uncertain == (scatter > CERTAIN)
 
@@ -107,7 +105,7 @@ def test_medians_that_contradict_themselves_are_measured_again(opened: Opened, m
         monkeypatch.setattr(
             stream_probing, "_period", lambda *given, to=measured: to.append(given[0]) or period(*given)
         )
-        found = probe_stream(A, opened)
+        found = probe_stream(opened)
         assert len(measured) == rounds * len(PRODUCTS)
         assert bool(found.doubts) == (slowest == 0.0)
 
@@ -124,4 +122,4 @@ def test_a_worker_that_dies_is_named(programs: ProbePrograms) -> None:
         return pipeline
 
     with LocalWorkers([A, B]) as workers, pytest.raises(WorkerError, match=A):
-        probe_stream(A, then_killed)
+        probe_stream(then_killed)
