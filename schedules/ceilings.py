@@ -1,4 +1,5 @@
-"""The two ceilings of a processor, as kernels to measure: multiply-adds in registers, and reading memory.
+"""The two ceilings of a processor, as kernels to measure, multiply-adds in registers and reading memory; and one that
+does next to nothing, of which a network is made to measure what else that takes.
 
 No kernel is faster than the longer of its operations over the first and its bytes over the second (Williams, Waterman,
 Patterson: Roofline, 2009). Both kernels share their work among ``threads`` threads and come scheduled.
@@ -58,6 +59,16 @@ def memory_read_kernel(target: Target, threads: int, mebibytes: int = 256) -> Ce
     return CeilingKernel(_in_registers(x, sums), shape, (threads, SUMS, lanes), 4.0 * prod(shape))
 
 
+def smallest_kernel(target: Target) -> CeilingKernel:
+    """Adds two vectors to one: the arguments of a layer with weights and a bias, and next to nothing to compute."""
+    shape = (traits_of(target).lanes,)
+    x, weight, bias = (te.placeholder(shape, name=name) for name in ("x", "weight", "bias"))
+    added = te.compute(x.shape, lambda lane: x[lane] + weight[lane] + bias[lane], name="sum")
+    schedule = new_schedule(te.create_prim_func([x, weight, bias, added]))
+    schedule.vectorize(*schedule.get_loops(schedule.get_sblock("sum")))
+    return CeilingKernel(_as_scheduled(schedule.mod["main"]), shape, shape, float(*shape))
+
+
 def _in_registers(x: te.Tensor, sums: te.Tensor) -> tirx.PrimFunc:
     """A thread for each outermost index of ``sums``, which it keeps in registers over the whole reduction."""
     schedule = new_schedule(te.create_prim_func([x, sums]))
@@ -74,5 +85,8 @@ def _in_registers(x: te.Tensor, sums: te.Tensor) -> tirx.PrimFunc:
         *_, outer, inner = schedule.get_loops(each)
         schedule.unroll(outer)
         schedule.vectorize(inner)
-    function = schedule.mod["main"].without_attr("global_symbol")
-    return function.with_attr(SCHEDULE_ATTRIBUTE, RULE).with_attr(IS_SCHEDULED, True)
+    return _as_scheduled(schedule.mod["main"])
+
+
+def _as_scheduled(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    return function.without_attr("global_symbol").with_attr(SCHEDULE_ATTRIBUTE, RULE).with_attr(IS_SCHEDULED, True)

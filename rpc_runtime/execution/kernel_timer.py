@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 import tvm
+from tvm.runtime.vm import VirtualMachine
 
 from tvm_split.rpc_runtime.errors import WorkerError
 from tvm_split.rpc_runtime.execution.stage_executable import Tensor, find_device, first_line, load_library
 from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread
 from tvm_split.rpc_runtime.hardware import available_memory_bytes
 from tvm_split.rpc_runtime.program.interface import Bytes
-from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
+from tvm_split.rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
 from tvm_split.rpc_runtime.program.measurements import now
 from tvm_split.rpc_runtime.program.program import TensorSpec
 
@@ -68,6 +69,8 @@ class KernelTimer:
         self._closed = False
         try:
             self._library: Any = load_library(library, scratch, where)
+            has_network = any(kernel.function == NETWORK for kernel in self._kernels)
+            self._network: Any = VirtualMachine(self._library, self._device)[NETWORK] if has_network else None
             self._rings: dict[str, _Ring | _DeviceCopies] = {
                 dtype: _Ring(size, dtype) if self._on_cpu else _DeviceCopies(size, dtype, self._device)
                 for dtype, size in rings.items()
@@ -93,7 +96,7 @@ class KernelTimer:
         self._closed = True
         self._thread.close()
         self._rings, self._inputs, self._outputs = {}, {}, {}
-        self._library = None
+        self._library = self._network = None
 
     def _measure(self, effort: TimingEffort, is_wanted: Callable[[], bool]) -> tuple[KernelTime, ...]:
         begin = start = now()
@@ -132,7 +135,7 @@ class KernelTimer:
         )
 
     def _time(self, kernel: TimedKernel) -> float:
-        function = self._library[kernel.function]
+        function = self._network if kernel.function == NETWORK else self._library.get_function(kernel.function, True)
         calls = [self._arguments(kernel) for _ in range(self._launches)]
         if not self._on_cpu:
             self._device.sync()

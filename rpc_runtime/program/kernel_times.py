@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from tvm_split.rpc_runtime.program.program import BlobSpec, TensorSpec
 
 MAXIMUM_LIMIT_SECONDS = 600.0
+NETWORK = "main"
+"""A function of this name is a network: it calls kernels of its library, and returns its results."""
 
 
 @dataclass(frozen=True)

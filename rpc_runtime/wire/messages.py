@@ -21,6 +21,7 @@ from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.codec import Codec, fits
 from tvm_split.rpc_runtime.program.kernel_times import (
     MAXIMUM_LIMIT_SECONDS,
+    NETWORK,
     KernelSet,
     KernelTime,
     TimedKernel,
@@ -292,7 +293,7 @@ def _check_kernel(kernel: TimedKernel) -> None:
     where = f"kernel {kernel.function[:200]!r}"
     if not kernel.function or not 1 <= count <= MAXIMUM_ARGUMENTS:
         raise ProtocolError(f"{where} has {count} arguments; it needs a name and 1 to {MAXIMUM_ARGUMENTS}")
-    if not 1 <= kernel.results <= count:
+    if not (kernel.function != NETWORK) <= kernel.results <= count:
         raise ProtocolError(f"{where} writes {kernel.results} of {count} arguments")
     if any(position >= count - kernel.results for position in kernel.weights):
         raise ProtocolError(f"{where} has weights at {sorted(kernel.weights)}, and {count - kernel.results} operands")

@@ -136,6 +136,12 @@ def build_kernels(functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, A
         _export(tvm.tirx.build(tvm.IRModule(named), built_for), target, library, name)
 
 
+def build_scheduled(module: tvm.IRModule, target: Mapping[str, Any], library: Path, name: str) -> None:
+    """The same of a module of which ``main`` is a network of its kernels."""
+    with _compiling(name, target) as built_for:
+        _export(code_of(module, built_for), target, library, name)
+
+
 @contextmanager
 def _compiling(name: str, target: Mapping[str, Any]) -> Iterator[tvm.target.Target]:
     """Inside, a target is TVM's current one, and what fails is a `CompileError` that calls it ``name``."""

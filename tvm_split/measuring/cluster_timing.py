@@ -147,6 +147,7 @@ class ClusterTiming:
 
 class CallSeconds:
     """Seconds of calls on a machine, alone and in company: measured, else by a roofline of what it reaches at most.
+    What a network takes for their weights is in them.
 
     Raises:
         ProfileError: nothing could be measured on the machine.
@@ -168,9 +169,11 @@ class CallSeconds:
         return PieceTime(min(by_itself, in_company), in_company, "measured" if all_known else "estimated")
 
     def _of_call(self, call: KernelCall) -> tuple[float, float]:
+        given = len(call.weights) * self.ceilings.seconds_per_weight
         if call.digest in self._times.known:
-            return self._times.alone[call.digest].seconds, self._times.contended[call.digest].seconds
-        roofline = max(
+            alone, contended = (each[call.digest].seconds for each in (self._times.alone, self._times.contended))
+            return alone + given, contended + given * self._slower
+        roofline = given + max(
             call.kernel.operations / self.ceilings.operations_per_second,
             call.kernel.moved_bytes / self.ceilings.bytes_per_second,
         )

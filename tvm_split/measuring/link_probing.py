@@ -29,8 +29,8 @@ from tvm_split.measuring.link_samples import (
     are_alike,
     chain_cost,
     handed_on_bytes,
+    matrix_edge,
     probe_sizes,
-    product_edge,
     stream_cost,
     waking_seconds,
     worthwhile_size,
@@ -38,9 +38,9 @@ from tvm_split.measuring.link_samples import (
 from tvm_split.measuring.link_store import ChainProbe, MachineProbe, PairProbe, StreamProbe, link_store
 from tvm_split.measuring.machine_facts import bus_of
 from tvm_split.measuring.passages import Passage, measured_passage
-from tvm_split.measuring.probe_programs import BUSY_INPUT, ProbePrograms
+from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.spot_checks import first_of, spot_checked
-from tvm_split.measuring.stream_probing import PRODUCTS, probe_chain, probe_stream
+from tvm_split.measuring.stream_probing import probe_chain, probe_stream
 from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
@@ -55,8 +55,8 @@ SERIES_SECONDS = 0.04
 PARALLEL_PAIRS = 4
 LONGEST_CHAIN = 16
 """Machines that keep a host's cores busy: with more each has the caches less to itself than with fewer, but hardly."""
-STAGE_SECONDS = 1e-3
-"""What stages compute, of which nothing is known."""
+STAGE_BYTES = 1 << 20
+"""What stages read, of which nothing is known."""
 HANDED_OVER_BYTES_PER_SECOND = 1e12
 """Of the links in an in-process cluster, where tensors are handed over by reference."""
 
@@ -78,7 +78,7 @@ def probe_links(
     cluster: Cluster,
     sizes_bytes: Sequence[int],
     *,
-    stage_seconds: float = STAGE_SECONDS,
+    stage_bytes: float = STAGE_BYTES,
     timeout_seconds: float = 60.0,
     on_progress: StepProgress | None = None,
     cache_folder: Path | None = None,
@@ -92,7 +92,7 @@ def probe_links(
 
     Args:
         sizes_bytes: of the tensors that may cross.
-        stage_seconds: what a stage computes, about: what its start costs beside others depends on that.
+        stage_bytes: what a stage reads, about: what its start costs beside others depends on that.
         timeout_seconds: for each wait, as of a deployment.
         cache_folder: where measurements are kept and found again, say `store.default_folder()`; None keeps
             nothing. Ages are in ``measured_at``.
@@ -106,7 +106,7 @@ def probe_links(
     if cluster.kind == "in_process":
         return _in_process(cluster)
     try:
-        return _Probing(cluster, sizes_bytes, stage_seconds, timeout_seconds, on_progress, cache_folder, refresh).run()
+        return _Probing(cluster, sizes_bytes, stage_bytes, timeout_seconds, on_progress, cache_folder, refresh).run()
     finally:
         cluster.release()
 
@@ -118,14 +118,14 @@ class _Probing:
         self,
         cluster: Cluster,
         sizes_bytes: Sequence[int],
-        stage_seconds: float,
+        stage_bytes: float,
         timeout_seconds: float,
         on_progress: StepProgress | None,
         cache_folder: Path | None,
         refresh: bool,
     ) -> None:
         self._cluster = cluster
-        self._stage_seconds = stage_seconds
+        self._edge = matrix_edge(stage_bytes)
         self._sizes = probe_sizes(sizes_bytes)
         self._handed_on = handed_on_bytes(sizes_bytes)
         self._timeout_seconds = timeout_seconds
@@ -158,7 +158,7 @@ class _Probing:
         for host in hosts:
             self._steps.begin(f"streams through {', '.join(host)}")
             samples = self._alone_streams(host, doubts)
-            chain = self._chain(host, samples[host[0]], doubts) if len(host) > 1 else None
+            chain = self._chain(host, doubts) if len(host) > 1 else None
             for name in host:
                 own = stream_cost(samples[name])
                 per_byte = machines.values[name].seconds_per_byte
@@ -176,8 +176,7 @@ class _Probing:
                         costs[name],
                         transfer_seconds=chain.cost.transfer_seconds,
                         transfer_seconds_per_byte=max(per_byte, chain.cost.transfer_seconds_per_byte),
-                        start_seconds=chain.cost.start_seconds,
-                        single_start_seconds=chain.cost.single_start_seconds,
+                        start_seconds=chain.start_seconds,
                     )
                     chains[name] = chain
         self._steps.done()
@@ -251,32 +250,26 @@ class _Probing:
 
         return self._store.known_or(StreamProbe, [name], partial(probe_stream, opened))
 
-    def _chain(self, host: Sequence[str], samples: Sequence[StreamSample], doubts: list[str]) -> Chain:
-        """Of machines that keep all cores busy, by a chain over all of them, or as many as are enough to tell.
-
-        ``samples`` are the first one's: how large matrices are whose product takes as long as the stages will.
-        """
+    def _chain(self, host: Sequence[str], doubts: list[str]) -> Chain:
+        """Of machines that keep all cores busy, by a chain over all of them, or as many as are enough to tell."""
         names = tuple(host[:LONGEST_CHAIN])
-        # Each computes with one thread here.
-        cores = min(len(set().union(*(self._workers[name].core_numbers for name in names))) or 1, len(names))
 
-        product_seconds = max(each.compute_seconds for each in samples) / max(PRODUCTS)
-        edge = product_edge(product_seconds, BUSY_INPUT[1], self._stage_seconds)
+        cores = min(len(set().union(*(self._workers[name].core_numbers for name in names))) or 1, len(names))
 
         def opened(names: Sequence[str], size_bytes: int) -> Pipeline:
             if not size_bytes:
-                return self._opened(self._programs.busy_chain(names, 1, edge))
+                return self._opened(self._programs.reading(names, self._edge))
             return self._opened(self._programs.chain(names, [size_bytes] * (len(names) + 1)))
 
-        probe = partial(probe_chain, names, opened, self._handed_on)
-        store = replace(self._store, sizes=(self._handed_on, edge))
+        probe = partial(probe_chain, names, cores, opened, self._handed_on)
+        store = replace(self._store, sizes=(self._handed_on, self._edge))
         found = store.known_or(ChainProbe, names, probe)
         if found.is_uncertain:
             doubts.append(
                 f"streams through {', '.join(names)} parted by {found.scatter:.0%} from each other, so what a tensor "
                 "takes of their cores is uncertain by as much"
             )
-        return Chain(names, chain_cost(found.samples, len(names), cores))
+        return Chain(names, chain_cost(found.samples, len(names)), found.start_seconds)
 
     def _is_measured(self, source: str, destination: str) -> bool:
         given = self._cluster.link(source, destination)

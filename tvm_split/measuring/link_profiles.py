@@ -19,10 +19,11 @@ from tvm_split.rpc_runtime.program.program import CLIENT
 
 @dataclass(frozen=True)
 class Chain:
-    """The machines of a host through which one chain went, and what it cost."""
+    """The machines of a host through which one chain went, what it cost, and what a stage's start does."""
 
     machines: tuple[str, ...]
     cost: ChainCost
+    start_seconds: float
 
 
 def link_profiles(

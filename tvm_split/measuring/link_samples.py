@@ -22,8 +22,9 @@ MOST_OVER_ARRIVED = 4.0
 """A link is not believed to be faster than so many times the rate at which its largest tensors came."""
 SHORTEST_SECONDS = 1e-9
 """What clocks can tell apart."""
-EDGE_STEP = 32
-"""Edges of matrices are multiples of it, so that whole vectors are computed."""
+EDGE_STEP, LARGEST_EDGE = 32, 1024
+"""Edges of matrices are multiples of the first, so that whole vectors are computed, and no larger than the second:
+that is more than a core's own caches hold."""
 ALIKE_SECONDS = 2e-4
 """By which times of alike machines and links may part however short they are: what waking threads varies by."""
 SLOWEST_STREAM = 1.1
@@ -71,31 +72,27 @@ class StreamCost:
 
 @dataclass(frozen=True)
 class ChainSample:
-    """A chain of stages on machines that keep all cores of a host busy.
+    """A chain of stages on machines that keep all cores of a host busy, which hand on tensors of ``size_bytes``.
 
-    Each stage computes what takes a machine ``computed_seconds`` by itself, or only hands on tensors of ``size_bytes``
-    (0 of those that compute). A single micro-batch takes ``single_seconds`` in all; ``period_seconds`` is the time from
-    one result to the next in a stream.
+    A single micro-batch takes ``single_seconds`` in all; ``period_seconds`` is the time from one result to the next in
+    a stream, and ``busy_seconds`` what each takes of all cores.
     """
 
-    computed_seconds: float
     size_bytes: int
     single_seconds: float
     period_seconds: float
+    busy_seconds: float
 
 
 @dataclass(frozen=True)
 class ChainCost:
     """Where all cores are busy: what a stream takes of them at each end of each tensor, and what a hop of a single
-    micro-batch takes, both also for one more byte; and what a stage that computes takes longer than by itself, in a
-    stream and alone, because others had its core and caches before."""
+    micro-batch takes, both also for one more byte."""
 
     transfer_seconds: float
     transfer_seconds_per_byte: float
-    start_seconds: float
     hop_seconds: float
     hop_seconds_per_byte: float
-    single_start_seconds: float
 
 
 @dataclass(frozen=True)
@@ -125,11 +122,9 @@ def are_alike(one: float, other: float) -> bool:
     return abs(one - other) <= ALIKE_SECONDS or max(one, other) <= DISAGREEMENT * min(one, other)
 
 
-def product_edge(product_seconds: float, edge: int, wanted_seconds: float) -> int:
-    """Of the square matrices whose product takes about ``wanted_seconds``, if one with that ``edge`` takes
-    ``product_seconds``; no larger, since that lies in a core's caches."""
-    share = (wanted_seconds / product_seconds) ** (1 / 3) if product_seconds > 0 else 1.0
-    return min(max(round(edge * share / EDGE_STEP), 1) * EDGE_STEP, edge)
+def matrix_edge(size_bytes: float) -> int:
+    """Of a square matrix of float32 of about so many bytes."""
+    return min(max(round(math.sqrt(size_bytes / 4) / EDGE_STEP), 1) * EDGE_STEP, LARGEST_EDGE)
 
 
 def handed_on_bytes(wanted: Sequence[int]) -> int:
@@ -199,31 +194,25 @@ def stream_cost(samples: Sequence[StreamSample]) -> StreamCost:
     return StreamCost(max(0.0, short.period_seconds - ratio * short.compute_seconds), ratio)
 
 
-def chain_cost(samples: Sequence[ChainSample], machines: int, cores: int) -> ChainCost:
-    """Of a chain over so many machines of one thread on so many cores, there being one hop more than machines.
+def chain_cost(samples: Sequence[ChainSample], machines: int) -> ChainCost:
+    """Of a chain over so many machines, there being one hop more than machines.
 
-    A stream whose stages only hand on what they get keeps all cores busy with nothing but hops, so that its period
-    times the cores is what the hops take of them. Where stages compute, they and the runtime find a core and its caches
-    as others have left them: what stages that all compute take beyond hops and what the same takes of machines alone
-    are their starts, in a stream no less than alone. What a byte takes is the difference of small and large tensors
-    handed on: copies, and that a stage finds its input in no cache of its core.
+    Its stages only hand on what they get, so that all that it takes of cores its hops do. What a byte takes is the
+    difference of small and large tensors: copies, and that a stage finds its input in no cache of its core.
     """
-    passing = sorted((each for each in samples if each.size_bytes), key=lambda each: each.size_bytes)
-    (busy,) = (each for each in samples if not each.size_bytes)
-    computed = machines * busy.computed_seconds
-    small, large = passing[0], passing[-1]
+    small, large = min(samples, key=_size), max(samples, key=_size)
     hops = machines + 1
-    passed, handed_on, streamed = (cores * each.period_seconds for each in (small, large, busy))
     bytes_more = max(large.size_bytes - small.size_bytes, 1) * hops
-    single_start = max(0.0, busy.single_seconds - small.single_seconds - computed) / machines
     return ChainCost(
-        transfer_seconds=passed / (2 * hops),
-        transfer_seconds_per_byte=max(0.0, handed_on - passed) / (2 * bytes_more),
-        start_seconds=max(single_start, (streamed - passed - computed) / machines),
+        transfer_seconds=small.busy_seconds / (2 * hops),
+        transfer_seconds_per_byte=max(0.0, large.busy_seconds - small.busy_seconds) / (2 * bytes_more),
         hop_seconds=small.single_seconds / hops,
         hop_seconds_per_byte=max(0.0, large.single_seconds - small.single_seconds) / bytes_more,
-        single_start_seconds=single_start,
     )
+
+
+def _size(sample: ChainSample) -> int:
+    return sample.size_bytes
 
 
 def median_sample(samples: Sequence[StreamSample]) -> StreamSample:

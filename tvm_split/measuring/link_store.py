@@ -68,11 +68,13 @@ class StreamProbe:
 
 @dataclass(frozen=True)
 class ChainProbe:
-    """One machine after the other, of those that keep all cores of a host busy. ``scatter`` is the largest by which
-    the rounds of a sample's periods parted, least and most, as a share of the median."""
+    """One machine after the other, of those that keep all cores of a host busy. ``start_seconds`` is what a stage that
+    computes takes there longer than by itself, since others had its core and caches before. ``scatter`` is the largest
+    by which the rounds of a sample's periods parted, least and most, as a share of the median."""
 
     measured_at: float
     samples: tuple[ChainSample, ...]
+    start_seconds: float
     scatter: float
 
     @property

@@ -158,7 +158,8 @@ class MachineTimes:
         self.cache.put({self._ceiling_key(digest): each for digest, each in equal.ceiling_times.items()})
 
     def take_ceilings(self, times: Sequence[KernelTime]) -> None:
-        by_symbol = {symbol(digest): digest for digest in (self.ceilings.kernels if self.ceilings else ())}
+        kernels = self.ceilings.kernels if self.ceilings else {}
+        by_symbol = {kernel.function: digest for digest, kernel in kernels.items()}
         found = {
             by_symbol[each.function]: CachedTime(each.seconds, each.best_seconds, time.time())
             for each in times

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from pathlib import Path
 
 from tvm_split.cluster.cluster import Cluster
@@ -47,7 +46,7 @@ def profile_model(
             probe = probe_links(
                 cluster,
                 sorted({int(edge.bytes) for edge in edges}),
-                stage_seconds=statistics.fmean(map(profile.even_seconds, profile.machines)),
+                stage_bytes=profile.even_bytes,
                 timeout_seconds=timeout_seconds,
                 on_progress=on_progress,
                 cache_folder=folder,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import tvm
 from tvm import relax
 
 from tvm_split.compiler.blobs import BlobFolder
@@ -49,13 +52,23 @@ class ProbePrograms:
 
     def busy(self, machine: str, products: int) -> Program:
         """A small tensor in and out, and in between so many matrix products one after the other."""
-        return self.busy_chain([machine], products)
+        rows = [TensorSpec(f"row {place}", BUSY_INPUT, "float32") for place in range(2)]
+        return _chained("compute", [machine], rows, [self._library(self._compile_busy, machine, products)], "cpu")
 
-    def busy_chain(self, machines: Sequence[str], products: int, edge: int = BUSY_INPUT[1]) -> Program:
-        """As much on one machine after the other, of square matrices with that ``edge``, a row of which passes on."""
+    def reading(self, machines: Sequence[str], edge: int) -> Program:
+        """One stage after the other that multiplies a row with weights of its own, square matrices with that ``edge``.
+
+        Where a machine is named several times it has several of the stages.
+        """
         rows = [TensorSpec(f"row {place}", (1, edge), "float32") for place in range(len(machines) + 1)]
-        libraries = [self._library(self._compile_busy, machine, products, edge) for machine in machines]
-        return _chained("compute", machines, rows, libraries, "cpu")
+        libraries = [self._library(self._compile_reading, machine, edge) for machine in machines]
+        program = _chained("read", machines, rows, libraries, "cpu")
+        weights = [np.full((edge, edge), place + 1, np.float32) for place in range(len(machines))]
+        stages = [
+            replace(stage, weights=(self._blobs.add_weight("weight", tvm.runtime.tensor(weight)),))
+            for stage, weight in zip(program.stages, weights, strict=True)
+        ]
+        return replace(program, stages=tuple(stages))
 
     def _library(
         self, compile_stage: Callable[..., BlobSpec], machine: str, *amounts: int, on_gpu: bool = False
@@ -66,18 +79,30 @@ class ProbePrograms:
             self._libraries[key] = compile_stage(target, *amounts)
         return self._libraries[key]
 
-    def _compile_busy(self, target: Mapping[str, Any], products: int, edge: int) -> BlobSpec:
+    def _compile_busy(self, target: Mapping[str, Any], products: int) -> BlobSpec:
         """A row made into a matrix, which is multiplied again and again, and of the last the first row."""
         builder = relax.BlockBuilder()
-        row = relax.Var("row", relax.TensorType((1, edge), "float32"))
+        row = relax.Var("row", relax.TensorType(BUSY_INPUT, "float32"))
         with builder.function("main", [row]):
             with builder.dataflow():
-                matrix = builder.emit(relax.op.broadcast_to(row, (edge, edge)))
+                matrix = builder.emit(relax.op.broadcast_to(row, (BUSY_INPUT[1], BUSY_INPUT[1])))
                 value = matrix
                 for _ in range(products):
                     value = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(value, matrix))))
                 first = builder.emit(relax.op.strided_slice(value, [0], [0], [1]))
                 result = builder.emit_output(relax.Tuple([first]))
+            builder.emit_func_output(result)
+        return self._build(builder, target)
+
+    def _compile_reading(self, target: Mapping[str, Any], edge: int) -> BlobSpec:
+        builder = relax.BlockBuilder()
+        row, weight = (
+            relax.Var(name, relax.TensorType(shape, "float32"))
+            for name, shape in (("row", (1, edge)), ("weight", (edge, edge)))
+        )
+        with builder.function("main", [row, weight]):
+            with builder.dataflow():
+                result = builder.emit_output(relax.Tuple([builder.emit(relax.op.matmul(row, weight))]))
             builder.emit_func_output(result)
         return self._build(builder, target)
 

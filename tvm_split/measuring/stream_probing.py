@@ -46,50 +46,52 @@ def probe_stream(opened: Callable[[int], Pipeline]) -> StreamProbe:
 
 
 def probe_chain(
-    machines: Sequence[str], opened: Callable[[Sequence[str], int], Pipeline], size_bytes: int
+    machines: Sequence[str], cores: int, opened: Callable[[Sequence[str], int], Pipeline], size_bytes: int
 ) -> ChainProbe:
-    """A chain of machines that keep all cores of a host busy: streams and single micro-batches.
+    """A chain of machines that keep all ``cores`` of a host busy: streams and single micro-batches.
 
     Rounds of all of them in turn; the `ROUNDS` with the shortest streams count, as whatever disturbs makes them longer.
     Args:
         opened: a pipeline over machines through stages that hand on tensors of so many bytes, or, of none, compute;
-            closed here.
+            closed here. A start is what stages compute longer on all the machines than all of them on the first.
         size_bytes: of larger tensors, that are only handed on; 0 for none, as where links are so slow that what their
             bytes take of cores does not count.
     """
-    sizes = [SMALLEST_BYTES, 0]
+    sizes = [SMALLEST_BYTES]
     rounds: list[list[ChainSample]] = []
+    starts: list[float] = []
     with contextlib.ExitStack() as stack:
 
         def kept_open(names: Sequence[str], size: int) -> Pipeline:
             return stack.enter_context(contextlib.closing(opened(names, size)))
 
-        alone = [kept_open(machines[:1], size) for size in sizes]
-        pipelines = [kept_open(machines, size) for size in sizes]
+        alone = [machines[0]] * len(machines)
+        computing = [(kept_open(names, 0), kept_open(names, SMALLEST_BYTES)) for names in (machines, alone)]
+        handing_on = [computing[0][1]]
         if size_bytes:
             large = kept_open(machines, size_bytes)
             begin = time.monotonic()
             large.run(_inputs(large))
             if time.monotonic() - begin < MOST_HANDED_ON_SECONDS:
                 sizes.append(size_bytes)
-                pipelines.append(large)
+                handing_on.append(large)
+        for pipeline in handing_on:  # the first stream finds everything cold
+            _period(pipeline)
         begin = time.monotonic()
         while len(rounds) < ROUNDS or (
             len(rounds) < MOST_ROUNDS
             and time.monotonic() - begin < MOST_SECONDS
             and _scatter(_quietest(rounds)) > CERTAIN
         ):
-            # What any stage does is in the chain that only hands on.
-            handed_on, busy = (_single_runs(pipeline)[0] for pipeline in alone)
-            computed = max(busy - handed_on, 0.0)
             rounds.append(
-                [
-                    ChainSample(0.0 if size else computed, size, single, period)
-                    for size, (period, single) in zip(sizes, map(_stream_and_single, pipelines), strict=True)
-                ]
+                [_chain_sample(size, cores, pipeline) for size, pipeline in zip(sizes, handing_on, strict=True)]
             )
+            # What any stage does is in the chain that only hands on.
+            apart, together = (_single_runs(busy)[0] - _single_runs(idle)[0] for busy, idle in computing)
+            starts.append((apart - together) / len(machines))
     kept = _quietest(rounds)
-    return ChainProbe(time.time(), tuple(map(_median_of_chain, zip(*kept, strict=True))), _scatter(kept))
+    samples = tuple(map(_median_of_chain, zip(*kept, strict=True)))
+    return ChainProbe(time.time(), samples, max(0.0, statistics.median(starts)), _scatter(kept))
 
 
 def _quietest(rounds: Sequence[Sequence[ChainSample]]) -> list[Sequence[ChainSample]]:
@@ -108,10 +110,10 @@ def _scatter(rounds: Sequence[Sequence[ChainSample]]) -> float:
 
 def _median_of_chain(samples: Sequence[ChainSample]) -> ChainSample:
     return ChainSample(
-        statistics.median(each.computed_seconds for each in samples),
         samples[0].size_bytes,
         statistics.median(each.single_seconds for each in samples),
         statistics.median(each.period_seconds for each in samples),
+        statistics.median(each.busy_seconds for each in samples),
     )
 
 
@@ -136,15 +138,25 @@ def _single_runs(pipeline: Pipeline) -> tuple[float, float]:
     return (_computed(pipeline) - before) / len(seconds), statistics.median(seconds)
 
 
-def _stream_and_single(pipeline: Pipeline) -> tuple[float, float]:
-    """The period of a stream, and what a run takes by itself: the median of those that follow it, as in `bench`."""
-    inputs, period = _inputs(pipeline), _period(pipeline)
-    seconds = []
+def _chain_sample(size_bytes: int, cores: int, pipeline: Pipeline) -> ChainSample:
+    """A stream, and the median of some single runs that follow it, as in `bench`."""
+    inputs, seconds = _inputs(pipeline), []
+    used, passed = _used(pipeline)
+    period = _period(pipeline)
     for _ in range(SINGLE_RUNS):
         start = time.perf_counter()
         pipeline.run(inputs)
         seconds.append(time.perf_counter() - start)
-    return period, statistics.median(seconds)
+    used_now, passed_now = _used(pipeline)
+    # The single runs and the questions are in what was used: of a stream no more than all cores in its time.
+    busy = min((used_now - used) / (passed_now - passed), cores * period)
+    return ChainSample(size_bytes, statistics.median(seconds), period, busy)
+
+
+def _used(pipeline: Pipeline) -> tuple[float, int]:
+    """Seconds of the workers' cores and of this process's so far, and micro-batches."""
+    seconds = sum(pipeline.processor_seconds().values()) + time.process_time()
+    return seconds, pipeline.statistics()[0].micro_batches
 
 
 def _computed(pipeline: Pipeline) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import covers, named, with_independent_layers
@@ -32,13 +32,11 @@ def model_problem(
     """
     beside = _beside_client(profile)
     buses = {each.machine: each.bus for each in profile.machines if each.bus is not None}
-    starts = {each.machine: _start(each.streaming, profile.even_seconds(each)) for each in profile.machines}
+    starts = {each.machine: _start_seconds(each.streaming, profile.even_seconds(each)) for each in profile.machines}
     return Problem(
         objective=request.objective,
         machines=tuple(
-            _machine(
-                each, memory_limits.get(each.machine), profile.crowding(each.machine), starts[each.machine].seconds
-            )
+            _machine(each, memory_limits.get(each.machine), profile.crowding(each.machine), starts[each.machine])
             for each in profile.machines
         ),
         links=tuple(_link(link, buses, starts) for link in profile.links),
@@ -65,7 +63,7 @@ def model_problem(
     )
 
 
-def _link(link: LinkProfile, buses: Mapping[str, Bus], starts: Mapping[str, _Start]) -> ProblemLink:
+def _link(link: LinkProfile, buses: Mapping[str, Bus], starts: Mapping[str, float]) -> ProblemLink:
     """A link with the buses at its ends, one after the other: a tensor is sent when it has come from the device.
 
     From GPU to GPU (``ipc``) it passes neither: what leads from one to the other is the link, as it was measured.
@@ -75,7 +73,7 @@ def _link(link: LinkProfile, buses: Mapping[str, Bus], starts: Mapping[str, _Sta
     is_direct = link.transport == Transport.CUDA_IPC
     passed = [] if is_direct else [buses[end] for end in (link.source, link.destination) if end in buses]
     bytes_per_second = link.bytes_per_second
-    latency_seconds = link.latency_seconds + starts.get(link.destination, NO_START).single_seconds
+    latency_seconds = link.latency_seconds + starts.get(link.destination, 0.0)
     for bus in passed:
         bytes_per_second = 1 / (1 / bytes_per_second + 1 / bus.bytes_per_second)
         latency_seconds += bus.latency_seconds
@@ -88,21 +86,10 @@ def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
     return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
 
 
-@dataclass(frozen=True)
-class _Start:
-    """What a stage takes longer because others had its core: in a stream, and of a micro-batch alone."""
-
-    seconds: float
-    single_seconds: float
-
-
-NO_START = _Start(0.0, 0.0)
-
-
-def _start(streaming: StreamingCost, most: float) -> _Start:
+def _start_seconds(streaming: StreamingCost, most: float) -> float:
     """A stage that hardly computes has hardly anything to lose from caches: a start takes no longer than an even one
     computes."""
-    return _Start(min(streaming.start_seconds, most), min(streaming.single_start_seconds, most))
+    return min(streaming.start_seconds, most)
 
 
 def _machine(machine: MachineProfile, limit: int | None, crowding: float, start_seconds: float) -> ProblemMachine:
@@ -114,8 +101,8 @@ def _machine(machine: MachineProfile, limit: int | None, crowding: float, start_
     return ProblemMachine(
         name=machine.machine,
         memory_bytes=limit if limit is not None else machine.memory_free_bytes,
-        # A stage has two ends at least, so half a start is in either.
-        transfer_seconds=streaming.transfer_seconds + start_seconds / 2,
+        # A stage has two ends at least, so half a start is in either; a core of its own nobody else has in between.
+        transfer_seconds=streaming.transfer_seconds + (start_seconds / 2 if crowding > 1 else 0.0),
         transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,
         # What was measured of streams has contention in it, but that of a stage which lies in a core's cache.
         contention=max(slower * streaming.alone_ratio, streaming.ratio if crowding == 1 else 1.0),

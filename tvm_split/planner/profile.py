@@ -45,8 +45,7 @@ class StreamingCost:
     ``transfer_seconds`` for each tensor on top. The values with ``alone_`` are for a plan of this machine only, the
     others for plans in which the other machines of its host, and the client if it is there, are busy too: what each
     end of a tensor takes of the host's cores, the client's included. Nothing, where cores are left over.
-    ``start_seconds`` is what a stage that computes takes longer there, since others had its core and caches before,
-    ``single_start_seconds`` the same of a micro-batch alone.
+    ``start_seconds`` is what a stage that computes takes longer there, since others had its core and caches before.
     """
 
     transfer_seconds: float = 0.0
@@ -55,7 +54,6 @@ class StreamingCost:
     alone_transfer_seconds: float = 0.0
     alone_ratio: float = 1.0
     start_seconds: float = 0.0
-    single_start_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -145,6 +143,12 @@ class ClusterProfile:
     def even_seconds(self, machine: MachineProfile) -> float:
         """What a stage computes on a machine, if all take an even part."""
         return math.fsum(each.seconds for each in machine.pieces.values()) / len(self.machines)
+
+    @property
+    def even_bytes(self) -> float:
+        """What a stage reads and writes then: its weights, and what one of its kernels takes and makes."""
+        weights = sum(each.weight_bytes for each in self.pieces) / len(self.machines)
+        return weights + max((each.activation_bytes for each in self.pieces), default=0)
 
     def crowding(self, machine: str) -> float:
         """How many times longer computing takes when all machines of a host do only because its cores are too few."""

@@ -41,7 +41,7 @@ def opened_on(workers: LocalWorkers, programs: ProbePrograms) -> Opened:
 
 def opened_through(workers: LocalWorkers, programs: ProbePrograms) -> Callable[[Sequence[str], int], Pipeline]:
     def opened(names: Sequence[str], size: int) -> Pipeline:
-        program = programs.chain(names, [size] * (len(names) + 1)) if size else programs.busy_chain(names, 1, 64)
+        program = programs.chain(names, [size] * (len(names) + 1)) if size else programs.reading(names, 64)
         return Pipeline.open(program, workers.endpoints, programs.blob_path, timeout_seconds=60.0)
 
     return opened
@@ -66,13 +66,10 @@ def test_a_chain_of_machines_that_share_cores_is_measured(
     monkeypatch.setattr(stream_probing, "CERTAIN", math.inf)
     monkeypatch.setattr(stream_probing, "MOST_HANDED_ON_SECONDS", most_seconds)
     with LocalWorkers([A, B]) as workers:
-        found = probe_chain([A, B], opened_through(workers, programs), size_bytes)
-    passing = [each for each in found.samples if each.size_bytes]
-    (busy,) = (each for each in found.samples if not each.size_bytes)
-    assert [each.size_bytes for each in passing] == [64, *([size_bytes] if size_bytes and most_seconds else [])]
-    assert busy.computed_seconds > 0
-    assert not any(each.computed_seconds for each in passing)
-    assert all(each.period_seconds > 0 and each.single_seconds > 0 for each in found.samples)
+        found = probe_chain([A, B], 2, opened_through(workers, programs), size_bytes)
+    assert [each.size_bytes for each in found.samples] == [64, *([size_bytes] if size_bytes and most_seconds else [])]
+    assert 0 <= found.start_seconds < 1
+    assert all(min(each.period_seconds, each.single_seconds, each.busy_seconds) > 0 for each in found.samples)
     assert math.isfinite(found.scatter)
 
 
@@ -87,9 +84,9 @@ def test_rounds_of_a_chain_that_part_are_measured_again_and_told(
             ([1.0, 9.0, 1.1, 9.0, 1.2], 0.2 / 1.1),
             ([1.0, 9.0, 5.0, 9.0, 8.0], 1.4),
         ):
-            given = [each for each in periods for _ in range(2)]  # small tensors, and the short products
-            monkeypatch.setattr(stream_probing, "_stream_and_single", lambda _, given=given: (given.pop(0), 2e-3))
-            found = probe_chain([A], opened_through(workers, programs), 0)
+            given = [7.0, *periods]  # the first does not count
+            monkeypatch.setattr(stream_probing, "_period", lambda _, given=given: given.pop(0))
+            found = probe_chain([A], 1, opened_through(workers, programs), 0)
             assert found.scatter == pytest.approx(scatter)
             assert found.is_uncertain == (scatter > CERTAIN)
 
@@ -123,3 +120,22 @@ def test_a_worker_that_dies_is_named(programs: ProbePrograms) -> None:
 
     with LocalWorkers([A, B]) as workers, pytest.raises(WorkerError, match=A):
         probe_stream(then_killed)
+
+
+def test_a_start_is_what_stages_of_a_chain_compute_longer_than_one_alone(
+    programs: ProbePrograms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond what those do that only hand on: here 5 ms each on two machines, and 3 on one."""
+    monkeypatch.setattr(stream_probing, "CERTAIN", math.inf)
+
+    def computed(pipeline: Pipeline) -> tuple[float, float]:
+        apart, computes = len(pipeline.program.machines) > 1, pipeline.program.inputs[0].dtype == "float32"
+        assert len(pipeline.program.stages) == 2
+        return ({(True, True): 12e-3, (True, False): 2e-3, (False, True): 8e-3, (False, False): 2e-3})[
+            apart, computes
+        ], 1.0
+
+    monkeypatch.setattr(stream_probing, "_single_runs", computed)
+    with LocalWorkers([A, B]) as workers:
+        found = probe_chain([A, B], 2, opened_through(workers, programs), 0)
+    assert found.start_seconds == pytest.approx(2e-3)
