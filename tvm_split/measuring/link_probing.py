@@ -49,6 +49,7 @@ from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.steps import StepProgress, Steps
+from tvm_split.units import short_list
 
 SERIES_SECONDS = 0.04
 """How long single runs, and as long a stream, of one size on a fast link; every machine's own round trip thrice."""
@@ -156,7 +157,7 @@ class _Probing:
         chains: dict[str, Chain] = {}
         doubts: list[str] = []
         for host in hosts:
-            self._steps.begin(f"streams through {', '.join(host)}")
+            self._steps.begin(f"streams through {short_list(host)}")
             samples = self._alone_streams(host, doubts)
             chain = self._chain(host, doubts) if len(host) > 1 else None
             for name in host:
@@ -253,7 +254,6 @@ class _Probing:
     def _chain(self, host: Sequence[str], doubts: list[str]) -> Chain:
         """Of machines that keep all cores busy, by a chain over all of them, or as many as are enough to tell."""
         names = tuple(host[:LONGEST_CHAIN])
-
         cores = min(len(set().union(*(self._workers[name].core_numbers for name in names))) or 1, len(names))
 
         def opened(names: Sequence[str], size_bytes: int) -> Pipeline:
@@ -266,7 +266,7 @@ class _Probing:
         found = store.known_or(ChainProbe, names, probe)
         if found.is_uncertain:
             doubts.append(
-                f"streams through {', '.join(names)} parted by {found.scatter:.0%} from each other, so what a tensor "
+                f"streams through {short_list(names)} parted by {found.scatter:.0%} from each other, so what a tensor "
                 "takes of their cores is uncertain by as much"
             )
         return Chain(names, chain_cost(found.samples, len(names)), found.start_seconds)
