@@ -100,7 +100,12 @@ def turns_of(replica: int, turns: Sequence[int]) -> Recurrence:
 def longest_turns(replicas: int) -> int:
     """Turns of so many replicas are no longer, and a share of one by that is the smallest."""
     limit = max(LONGEST, LONGEST_PER_REPLICA * replicas)
-    return max(length for length in range(1, CYCLE + 1) if CYCLE % length == 0 and length <= limit)
+    return max(lengths_of_turns(limit))
+
+
+def lengths_of_turns(longest: int) -> list[int]:
+    """Up to the ``longest``, ascending."""
+    return [length for length in range(1, min(longest, CYCLE) + 1) if CYCLE % length == 0]
 
 
 def turns_by_share(shares: Sequence[float], maximum_length: int | None = None) -> tuple[int, ...]:
@@ -123,7 +128,7 @@ def turns_by_share(shares: Sequence[float], maximum_length: int | None = None) -
     if maximum_length < 1:
         raise ValueError(f"turns have a length of at least 1, not {maximum_length}")
     whole = math.fsum(shares)
-    lengths = [length for length in range(1, maximum_length + 1) if CYCLE % length == 0]
+    lengths = lengths_of_turns(maximum_length)
     smallest = min(shares) / whole
     if smallest * lengths[-1] < 1 - 1e-9:
         raise ValueError(
