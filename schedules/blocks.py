@@ -219,3 +219,15 @@ def _too_large(schedule: s_tir.Schedule, block: Block) -> bool:
     if sum(reads) > 1:
         structural_walk(schedule.get(block.handle).body, nodes.append)
     return sum(reads) * len(nodes) > LARGEST_EXPRESSION
+
+
+def reduced_types(function: tirx.PrimFunc) -> set[str]:
+    """The types in which a function reduces."""
+    found: set[str] = set()
+
+    def see(block: s_tir.SBlock) -> None:
+        if any(each.iter_type == tirx.IterVar.CommReduce for each in block.iter_vars):
+            found.update(str(region.source.dtype) for region in block.writes)
+
+    structural_walk(function.body, (s_tir.SBlock, see))
+    return found

@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.s_tir import dlight
 from tvm.target import Target
 
+from tvm_split.schedules.blocks import reduced_types
 from tvm_split.schedules.expressions import Legalization
 from tvm_split.schedules.extremes import BOUNDS, legalize_bounds
 from tvm_split.schedules.gpu.attention import FuseAttention
@@ -32,11 +33,23 @@ from tvm_split.schedules.template import Template, default_rule
 __all__ = ["TEMPLATES", "layout_passes", "legalizations", "rules"]
 
 Rule = Callable[[tirx.PrimFunc, Target], tirx.PrimFunc | None]
+SHUFFLED = frozenset(["float16", "float32", "float64", "int32", "int64", "uint32", "uint64"])
+"""What TVM's lowering of a reduction hands from thread to thread in registers. For others it has no barriers within a
+warp, though threads of one have not gone in step since sm_70."""
 
 
 def _by_default(template: Template[Gpu]) -> Rule:
     rule = default_rule(template)
     return lambda function, target: rule(function, gpu_of(target))
+
+
+def _if_threads_may_reduce(rule: Rule) -> Rule:
+    """Without what threads would reduce in types that TVM does not shuffle: in shared memory, where a warp races."""
+
+    def guarded(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+        return rule(function, target) if reduced_types(function) <= SHUFFLED else None
+
+    return guarded
 
 
 # Fallback stands last: it takes every function, one thread an output, and loads from memory what it needs each time.
@@ -45,13 +58,13 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("few_rows", schedule_few_rows),
     ("depthwise_conv2d", schedule_depthwise_conv2d),
     ("default_matmul", partial(apply_default, dlight.gpu.Matmul())),
-    ("default_gemv", partial(apply_default, dlight.gpu.GEMV())),
+    ("default_gemv", _if_threads_may_reduce(partial(apply_default, dlight.gpu.GEMV()))),
     ("elementwise", schedule_elementwise),
     ("pooling", schedule_pooling),
-    ("whole_reduction", partial(schedule_whole_reduction, shortest=LONG)),
-    ("reduction", partial(apply_default, dlight.gpu.Reduction())),
-    ("general_reduction", partial(apply_default, dlight.gpu.GeneralReduction())),
-    ("whole_reduction", schedule_whole_reduction),
+    ("whole_reduction", _if_threads_may_reduce(partial(schedule_whole_reduction, shortest=LONG))),
+    ("reduction", _if_threads_may_reduce(partial(apply_default, dlight.gpu.Reduction()))),
+    ("general_reduction", _if_threads_may_reduce(partial(apply_default, dlight.gpu.GeneralReduction()))),
+    ("whole_reduction", _if_threads_may_reduce(schedule_whole_reduction)),
     ("fallback", partial(apply_default, dlight.gpu.Fallback())),
 )
 
