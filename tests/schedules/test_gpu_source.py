@@ -119,6 +119,20 @@ def test_sums_that_threads_share(extent):
     assert chosen <= {"general_reduction", "reduction", "elementwise"}
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_functions_of_halves(dtype):
+    x = (1 + np.abs(normal(0, 5, 37))).astype(dtype)
+
+    def graph(builder, data):
+        gate = builder.emit(relax.op.nn.silu(data))
+        return builder.emit(relax.op.add(gate, builder.emit(relax.op.log(builder.emit(relax.op.rsqrt(data))))))
+
+    actual, chosen = evaluate(graph, [x])
+    exact = x.astype("float64")
+    assert_close(actual.astype("float64"), exact / (1 + np.exp(-exact)) - np.log(exact) / 2, 4 * HALVES[dtype])
+    assert chosen == {"elementwise"}
+
+
 def of_all(*operators):
     def graph(builder, data):
         result = data

@@ -320,3 +320,12 @@ void mma_sync(fragment<accumulator, 16, 16, 16, float>& result, const fragment<m
   }
 }
 }  // namespace nvcuda::wmma
+
+// What CUDA's headers have for devices alone, rounded once.
+#define EMULATED_FUNCTION(name, value) \
+  inline half name(half given) { float x = float(given); return half(value); } \
+  inline nv_bfloat16 name(nv_bfloat16 given) { float x = float(given); return nv_bfloat16(value); }
+EMULATED_FUNCTION(hexp, expf(x))
+EMULATED_FUNCTION(hlog, logf(x))
+EMULATED_FUNCTION(hsqrt, sqrtf(x))
+EMULATED_FUNCTION(hrsqrt, 1.0f / sqrtf(x))
