@@ -69,11 +69,13 @@ def _end(number: signal.Signals) -> None:
     # Without Python's lock, should what is cleared away stand still with it.
     faulthandler.dump_traceback_later(END_SECONDS, exit=True, file=nothing)
     text = SHOW_CURSOR if sys.stderr.isatty() else ""
-    with suppress(OSError):  # whoever read it may have gone, by the same signal
-        os.write(2, f"{text}{WORDS[number]}\n".encode())
+    errors = os.dup(2)
     # What fails from now on, because it is cleared away, is nobody's concern.
     for stream in (1, 2):
         os.dup2(nothing, stream)
+    with suppress(OSError):  # whoever read it may have gone, by the same signal
+        os.write(errors, f"{text}{WORDS[number]}\n".encode())
+    os.close(errors)
     try:
         clear_away()
         # What nobody knows of yet or any more: builders, linkers. They take away what they wrote if they are asked.
