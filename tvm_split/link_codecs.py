@@ -26,7 +26,7 @@ from tvm_split.planner.request import PlanRequest
 from tvm_split.rpc_runtime.client.client import WorkerDescription
 from tvm_split.rpc_runtime.hardware import memory_domain
 from tvm_split.rpc_runtime.program.codec import Codec, fits, fitting, unfit
-from tvm_split.rpc_runtime.program.link_setting import DEFAULT, Transport
+from tvm_split.rpc_runtime.program.link_setting import DEFAULT, IN_MEMORY, Transport
 from tvm_split.rpc_runtime.program.program import CLIENT, Route
 from tvm_split.rpc_runtime.transports.codecs import is_available
 from tvm_split.steps import StepProgress
@@ -122,11 +122,11 @@ class _SharedMemory:
     def joins(self, source: str, destination: str) -> bool:
         setting = self._settings.get((source, destination), DEFAULT)
         if setting.wanted not in (Transport.AUTO, Transport.CUDA_IPC):
-            return setting.wanted.is_memory
+            return setting.wanted in IN_MEMORY
         if (source, destination) in self._measured:
-            return Transport(self._measured[source, destination]).is_memory
+            return self._measured[source, destination] in IN_MEMORY
         domains = self._domains.get(source, ""), self._domains.get(destination, "")
-        return setting.expected(*domains).is_memory
+        return setting.expected(*domains) in IN_MEMORY
 
     @cached_property
     def _domains(self) -> dict[str, str]:

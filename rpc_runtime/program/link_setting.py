@@ -19,10 +19,9 @@ class Transport(enum.StrEnum):
     MPI = "mpi"
     CUDA_IPC = "ipc"
 
-    @property
-    def is_memory(self) -> bool:
-        """Whether tensors lie where both ends see them, so that no codec writes them."""
-        return self in (Transport.SHARED_MEMORY, Transport.CUDA_IPC)
+
+IN_MEMORY = frozenset[str]([Transport.SHARED_MEMORY, Transport.CUDA_IPC])
+"""By these, tensors lie where both ends see them, so that no codec writes them."""
 
 
 @dataclass(frozen=True)

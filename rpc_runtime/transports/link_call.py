@@ -15,7 +15,7 @@ from tvm_split.rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
-from tvm_split.rpc_runtime.program.link_setting import Transport
+from tvm_split.rpc_runtime.program.link_setting import IN_MEMORY, Transport
 from tvm_split.rpc_runtime.program.measurements import LinkStatistics
 from tvm_split.rpc_runtime.transports import shared_memory
 from tvm_split.rpc_runtime.transports.device_memory import NO_DEVICE
@@ -124,7 +124,7 @@ class LinkCall:
         self._chosen.wait()
         if self._over.is_set():
             return
-        choice = pb.Choice(shared_memory=self.transport.is_memory, mpi=self.transport is Transport.MPI)
+        choice = pb.Choice(shared_memory=self.transport in IN_MEMORY, mpi=self.transport is Transport.MPI)
         choice.refusal = self._refusal
         yield control_frame(FrameKind.CHOICE, choice.SerializeToString())
         if self._refusal:

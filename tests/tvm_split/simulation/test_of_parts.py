@@ -255,3 +255,12 @@ def test_what_does_not_fit_together_is_named(change: Callable[[dict[str, Any]], 
     change(content["prediction"])
     with pytest.raises(PlanError, match=f"prediction does not fit together: {words}"):
         scenario_of_plan(Plan.from_dict(content))
+
+
+@pytest.mark.parametrize(("transport", "shares"), [("shm", True), ("ipc", True), ("grpc", False), ("", False)])
+def test_links_of_parts_lie_in_memory_as_those_of_stages(transport: str, shares: bool) -> None:
+    plan = planned(JOINED)
+    assert plan.prediction is not None
+    links = tuple(replace(each, transport=transport) for each in plan.prediction.links)
+    scenario = scenario_of_plan(replace(plan, prediction=replace(plan.prediction, links=links)))
+    assert {each.shares_memory for each in scenario.links.values()} == {shares}
