@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -73,13 +73,28 @@ def memory_at(address: int, size_bytes: int, dropped: Callable[[Any], object], a
     return array
 
 
-class Mark:
+class Handle:
+    """Something of CUDA's, by its address, which is there as long as somebody has this."""
+
+    __slots__ = ("__weakref__", "address")
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+
+class Mark(Handle):
     """A point in what a stream does: an event, which is recorded again each time that it is used."""
 
-    __slots__ = ("__weakref__", "event")
+    __slots__ = ()
 
-    def __init__(self, event: int) -> None:
-        self.event = event
+
+class Stream(Handle):
+    """What is done one after the other."""
+
+    __slots__ = ()
+
+
+AnyHandle = TypeVar("AnyHandle", bound=Handle)
 
 
 class CudaFunctions:
@@ -111,9 +126,15 @@ class CudaFunctions:
         self.call(function, ctypes.byref(found), *arguments)
         return found.value or 0
 
-    def when_dropped(self, owner: Any, function: str, handle: int) -> None:
-        """Calls ``function(handle)`` when nobody has ``owner`` any more; its failure is nobody's."""
-        weakref.finalize(owner, self._functions[function], handle).atexit = False  # as in `memory_at`
+    def owned(self, kind: type[AnyHandle], made_by: str, dropped_by: str, *arguments: Any) -> AnyHandle:
+        """As `made`; ``dropped_by`` is called with it when nobody has it any more, and its failure is nobody's."""
+        handle = kind(self.made(made_by, *arguments))
+        weakref.finalize(handle, self._functions[dropped_by], handle.address).atexit = False  # as in `memory_at`
+        return handle
+
+    def stream(self) -> Stream:
+        """Not ordered with the NULL stream; the device ends what is under way on it before it goes."""
+        return self.owned(Stream, "cudaStreamCreateWithFlags", "cudaStreamDestroy", NON_BLOCKING)
 
 
 class CudaCalls:
@@ -127,7 +148,7 @@ class CudaCalls:
 
     def __init__(self, library: ctypes.CDLL, driver: ctypes.CDLL | None = None) -> None:
         self._driver, self._cuda = driver, CudaFunctions(library, _FUNCTIONS)
-        self._uploads, self._downloads = self._stream(), self._stream()
+        self._uploads, self._downloads = self._cuda.stream(), self._cuda.stream()
 
     def host_memory(self, size_bytes: int) -> Bytes:
         """Page-locked: the device reads and writes it while this process does something else."""
@@ -136,9 +157,7 @@ class CudaCalls:
 
     def mark(self) -> Mark:
         """A new one, which is reached already."""
-        mark = Mark(self._cuda.made("cudaEventCreateWithFlags", SLEEPING_WAIT | NO_TIMES))
-        self._cuda.when_dropped(mark, "cudaEventDestroy", mark.event)
-        return mark
+        return self._cuda.owned(Mark, "cudaEventCreateWithFlags", "cudaEventDestroy", SLEEPING_WAIT | NO_TIMES)
 
     def upload(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
         """Begin to copy from the host's address to the device's; ``mark`` is reached when that is done."""
@@ -150,15 +169,15 @@ class CudaCalls:
 
     def compute_after(self, mark: Mark) -> None:
         """What is computed from now on begins when ``mark`` is reached, as it was recorded last."""
-        self._cuda.call("cudaStreamWaitEvent", NULL_STREAM, mark.event, 0)
+        self._cuda.call("cudaStreamWaitEvent", NULL_STREAM, mark.address, 0)
 
     def computed(self, mark: Mark) -> None:
         """``mark`` is reached when all is done that was to be computed until now."""
-        self._cuda.call("cudaEventRecord", mark.event, NULL_STREAM)
+        self._cuda.call("cudaEventRecord", mark.address, NULL_STREAM)
 
     def wait(self, mark: Mark) -> None:
         """Until it is reached. Other threads of this process go on."""
-        self._cuda.call("cudaEventSynchronize", mark.event)
+        self._cuda.call("cudaEventSynchronize", mark.address)
 
     def hand_over(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
         """Begin to copy from the device's address to one of a device, its own or opened; as `download`."""
@@ -194,12 +213,7 @@ class CudaCalls:
         self._cuda.call("cudaDeviceGetPCIBusId", text, LONGEST_BUS_IDENTITY, DEVICE)
         return text.value.decode(errors="replace")
 
-    def _copy(self, source: int, target: int, size_bytes: int, kind: int, stream: int, mark: Mark) -> None:
+    def _copy(self, source: int, target: int, size_bytes: int, kind: int, stream: Stream, mark: Mark) -> None:
         if size_bytes:
-            self._cuda.call("cudaMemcpyAsync", target, source, size_bytes, kind, stream)
-        self._cuda.call("cudaEventRecord", mark.event, stream)
-
-    def _stream(self) -> int:
-        stream = self._cuda.made("cudaStreamCreateWithFlags", NON_BLOCKING)
-        self._cuda.when_dropped(self, "cudaStreamDestroy", stream)  # the device ends what is under way first
-        return stream
+            self._cuda.call("cudaMemcpyAsync", target, source, size_bytes, kind, stream.address)
+        self._cuda.call("cudaEventRecord", mark.address, stream.address)

@@ -18,12 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.execution.cuda_calls import NON_BLOCKING, NULL_STREAM, CudaFunctions
+from tvm_split.rpc_runtime.execution.cuda_calls import DEVICE_TO_DEVICE, NULL_STREAM, CudaFunctions, Handle, Stream
 
 THREAD_LOCAL = 1
 """``cudaStreamCaptureModeThreadLocal``."""
-DEVICE_TO_DEVICE = 3
-"""``cudaMemcpyKind``."""
 
 _pointer, _out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -42,22 +40,10 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Graph:
+class Graph(Handle):
     """Recorded work that can be launched."""
 
-    __slots__ = ("__weakref__", "executable")
-
-    def __init__(self, executable: int) -> None:
-        self.executable = executable
-
-
-class RecordingStream:
-    """A stream to record on; by its address."""
-
-    __slots__ = ("__weakref__", "address")
-
-    def __init__(self, address: int) -> None:
-        self.address = address
+    __slots__ = ()
 
 
 class GraphCalls:
@@ -70,12 +56,11 @@ class GraphCalls:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._cuda = CudaFunctions(library, _FUNCTIONS)
 
-    def stream(self) -> RecordingStream:
-        stream = RecordingStream(self._cuda.made("cudaStreamCreateWithFlags", NON_BLOCKING))
-        self._cuda.when_dropped(stream, "cudaStreamDestroy", stream.address)
-        return stream
+    def stream(self) -> Stream:
+        """One to record on."""
+        return self._cuda.stream()
 
-    def record(self, stream: RecordingStream, put: Callable[[], object]) -> Graph:
+    def record(self, stream: Stream, put: Callable[[], object]) -> Graph:
         """What ``put`` puts on the stream in this thread, none of which is done. It has ended in any case."""
         self._cuda.call("cudaStreamBeginCapture", stream.address, THREAD_LOCAL)
         try:
@@ -94,30 +79,28 @@ class GraphCalls:
             self._cuda["cudaGetLastError"]()
             raise
         try:
-            graph = Graph(self._cuda.made("cudaGraphInstantiate", recorded, 0))
+            return self._cuda.owned(Graph, "cudaGraphInstantiate", "cudaGraphExecDestroy", recorded, 0)
         finally:
             self._cuda["cudaGraphDestroy"](recorded)
-        self._cuda.when_dropped(graph, "cudaGraphExecDestroy", graph.executable)
-        return graph
 
-    def launch(self, graph: Graph, stream: RecordingStream | None = None) -> None:
+    def launch(self, graph: Graph, stream: Stream | None = None) -> None:
         """Begins it when all is done that was put on the stream before: without one, on that of TVM's kernels."""
-        self._cuda.call("cudaGraphLaunch", graph.executable, _address(stream))
+        self._cuda.call("cudaGraphLaunch", graph.address, _address(stream))
 
     def copy(self, source: int, target: int, size_bytes: int) -> None:
         """From the device's address to another, on the stream that TVM's kernels take."""
         if size_bytes:
             self._cuda.call("cudaMemcpyAsync", target, source, size_bytes, DEVICE_TO_DEVICE, NULL_STREAM)
 
-    def fill(self, address: int, value: int, size_bytes: int, stream: RecordingStream) -> None:
+    def fill(self, address: int, value: int, size_bytes: int, stream: Stream) -> None:
         """Each byte of the device's memory from an address on."""
         if size_bytes:
             self._cuda.call("cudaMemsetAsync", address, value, size_bytes, stream.address)
 
-    def wait(self, stream: RecordingStream | None = None) -> None:
+    def wait(self, stream: Stream | None = None) -> None:
         """Until all is done that was put on it."""
         self._cuda.call("cudaStreamSynchronize", _address(stream))
 
 
-def _address(stream: RecordingStream | None) -> int | None:
+def _address(stream: Stream | None) -> int | None:
     return NULL_STREAM if stream is None else stream.address

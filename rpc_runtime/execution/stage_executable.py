@@ -139,9 +139,7 @@ class StageExecutable:
         except StageError:
             raise
         except Exception as error:
-            raise StageError(
-                f"stage {stage.name!r} on machine {stage.machine!r} failed: {first_line(error)}"
-            ) from error
+            raise run_failure(stage, error) from error
         return outputs
 
     def _outputs(self, result: Any, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -163,6 +161,11 @@ class StageExecutable:
         copy = tensor_slot(spec)
         copy.fill(tensor)
         return copy.value
+
+
+def run_failure(stage: StageSpec, error: Exception) -> StageError:
+    """What a stage's run has failed by."""
+    return StageError(f"stage {stage.name!r} on machine {stage.machine!r} failed: {first_line(error)}")
 
 
 def require_announced(result: Any, stage: StageSpec) -> None:

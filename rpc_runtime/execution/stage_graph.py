@@ -33,8 +33,8 @@ import tvm
 import tvm_ffi
 from tvm.runtime.vm import VirtualMachine
 
-from tvm_split.rpc_runtime.errors import StageError
-from tvm_split.rpc_runtime.execution.cuda_graphs import Graph, GraphCalls, RecordingStream
+from tvm_split.rpc_runtime.execution.cuda_calls import Stream
+from tvm_split.rpc_runtime.execution.cuda_graphs import Graph, GraphCalls
 from tvm_split.rpc_runtime.execution.cuda_runtime import runtime_library
 from tvm_split.rpc_runtime.execution.executor import RunnableStage
 from tvm_split.rpc_runtime.execution.run_memory import NotRecordable, RunMemory, require_recordable
@@ -43,6 +43,7 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     Tensor,
     first_line,
     require_announced,
+    run_failure,
     size_of,
     tensor_bytes,
 )
@@ -52,7 +53,7 @@ from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec
 logger = logging.getLogger(__name__)
 
 SWITCH = "TVM_SPLIT_CUDA_GRAPHS"
-ALLOCATE = "vm.builtin.alloc_storage"
+ALLOCATE, VIEW = "vm.builtin.alloc_storage", "vm.builtin.alloc_tensor"
 UNUSUAL = 0xFF
 """In every byte: NaN, or -1."""
 
@@ -70,7 +71,7 @@ class _Recording:
     memory: RunMemory
     machine: VirtualMachine
     weights: list[Tensor]
-    stream: RecordingStream
+    stream: Stream
 
 
 class RecordedStage:
@@ -90,7 +91,7 @@ class RecordedStage:
             self._thread.shutdown()
             raise
         self._allocate = tvm_ffi.get_global_func(ALLOCATE)
-        self._view = tvm_ffi.get_global_func("vm.builtin.alloc_tensor")
+        self._view = tvm_ffi.get_global_func(VIEW)
 
     @property
     def stage(self) -> StageSpec:
@@ -108,9 +109,7 @@ class RecordedStage:
                 self._calls.copy(own.data_ptr(), output.data_ptr(), spec.size_bytes)
             self._finish()
         except Exception as error:
-            raise StageError(
-                f"stage {stage.name!r} on machine {stage.machine!r} failed: {first_line(error)}"
-            ) from error
+            raise run_failure(stage, error) from error
         return outputs
 
     def _empty(self, spec: TensorSpec) -> Tensor:
@@ -166,12 +165,12 @@ def _recording(executable: StageExecutable, calls: GraphCalls) -> _Recording:
         calls.wait(stream)
         expected = [tensor_bytes(output).copy() for output in outputs]
         graph = calls.record(stream, run)
+    view = tvm_ffi.get_global_func(VIEW)
     for request, storage in memory.held:
         if request[1] == 0:
-            all_of_it = tvm_ffi.get_global_func("vm.builtin.alloc_tensor")(
-                storage, 0, tvm_ffi.Shape((_size_bytes(request),)), tvm_ffi.dtype("uint8")
-            )
-            calls.fill(all_of_it.data_ptr(), UNUSUAL, size_of(all_of_it), stream)
+            size_bytes = _size_bytes(request)
+            all_of_it = view(storage, 0, tvm_ffi.Shape((size_bytes,)), tvm_ffi.dtype("uint8"))
+            calls.fill(all_of_it.data_ptr(), UNUSUAL, size_bytes, stream)
     calls.launch(graph, stream)
     calls.wait(stream)
     if not all(np.array_equal(before, tensor_bytes(after)) for before, after in zip(expected, outputs, strict=True)):

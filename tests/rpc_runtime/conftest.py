@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.rpc_runtime.cuda_stand_in import compiled
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.worker_process import Start, start_worker
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
@@ -24,6 +27,18 @@ def workers() -> Iterator[LocalWorkers]:
 @pytest.fixture
 def maker(tmp_path: Path) -> ProgramMaker:
     return ProgramMaker(tmp_path / "blobs")
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library in the place of CUDA's runtime."""
+    return compiled(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture
+def cuda(stand_in: Path, tmp_path: Path) -> ctypes.CDLL:
+    """It, with nothing in it of another test's."""
+    return ctypes.CDLL(shutil.copy(stand_in, tmp_path / "own.so"))
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import shutil
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,10 @@ import pytest
 import tvm
 
 from tests.helpers.gpu_driver import require_toolkit
-from tests.helpers.rpc_runtime.cuda_stand_in import compiled, on_host
+from tests.helpers.rpc_runtime.cuda_stand_in import on_host
 from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
-from tvm_split.rpc_runtime.execution.cuda_graphs import Graph, GraphCalls, RecordingStream
+from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls, Stream
+from tvm_split.rpc_runtime.execution.cuda_graphs import Graph, GraphCalls
 from tvm_split.rpc_runtime.execution.cuda_runtime import runtime_library
 from tvm_split.rpc_runtime.execution.device_transfers import DeviceTransfers
 from tvm_split.rpc_runtime.execution.stage_graph import SWITCH, stage_graphs
@@ -27,17 +25,10 @@ Kernel = ctypes.CFUNCTYPE(None)
 GLOBAL = 0
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("cuda"))
-
-
 @pytest.fixture
-def cuda(library: Path, tmp_path: Path) -> ctypes.CDLL:
-    """A stand-in with nothing in it of another test's."""
-    loaded = ctypes.CDLL(shutil.copy(library, tmp_path / "own.so"))
-    loaded.standInLaunchOn.argtypes = (ctypes.c_void_p, Kernel)
-    return loaded
+def cuda(cuda: ctypes.CDLL) -> ctypes.CDLL:
+    cuda.standInLaunchOn.argtypes = (ctypes.c_void_p, Kernel)
+    return cuda
 
 
 class Steps:
@@ -54,7 +45,7 @@ class Steps:
     def _add(self) -> None:
         self.made[:] = self.between + 1
 
-    def put(self, stream: RecordingStream) -> None:
+    def put(self, stream: Stream) -> None:
         for kernel in self._kernels:
             assert self._cuda.standInLaunchOn(stream.address, kernel) == 0
 

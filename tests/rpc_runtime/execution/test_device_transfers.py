@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from mmap import mmap
@@ -40,17 +39,6 @@ from tvm_split.rpc_runtime.execution.executor import StageExecutor
 from tvm_split.rpc_runtime.execution.nvcc import find_nvcc
 from tvm_split.rpc_runtime.execution.stage_executable import StageExecutable, WeightCache
 from tvm_split.rpc_runtime.program.program import Program, StageSpec, TensorSpec
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("cuda"))
-
-
-@pytest.fixture
-def cuda(library: Path, tmp_path: Path) -> ctypes.CDLL:
-    """A stand-in with nothing in it of another test's."""
-    return ctypes.CDLL(shutil.copy(library, tmp_path / "own.so"))
 
 
 def check_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import gc
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.rpc_runtime.cuda_stand_in import compiled, device_memory
+from tests.helpers.rpc_runtime.cuda_stand_in import device_memory
 from tests.helpers.rpc_runtime.joined_links import Receiver, Sender
 from tests.helpers.rpc_runtime.link_peer import one_route
 from tests.helpers.rpc_runtime.worker_process import ROOT
@@ -45,17 +44,6 @@ print(handle.raw.hex(), flush=True)
 if sys.stdin.read():
     cuda.cudaFree(found)
 """
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("cuda"))
-
-
-@pytest.fixture
-def cuda(library: Path, tmp_path: Path) -> ctypes.CDLL:
-    """A stand-in with nothing in it of another test's."""
-    return ctypes.CDLL(shutil.copy(library, tmp_path / "own.so"))
 
 
 @pytest.fixture
@@ -262,11 +250,11 @@ def others_handle(library: Path, size_bytes: int) -> Iterator[bytes]:
 
 
 def test_memory_that_is_too_small_ends_the_link(
-    library: Path, cuda: ctypes.CDLL, exchange: CudaExchange, ends: tuple[socket.socket, socket.socket]
+    stand_in: Path, cuda: ctypes.CDLL, exchange: CudaExchange, ends: tuple[socket.socket, socket.socket]
 ) -> None:
     """A GPU that writes behind its end fails for good."""
     enough, less = 2 << 20, 99_999
-    with others_handle(library, enough) as large, others_handle(library, less) as small:
+    with others_handle(stand_in, enough) as large, others_handle(stand_in, less) as small:
         with pytest.raises(ProtocolError, match="tensor 'x' should have 100000 bytes, it has 99999"):
             offered(ends, DEVICE + large * 2 + small, 2, sender(exchange))
         assert cuda.standInAreas(1) == 0
@@ -280,10 +268,10 @@ def test_memory_that_is_too_small_ends_the_link(
 
 
 def test_a_driver_that_does_not_say_how_large_memory_is_leaves_it_to_the_host(
-    library: Path, cuda: ctypes.CDLL, ends: tuple[socket.socket, socket.socket]
+    stand_in: Path, cuda: ctypes.CDLL, ends: tuple[socket.socket, socket.socket]
 ) -> None:
     without = CudaExchange(CudaCalls(cuda), device_memory(cuda))
-    with others_handle(library, 2 << 20) as handle:
+    with others_handle(stand_in, 2 << 20) as handle:
         agreed = offered(ends, DEVICE + handle * 3, 2, sender(without))
         assert "no NVIDIA driver to ask" in agreed.reason
         assert cuda.standInAreas(1) == 0
@@ -291,11 +279,11 @@ def test_a_driver_that_does_not_say_how_large_memory_is_leaves_it_to_the_host(
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_the_stand_in_ends_a_process_that_frees_what_another_has_open(
-    library: Path, cuda: ctypes.CDLL, is_open: bool
+    stand_in: Path, cuda: ctypes.CDLL, is_open: bool
 ) -> None:
     """Otherwise no test would see it."""
     calls = CudaCalls(cuda, cuda)
-    with others_process(library, 4096) as (process, handle):
+    with others_process(stand_in, 4096) as (process, handle):
         address = calls.opened(handle)
         assert calls.opened(handle) == address
         calls.shut(address)

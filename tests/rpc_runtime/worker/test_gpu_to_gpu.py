@@ -36,27 +36,27 @@ ALL_IPC = {ends: LinkSetting(transport=Transport.CUDA_IPC) for ends in itertools
 
 
 @pytest.fixture(scope="module")
-def cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cuda")
     (folder / "blob").write_bytes(LIBRARY)
     return compiled(folder)
 
 
 @pytest.fixture(scope="module")
-def workers(cuda: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuWorkers]:
-    with gpu_workers("AB", cuda, tmp_path_factory.mktemp("workers")) as started:
+def workers(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuWorkers]:
+    with gpu_workers("AB", library, tmp_path_factory.mktemp("workers")) as started:
         yield started
 
 
 @pytest.fixture
-def own_workers(cuda: Path, tmp_path: Path) -> Iterator[GpuWorkers]:
+def own_workers(library: Path, tmp_path: Path) -> Iterator[GpuWorkers]:
     """With slow copies, so that what happens in the middle happens while one is under way."""
-    with gpu_workers("AB", cuda, tmp_path, slow_microseconds=20_000) as started:
+    with gpu_workers("AB", library, tmp_path, slow_microseconds=20_000) as started:
         yield started
 
 
-def opened(workers: GpuWorkers, program: Program, cuda: Path) -> Pipeline:
-    blob = cuda.with_name("blob")
+def opened(workers: GpuWorkers, program: Program, library: Path) -> Pipeline:
+    blob = library.with_name("blob")
     return Pipeline.open(program, workers.endpoints, lambda sha256: blob, timeout_seconds=30, links=ALL_IPC)
 
 
@@ -84,9 +84,9 @@ def is_empty(workers: GpuWorkers, name: str) -> bool:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(program=programs(most_replicas=2, machines="AB", blob=BLOB), count=st.sampled_from([1, 12]))
-def test_any_program_from_gpu_to_gpu(program: Program, count: int, workers: GpuWorkers, cuda: Path) -> None:
+def test_any_program_from_gpu_to_gpu(program: Program, count: int, workers: GpuWorkers, library: Path) -> None:
     fed = batches(program, count)
-    with opened(workers, program, cuda) as pipeline:
+    with opened(workers, program, library) as pipeline:
         assert carried(pipeline) <= {Transport.CUDA_IPC}
         results = list(pipeline.stream(fed))
     for batch, result in zip(fed, results, strict=True):
@@ -94,13 +94,13 @@ def test_any_program_from_gpu_to_gpu(program: Program, count: int, workers: GpuW
         assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))
 
 
-def test_links_are_from_gpu_to_gpu_and_nothing_stays_when_they_are_closed(workers: GpuWorkers, cuda: Path) -> None:
-    with opened(workers, chain(), cuda) as pipeline:
+def test_links_are_from_gpu_to_gpu_and_nothing_stays_when_they_are_closed(workers: GpuWorkers, library: Path) -> None:
+    with opened(workers, chain(), library) as pipeline:
         pipeline.run(batches(chain(), 1)[0])
     assert all(is_empty(workers, name) for name in "AB")
     files = {name: workers.files(name) for name in "AB"}
     for moment in (0.0, 0.01, 0.05):
-        pipeline = opened(workers, chain(), cuda)
+        pipeline = opened(workers, chain(), library)
         assert carried(pipeline) == {Transport.CUDA_IPC}
         # Three places of its own, and three of the other's.
         assert [workers.areas(name) for name in "AB"] == [6, 6]
@@ -113,9 +113,11 @@ def test_links_are_from_gpu_to_gpu_and_nothing_stays_when_they_are_closed(worker
 
 
 @pytest.mark.parametrize("dies", "AB")
-def test_a_worker_that_is_killed_leaves_nothing_with_the_other(dies: str, own_workers: GpuWorkers, cuda: Path) -> None:
+def test_a_worker_that_is_killed_leaves_nothing_with_the_other(
+    dies: str, own_workers: GpuWorkers, library: Path
+) -> None:
     (lives,) = set("AB") - {dies}
-    with opened(own_workers, chain(), cuda) as pipeline:
+    with opened(own_workers, chain(), library) as pipeline:
         assert carried(pipeline) == {Transport.CUDA_IPC}
         results = pipeline.stream(batches(chain(), 1000))
         for _ in range(5):
@@ -127,13 +129,13 @@ def test_a_worker_that_is_killed_leaves_nothing_with_the_other(dies: str, own_wo
     assert is_empty(own_workers, lives)
 
 
-def test_handles_are_closed_before_the_memory_goes(own_workers: GpuWorkers, cuda: Path) -> None:
-    with opened(own_workers, chain(), cuda) as pipeline:
+def test_handles_are_closed_before_the_memory_goes(own_workers: GpuWorkers, library: Path) -> None:
+    with opened(own_workers, chain(), library) as pipeline:
         next(pipeline.stream(batches(chain(), 100)))
     assert all(is_empty(own_workers, name) for name in "AB")
 
 
-def test_memory_stays_until_a_sender_that_stands_still_has_let_go(own_workers: GpuWorkers, cuda: Path) -> None:
+def test_memory_stays_until_a_sender_that_stands_still_has_let_go(own_workers: GpuWorkers, library: Path) -> None:
     """Freed before, it could be written into when the sender goes on, and be another's by then."""
     tensors = [TensorSpec(f"t{place}", (2,), "int64") for place in range(3)]
     stages = tuple(
@@ -141,7 +143,7 @@ def test_memory_stays_until_a_sender_that_stands_still_has_let_go(own_workers: G
         for place, machine in enumerate("AB")
     )
     program = Program((tensors[0],), (tensors[-1],), stages)
-    with opened(own_workers, program, cuda) as pipeline:
+    with opened(own_workers, program, library) as pipeline:
         results = pipeline.stream(batches(program, 1000))
         next(results)
         stop(own_workers.processes["A"].pid)
@@ -152,14 +154,14 @@ def test_memory_stays_until_a_sender_that_stands_still_has_let_go(own_workers: G
     assert own_workers.areas("B") == 3
     os.kill(own_workers.processes["A"].pid, signal.SIGCONT)
     assert all(is_empty(own_workers, name) for name in "AB")
-    with opened(own_workers, program, cuda) as pipeline:
+    with opened(own_workers, program, library) as pipeline:
         assert np.array_equal(pipeline.run([np.array([1, 2])]), evaluate(program, [np.array([1, 2])]))
 
 
-def test_what_cannot_be_opened_is_shared_through_the_host_and_that_is_said(cuda: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_opened_is_shared_through_the_host_and_that_is_said(library: Path, tmp_path: Path) -> None:
     """As between containers, or GPUs that cannot reach each other."""
-    with gpu_workers("AB", cuda, tmp_path, refused=217) as workers:
-        with opened(workers, chain(), cuda) as pipeline:
+    with gpu_workers("AB", library, tmp_path, refused=217) as workers:
+        with opened(workers, chain(), library) as pipeline:
             between = [link for link in pipeline.links() if "client" not in (link.source, link.destination)]
             assert {link.transport for link in between} == {Transport.SHARED_MEMORY}
             for link in between:
