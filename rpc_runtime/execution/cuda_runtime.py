@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tvm_split.rpc_runtime.execution.cuda_code import register_loader
 from tvm_split.rpc_runtime.execution.nvcc import installed_folders
@@ -48,6 +49,14 @@ def load_cuda() -> str:
 def runtime_library() -> ctypes.CDLL | None:
     """CUDA's runtime, the one that TVM's library for GPUs is linked with; None where it is not found."""
     return next(filter(None, map(_loaded, _runtime_places())), None)
+
+
+NO_DEVICE = "the driver knows no GPU that this process may use"
+
+
+def device_arch(device: Any) -> str:
+    """``sm_90``; empty where there is no such device. After `load_cuda`; raises where a driver does not answer."""
+    return "sm_" + str(device.compute_version).replace(".", "") if device.exist else ""
 
 
 def free_device_bytes() -> int:

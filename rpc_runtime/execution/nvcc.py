@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,9 +19,6 @@ COMPILE_SECONDS = 1800.0
 _ANSWER_SECONDS = 30.0
 # TVM's kernels compute with halves by the usual operators, which the headers of a torch build would turn off.
 _OPTIONS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "--split-compile=0")
-
-
-NO_NVCC = "there is no nvcc: install CUDA's toolkit, or pip install 'tvm-split[cuda]'"
 _SPILLED = re.compile(r"(\d+) bytes spill stores")
 
 
@@ -71,26 +68,21 @@ def toolkit_version() -> tuple[int, int] | None:
     return (int(version.group(1)), int(version.group(2))) if version else None
 
 
+def toolkit_text() -> str:
+    """The same as people write it: 13.0; empty where there is none."""
+    version = toolkit_version()
+    return "" if version is None else f"{version[0]}.{version[1]}"
+
+
 def fatbin(source: str, arch: str) -> bytes:
     """Machine code for a GPU of ``arch`` (``sm_90``), and PTX of it for GPUs of later kinds, in one file.
 
     Raises:
         NvccError: there is no compiler, or it does not take the source or the architecture.
     """
-    nvcc = find_nvcc()
-    if nvcc is None:
-        raise NvccError(NO_NVCC)
-    virtual = arch.replace("sm_", "compute_")
-    codes = [arch] if arch[-1:].isalpha() else [arch, virtual]  # sm_90a has PTX for no other kind
-    with ScratchFolder("nvcc") as folder:
-        path, result = folder.path / "kernels.cu", folder.path / "kernels.fatbin"
-        path.write_text(source, encoding="utf-8")
-        targets = [word for code in codes for word in ("-gencode", f"arch={virtual},code={code}")]
-        command = [str(nvcc), "-fatbin", *_OPTIONS, *targets, "-o", str(result), str(path)]
-        code, said = _run(command)
-        if code != 0:
-            raise NvccError(f"{nvcc} for {arch}: {_complaint(said)}")
-        return result.read_bytes()
+    # sm_90a has PTX for no other kind.
+    code, _ = _assembled(source, arch, [arch] if arch[-1:].isalpha() else [arch, _virtual(arch)])
+    return code
 
 
 def unspilled(source: str, arch: str) -> bytes:
@@ -99,21 +91,31 @@ def unspilled(source: str, arch: str) -> bytes:
     Raises:
         NvccError: as `fatbin`, or registers are spilled to memory.
     """
+    code, said = _assembled(source, arch, [arch], "-Xptxas", "-v")
+    spilled = max((int(count) for count in _SPILLED.findall(said)), default=0)
+    if spilled:
+        raise NvccError(f"a thread spills {spilled} bytes of registers to memory on {arch}")
+    return code
+
+
+def _virtual(arch: str) -> str:
+    return arch.replace("sm_", "compute_")
+
+
+def _assembled(source: str, arch: str, codes: Sequence[str], *options: str) -> tuple[bytes, str]:
+    """One file with code of each kind, and the compiler's words."""
     nvcc = find_nvcc()
     if nvcc is None:
-        raise NvccError(NO_NVCC)
-    virtual = arch.replace("sm_", "compute_")
+        raise NvccError("there is no nvcc: install CUDA's toolkit, or pip install 'tvm-split[cuda]'")
     with ScratchFolder("nvcc") as folder:
         path, result = folder.path / "kernels.cu", folder.path / "kernels.fatbin"
         path.write_text(source, encoding="utf-8")
-        target = ["-gencode", f"arch={virtual},code={arch}", "-Xptxas", "-v"]
-        code, said = _run([str(nvcc), "-fatbin", *_OPTIONS, *target, "-o", str(result), str(path)])
-        if code != 0:
+        targets = [word for code in codes for word in ("-gencode", f"arch={_virtual(arch)},code={code}")]
+        command = [str(nvcc), "-fatbin", *_OPTIONS, *targets, *options, "-o", str(result), str(path)]
+        exit_code, said = _run(command)
+        if exit_code != 0:
             raise NvccError(f"{nvcc} for {arch}: {_complaint(said)}")
-        spilled = max((int(count) for count in _SPILLED.findall(said)), default=0)
-        if spilled:
-            raise NvccError(f"a thread spills {spilled} bytes of registers to memory on {arch}")
-        return result.read_bytes()
+        return result.read_bytes(), said
 
 
 def _run(command: list[str]) -> tuple[int, str]:

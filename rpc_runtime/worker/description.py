@@ -9,8 +9,15 @@ import socket
 from functools import cache
 from importlib import metadata
 
-from tvm_split.rpc_runtime.execution.cuda_runtime import driver_version, free_device_bytes, load_cuda, runtime_library
-from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
+from tvm_split.rpc_runtime.execution.cuda_runtime import (
+    NO_DEVICE,
+    device_arch,
+    driver_version,
+    free_device_bytes,
+    load_cuda,
+    runtime_library,
+)
+from tvm_split.rpc_runtime.execution.nvcc import toolkit_text
 from tvm_split.rpc_runtime.hardware import (
     available_memory_bytes,
     boot_id,
@@ -39,9 +46,9 @@ def _cuda_devices() -> tuple[pb.CudaDevice, ...]:
     for index in range(_MAXIMUM_CUDA_DEVICES):
         device = tvm.cuda(index)
         try:
-            if not device.exist:
+            arch = device_arch(device)
+            if not arch:
                 break
-            arch = "sm_" + str(device.compute_version).replace(".", "")
             memory = int(device.total_global_memory or 0)
         except Exception:  # a runtime without CUDA, or a driver that does not answer
             break
@@ -92,11 +99,10 @@ def _version(package: str) -> str:
 
 @cache
 def _cuda() -> pb.Cuda:
-    toolkit = toolkit_version() if driver_version() else None
     return pb.Cuda(
         driver=driver_version(),
-        problem=load_cuda() or ("" if _cuda_devices() else "the driver knows no GPU that this process may use"),
-        compiler="" if toolkit is None else f"{toolkit[0]}.{toolkit[1]}",
+        problem=load_cuda() or ("" if _cuda_devices() else NO_DEVICE),
+        compiler=toolkit_text() if driver_version() else "",
     )
 
 

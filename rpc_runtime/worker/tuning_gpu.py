@@ -7,8 +7,8 @@ import socket
 from functools import cache
 from typing import Any
 
-from tvm_split.rpc_runtime.execution.cuda_runtime import driver_version, load_cuda
-from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
+from tvm_split.rpc_runtime.execution.cuda_runtime import NO_DEVICE, device_arch, driver_version, load_cuda
+from tvm_split.rpc_runtime.execution.nvcc import toolkit_text
 
 UNKNOWN_CACHE_BYTES = 128 << 20
 """Of a GPU that does not say how large its second-level cache is: more than any had when this was written."""
@@ -29,18 +29,16 @@ def describe_gpu() -> str:
     if not problem:
         import tvm
 
-        device = tvm.cuda(0)
         try:
-            arch = "sm_" + str(device.compute_version).replace(".", "") if device.exist else ""
+            arch = device_arch(tvm.cuda(0))
         except Exception as error:  # a driver that does not answer
             problem = str(error)
-    toolkit = toolkit_version() if arch else None
     said = {
         "hostname": socket.gethostname(),
         "arch": arch,
-        "problem": "" if arch else problem or "the driver knows no GPU that this process may use",
+        "problem": "" if arch else problem or NO_DEVICE,
         "driver": driver_version(),
-        "compiler": "" if toolkit is None else f"{toolkit[0]}.{toolkit[1]}",
+        "compiler": toolkit_text() if arch else "",
     }
     return json.dumps(said)
 
