@@ -25,7 +25,7 @@ from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, now
-from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.rpc_runtime.program.program import CLIENT, TensorSpec
 from tvm_split.rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
 from tvm_split.rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow
 from tvm_split.rpc_runtime.transports.credits import Grants, Outbox
@@ -145,10 +145,7 @@ class OutgoingLink(LinkEnd):
         for sending in self._sending.values():
             route, depth = sending.route, sending.window.depth
             sending.window.largest = depth
-            sending.slots = [
-                each if isinstance(each, Slot) else self._make_slot(route.tensor, each)
-                for each in (place(route, number) for number in range(depth))
-            ]
+            sending.slots = _slots(route, depth, place, self._make_slot)
             sending.places.extend(range(depth))
         super().carry(carrier, place)
 
@@ -260,18 +257,11 @@ class IncomingLink(LinkEnd):
         self._current: _Arriving | None = None
 
     def carry(self, carrier: Carrier, place: Place) -> None:
+        make_slot = self._make_slot if self._reuse else lambda tensor, memory: Slot(memory, None)
         for receiving in self._receiving.values():
             route, window = receiving.route, receiving.window
             window.largest = window.depth
-            places = (place(route, number) for number in range(window.depth))
-            receiving.places = [
-                each
-                if isinstance(each, Slot)
-                else self._make_slot(route.tensor, each)
-                if self._reuse
-                else Slot(each, None)
-                for each in places
-            ]
+            receiving.places = _slots(route, window.depth, place, make_slot)
         super().carry(carrier, place)
 
     def receive(self, frame: Frame) -> None:
@@ -394,3 +384,9 @@ class IncomingLink(LinkEnd):
             receiving.free.clear()
             receiving.places.clear()
         super().close_locked()
+
+
+def _slots(route: PlannedRoute, depth: int, place: Place, make_slot: Callable[[TensorSpec, Bytes], Slot]) -> list[Slot]:
+    """All places of a route, by their numbers."""
+    places = (place(route, number) for number in range(depth))
+    return [each if isinstance(each, Slot) else make_slot(route.tensor, each) for each in places]

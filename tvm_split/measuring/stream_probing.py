@@ -70,9 +70,7 @@ def probe_chain(
         handing_on = [computing[0][1]]
         if size_bytes:
             large = kept_open(machines, size_bytes)
-            begin = time.monotonic()
-            large.run(_inputs(large))
-            if time.monotonic() - begin < MOST_HANDED_ON_SECONDS:
+            if _seconds_of_run(large, _inputs(large)) < MOST_HANDED_ON_SECONDS:
                 sizes.append(size_bytes)
                 handing_on.append(large)
         for pipeline in handing_on:  # the first stream finds everything cold
@@ -132,21 +130,16 @@ def _single_runs(pipeline: Pipeline) -> tuple[float, float]:
     while len(seconds) < SINGLE_RUNS or (
         len(seconds) < MOST_SINGLE_RUNS and time.perf_counter() - begin < SINGLE_SECONDS
     ):
-        start = time.perf_counter()
-        pipeline.run(inputs)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(_seconds_of_run(pipeline, inputs))
     return (_computed(pipeline) - before) / len(seconds), statistics.median(seconds)
 
 
 def _chain_sample(size_bytes: int, cores: int, pipeline: Pipeline) -> ChainSample:
     """A stream, and the median of some single runs that follow it, as in `bench`."""
-    inputs, seconds = _inputs(pipeline), []
+    inputs = _inputs(pipeline)
     used, passed = _used(pipeline)
     period = _period(pipeline)
-    for _ in range(SINGLE_RUNS):
-        start = time.perf_counter()
-        pipeline.run(inputs)
-        seconds.append(time.perf_counter() - start)
+    seconds = [_seconds_of_run(pipeline, inputs) for _ in range(SINGLE_RUNS)]
     used_now, passed_now = _used(pipeline)
     # The single runs and the questions are in what was used: of a stream no more than all cores in its time.
     busy = min((used_now - used) / (passed_now - passed), cores * period)
@@ -159,6 +152,12 @@ def _used(pipeline: Pipeline) -> tuple[float, int]:
     return seconds, pipeline.statistics()[0].micro_batches
 
 
+def _seconds_of_run(pipeline: Pipeline, inputs: Sequence[np.ndarray]) -> float:
+    begin = time.perf_counter()
+    pipeline.run(inputs)
+    return time.perf_counter() - begin
+
+
 def _computed(pipeline: Pipeline) -> float:
     return sum(stage.compute_seconds for stage in pipeline.statistics())
 
@@ -166,9 +165,7 @@ def _computed(pipeline: Pipeline) -> float:
 def _period(pipeline: Pipeline) -> float:
     """Seconds from one result to the next, once the pipeline is full and while it is fed."""
     inputs = _inputs(pipeline)
-    begin = time.perf_counter()
-    pipeline.run(inputs)
-    seconds = time.perf_counter() - begin
+    seconds = _seconds_of_run(pipeline, inputs)
     stages = len(pipeline.program.stages)
     # While it fills and drains, stages that have nothing to do leave their cores to the others.
     fill = UNDER_WAY_PER_LINK * (stages + 1) if stages > 1 else FILL

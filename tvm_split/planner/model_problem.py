@@ -32,7 +32,8 @@ def model_problem(
     """
     beside = _beside_client(profile)
     buses = {each.machine: each.bus for each in profile.machines if each.bus is not None}
-    starts = {each.machine: _start_seconds(each.streaming, profile.even_seconds(each)) for each in profile.machines}
+    # A stage that hardly computes has hardly anything to lose from caches: no more than an even one computes.
+    starts = {each.machine: min(each.streaming.start_seconds, profile.even_seconds(each)) for each in profile.machines}
     return Problem(
         objective=request.objective,
         machines=tuple(
@@ -84,12 +85,6 @@ def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
     """Of the machines that share cores with the client: what a transfer takes of them, and so about what of it."""
     near = {name for shared in profile.shared_cores if CLIENT in shared.machines for name in shared.machines}
     return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
-
-
-def _start_seconds(streaming: StreamingCost, most: float) -> float:
-    """A stage that hardly computes has hardly anything to lose from caches: a start takes no longer than an even one
-    computes."""
-    return min(streaming.start_seconds, most)
 
 
 def _machine(machine: MachineProfile, limit: int | None, crowding: float, start_seconds: float) -> ProblemMachine:

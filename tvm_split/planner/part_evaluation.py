@@ -36,7 +36,8 @@ def evaluate_parts(problem: Problem, plan: PlanParts) -> Evaluation:
         if part.machine not in machines:
             raise PlanError(f"the plan names machine {part.machine!r}; there are {', '.join(machines)}")
         own.setdefault(part.machine, []).append(part)
-    crossings, taken = crossings_of(plan), {each.name: each for each in predicted_parts(problem, plan)}
+    crossings = crossings_of(plan)
+    taken = {each.name: each for each in predicted_parts(problem, plan, crossings)}
     loads: list[MachineLoad] = []
     limits: list[tuple[float, str]] = []
     for name, parts in own.items():
@@ -85,15 +86,15 @@ def crossings_of(plan: PlanParts) -> Crossings:
     return dict(found)
 
 
-def predicted_parts(problem: Problem, plan: PlanParts) -> tuple[PartPrediction, ...]:
-    """What each part takes of its machine, in the order of the plan.
+def predicted_parts(problem: Problem, plan: PlanParts, crossings: Crossings) -> tuple[PartPrediction, ...]:
+    """What each part takes of its machine, in the order of the plan, of which ``crossings`` are the `crossings_of`.
 
     Of a tensor that several parts of a machine take, the first of them has the cost of receiving.
     """
     machines = {machine.name: machine for machine in problem.machines}
     count = len({part.machine for part in plan.parts})
     moved: defaultdict[str, list[Delivery]] = defaultdict(list)
-    for crossing in crossings_of(plan).values():
+    for crossing in crossings.values():
         for delivery in crossing:
             moved[delivery.source].append(delivery)
             moved[delivery.takers[0] if delivery.takers else CLIENT].append(delivery)

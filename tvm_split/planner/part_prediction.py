@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tvm_split.planner.part_evaluation import crossings_of, evaluate_parts, predicted_parts
+from tvm_split.planner.part_evaluation import Crossings, crossings_of, evaluate_parts, predicted_parts
 from tvm_split.planner.parts import PlanParts
 from tvm_split.planner.prediction import (
     CODECS_AFTERWARDS,
@@ -50,10 +50,10 @@ def predict_parts(
         PlanError: a machine or a link is missing.
     """
     used = coded_problem(problem, coded or {})
-    evaluation = evaluate_parts(used, plan)
+    evaluation, crossings = evaluate_parts(used, plan), crossings_of(plan)
     value = objective_seconds(problem.objective, evaluation)
     bound = min(certificate.lower_bound_seconds, value)
-    links = with_transports(_links(used, plan), profile)
+    links = with_transports(_links(used, crossings), profile)
     layers_of = {piece.name: len(piece.layers) for piece in profile.pieces}
     return Prediction(
         period_seconds=evaluation.period_seconds,
@@ -73,7 +73,7 @@ def predict_parts(
         corrections=profile.corrections,
         doubts=profile.doubts,
         shared_cores=evaluation.shared_cores,
-        parts=predicted_parts(used, plan),
+        parts=predicted_parts(used, plan, crossings),
         deliveries=plan.deliveries,
     )
 
@@ -98,11 +98,11 @@ def _machines(problem: Problem, plan: PlanParts, evaluation: Evaluation) -> tupl
     return tuple(found)
 
 
-def _links(problem: Problem, plan: PlanParts) -> tuple[LinkPrediction, ...]:
+def _links(problem: Problem, crossings: Crossings) -> tuple[LinkPrediction, ...]:
     """One for each pair of which one sends to the other; ``seconds`` as if all went at once."""
     links = {(link.source, link.destination): link for link in problem.links}
     found = []
-    for ends, crossing in crossings_of(plan).items():
+    for ends, crossing in crossings.items():
         size = math.fsum(each.bytes for each in crossing)
         stream = size / links[ends].bytes_per_second
         found.append(LinkPrediction(*ends, size, links[ends].latency_seconds + stream, stream))

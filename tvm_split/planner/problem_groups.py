@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from tvm_split.planner.problem import Problem, ProblemLink
 from tvm_split.planner.search.groups import entries_of_pairs
 from tvm_split.planner.search.instance import Instance, instance_of
-from tvm_split.planner.search.machine_classes import have_same_links
+from tvm_split.planner.search.machine_classes import classes_of, have_same_links
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 MOST_LISTED = 16
 """Machines of which every link is listed."""
 
-Classes = list[list[int]]
+Classes = Sequence[tuple[int, ...]]
 
 
 def with_groups(problem: Problem) -> Problem:
@@ -32,13 +33,9 @@ def with_groups(problem: Problem) -> Problem:
         return problem
     instance = instance_of(problem)
     taken = {*instance.machines, CLIENT}
-    kinds = _classes(instance, lambda machine: instance.times[:, machine].tobytes(), lambda one, other: True)
+    kinds = classes_of(instance, lambda machine: instance.times[:, machine].tobytes(), lambda one, other: True)
     kind_names, kind_groups = _named("kind", kinds, instance.machines, taken)
-    places = _classes(
-        instance,
-        lambda machine: _links_key(instance, machine),
-        lambda one, other: have_same_links(instance, one, other),
-    )
+    places = classes_of(instance, partial(_links_key, instance), partial(have_same_links, instance))
     place_names, place_groups = _named("place", places, instance.machines, taken)
     row_of = {name: row for row, name in enumerate(instance.pieces)}
     pieces = []
@@ -50,20 +47,8 @@ def with_groups(problem: Problem) -> Problem:
         problem,
         groups={**kind_groups, **place_groups},
         pieces=tuple(pieces),
-        links=tuple(_links(problem, [*places, [instance.client]], [*place_names, CLIENT])),
+        links=tuple(_links(problem, [*places, (instance.client,)], [*place_names, CLIENT])),
     )
-
-
-def _classes(instance: Instance, key: Callable[[int], object], is_alike: Callable[[int, int], bool]) -> Classes:
-    likely: dict[object, Classes] = {}
-    for machine in range(len(instance.machines)):
-        classes = likely.setdefault(key(machine), [])
-        own = next((each for each in classes if is_alike(each[0], machine)), None)
-        if own is None:
-            classes.append([machine])
-        else:
-            own.append(machine)
-    return sorted(each for classes in likely.values() for each in classes)
 
 
 def _links_key(instance: Instance, machine: int) -> bytes:

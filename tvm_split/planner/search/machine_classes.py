@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -45,16 +47,28 @@ class Groups:
 
 def machine_classes(instance: Instance) -> tuple[tuple[int, ...], ...]:
     """Machines that can be exchanged without changing any plan's value, in the order of their first."""
-    likely: dict[tuple[ProblemMachine, bytes, tuple[int, ...]], list[list[int]]] = {}
-    for machine, each in enumerate(instance.problem.machines):
+
+    def likeness(machine: int) -> tuple[ProblemMachine, bytes, tuple[int, ...]]:
         sets = tuple(place for place, (members, _) in enumerate(instance.core_sets) if machine in members)
-        classes = likely.setdefault((replace(each, name=""), instance.seconds[:, machine].tobytes(), sets), [])
-        for members in classes:
-            if have_same_links(instance, members[0], machine):
-                members.append(machine)
-                break
-        else:
+        own = replace(instance.problem.machines[machine], name="")
+        return own, instance.seconds[:, machine].tobytes(), sets
+
+    return classes_of(instance, likeness, partial(have_same_links, instance))
+
+
+def classes_of(
+    instance: Instance, likeness: Callable[[int], Hashable], are_alike: Callable[[int, int], bool]
+) -> tuple[tuple[int, ...], ...]:
+    """Machines of equal ``likeness`` that ``are_alike``, which is compared with the first of each class; in the order
+    of their first."""
+    likely: dict[Hashable, list[list[int]]] = {}
+    for machine in range(len(instance.machines)):
+        classes = likely.setdefault(likeness(machine), [])
+        own = next((members for members in classes if are_alike(members[0], machine)), None)
+        if own is None:
             classes.append([machine])
+        else:
+            own.append(machine)
     return tuple(sorted(tuple(members) for classes in likely.values() for members in classes))
 
 
