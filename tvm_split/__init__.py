@@ -91,7 +91,10 @@ __all__ = sorted(_HOME_OF)
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'tvm_split' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
+    from tvm_split.large_imports import without_collections
+
+    with without_collections():
+        value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
 

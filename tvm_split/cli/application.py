@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import inspect
 import os
 import sys
@@ -148,6 +149,7 @@ def run_application() -> None:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries, about code that the user of a command cannot change
     hide_torch_from_tvm()
+    gc.set_threshold(50_000)  # new objects, not 700: most are of modules that commands load, none of which is garbage
     with ended_by_signals():
         try:
             app()
