@@ -6,31 +6,37 @@ minimum, which answer the bound for NaN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
-from tvm_split.schedules.expressions import array_of, default_legalization, static_shape
+from tvm_split.schedules.expressions import accumulator_dtype, array_of, default_legalization, static_shape
 
+EXTREMES = ("relax.max", "relax.min")
 BOUNDS = ("relax.clip", "relax.nn.relu", "relax.nn.relu6", "relax.maximum", "relax.minimum")
+FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
-def legalize_extreme(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+def legalize_extreme(builder: BlockBuilder, call: relax.Call, *, widened: bool = False) -> relax.Expr:
     """``relax.max`` or ``relax.min``; integers and symbolic shapes are left to TVM.
+
+    ``widened`` compares what is in half precision in float32, which threads of a GPU hand on to each other.
 
     NaN may be lost: to keep it would cost nothing in many short rows, and half of the speed in few long ones.
     """
     shape, dtype, name = static_shape(call.args[0]), str(call.ty.dtype), call.op.name.rsplit(".", 1)[-1]
-    if shape is None or dtype not in ("float32", "float64", "float16", "bfloat16"):
+    if shape is None or dtype not in FLOATS:
         return default_legalization(builder, call)
     given = range(len(shape)) if call.attrs.axis is None else call.attrs.axis
     reduced = sorted(int(axis) % len(shape) for axis in given)
     keeps = bool(call.attrs.keepdims)
+    kind = accumulator_dtype(dtype) if widened else dtype
     combine, nothing, word = (tirx.max, "-inf", "largest") if name == "max" else (tirx.min, "inf", "smallest")
-    reducer = te.comm_reducer(lambda x, y: combine(x, y), lambda _: tirx.const(float(nothing), dtype), name=word)
+    reducer = te.comm_reducer(lambda x, y: combine(x, y), lambda _: tirx.const(float(nothing), kind), name=word)
 
     def compute(x: te.Tensor) -> te.Tensor:
         axes = {axis: te.reduce_axis((0, shape[axis]), name=f"k{axis}") for axis in reduced}
@@ -42,11 +48,34 @@ def legalize_extreme(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
             for axis in range(len(shape)):
                 place = next(kept) if keeps or axis not in axes else None
                 places.append(axes.get(axis, place))
-            return reducer(x[tuple(places)], axis=list(axes.values()))
+            return reducer(x[tuple(places)].astype(kind), axis=list(axes.values()))
 
-        return te.compute(result, extreme, name=name)
+        found = te.compute(result, extreme, name=name)
+        return found if kind == dtype else te.compute(result, lambda *index: found[index].astype(dtype), name="narrow")
 
     return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
+
+
+def _share_among_threads(word: str, combine: Callable[[Any, Any], Any], nothing: str) -> None:
+    """Tells TVM of a reduction from ``nothing`` on: it shares among threads only those whose start it knows."""
+
+    def combined(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+        return [combine(first[0], second[0])]
+
+    def start(given: Sequence[Any]) -> list[Any]:
+        dtype = str(given[0].ty.dtype)
+        # Of other types, what was asked for: an extreme of parts that begin so is the same.
+        return [tirx.const(float(nothing), dtype) if dtype in FLOATS else given[0]]
+
+    # By names, which TVM never drops: its list of reductions drops what it has when Python has ended already.
+    functions = {f"tvm_split.{word}": combined, f"tvm_split.{word}.start": start}
+    for name, function in functions.items():
+        tvm_ffi.register_global_func(name, function, override=True)
+    tvm_ffi.get_global_func("s_tir.schedule.RegisterReducer")(1, *map(tvm_ffi.get_global_func, functions))
+
+
+_share_among_threads("largest", tirx.max, "-inf")
+_share_among_threads("smallest", tirx.min, "inf")
 
 
 def legalize_bounds(builder: BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -16,10 +16,10 @@ from tvm.target import Target
 
 from tvm_split.schedules.blocks import reduced_types
 from tvm_split.schedules.expressions import Legalization
-from tvm_split.schedules.extremes import BOUNDS, legalize_bounds
+from tvm_split.schedules.extremes import BOUNDS, EXTREMES, legalize_bounds, legalize_extreme
 from tvm_split.schedules.gpu.attention import FuseAttention
 from tvm_split.schedules.gpu.contraction import schedule_few_rows
-from tvm_split.schedules.gpu.default_rules import apply_default
+from tvm_split.schedules.gpu.default_rules import apply_default, apply_reduction
 from tvm_split.schedules.gpu.elementwise import schedule_elementwise
 from tvm_split.schedules.gpu.lowering.convolution import CONVOLUTIONS, legalize_convolution
 from tvm_split.schedules.gpu.lowering.matmul import legalize_matmul
@@ -62,7 +62,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("elementwise", schedule_elementwise),
     ("pooling", schedule_pooling),
     ("whole_reduction", _if_threads_may_reduce(partial(schedule_whole_reduction, shortest=LONG))),
-    ("reduction", _if_threads_may_reduce(partial(apply_default, dlight.gpu.Reduction()))),
+    ("reduction", _if_threads_may_reduce(apply_reduction)),
     ("general_reduction", _if_threads_may_reduce(partial(apply_default, dlight.gpu.GeneralReduction()))),
     ("whole_reduction", _if_threads_may_reduce(schedule_whole_reduction)),
     ("fallback", partial(apply_default, dlight.gpu.Fallback())),
@@ -82,6 +82,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
         return {}
     return {
         **dict.fromkeys(BOUNDS, legalize_bounds),
+        **dict.fromkeys(EXTREMES, partial(legalize_extreme, widened=True)),
         **dict.fromkeys(SCANS, legalize_scan),
         **dict.fromkeys(CONVOLUTIONS, partial(legalize_convolution, gpu=gpu_of(target))),
         "relax.matmul": partial(legalize_matmul, gpu=gpu_of(target)),

@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
+import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.s_tir import dlight
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
+
+from tvm_split.schedules.blocks import new_schedule
 
 
 def apply_default(rule: ScheduleRule, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     """The function as a rule of TVM schedules it, or None where that rule does not match."""
-    schedule = rule.apply(in_loops(function), target, False)
+    schedule = _applied(rule, in_loops(function), target)
+    return None if schedule is None else _bound(schedule)
+
+
+def apply_reduction(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+    """The same of TVM's rule for sums, which products and extremes get as well: the steps that it takes for a sum."""
+    looped = in_loops(function)
+    schedule = _applied(dlight.gpu.Reduction(), _with_sums(looped), target)
+    if schedule is None:
+        return None
+    replayed = new_schedule(looped)
+    schedule.trace.apply_to_schedule(replayed, remove_postproc=False)
+    return _bound(replayed)
+
+
+def _applied(rule: ScheduleRule, function: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
+    schedule = rule.apply(function, target, False)
     if isinstance(schedule, list):
         schedule = schedule[0] if schedule else None
-    if not isinstance(schedule, s_tir.Schedule):
-        return None
+    return schedule if isinstance(schedule, s_tir.Schedule) else None
+
+
+def _with_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function with sums in the place of products and extremes."""
+
+    def block(found: s_tir.SBlock) -> s_tir.SBlock:
+        store = found.body
+        if not isinstance(found.init, tirx.BufferStore) or not isinstance(store, tirx.BufferStore):
+            return found
+        if not isinstance(store.value, tirx.Mul | tirx.Max | tirx.Min):
+            return found
+        zero = tirx.const(0, str(store.buffer.dtype))
+        return s_tir.SBlock(
+            found.iter_vars, found.reads, found.writes, found.name_hint,
+            tirx.BufferStore(store.buffer, tirx.Add(store.value.a, store.value.b), store.indices),
+            tirx.BufferStore(store.buffer, zero, found.init.indices),
+            found.alloc_buffers, found.match_buffers, found.annotations,
+        )  # fmt: skip
+
+    return tvm_ffi.structural_map(function, [(s_tir.SBlock, block)])
+
+
+def _bound(schedule: s_tir.Schedule) -> tirx.PrimFunc | None:
     _bind_what_all_threads_do(schedule)
     if any("blockIdx.x" not in _bindings(schedule, block) for block in _blocks(schedule) if schedule.get_loops(block)):
         return None  # a rule that takes scalars for rows without an end leaves what follows them out

@@ -179,6 +179,46 @@ def test_the_largest_of_all_elements_in_other_types(dtype):
     assert chosen == {"whole_reduction"}
 
 
+@settings(max_examples=12, derandomize=True)
+@given(
+    shape=st.sampled_from([(3, 5, 7, 7), (2, 40, 3, 4), (70, 33), (2, 130)]),
+    axes=st.sets(st.integers(0, 3), min_size=1, max_size=3),
+    name=st.sampled_from(["max", "min", "prod"]),
+    keepdims=st.booleans(),
+    dtype=st.sampled_from(["float32", "float16", "int32"]),
+    followed=st.booleans(),
+)
+@example(shape=(2, 64, 7, 7), axes={2, 3}, name="max", keepdims=True, dtype="bfloat16", followed=True)
+@example(shape=(2, 64, 7, 7), axes={1}, name="min", keepdims=False, dtype="bfloat16", followed=False)
+def test_extremes_and_products_are_shared_as_sums_are(shape, axes, name, keepdims, dtype, followed):
+    axes = sorted(axis for axis in axes if axis < len(shape)) or [0]
+    x = 8 * normal(0, *shape)
+    if name == "prod":  # of ones and a few others, so that no order of multiplying matters
+        x = np.where(np.arange(x.size).reshape(shape) % 37 == 5, -2, 1)
+    x = x.astype(dtype)
+
+    def graph(builder, data):
+        result = builder.emit(getattr(relax.op, name)(data, axes, keepdims=keepdims))
+        return builder.emit(relax.op.negative(result)) if followed else result
+
+    actual, chosen = evaluate(graph, [x])
+    exact = getattr(np, name)(x.astype("float64"), tuple(axes), keepdims=keepdims)
+    with np.errstate(over="ignore"):
+        exact = np.asarray(-exact if followed else exact).astype(dtype)
+    assert np.array_equal(actual.astype("float64"), exact.astype("float64"))
+    assert chosen <= {"reduction", "general_reduction", "whole_reduction", "elementwise"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("shape", "axes"), [((40, 70), [1]), ((40, 70), [0]), ((3, 11), None), ((170, 113), None)])
+@pytest.mark.parametrize(("name", "nothing"), [("max", -np.inf), ("min", np.inf)])
+def test_extremes_of_infinities(name, nothing, shape, axes, dtype):
+    x = np.full(shape, nothing, dtype)
+    actual, chosen = evaluate(lambda builder, data: builder.emit(getattr(relax.op, name)(data, axes)), [x])
+    assert np.array_equal(actual, getattr(np, name)(x, axes and tuple(axes)))
+    assert chosen <= {"reduction", "whole_reduction"}
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int16", "uint8"])
 @pytest.mark.parametrize("axis", [None, -1])
 def test_reductions_in_types_that_threads_cannot_hand_on(axis, dtype):
