@@ -65,9 +65,10 @@ def _bound(schedule: s_tir.Schedule) -> tirx.PrimFunc | None:
 def in_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Scalars' blocks in loops of one step: beside one without, TVM cannot share a sum among threads (rfactor)."""
     root = function.body.block if isinstance(function.body, s_tir.SBlockRealize) else None
-    if root is None or not isinstance(root.body, tirx.SeqStmt):
+    if root is None:
         return function
-    body = tirx.SeqStmt([_in_loop(statement) for statement in root.body.seq])
+    several = isinstance(root.body, tirx.SeqStmt)
+    body = tirx.SeqStmt([_in_loop(each) for each in root.body.seq]) if several else _in_loop(root.body)
     block = s_tir.SBlock(
         root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init, root.alloc_buffers,
         root.match_buffers, root.annotations,

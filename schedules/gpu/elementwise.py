@@ -8,6 +8,7 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 from tvm_split.schedules.blocks import inline_into_outputs, new_schedule
+from tvm_split.schedules.gpu.default_rules import in_loops
 
 THREADS = 256
 LANES = 4
@@ -17,7 +18,7 @@ SMALLEST_VECTORIZED = 1 << 17
 
 def schedule_elementwise(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     """A function without reductions: intermediate blocks are inlined, each output is a kernel of its own."""
-    schedule = new_schedule(function)
+    schedule = new_schedule(in_loops(function))
     kept = inline_into_outputs(schedule, function)
     if kept is None or not all(block.statement.iter_vars for block in kept):
         return None  # blocks without axes bind threads themselves

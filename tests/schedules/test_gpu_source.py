@@ -171,6 +171,16 @@ def test_scalars_of_all_elements(graph, exact, shape):
     assert "whole_reduction" in chosen or x.size < LONG
 
 
+@pytest.mark.parametrize("graph", [of_all(relax.op.nn.relu), of_all(relax.op.exp, relax.op.negative)])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_one_scalar(graph, dtype):
+    x = np.asarray(3, dtype)
+    actual, chosen = evaluate(lambda builder, data: graph(builder, builder.emit(relax.op.astype(data, "float32"))), [x])
+    assert actual.shape == ()
+    assert_close(actual, np.asarray(3.0 if actual > 0 else -np.exp(3.0)))
+    assert chosen == {"elementwise"}
+
+
 @pytest.mark.parametrize("dtype", ["float16", "int32"])
 def test_the_largest_of_all_elements_in_other_types(dtype):
     x = (100 * normal(0, 170, 113)).astype(dtype)
