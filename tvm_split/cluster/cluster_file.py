@@ -22,9 +22,9 @@
       - {machines: [lab, client], cores: 8}     # together they compute on 8 cores; machines, groups, the client
 
 A link from or to a group is one for each of its machines, from a group to itself between any two of them; where several
-entries fit a pair, the one of fewest pairs counts. A link counts in both directions unless the reverse is listed as
-well; its ``address`` only in its own. With ``links``, every pair of machines has one, so that none is forgotten. Paths
-are relative to the file.
+entries fit a pair, its own counts, then the one of fewest pairs. A link counts in both directions unless the reverse
+is listed as well; its ``address`` only in its own. With ``links``, every pair of machines has one, so that none is
+forgotten. Paths are relative to the file.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ def machines_of(names: Iterable[str], members: Mapping[str, Sequence[str]]) -> t
 def pairs_of_entries(entries: Sequence[Pair], members: Mapping[str, Sequence[str]]) -> list[list[Pair]]:
     """The pairs of machines for which each entry counts: those that no entry of fewer pairs is for, either way round.
 
-    Entries of as many pairs all count, so that whoever reads them can say that there are two.
+    A pair's own entry comes before all that name groups. Entries of as many pairs all count, so that whoever reads them
+    can say that there are two.
     """
     fitting = [
         [(one, other) for one, other in product(*(members.get(end, (end,)) for end in ends)) if one != other]
@@ -59,9 +60,10 @@ def pairs_of_entries(entries: Sequence[Pair], members: Mapping[str, Sequence[str
         else [ends]
         for ends in entries
     ]
+    sizes = [len(pairs) if members.keys() & {*ends} else 0 for ends, pairs in zip(entries, fitting, strict=True)]
     fewest: dict[Pair, int] = {}
-    for pairs in fitting:
+    for size, pairs in zip(sizes, fitting, strict=True):
         for one, other in pairs:
             for pair in ((one, other), (other, one)):
-                fewest[pair] = min(len(pairs), fewest.get(pair, len(pairs)))
-    return [[pair for pair in pairs if len(pairs) <= fewest[pair]] for pairs in fitting]
+                fewest[pair] = min(size, fewest.get(pair, size))
+    return [[pair for pair in pairs if size <= fewest[pair]] for size, pairs in zip(sizes, fitting, strict=True)]

@@ -83,7 +83,7 @@ class ProblemLink:
     """A one-way link between two machines, or a machine and the client (``"client"``).
 
     With a group at an end it is one for each of its machines, from a group to itself one between any two of them. Of
-    several that fit a pair of machines the one of fewest pairs counts.
+    several that fit a pair of machines its own counts, then the one of fewest pairs.
     """
 
     source: From

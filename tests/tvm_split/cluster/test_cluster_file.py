@@ -183,6 +183,16 @@ links:
     assert len(cluster.links) == len(speeds) == 12
 
 
+def test_a_pair_s_own_link_counts_before_those_of_groups_with_one_machine(tmp_path: Path) -> None:
+    text = (
+        "groups:\n  lone: [desk]\n  all: [lone, box, edge]\nlinks:\n  - {from: all, to: all}\n"
+        "  - {from: lone, to: box, bytes_per_second: 1e6}\n  - {from: box, to: desk, bytes_per_second: 5e6}\n"
+    )
+    cluster = Cluster.from_yaml(write(tmp_path, THREE + text))
+    speeds = {(link.source, link.destination): link.bytes_per_second for link in cluster.links}
+    assert speeds["desk", "box"] == speeds["box", "desk"] == 5e6
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "line", "message"),
     [

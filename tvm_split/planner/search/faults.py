@@ -105,10 +105,10 @@ def _piece_faults(problem: Problem, machines: set[str], members: Members) -> Ite
     for index, piece in enumerate(problem.pieces):
         where, what = ("pieces", index), f"piece {piece.name!r}"
         yield from _seconds_faults(index, piece, known)
-        grouped = tuple(name for name in piece.seconds if name in members)
-        if grouped not in equal:  # most pieces name the same ones
-            equal[grouped] = list(equal_groups(grouped, members))
-        for one, other, machine in equal[grouped]:
+        named = tuple(piece.seconds) if members else ()
+        if named not in equal:  # most pieces name the same ones
+            equal[named] = list(equal_groups(named, members))
+        for one, other, machine in equal[named]:
             text = f"{what}: {one!r} and {other!r} have {machine!r} and as many machines; give it seconds of its own"
             yield Fault((*where, "seconds", other), text)
         for key in ("weight_bytes", "activation_bytes"):

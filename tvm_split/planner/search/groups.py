@@ -1,4 +1,4 @@
-"""Which entry of a problem counts where entries for groups of machines overlap: that of the fewest.
+"""Which entry of a problem counts where entries for groups of machines overlap: a pair's own, else that of the fewest.
 
 A thousand machines have a million links, of which a dozen entries may say all. So groups are not listed as pairs: each
 pair of machines gets the number of the entry that counts for it.
@@ -22,11 +22,12 @@ Members = Mapping[str, Sequence[str]]
 def entries_of_pairs(problem: Problem, members: Members) -> tuple[Numbers, dict[int, tuple[str, str]]]:
     """The number of the link that counts for each pair of machines; and those that say a second time what one says.
 
-    Of several that fit a pair the one of fewest pairs counts. Links with an end that there is not are left out.
+    Of several that fit a pair its own counts, else that of the fewest pairs. Links with an end that there is not are
+    left out.
 
     Returns:
         (M + 1, M + 1), row the source, −1 where there is no link; the client is last. By the number of each link that
-        has a pair for which another one of as many pairs counts: such a pair.
+        has a pair for which another one of as many pairs would count as well, and none before them: such a pair.
     """
     names = [*(machine.name for machine in problem.machines), CLIENT]
     number = {name: place for place, name in enumerate(names)}
@@ -44,21 +45,24 @@ def entries_of_pairs(problem: Problem, members: Members) -> tuple[Numbers, dict[
             grouped.append((pairs, entry, rows, columns))
     found = np.full((len(names), len(names)), -1, dtype=np.intp)
     fewest = np.zeros_like(found)
-    twice: dict[int, tuple[str, str]] = {}
+    again = np.full_like(found, -1)  # the last one of as many pairs as that which counts
     for pairs, entry, rows, columns in sorted(grouped, key=lambda each: -each[0]):
         here = np.ix_(rows, columns)
-        again = np.argwhere((fewest[here] == pairs) & (rows[:, None] != columns))
-        if len(again):
-            twice[entry] = names[rows[again[0, 0]]], names[columns[again[0, 1]]]
+        again[here] = np.where(fewest[here] == pairs, entry, -1)
         found[here], fewest[here] = entry, pairs
+    twice: dict[int, tuple[str, str]] = {}
     if single:
         entries, sources, ends = np.array(single, dtype=np.intp).T
         doubled = np.ones(len(entries), dtype=bool)
         doubled[np.unique(sources * len(names) + ends, return_index=True)[1]] = False
-        doubled |= (fewest[sources, ends] == 1) & (sources != ends)
-        twice |= {int(entries[at]): (names[sources[at]], names[ends[at]]) for at in np.flatnonzero(doubled)}
-        found[sources, ends] = entries
+        twice = {int(entries[at]): (names[sources[at]], names[ends[at]]) for at in np.flatnonzero(doubled)}
+        found[sources, ends], again[sources, ends] = entries, -1
     np.fill_diagonal(found, -1)
+    np.fill_diagonal(again, -1)
+    places = np.flatnonzero(again >= 0)
+    for entry, at in zip(*np.unique(again.flat[places], return_index=True), strict=True):
+        row, column = divmod(places[at], len(names))
+        twice[int(entry)] = names[row], names[column]
     return found, twice
 
 
@@ -78,11 +82,15 @@ def seconds_on(machines: Sequence[str], pieces: Iterable[Piece], members: Member
 
 
 def equal_groups(names: Iterable[str], members: Members) -> Iterator[tuple[str, str, str]]:
-    """Groups (``names``) of as many machines that have one in common, with that: none counts before the other."""
-    first: dict[tuple[int, str], str] = {}
-    for name in names:
-        for machine in (each for each in members[name] if each != CLIENT):
-            other = first.setdefault((len(members[name]), machine), name)
-            if other != name:
+    """Groups among ``names`` of as many machines that have one in common, with that: none counts before the other.
+
+    Neither does that machine itself, or a smaller group of it, which would count before both.
+    """
+    own = {name: [each for each in members[name] if each != CLIENT] for name in names if name in members}
+    first = {name: name for name in names if name not in members}
+    for name in sorted(own, key=lambda each: len(own[each])):
+        for machine in own[name]:
+            other = first.setdefault(machine, name)
+            if other != name and other != machine and len(own[other]) == len(own[name]):
                 yield other, name, machine
                 break

@@ -18,6 +18,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.problem_groups import with_groups
 from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search.faults import faults
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.simulation.of_plans import scenario_of_problem
 
@@ -41,26 +42,51 @@ def ends_of(link: ProblemLink) -> list[tuple[str, str]]:
     return [pair for pair in itertools.product(sources, ends) if pair[0] != pair[1]]
 
 
+def rank(link: ProblemLink) -> int:
+    """How far from a pair of machines a link is: 0 for its own, else how many pairs it is for."""
+    return len(ends_of(link)) if {link.source, link.destination} & MEMBERS.keys() else 0
+
+
 @given(st.integers(0, 2**32))
-def test_of_links_that_fit_a_pair_the_one_of_fewest_pairs_counts(seed: int) -> None:
+def test_of_links_that_fit_a_pair_its_own_counts_then_the_one_of_fewest_pairs(seed: int) -> None:
+    """Two of as many pairs are refused where both would count, and only there."""
     generator = random.Random(seed)
     every = list(itertools.product([*NAMES, *GROUPS, "client"], repeat=2))
     links: list[ProblemLink] = []
     for source, end in generator.sample(every, 12):
         link = ProblemLink(source, end, generator.uniform(1, 2), generator.uniform(0, 1))
-        pairs = ends_of(link)
-        if pairs and not any(len(ends_of(other)) == len(pairs) and {*pairs} & {*ends_of(other)} for other in links):
+        if source != end or source in GROUPS:
             links.append(link)
-    instance = instance_of(dataclasses.replace(six_machines(), links=tuple(links), edges=()))
+    if generator.random() < 0.5:  # all pairs are settled by links of their own
+        links += [ProblemLink(*pair, 1.0) for pair in itertools.permutations([*NAMES, "client"], 2)]
+        links = list({(link.source, link.destination): link for link in links}.values())
+    problem = dataclasses.replace(six_machines(), links=tuple(links), edges=())
+    fitting = {
+        pair: sorted((link for link in links if pair in ends_of(link)), key=rank)
+        for pair in itertools.permutations([*NAMES, "client"], 2)
+    }
+    contested = {pair for pair, own in fitting.items() if len(own) > 1 and rank(own[0]) == rank(own[1])}
+    found = list(faults(problem))
+    assert bool(found) == bool(contested)
+    for fault in found:
+        assert any(f"for {one!r} to {other!r} another link" in fault.text for one, other in contested)
+    if contested:
+        return
+    instance = instance_of(problem)
     number = instance.machine_number | {"client": instance.client}
-    for pair in itertools.permutations([*NAMES, "client"], 2):
-        fitting = sorted((link for link in links if pair in ends_of(link)), key=lambda link: len(ends_of(link)))
+    for pair, own in fitting.items():
         ends = number[pair[0]], number[pair[1]]
-        assert instance.linked[ends] == bool(fitting)
-        if fitting:
-            assert instance.seconds_per_byte[ends] == 1 / fitting[0].bytes_per_second
-            assert instance.latency[ends] == fitting[0].latency_seconds
+        assert instance.linked[ends] == bool(own)
+        if own:
+            assert instance.seconds_per_byte[ends] == 1 / own[0].bytes_per_second
+            assert instance.latency[ends] == own[0].latency_seconds
     assert not instance.linked.diagonal().any()
+
+
+def test_a_link_of_a_pair_counts_before_one_of_a_group_that_has_one_machine() -> None:
+    lone = dataclasses.replace(six_machines(), edges=(), groups={"one": ("machine-0",)})
+    slow, fast = ProblemLink("one", "machine-1", 1.0), ProblemLink("machine-0", "machine-1", 8.0)
+    assert instance_of(dataclasses.replace(lone, links=(slow, fast))).seconds_per_byte[0, 1] == 1 / 8
 
 
 def test_a_machine_has_the_seconds_of_its_smallest_group_unless_it_has_its_own() -> None:
@@ -70,6 +96,18 @@ def test_a_machine_has_the_seconds_of_its_smallest_group_unless_it_has_its_own()
     )
     instance = instance_of(dataclasses.replace(six_machines(), pieces=pieces, edges=()))
     assert instance.times.tolist() == [[7.0, 3.0, 3.0, 1.0, 4.0, 7.0], [2.0, 2.0, *([math.inf] * 3), 5.0]]
+
+
+def test_of_two_groups_as_large_a_smaller_one_or_the_machine_itself_decides() -> None:
+    groups = {"left": ("machine-0", "machine-1", "client"), "right": ("machine-1", "machine-2"), "one": ("machine-1",)}
+    problem = dataclasses.replace(six_machines(), groups=groups, edges=())
+    both = {"left": 1.0, "right": 2.0}
+    said = ("machine-1", 3.0), ("one", 4.0)
+    for name, seconds in said:
+        settled = dataclasses.replace(problem, pieces=(Piece("a", {**both, name: seconds}),))
+        assert instance_of(settled).times[0, :3].tolist() == [1.0, seconds, 2.0]
+    with pytest.raises(PlanError, match="'left' and 'right' have 'machine-1' and as many machines; give it seconds of"):
+        instance_of(dataclasses.replace(problem, pieces=(Piece("a", both),)))
 
 
 def test_groups_share_cores_in_plans_and_simulations() -> None:
