@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from tvm_split.units import short_list
 
 NOT_COMPILED = BlobSpec("0" * 64, 0)
 MOST_SCATTER = 10.0
@@ -117,10 +118,11 @@ class Happenings:
                 )
 
     def require_known(self, scenario: Scenario) -> None:
-        """A `PlanError` that names a machine which the scenario does not have."""
+        """A `PlanError` that names a machine which the scenario does not have: there is none, or it is idle."""
         for name in [*(each.machine for each in self.slowdowns), *(each.machine for each in self.losses)]:
             if name not in scenario.machines:
-                raise PlanError(f"no machine of the plan is named {name!r}; it uses {', '.join(scenario.machines)}")
+                used = short_list(list(scenario.machines))
+                raise PlanError(f"the plan does not use a machine named {name!r}; it uses {used}")
 
 
 NOTHING_HAPPENS = Happenings()

@@ -142,6 +142,18 @@ def test_too_few_results_of_replicas_are_no_rate(invoke, tmp_path):
     assert "turns after 2 results: a throughput needs --micro-batches 4" in " ".join(invoke(*arguments).stdout.split())
 
 
+def test_a_machine_that_is_idle_cannot_be_lost(invoke, tmp_path):
+    problem, answer = tmp_path / "problem.json", tmp_path / "answer.json"
+    machines = [{"name": f"m{index:03}"} for index in range(200)]
+    groups, seconds = {"fast": [each["name"] for each in machines[:100]]}, {"fast": 1, "m150": 9}
+    content = {"objective": "throughput", "replicas": True, "machines": machines, "links": [], "edges": []}
+    problem.write_text(json.dumps({**content, "groups": groups, "pieces": [{"name": "p", "seconds": seconds}]}))
+    stage = {"machine": "m000", "machines": groups["fast"], "shares": [0.01] * 100, "pieces": ["p"]}
+    answer.write_text(json.dumps({"stages": [stage]}))
+    text = " ".join(invoke("simulate", answer, "--problem", problem, "--lose", "m150@1", code=2).stderr.split())
+    assert "does not use a machine named 'm150'; it uses m000, m001, m002, … 94 more …, m097, m098, m099" in text
+
+
 def test_a_picture(invoke, plan_path, tmp_path):
     pytest.importorskip("matplotlib")
     invoke("simulate", plan_path, "--picture", tmp_path / "work.svg")
@@ -156,7 +168,7 @@ def test_a_picture(invoke, plan_path, tmp_path):
         (["--slow", f"{A}=-1"], "is not MACHINE=FACTOR"),
         (["--lose", "box"], "'box' is not MACHINE@SECONDS"),
         (["--lose", "box@inf"], "'box@inf' is not MACHINE@SECONDS"),
-        (["--lose", "lamp@1"], f"no machine of the plan is named 'lamp'; it uses {A}, {B}"),
+        (["--lose", "lamp@1"], f"the plan does not use a machine named 'lamp'; it uses {A}, {B}"),
         (["--micro-batches", "1"], "--micro-batches"),
         (["--micro-batches", "1000000000"], "micro_batches is 1000000000; give at most 100000"),
         (["--slow", f"{A}=2", "--slow", f"{A}=3@1"], f"machine '{A}' is to be slowed 2 times; give one"),

@@ -250,8 +250,8 @@ def test_events_can_be_drawn() -> None:
 @pytest.mark.parametrize(
     ("happenings", "message"),
     [
-        ({"slowdowns": (Slowdown("lamp", 2.0),)}, "no machine of the plan is named 'lamp'; it uses m0a"),
-        ({"losses": (Loss("lamp", 2.0),)}, "no machine of the plan is named 'lamp'"),
+        ({"slowdowns": (Slowdown("lamp", 2.0),)}, "the plan does not use a machine named 'lamp'; it uses m0a"),
+        ({"losses": (Loss("lamp", 2.0),)}, "the plan does not use a machine named 'lamp'"),
         ({"slowdowns": (Slowdown("m0a", 0.0),)}, "0.0 times as long"),
         ({"slowdowns": (Slowdown("m0a", 2.0), Slowdown("m0a", 3.0, 1.0))}, "machine 'm0a' is to be slowed 2 times"),
         ({"losses": (Loss("m0a", 2.0), Loss("m0a", 1.0))}, "machine 'm0a' is to be lost 2 times"),
