@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tvm_split.cluster.groups import members_of
-from tvm_split.errors import ClusterError
+from tvm_split.errors import ClusterError, PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemLink
-from tvm_split.planner.search.groups import Members, entries_of_pairs, equal_groups
+from tvm_split.planner.search.groups import Entries, Members, equal_groups
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 
@@ -21,8 +20,25 @@ class Fault:
     text: str
 
 
+def sound_entries(problem: Problem) -> Entries:
+    """The entries of a problem that makes sense.
+
+    Raises:
+        PlanError: it makes none; says the first that is wrong.
+    """
+    entries = Entries(problem)
+    found = next(_faults(problem, entries), None)
+    if found is not None:
+        raise PlanError(found.text)
+    return entries
+
+
 def faults(problem: Problem) -> Iterator[Fault]:
     """Everything that makes a problem meaningless, in the order of the file."""
+    return _faults(problem, Entries(problem))
+
+
+def _faults(problem: Problem, entries: Entries) -> Iterator[Fault]:
     machines = {machine.name for machine in problem.machines}
     pieces = {piece.name for piece in problem.pieces}
     if not problem.machines:
@@ -31,11 +47,11 @@ def faults(problem: Problem) -> Iterator[Fault]:
         yield Fault(("pieces",), "there are no pieces; name at least one")
     yield from _machine_faults(problem)
     try:
-        members = members_of([machine.name for machine in problem.machines], problem.groups)
+        members = entries.members
     except ClusterError as error:
         yield Fault(("groups",), str(error))
         return
-    yield from _link_faults(problem, machines, members)
+    yield from _link_faults(problem, machines, entries)
     yield from _piece_faults(problem, machines, members)
     yield from _edge_faults(problem, pieces)
     for index, pin in enumerate(problem.pins):
@@ -66,9 +82,9 @@ def _machine_faults(problem: Problem) -> Iterator[Fault]:
                 yield Fault((*where, key), text)
 
 
-def _link_faults(problem: Problem, machines: set[str], members: Members) -> Iterator[Fault]:
+def _link_faults(problem: Problem, machines: set[str], entries: Entries) -> Iterator[Fault]:
+    members, (_, twice) = entries.members, entries.of_pairs
     known = {*machines, *members, CLIENT}
-    _, twice = entries_of_pairs(problem, members)
     # There may be a million links, of which hardly one is wrong.
     for index, link in enumerate(problem.links):
         is_known = link.source in known and link.destination in known

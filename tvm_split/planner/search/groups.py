@@ -8,15 +8,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from tvm_split.cluster.groups import members_of
 from tvm_split.planner.problem import Piece, Problem
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 Numbers = npt.NDArray[np.intp]
 Members = Mapping[str, Sequence[str]]
+
+
+class Entries:
+    """What the groups and links of a problem come to: found when first asked for, and once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+
+    @cached_property
+    def members(self) -> dict[str, tuple[str, ...]]:
+        """The machines of each group; errors as of `members_of`."""
+        return members_of([machine.name for machine in self._problem.machines], self._problem.groups)
+
+    @cached_property
+    def of_pairs(self) -> tuple[Numbers, dict[int, tuple[str, str]]]:
+        """As `entries_of_pairs`."""
+        return entries_of_pairs(self._problem, self.members)
 
 
 def entries_of_pairs(problem: Problem, members: Members) -> tuple[Numbers, dict[int, tuple[str, str]]]:

@@ -11,12 +11,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tvm_split.cluster.groups import machines_of, members_of
+from tvm_split.cluster.groups import machines_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem
-from tvm_split.planner.search.faults import faults
-from tvm_split.planner.search.groups import Members, entries_of_pairs, seconds_on
+from tvm_split.planner.search.faults import sound_entries
+from tvm_split.planner.search.groups import Numbers, seconds_on
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 Floats = npt.NDArray[np.float64]
@@ -115,15 +115,13 @@ def instance_of(problem: Problem) -> Instance:
     Raises:
         PlanError: unknown or doubled names, numbers that cannot be, or a circle.
     """
-    found = next(faults(problem), None)
-    if found is not None:
-        raise PlanError(found.text)
+    entries = sound_entries(problem)
     order = topological_order(problem)
     number = {problem.pieces[old].name: new for new, old in enumerate(order)} | {CLIENT: Instance.client}
     machines = tuple(machine.name for machine in problem.machines)
     pieces = [problem.pieces[old] for old in order]
-    members = members_of(machines, problem.groups)
-    linked, seconds_per_byte, latency = _links(problem, members)
+    members = entries.members
+    linked, seconds_per_byte, latency = _links(problem, entries.of_pairs[0])
     times = seconds_on(machines, pieces, members)
     if members:
         named = (SharedCores(machines_of(each.machines, members), each.cores) for each in problem.shared_cores)
@@ -192,8 +190,7 @@ def names_of(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _links(problem: Problem, members: Members) -> tuple[Flags, Floats, Floats]:
-    entries, _ = entries_of_pairs(problem, members)
+def _links(problem: Problem, entries: Numbers) -> tuple[Flags, Floats, Floats]:
     # The last of each is for the pairs that have no entry.
     seconds_per_byte = np.array([*(1.0 / link.bytes_per_second for link in problem.links), 0.0])
     latency = np.array([*(link.latency_seconds for link in problem.links), 0.0])

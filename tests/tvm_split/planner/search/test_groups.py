@@ -17,8 +17,15 @@ from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.problem_groups import with_groups
-from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search import (
+    evaluate,
+    faults as faults_module,
+    groups as groups_module,
+    instance as instance_module,
+    solve,
+)
 from tvm_split.planner.search.faults import faults
+from tvm_split.planner.search.groups import entries_of_pairs
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.simulation.of_plans import scenario_of_problem
 
@@ -98,9 +105,19 @@ def test_a_machine_has_the_seconds_of_its_smallest_group_unless_it_has_its_own()
     assert instance.times.tolist() == [[7.0, 3.0, 3.0, 1.0, 4.0, 7.0], [2.0, 2.0, *([math.inf] * 3), 5.0]]
 
 
+def test_which_links_count_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be a million of them."""
+    problem, read = six_machines(), []
+    for module in (groups_module, faults_module, instance_module):
+        if hasattr(module, "entries_of_pairs"):
+            monkeypatch.setattr(module, "entries_of_pairs", lambda *said: read.append(1) or entries_of_pairs(*said))
+    assert instance_of(problem).linked.any()
+    assert len(read) == 1
+
+
 def test_of_two_groups_as_large_a_smaller_one_or_the_machine_itself_decides() -> None:
-    groups = {"left": ("machine-0", "machine-1", "client"), "right": ("machine-1", "machine-2"), "one": ("machine-1",)}
-    problem = dataclasses.replace(six_machines(), groups=groups, edges=())
+    own = {"left": ("machine-0", "machine-1", "client"), "right": ("machine-1", "machine-2"), "one": ("machine-1",)}
+    problem = dataclasses.replace(six_machines(), groups=own, edges=())
     both = {"left": 1.0, "right": 2.0}
     said = ("machine-1", 3.0), ("one", 4.0)
     for name, seconds in said:
