@@ -1,7 +1,8 @@
 """Simulated and measured throughput and latency of real small deployments on this host.
 
 A chain of equal convolutions on 2, 4, 8 and 16 workers of one thread each, as many stages as workers, and on two
-replicas; 64 linear layers that are so small that there is more passing on than computing; and ResNet-50.
+replicas; 64 linear layers that are so small that there is more passing on than computing; ResNet-50; and the network
+of the demonstration, in its micro-batches, on as many workers as there.
 Each is profiled, planned and simulated; what was predicted and simulated is written down, and only then the plan is
 deployed and measured, several times over. Where there are fewer cores than workers, these share them, in both. Fails
 where what was simulated is off by more than 10 % of all that was measured: the median and its range are printed, and
@@ -29,6 +30,8 @@ from torch import nn
 import tvm_split
 from scripts.rounds import written
 from tests.models import torch_models
+from tvm_split.demo.demonstration import MICRO_BATCH
+from tvm_split.demo.network import CHANNELS as IMAGE_CHANNELS, IMAGE_SIZE, DigitNetwork
 from tvm_split.deployment.benchmark import bench
 from tvm_split.measuring.model_profiling import profile_model
 from tvm_split.progress import step_progress
@@ -56,7 +59,7 @@ class Case:
 
 CASES = (
     *(Case(2), Case(4), Case(8), Case(2, replicas=True), Case(16)),
-    *(Case(2, "linear layers"), Case(8, "linear layers"), Case(2, "ResNet-50")),
+    *(Case(2, "linear layers"), Case(8, "linear layers"), Case(2, "ResNet-50"), Case(3, "demo")),
 )
 
 
@@ -90,6 +93,8 @@ def network(name: str, blocks: int = BLOCKS) -> tuple[nn.Module, torch.Tensor]:
     if name == "ResNet-50":
         build, (x,) = torch_models.published_models()["resnet50"]
         return build(), x
+    if name == "demo":
+        return DigitNetwork().eval(), torch.randn(MICRO_BATCH, IMAGE_CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
     layers = [nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.ReLU()) for _ in range(blocks)]
     return nn.Sequential(*layers).eval(), torch.randn(1, CHANNELS, PIXELS, PIXELS)
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from scripts import check_simulation
+from tvm_split.demo.demonstration import MICRO_BATCH
+from tvm_split.demo.network import CLASSES, DigitNetwork
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -160,6 +162,13 @@ def test_simulations_are_compared_with_deployments(tmp_path: Path) -> None:
         assert all(value > 0 for value in (*each["periods"], *each["latencies"]))
         assert each["simulated_latency"] == pytest.approx(each["predicted_latency"], rel=0.5)
         assert 0 <= each["others"] <= 1
+
+
+def test_the_demonstration_s_network_is_among_the_simulated_ones() -> None:
+    assert [case.workers for case in check_simulation.CASES if case.network == "demo"] == [3]
+    module, images = check_simulation.network("demo")
+    assert isinstance(module, DigitNetwork)
+    assert module(images).shape == (MICRO_BATCH, CLASSES)
 
 
 @pytest.mark.parametrize(
