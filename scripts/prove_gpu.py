@@ -52,7 +52,7 @@ from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
-from tvm_split.rpc_runtime.execution.stage_graph import SWITCH
+from tvm_split.rpc_runtime.execution.switches import CUDA_GRAPHS
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, TimingEffort
 
 NETWORKS = ("mobilenet_v2", "resnet50", "bert_base", "gpt2_small", "vit_b16", "vgg16")
@@ -294,15 +294,8 @@ def prove(
 
 def _workers(names: tuple[str, ...], threads: int, *, graphs: bool) -> LocalWorkers:
     """Workers that record GPUs' stages as CUDA graphs, or do not, whatever this process's environment says."""
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = str(int(graphs))
-    try:
-        return LocalWorkers(names, threads=threads, start_timeout_seconds=TIMEOUT_SECONDS)
-    finally:
-        if before is None:
-            del os.environ[SWITCH]
-        else:
-            os.environ[SWITCH] = before
+    switched = {CUDA_GRAPHS.variable: str(int(graphs))}
+    return LocalWorkers(names, threads=threads, start_timeout_seconds=TIMEOUT_SECONDS, environment=switched)
 
 
 def _target_of(asked: str | None, worker: WorkerDescription) -> str:

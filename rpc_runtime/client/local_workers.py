@@ -40,6 +40,7 @@ class LocalWorkers(Closing):
 
     With enough cores for all, each worker gets ``threads`` cores of its own (``pin=False`` leaves that to the system).
     ``cache`` is the folder for blobs, by default one that is removed at the end.
+    ``environment`` is what workers have beside this process's.
 
     Raises:
         InputError: names are missing, doubled or reserved.
@@ -57,6 +58,7 @@ class LocalWorkers(Closing):
         host: str = "127.0.0.1",
         token: str | None = None,
         start_timeout_seconds: float = 60.0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         if not names or len(set(names)) != len(names) or CLIENT in names or "" in names:
             raise InputError(f"workers need names, all different and none {CLIENT!r}, got {list(names)}")
@@ -64,7 +66,7 @@ class LocalWorkers(Closing):
             raise InputError(f"a worker needs at least one thread, got {threads}")
         self._folder = ScratchFolder("workers")
         self._token = token or secrets.token_hex(16)
-        self._host = host
+        self._host, self._environment = host, environment or {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._endpoints: dict[str, WorkerEndpoint] = {}
         self._closed = False
@@ -137,7 +139,7 @@ class LocalWorkers(Closing):
                 stdin=subprocess.PIPE,  # its end tells the worker that this process has gone, however it went
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=own_modules.environment(**{TOKEN_VARIABLE: self._token}),
+                env=own_modules.environment(**{**self._environment, TOKEN_VARIABLE: self._token}),
                 start_new_session=True,  # Ctrl-C in the terminal is for this process, which then ends the workers
             )
 

@@ -17,7 +17,6 @@ Here are the order and the memory alone; what is asked of a device is in `cuda_c
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -38,6 +37,7 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     size_of,
     tensor_slot,
 )
+from tvm_split.rpc_runtime.execution.switches import OVERLAP
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec
@@ -46,7 +46,6 @@ from tvm_split.rpc_runtime.transports.slots import Slot
 
 Tensor = Any
 Mark = Any
-SWITCH = "TVM_SPLIT_OVERLAP"
 
 
 class DeviceCalls(Protocol):
@@ -231,8 +230,9 @@ def overlapping_transfers(stages: Sequence[StageSpec]) -> DeviceTransfers | None
 
     Raises:
         WorkerError: this machine has no such device, or it fails.
+        InputError: the variable is neither 0 nor 1.
     """
-    if not stages or any(stage.device != "cuda" for stage in stages) or os.environ.get(SWITCH) == "0":
+    if not stages or any(stage.device != "cuda" for stage in stages) or not OVERLAP.is_on:
         return None
     device = find_device("cuda", f"stage {stages[0].name!r} on machine {stages[0].machine!r}")
     library = runtime_library()

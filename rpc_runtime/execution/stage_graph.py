@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,12 +46,12 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     size_of,
     tensor_bytes,
 )
+from tvm_split.rpc_runtime.execution.switches import CUDA_GRAPHS
 from tvm_split.rpc_runtime.program.measurements import RECORDED
 from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec
 
 logger = logging.getLogger(__name__)
 
-SWITCH = "TVM_SPLIT_CUDA_GRAPHS"
 ALLOCATE, VIEW = "vm.builtin.alloc_storage", "vm.builtin.alloc_tensor"
 UNUSUAL = 0xFF
 """In every byte: NaN, or -1."""
@@ -120,8 +119,12 @@ class RecordedStage:
 
 
 def stage_graphs(stages: Sequence[StageSpec]) -> GraphCalls | None:
-    """For the stages of a machine with a GPU, where ``$TVM_SPLIT_CUDA_GRAPHS`` is 1."""
-    if os.environ.get(SWITCH) != "1" or not any(stage.device == "cuda" for stage in stages):
+    """For the stages of a machine with a GPU, where ``$TVM_SPLIT_CUDA_GRAPHS`` is 1.
+
+    Raises:
+        InputError: it is neither 0 nor 1.
+    """
+    if not CUDA_GRAPHS.is_on or not any(stage.device == "cuda" for stage in stages):
         return None
     library = runtime_library()
     return None if library is None else GraphCalls(library)

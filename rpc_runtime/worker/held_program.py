@@ -16,7 +16,6 @@ from tvm_split.rpc_runtime.execution.cuda_graphs import GraphCalls
 from tvm_split.rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
 from tvm_split.rpc_runtime.execution.device_exchange import CudaExchange
 from tvm_split.rpc_runtime.execution.device_transfers import (
-    SWITCH as OVERLAP,
     DeviceTransfers,
     OverlappedStage,
     UploadingStation,
@@ -32,6 +31,7 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     tensor_slot,
 )
 from tvm_split.rpc_runtime.execution.stage_graph import as_graph, stage_graphs
+from tvm_split.rpc_runtime.execution.switches import OVERLAP
 from tvm_split.rpc_runtime.hardware import available_memory_bytes
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet
@@ -391,7 +391,7 @@ def _runnable(
     """The stage as its machine runs it; whether it is a graph is in the statistics then."""
     stage: RunnableStage = loaded
     if graphs is not None:
-        stage, found = as_graph(loaded, graphs, transfers.end) if transfers else (loaded, f"{OVERLAP} is 0")
+        stage, found = as_graph(loaded, graphs, transfers.end) if transfers else (loaded, f"{OVERLAP.variable} is 0")
         recorder.cuda_graphs[loaded.stage.name] = found
     return stage if transfers is None else OverlappedStage(stage, transfers)
 

@@ -18,7 +18,8 @@ from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls, Stream
 from tvm_split.rpc_runtime.execution.cuda_graphs import Graph, GraphCalls
 from tvm_split.rpc_runtime.execution.cuda_runtime import runtime_library
 from tvm_split.rpc_runtime.execution.device_transfers import DeviceTransfers
-from tvm_split.rpc_runtime.execution.stage_graph import SWITCH, stage_graphs
+from tvm_split.rpc_runtime.execution.stage_graph import stage_graphs
+from tvm_split.rpc_runtime.execution.switches import CUDA_GRAPHS
 from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
 
 Kernel = ctypes.CFUNCTYPE(None)
@@ -206,9 +207,9 @@ def test_graphs_are_for_gpus_that_were_asked_for_them(monkeypatch: pytest.Monkey
     stages: dict[str, Any] = {
         device: (StageSpec(0, "s", "A", (), device, blob, (), (x,), (x,)),) for device in ("cpu", "cuda")
     }
-    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.delenv(CUDA_GRAPHS.variable, raising=False)
     assert stage_graphs(stages["cuda"]) is None
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(CUDA_GRAPHS.variable, "1")
     assert stage_graphs(stages["cpu"]) is None
     assert stage_graphs(()) is None
     if runtime_library() is not None:

@@ -24,7 +24,7 @@ from tests.helpers.schedules.gpu_kernels import plan_for_a_gpu
 from tvm_split.compiler import cuda_code
 from tvm_split.deployment.deployment import Deployment
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.execution.stage_graph import SWITCH
+from tvm_split.rpc_runtime.execution.switches import CUDA_GRAPHS, OVERLAP
 
 GPU = "gpu"
 
@@ -116,8 +116,8 @@ def test_a_worker_launches_its_stages_as_graphs_where_it_is_asked_to(
     """Two deployments of one worker at a time; and without being asked, or without overlap, kernel by kernel."""
     states = {}
     for graphs, overlap in (("1", "1"), ("0", "1"), ("1", "0")):
-        monkeypatch.setenv(SWITCH, graphs)
-        monkeypatch.setenv("TVM_SPLIT_OVERLAP", overlap)
+        monkeypatch.setenv(CUDA_GRAPHS.variable, graphs)
+        monkeypatch.setenv(OVERLAP.variable, overlap)
         with LocalWorkers((GPU,), start_timeout_seconds=100) as workers:
             target = {"kind": "cuda", "arch": ARCH}
             described = tvm_split.Machine(GPU, 1, target, endpoint=workers.endpoints[GPU])
