@@ -18,12 +18,10 @@ from tvm_split.rpc_runtime.closing import do_all
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
 from tvm_split.rpc_runtime.execution.device_transfers import DeviceCalls, Mark, Tensor, Uploaded
 from tvm_split.rpc_runtime.execution.stage_executable import first_line
+from tvm_split.rpc_runtime.program.link_setting import IPC_BLOCK_BYTES
 from tvm_split.rpc_runtime.program.program import TensorSpec
 from tvm_split.rpc_runtime.transports.slots import Slot
 
-BLOCK_BYTES = 2 << 20
-"""Smaller memory is a part of a block, and all of that would be opened (CUDA C++ Programming Guide, Interprocess
-Communication)."""
 NOT_OF_THE_HOST = np.empty(0, np.uint8)
 
 
@@ -63,7 +61,7 @@ class CudaExchange:
         self._calls, self._make_tensor = calls, make_tensor
 
     def own_slot(self, tensor: TensorSpec) -> tuple[bytes, Slot]:
-        size_bytes = max(-(-tensor.size_bytes // BLOCK_BYTES), 1) * BLOCK_BYTES
+        size_bytes = max(-(-tensor.size_bytes // IPC_BLOCK_BYTES), 1) * IPC_BLOCK_BYTES
         try:
             memory = self._make_tensor(TensorSpec(tensor.name, (size_bytes,), "uint8"))
         except Exception as error:

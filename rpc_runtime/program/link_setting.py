@@ -24,6 +24,11 @@ IN_MEMORY = frozenset[str]([Transport.SHARED_MEMORY, Transport.CUDA_IPC])
 """By these, tensors lie where both ends see them, so that no codec writes them."""
 
 
+IPC_BLOCK_BYTES = 2 << 20
+"""Memory that lies on a GPU for another process takes whole blocks of this size: of smaller memory all of the block
+would be opened (CUDA C++ Programming Guide, Interprocess Communication)."""
+
+
 @dataclass(frozen=True)
 class LinkSetting:
     """``address`` is where the source reaches the destination, if not where the client does. Whoever gives one wants

@@ -31,7 +31,7 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     tensor_slot,
 )
 from tvm_split.rpc_runtime.execution.stage_graph import as_graph, stage_graphs
-from tvm_split.rpc_runtime.execution.switches import OVERLAP
+from tvm_split.rpc_runtime.execution.switches import CUDA_GRAPHS, OVERLAP
 from tvm_split.rpc_runtime.hardware import available_memory_bytes
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet
@@ -110,7 +110,9 @@ class HeldProgram:
             self._plan = plan
         deadline = time.monotonic() + seconds
         self.blobs.keep(blob for stage in plan.stages for blob in stage.blobs)
-        require_room(plan, available_memory_bytes(), _free_on_device(plan))
+        overlaps = OVERLAP.is_on
+        graphed = overlaps and CUDA_GRAPHS.is_on
+        require_room(plan, available_memory_bytes(), _free_on_device(plan), copies=overlaps, graphs=graphed)
         cache = WeightCache()
         stages: list[RunnableStage] = []
         transfers, graphs = overlapping_transfers(plan.stages), stage_graphs(plan.stages)

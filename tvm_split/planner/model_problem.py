@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.planner.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, StreamingCost
 from tvm_split.planner.request import PlanRequest
-from tvm_split.rpc_runtime.program.link_setting import Transport
+from tvm_split.rpc_runtime.program.link_setting import IPC_BLOCK_BYTES, Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 BUFFERS = 3
@@ -33,11 +34,19 @@ def model_problem(
     beside = _beside_client(profile)
     buses = {each.machine: each.bus for each in profile.machines if each.bus is not None}
     # A stage that hardly computes has hardly anything to lose from caches: no more than an even one computes.
+    blocks = Counter(link.destination for link in profile.links if link.transport == Transport.CUDA_IPC)
     starts = {each.machine: min(each.streaming.start_seconds, profile.even_seconds(each)) for each in profile.machines}
     return Problem(
         objective=request.objective,
         machines=tuple(
-            _machine(each, memory_limits.get(each.machine), profile.crowding(each.machine), starts[each.machine])
+            _machine(
+                each,
+                memory_limits.get(each.machine),
+                # What places of one tensor from each of these may take beyond its bytes, at most.
+                blocks[each.machine] * BUFFERS * IPC_BLOCK_BYTES,
+                profile.crowding(each.machine),
+                starts[each.machine],
+            )
             for each in profile.machines
         ),
         links=tuple(_link(link, buses, starts) for link in profile.links),
@@ -87,7 +96,9 @@ def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
     return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
 
 
-def _machine(machine: MachineProfile, limit: int | None, crowding: float, start_seconds: float) -> ProblemMachine:
+def _machine(
+    machine: MachineProfile, limit: int | None, taken_bytes: int, crowding: float, start_seconds: float
+) -> ProblemMachine:
     streaming = machine.streaming
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
@@ -95,7 +106,7 @@ def _machine(machine: MachineProfile, limit: int | None, crowding: float, start_
     slower = max(1.0, contended / alone / crowding) if alone > 0 else 1.0
     return ProblemMachine(
         name=machine.machine,
-        memory_bytes=limit if limit is not None else machine.memory_free_bytes,
+        memory_bytes=max(0.0, (limit if limit is not None else machine.memory_free_bytes) - taken_bytes),
         # A stage has two ends at least, so half a start is in either; a core of its own nobody else has in between.
         transfer_seconds=streaming.transfer_seconds + (start_seconds / 2 if crowding > 1 else 0.0),
         transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,

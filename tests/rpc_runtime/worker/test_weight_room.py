@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, plan_of_routes
+from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute, plan_of_routes
 from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec, WeightSpec
 from tvm_split.rpc_runtime.worker.weight_room import require_room
 
@@ -16,15 +16,18 @@ def weight(name: str, size_bytes: int) -> WeightSpec:
     return WeightSpec(TensorSpec(name, (size_bytes,), "uint8"), BlobSpec(name[0] * 64, size_bytes + 100))
 
 
-def plan(**weights_of: tuple[str, tuple[WeightSpec, ...]]) -> MachinePlan:
+X = TensorSpec("x", (GB // 10,), "uint8")
+FROM_B = PlannedRoute(0, X, "B", "A", 3)
+
+
+def plan(*incoming: PlannedRoute, **weights_of: tuple[str, tuple[WeightSpec, ...]]) -> MachinePlan:
     """Stages of machine A by name: the device, and the weights."""
-    x = TensorSpec("x", (1,), "float32")
     library = BlobSpec("0" * 64, 100)
     stages = tuple(
-        StageSpec(number, name, "A", (name,), device, library, weights, (x,), (TensorSpec(name, (1,), "float32"),))
+        StageSpec(number, name, "A", (name,), device, library, weights, (X,), (TensorSpec(name, (1,), "float32"),))
         for number, (name, (device, weights)) in enumerate(weights_of.items())
     )
-    return plan_of_routes("A", stages, ())
+    return plan_of_routes("A", stages, incoming)
 
 
 A, B, C = weight("a", 3 * GB), weight("b", 2 * GB), weight("c", GB)
@@ -37,6 +40,17 @@ def test_a_gpus_stage_takes_its_weights_of_the_gpu_and_two_at_a_time_of_the_host
         require_room(on_gpu, 5 * GB - 1, 6 * GB)
     with pytest.raises(WorkerError, match=r"machine 'A''s GPU needs 6.0 GB .* 1 stages \(s\), and has 5.9 GB free"):
         require_room(on_gpu, 5 * GB, 59 * GB // 10)
+
+
+def test_a_gpu_has_places_for_what_comes_and_what_its_graphs_keep() -> None:
+    on_gpu = plan(FROM_B, s=("cuda", (A,)), t=("cuda", (B,)))
+    require_room(on_gpu, 0, 5 * GB)
+    require_room(on_gpu, 0, 5_300_000_000, copies=True)
+    with pytest.raises(WorkerError, match=r"GPU needs 5.3 GB .*\), 0.3 GB of it for tensors from other machines, "):
+        require_room(on_gpu, 0, 5_299_999_999, copies=True)
+    require_room(on_gpu, 0, 5_500_000_008, copies=True, graphs=True)
+    with pytest.raises(WorkerError, match=r"needs 5.5 GB .* 0.3 GB .*, 0.2 GB of it for .* graphs .*, and has 5.5 GB"):
+        require_room(on_gpu, 0, 5_500_000_007, copies=True, graphs=True)
 
 
 def test_a_stage_on_the_cpu_takes_nothing_of_the_gpu() -> None:

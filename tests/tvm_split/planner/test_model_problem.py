@@ -69,6 +69,9 @@ def test_from_gpu_to_gpu_no_bus_is_passed():
     assert speeds[A, B] == (3e9, 1e-4)
     assert speeds[B, A] == pytest.approx((1.5e9, 1.4e-4))
     assert speeds["client", A] == pytest.approx((2e9, 1.2e-4))
+    # Each of three places there takes up to a block of 2 MiB more than its tensor.
+    limits = {each.name: each.memory_bytes for each in chain_problem(profile, memory={A: 10**9, B: 10**9}).machines}
+    assert limits == {A: 10**9, B: 10**9 - 3 * 2**21}
 
 
 def test_a_gpu_behind_a_slow_bus_gets_what_pays_for_the_way():
