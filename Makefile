@@ -6,6 +6,9 @@ STAMP := $(VENV)/.installed
 # JAX, Flax, Keras and LiteRT, half a gigabyte that only their models need: packages of their own, laid over those of .venv.
 FRAMEWORKS := .frameworks
 
+# Tests start hundreds of processes, each of which would compile this project's sources anew if nobody kept the result.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-aarch64 test-container test-properties fuzz lint format protocol clean
 
 setup: $(STAMP)
