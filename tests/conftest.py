@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -15,6 +16,10 @@ from tvm_split.rpc_runtime.files import CACHE_VARIABLE
 # How long an example takes says more about who else computes than about the code.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+# A thread of TVM's pools that has nothing to do yields 300,000 times before it sleeps or ends. What a test leaves so
+# takes the cores of those behind it: on a busy machine for minutes, by the dozen.
+os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
