@@ -18,14 +18,23 @@ from tvm_split.schedules.tuning import DeviceError, Tracker
 
 KEY = "lab"
 START_SECONDS = 120.0
+NO_TORCH = 'raise ModuleNotFoundError("machines of a lab have none", name="torch")'
+"""Instead of torch: TVM imports it wherever it is installed, for twice as long as all the rest takes."""
 
 
 class RpcLab(Closing):
-    """A tracker and ``servers`` devices of key `KEY`. A context manager."""
+    """A tracker and ``servers`` devices of key `KEY`. A context manager.
+
+    ``environment`` is that of its processes.
+    """
 
     def __init__(self, folder: Path, servers: int, threads: int = 1) -> None:
         self._folder = folder
         self._log = (folder / "lab.log").open("ab")
+        (folder / "modules").mkdir()
+        (folder / "modules/torch.py").write_text(NO_TORCH)
+        path = os.pathsep.join(filter(None, (str(folder / "modules"), os.environ.get("PYTHONPATH"))))
+        self.environment = {**os.environ, "PYTHONPATH": path}
         self._processes: list[subprocess.Popen[bytes]] = []
         self.port = free_port()
         self.servers: list[subprocess.Popen[bytes]] = []
@@ -98,7 +107,7 @@ class RpcLab(Closing):
 
     def _run(self, module: str, *options: str, threads: int = 1) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", module, *options]
-        environment = {**os.environ, "TVM_NUM_THREADS": str(threads)}
+        environment = {**self.environment, "TVM_NUM_THREADS": str(threads)}
         process = subprocess.Popen(
             command,
             env=environment,

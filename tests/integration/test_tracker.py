@@ -72,8 +72,8 @@ def test_a_worker_is_listed_deployed_to_and_gone(network, tmp_path):
         process = lab.start_worker(A)
         lab.wait_listed(lambda found: A in found)
         command = [sys.executable, "-m", "tvm.exec.query_rpc_tracker", "--host", "127.0.0.1", "--port", str(lab.port)]
-        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-        assert f"server:{KEY}" in listed
+        listed = subprocess.run(command, env=lab.environment, capture_output=True, text=True, check=True, timeout=60)
+        assert f"server:{KEY}" in listed.stdout
         cluster = tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, KEY)
         assert (cluster.machine_names, cluster.left_out) == ((A,), {})
         deploy_and_check(network, cluster)
