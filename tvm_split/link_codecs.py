@@ -26,7 +26,7 @@ from tvm_split.planner.request import PlanRequest
 from tvm_split.rpc_runtime.client.client import WorkerDescription
 from tvm_split.rpc_runtime.hardware import memory_domain
 from tvm_split.rpc_runtime.program.codec import Codec, fits, fitting, unfit
-from tvm_split.rpc_runtime.program.link_setting import DEFAULT, IN_MEMORY, Transport
+from tvm_split.rpc_runtime.program.link_setting import DEFAULT, UNCODED, Transport
 from tvm_split.rpc_runtime.program.program import CLIENT, Route
 from tvm_split.rpc_runtime.transports.codecs import is_available
 from tvm_split.steps import StepProgress
@@ -72,7 +72,7 @@ def with_codecs(
     """
     if cluster.kind == "in_process" or all(link.codec == Codec.NONE for link in cluster.links):
         return plan
-    shared = _SharedMemory(cluster, profile, workers)
+    shared = _Uncoded(cluster, profile, workers)
     report = on_progress or (lambda what, done, steps: None)
     bundle = compile(model, _runnable_here(plan), verify=False, database=request.database, on_progress=report)
     routes = {route: link for route in bundle.program.routes if (link := _asking(cluster, route)) is not None}
@@ -106,9 +106,9 @@ def _asking(cluster: Cluster, route: Route) -> Link | None:
     return None if link is None or link.codec == Codec.NONE else link
 
 
-class _SharedMemory:
-    """Which links are carried by it, over which codecs are passed: as the cluster says or as was measured, else by what
-    the workers say of their hosts, as far as they can be reached."""
+class _Uncoded:
+    """Which links no codec writes tensors for, since memory is shared, or GPUs send: as the cluster says or as was
+    measured, else by what the workers say of their hosts, as far as they can be reached."""
 
     def __init__(
         self, cluster: Cluster, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription] | None
@@ -122,11 +122,11 @@ class _SharedMemory:
     def joins(self, source: str, destination: str) -> bool:
         setting = self._settings.get((source, destination), DEFAULT)
         if setting.wanted not in (Transport.AUTO, Transport.CUDA_IPC):
-            return setting.wanted in IN_MEMORY
+            return setting.wanted in UNCODED
         if (source, destination) in self._measured:
-            return self._measured[source, destination] in IN_MEMORY
+            return self._measured[source, destination] in UNCODED
         domains = self._domains.get(source, ""), self._domains.get(destination, "")
-        return setting.expected(*domains) in IN_MEMORY
+        return setting.expected(*domains) in UNCODED
 
     @cached_property
     def _domains(self) -> dict[str, str]:
@@ -136,7 +136,7 @@ class _SharedMemory:
         return {CLIENT: memory_domain()} | {name: worker.memory_domain for name, worker in workers.items()}
 
 
-def _remarks(routes: Mapping[Route, Link], shared: _SharedMemory) -> Iterator[str]:
+def _remarks(routes: Mapping[Route, Link], shared: _Uncoded) -> Iterator[str]:
     """Which codecs that are named do nothing, and why."""
     passed_over: dict[str, list[str]] = {}
     for route, link in routes.items():
@@ -212,7 +212,7 @@ class _Speeds:
 
 class _Choosing:
     def __init__(
-        self, trials: CodecTrials, plan: Plan, request: PlanRequest, speeds: _Speeds, shared: _SharedMemory
+        self, trials: CodecTrials, plan: Plan, request: PlanRequest, speeds: _Speeds, shared: _Uncoded
     ) -> None:
         self._trials = trials
         self._plan = plan

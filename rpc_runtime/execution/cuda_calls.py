@@ -33,6 +33,8 @@ SLEEPING_WAIT, NO_TIMES = 0x01, 0x02
 ``cudaEventDisableTiming``."""
 ENABLE_PEER_ACCESS = 0x01
 """``cudaIpcMemLazyEnablePeerAccess``."""
+NOT_READY = 600
+"""``cudaErrorNotReady``."""
 NULL_STREAM, DEVICE = None, 0
 LONGEST_BUS_IDENTITY = 32
 ADDRESS_RANGE = "cuMemGetAddressRange_v2"
@@ -55,6 +57,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cudaEventDestroy": (_pointer,),
     "cudaEventRecord": (_pointer, _pointer),
     "cudaEventSynchronize": (_pointer,),
+    "cudaEventQuery": (_pointer,),
     "cudaStreamWaitEvent": (_pointer, _pointer, ctypes.c_uint),
     "cudaMemcpyAsync": (_pointer, _pointer, ctypes.c_size_t, ctypes.c_int, _pointer),
     "cudaIpcGetMemHandle": (ctypes.POINTER(_Handle), _pointer),
@@ -115,7 +118,9 @@ class CudaFunctions:
         return self._functions[function]
 
     def call(self, function: str, *arguments: Any) -> None:
-        code = self._functions[function](*arguments)
+        self.require(self._functions[function](*arguments), function)
+
+    def require(self, code: int, function: str) -> None:
         if code:
             words = (self._words(code) or b"").decode(errors="replace")
             raise WorkerError(f"the GPU fails: {function}: {words or f'error {code}'}")
@@ -179,6 +184,20 @@ class CudaCalls:
         """Until it is reached. Other threads of this process go on."""
         self._cuda.call("cudaEventSynchronize", mark.address)
 
+    def stream(self) -> Stream:
+        """A new one, beside all others."""
+        return self._cuda.stream()
+
+    def record(self, mark: Mark, stream: Stream) -> None:
+        """``mark`` is reached when all is done that ``stream`` was to do until now."""
+        self._cuda.call("cudaEventRecord", mark.address, stream.address)
+
+    def is_reached(self, mark: Mark) -> bool:
+        code = self._cuda["cudaEventQuery"](mark.address)
+        if code != NOT_READY:
+            self._cuda.require(code, "cudaEventQuery")
+        return not code
+
     def hand_over(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
         """Begin to copy from the device's address to one of a device, its own or opened; as `download`."""
         self._copy(source, target, size_bytes, DEVICE_TO_DEVICE, self._downloads, mark)
@@ -216,4 +235,4 @@ class CudaCalls:
     def _copy(self, source: int, target: int, size_bytes: int, kind: int, stream: Stream, mark: Mark) -> None:
         if size_bytes:
             self._cuda.call("cudaMemcpyAsync", target, source, size_bytes, kind, stream.address)
-        self._cuda.call("cudaEventRecord", mark.address, stream.address)
+        self.record(mark, stream)

@@ -1,8 +1,8 @@
-"""Memory of a GPU that two processes of one host have: one computes from it, the other one's GPU writes into it.
+"""Memory of a GPU that another GPU brings tensors to: one that writes into it, in a process of this host, or by NCCL.
 
-Such a slot needs no upload and no other copy: what is in it was written before the other end told of it. Which memory
-is closed and freed when, between the two, is in `transports.device_memory`; what is asked of the device is in
-`cuda_calls`.
+Such a slot needs no upload and no other copy: what is in it was written before it is handed on. Which memory is closed
+and freed when, between the two, is in `transports.device_memory` and `transports.nccl`; what is asked of the device is
+in `cuda_calls` and `nccl_calls`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from tvm_split.rpc_runtime.closing import do_all
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
 from tvm_split.rpc_runtime.execution.device_transfers import DeviceCalls, Mark, Tensor, Uploaded
+from tvm_split.rpc_runtime.execution.nccl_calls import NcclCommunicator, NcclLibrary, nccl_library
 from tvm_split.rpc_runtime.execution.stage_executable import first_line
+from tvm_split.rpc_runtime.hardware import boot_id
 from tvm_split.rpc_runtime.program.link_setting import IPC_BLOCK_BYTES
 from tvm_split.rpc_runtime.program.program import TensorSpec
-from tvm_split.rpc_runtime.transports.slots import Slot
-
-NOT_OF_THE_HOST = np.empty(0, np.uint8)
+from tvm_split.rpc_runtime.transports.slots import NOT_OF_THE_HOST, Slot
 
 
 class _Opened:
@@ -62,12 +60,12 @@ class CudaExchange:
 
     def own_slot(self, tensor: TensorSpec) -> tuple[bytes, Slot]:
         size_bytes = max(-(-tensor.size_bytes // IPC_BLOCK_BYTES), 1) * IPC_BLOCK_BYTES
-        try:
-            memory = self._make_tensor(TensorSpec(tensor.name, (size_bytes,), "uint8"))
-        except Exception as error:
-            raise WorkerError(f"the GPU has no memory for tensor {tensor.name!r}: {first_line(error)}") from error
+        memory = _made(self._make_tensor, TensorSpec(tensor.name, (size_bytes,), "uint8"))
         view = memory._create_view(tensor.shape, tensor.dtype)
         return self._calls.exported(memory.data_ptr()), Slot(NOT_OF_THE_HOST, Uploaded(view, None))
+
+    def nccl(self) -> CudaNccl:
+        return CudaNccl(nccl_library(), self._calls, self._make_tensor)
 
     def open_slots(self, opened: Sequence[tuple[TensorSpec, bytes]], shut: Callable[[], object]) -> list[Slot]:
         addresses: list[int] = []
@@ -89,3 +87,29 @@ class CudaExchange:
             _OthersSlot(NOT_OF_THE_HOST, address, memory, tensor.size_bytes, mark)
             for (tensor, _), address, mark in zip(opened, addresses, marks, strict=True)
         ]
+
+
+class CudaNccl:
+    """A `transports.nccl.Nccl` of this process's GPU."""
+
+    def __init__(self, library: NcclLibrary, calls: DeviceCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> None:
+        self._library, self._calls, self._make_tensor = library, calls, make_tensor
+        self.version, self.turn, self.unique_id = library.version, library.turn, library.unique_id
+        self.gpu = f"{boot_id()} {calls.bus_identity()}"
+
+    def communicator(self, unique_id: bytes, rank: int) -> NcclCommunicator:
+        return NcclCommunicator(self._library, self._calls, unique_id, rank)
+
+    def memory(self, tensor: TensorSpec) -> tuple[int, Uploaded]:
+        memory = _made(self._make_tensor, tensor)
+        return self.address(memory), Uploaded(memory, None)
+
+    def address(self, value: Tensor) -> int:
+        return int(value.data_ptr())
+
+
+def _made(make_tensor: Callable[[TensorSpec], Tensor], tensor: TensorSpec) -> Tensor:
+    try:
+        return make_tensor(tensor)
+    except Exception as error:
+        raise WorkerError(f"the GPU has no memory for tensor {tensor.name!r}: {first_line(error)}") from error

@@ -46,6 +46,7 @@ from tvm_split.rpc_runtime.transports.slots import Slot
 
 Tensor = Any
 Mark = Any
+Stream = Any
 
 
 class DeviceCalls(Protocol):
@@ -65,6 +66,12 @@ class DeviceCalls(Protocol):
 
     def wait(self, mark: Mark) -> None: ...
 
+    def stream(self) -> Stream: ...
+
+    def record(self, mark: Mark, stream: Stream) -> None: ...
+
+    def is_reached(self, mark: Mark) -> bool: ...
+
     def hand_over(self, source: int, target: int, size_bytes: int, mark: Mark) -> None: ...
 
     def exported(self, address: int) -> bytes: ...
@@ -74,6 +81,8 @@ class DeviceCalls(Protocol):
     def shut(self, address: int) -> None: ...
 
     def bytes_behind(self, address: int) -> int: ...
+
+    def bus_identity(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,11 +45,11 @@ def _usual_places() -> Iterator[Path]:
         yield folder / "bin/nvcc"
 
 
-def installed_folders() -> list[Path]:
-    """Where pip puts CUDA's packages: ``nvidia/cu13`` beside all others."""
+def installed_folders(name: str = "cu[0-9]*") -> list[Path]:
+    """Where pip puts CUDA's packages: ``nvidia/cu13`` beside all others. Or another of NVIDIA's, by its ``name``."""
     found = find_spec("nvidia")
     places = found.submodule_search_locations if found is not None else None
-    return [folder for place in places or () for folder in sorted(Path(place).glob("cu[0-9]*"), reverse=True)]
+    return [folder for place in places or () for folder in sorted(Path(place).glob(name), reverse=True)]
 
 
 @cache

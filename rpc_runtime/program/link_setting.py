@@ -10,18 +10,23 @@ from types import MappingProxyType
 
 class Transport(enum.StrEnum):
     """``AUTO``: shared memory between processes of one host and user, gRPC otherwise. ``MPI`` is never taken by itself:
-    its waiting costs a part of a core; nor is ``CUDA_IPC``, from GPU to GPU of one host, which no GPU has run. Where
-    that cannot be had, the link is as by ``AUTO``."""
+    its waiting costs a part of a core; nor are ``CUDA_IPC``, from GPU to GPU of one host, and ``NCCL``, of any two
+    hosts, which no GPU has run. Where ``CUDA_IPC`` cannot be had, the link is as by ``AUTO``."""
 
     AUTO = "auto"
     GRPC = "grpc"
     SHARED_MEMORY = "shm"
     MPI = "mpi"
     CUDA_IPC = "ipc"
+    NCCL = "nccl"
 
 
 IN_MEMORY = frozenset[str]([Transport.SHARED_MEMORY, Transport.CUDA_IPC])
-"""By these, tensors lie where both ends see them, so that no codec writes them."""
+"""By these, tensors lie where both ends see them."""
+FROM_GPU_TO_GPU = frozenset[str]([Transport.CUDA_IPC, Transport.NCCL])
+"""By these, tensors pass no memory of a host that this project knows of."""
+UNCODED = IN_MEMORY | FROM_GPU_TO_GPU
+"""By these, no codec writes tensors."""
 
 
 IPC_BLOCK_BYTES = 2 << 20

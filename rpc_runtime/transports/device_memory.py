@@ -22,6 +22,7 @@ from typing import Protocol
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import TensorSpec
+from tvm_split.rpc_runtime.transports.nccl_device import Nccl
 from tvm_split.rpc_runtime.transports.slots import Slot
 from tvm_split.rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, cleaned
 from tvm_split.rpc_runtime.wire.framing import MAXIMUM_TEXT_BYTES
@@ -43,6 +44,9 @@ class DeviceExchange(Protocol):
     def open_slots(self, opened: Sequence[tuple[TensorSpec, bytes]], shut: Callable[[], object]) -> list[Slot]:
         """Slots to be filled in another process's memory; ``shut`` is called once, when that was closed, or none of it
         could be opened. It is closed when nobody has any of the slots."""
+
+    def nccl(self) -> Nccl:
+        """Its library is loaded by the first who asks."""
 
 
 class OwnDeviceMemory:

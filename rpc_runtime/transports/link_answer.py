@@ -1,4 +1,4 @@
-"""The answering end of a data stream: offers shared memory, or MPI, to whom it may, and reads in its own thread."""
+"""The answering end of a data stream: offers shared memory, MPI or NCCL to whom it may, and reads in its own thread."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
+from tvm_split.rpc_runtime.transports.device_memory import require_device
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.mpi import MpiStream, World
+from tvm_split.rpc_runtime.transports.nccl import NcclTransfers, nccl_transfers
 from tvm_split.rpc_runtime.transports.shared_memory import Offer, SharedMemoryCarrier, host_proof
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_frame, parsed
@@ -25,7 +27,7 @@ class LinkAnswer:
     ended, and anything else where this side has failed. ``world`` is this process's, where it is a rank of one.
 
     Raises:
-        WorkerError: the caller asks for MPI, which does not join it with this process.
+        WorkerError: the caller asks for MPI, or NCCL, which does not join it with this process.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class LinkAnswer:
         self._over = False
         self._refused = False
         self._mpi: MpiStream | None = None
+        self._nccl: NcclTransfers | None = None
         self._accept = self._offered(hello, world)
 
     def frames(self, requests: Iterator[bytes]) -> Iterator[bytes]:
@@ -58,6 +61,8 @@ class LinkAnswer:
         try:
             yield control_frame(FrameKind.ACCEPT, self._accept.SerializeToString())
             threading.Thread(target=self._read, args=(requests,), name=f"read-{self._peer}", daemon=True).start()
+            if self._nccl is not None:
+                self._nccl.join(lambda: not self._refused and not self._link.closed)
             if not self._chosen.wait(CHOICE_SECONDS):
                 raise ProtocolError(f"the caller has not chosen a transport within {CHOICE_SECONDS:g} seconds")
             if self._refused:
@@ -77,7 +82,7 @@ class LinkAnswer:
                 self._on_end(WorkerUnavailableError("the data stream was closed"))
             with self._ending:
                 self._over = True
-            for each in (self._carrier, self._mpi, self._offer):
+            for each in (self._carrier, self._mpi, self._nccl, self._offer):
                 if each is not None:
                     each.close()
         if self._error is not None:
@@ -93,6 +98,10 @@ class LinkAnswer:
             number, name = world.next_number(), f"read-{self._peer}"
             self._mpi = MpiStream(world, hello.mpi.rank, number, self._link, self._ended, name, calls=False)
             return pb.Accept(mpi=world.me, number=number)
+        if hello.HasField("nccl"):
+            nccl = require_device(self._link.device).nccl()
+            self._nccl = nccl_transfers(self._link, nccl, hello.nccl, self._ended, calls=False)
+            return pb.Accept(nccl=self._nccl.own)
         if not hello.host:
             return pb.Accept(reason="the caller cannot share memory, or does not want to")
         if not hmac.compare_digest(hello.host, host_proof(hello.deployment)):
@@ -114,7 +123,7 @@ class LinkAnswer:
                     continue
                 if self._carrier is not None:
                     raise ProtocolError(f"a frame of kind {frame.kind.name} came beside what carries the link")
-                self._link.receive(frame)
+                (self._nccl or self._link).receive(frame)
         except grpc.RpcError:
             error = WorkerUnavailableError(f"the connection to {self._peer!r} broke")
         except Exception as wrong:
@@ -129,11 +138,14 @@ class LinkAnswer:
             self._refused = True
             self._chosen.set()
             return
-        if choice.mpi != (self._mpi is not None):
-            raise ProtocolError("whoever asks for MPI chooses it where it is offered, and nobody else")
+        for chosen, offered in ((choice.mpi, self._mpi), (choice.nccl, self._nccl)):
+            if chosen != (offered is not None):
+                raise ProtocolError("whoever asks for MPI or NCCL chooses it where it is offered, and nobody else")
         if self._mpi is not None:
             self._carrier = self._mpi
             self._mpi.start()
+        elif self._nccl is not None:
+            self._nccl.begin()
         elif choice.shared_memory:
             if self._offer is None:
                 raise ProtocolError("the caller chose shared memory, which it was not offered")

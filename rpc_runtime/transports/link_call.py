@@ -18,10 +18,12 @@ from tvm_split.rpc_runtime.errors import (
 from tvm_split.rpc_runtime.program.link_setting import IN_MEMORY, Transport
 from tvm_split.rpc_runtime.program.measurements import LinkStatistics
 from tvm_split.rpc_runtime.transports import shared_memory
-from tvm_split.rpc_runtime.transports.device_memory import NO_DEVICE
+from tvm_split.rpc_runtime.transports.device_memory import NO_DEVICE, require_device
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.link_memory import own_memory
 from tvm_split.rpc_runtime.transports.mpi import MpiStream, World
+from tvm_split.rpc_runtime.transports.nccl import NcclTransfers, nccl_transfers
+from tvm_split.rpc_runtime.transports.nccl_device import Nccl
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
 from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
@@ -30,6 +32,8 @@ from tvm_split.rpc_runtime.wire.security import Token
 
 logger = logging.getLogger(__name__)
 
+STREAMED = frozenset([Transport.GRPC, Transport.NCCL])
+"""By these, what an end says goes over the stream that was opened."""
 LAST_WORD_SECONDS = 1.0
 """So long may the reason take by which the other end has closed its memory."""
 
@@ -42,7 +46,7 @@ class LinkCall:
     where it is a rank of one.
 
     Raises:
-        WorkerError: MPI is to carry the link, and there is no ``world``.
+        WorkerError: MPI is to carry the link, and there is no ``world``; or NCCL, and this process has none, or no GPU.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class LinkCall:
         self._telling = threading.Lock()
         self._world = world
         self._carrier: shared_memory.SharedMemoryCarrier | MpiStream | None = None
+        self._own_nccl: Nccl | None = None
+        self._nccl: NcclTransfers | None = None
         self.transport = Transport.GRPC
         """What carries the link, once it is accepted."""
         self._accepted = False
@@ -78,6 +84,15 @@ class LinkCall:
                     f"{hello.source!r} is in no MPI world: start both by one mpiexec, with --mpi"
                 )
             hello.mpi.CopyFrom(world.me)
+        elif endpoint.transport is Transport.NCCL:
+            try:
+                self._own_nccl = require_device(link.device).nccl()
+            except WorkerError as error:
+                raise WorkerError(
+                    f"machine {hello.source!r} is to send to machine {endpoint.machine!r} by NCCL, and the worker of "
+                    f"{hello.source!r} cannot: {error}"
+                ) from error
+            hello.nccl.CopyFrom(pb.NcclEnd(version=self._own_nccl.version, gpu=self._own_nccl.gpu))
         elif endpoint.transport is not Transport.GRPC:
             hello.host = shared_memory.host_proof(hello.deployment)
             hello.device_memory = endpoint.transport is Transport.CUDA_IPC and link.device is not None
@@ -124,13 +139,13 @@ class LinkCall:
         self._chosen.wait()
         if self._over.is_set():
             return
-        choice = pb.Choice(shared_memory=self.transport in IN_MEMORY, mpi=self.transport is Transport.MPI)
-        choice.refusal = self._refusal
+        choice = pb.Choice(shared_memory=self.transport in IN_MEMORY, refusal=self._refusal)
+        choice.mpi, choice.nccl = self.transport is Transport.MPI, self.transport is Transport.NCCL
         yield control_frame(FrameKind.CHOICE, choice.SerializeToString())
         if self._refusal:
             return
         try:
-            if self.transport is Transport.GRPC:
+            if self.transport in STREAMED:
                 yield from self._link.frames()
             else:
                 self._over.wait()
@@ -156,6 +171,8 @@ class LinkCall:
         except Exception as unexpected:
             error = WorkerError(f"{self._endpoint}: {unexpected!r}")
         self._broken(error)
+        if self._nccl is not None:
+            self._nccl.close()
 
     def _broken(self, error: TvmSplitError) -> None:
         with self._telling:
@@ -175,12 +192,13 @@ class LinkCall:
         if frame.kind is FrameKind.ERROR:
             raise ProtocolError(error_text(frame))
         if self._accepted:
-            if self.transport is not Transport.GRPC:
+            if self.transport not in STREAMED:
                 raise ProtocolError(f"a frame of kind {frame.kind.name} came beside what carries the link")
-            self._link.receive(frame)
+            (self._nccl or self._link).receive(frame)
         elif frame.kind is FrameKind.ACCEPT:
             try:
-                self._choose(parsed(pb.Accept, frame))
+                if not self._choose(parsed(pb.Accept, frame)):
+                    return  # the stream says why, which is read next
             except WorkerError as error:
                 if self._chosen.is_set():
                     raise
@@ -197,13 +215,16 @@ class LinkCall:
         self._refusal = why
         self._chosen.set()
 
-    def _choose(self, accept: pb.Accept) -> None:
+    def _choose(self, accept: pb.Accept) -> bool:
+        """Whether there was still somebody to join."""
         connection = memory = None
         if self._endpoint.transport is not Transport.GRPC:
             self._reason = accept.reason
         if self._endpoint.transport is Transport.MPI:
             self._choose_mpi(accept)
-            return
+            return True
+        if self._own_nccl is not None:
+            return self._choose_nccl(accept, self._own_nccl)
         if accept.socket:
             try:
                 memory = own_memory(self._link)
@@ -227,6 +248,7 @@ class LinkCall:
             if connection is not None and not self._on_device:
                 self._reason = f"the sender has no places on a GPU: {NO_DEVICE}"
             logger.warning("the link from %r to %r is not from GPU to GPU: %s", *self._ends, self._reason)
+        return True
 
     def _choose_mpi(self, accept: pb.Accept) -> None:
         if self._world is None or not accept.HasField("mpi"):
@@ -237,3 +259,14 @@ class LinkCall:
         self.transport = Transport.MPI
         self._carrier.start()
         self._chosen.set()
+
+    def _choose_nccl(self, accept: pb.Accept, own: Nccl) -> bool:
+        if not accept.HasField("nccl"):
+            raise ProtocolError("a worker that was asked for NCCL offers something else")
+        self._nccl = nccl_transfers(self._link, own, accept.nccl, self._broken, calls=True)
+        if not self._nccl.join(lambda: bool(self._call.is_active())):
+            return False
+        self._nccl.begin()
+        self.transport = Transport.NCCL
+        self._chosen.set()
+        return True

@@ -5,7 +5,8 @@ but they wait behind the data in the socket's buffer, so that a slow link would 
 at least once in a beat, and whatever arrives counts as life. Only a worker does not ask that of a client, where a
 single call in C may keep Python's lock for longer, and nothing but gRPC can answer meanwhile.
 
-A link is carried in one of two ways. A stream (gRPC) has a thread of its own that waits for what `frames` says next. A
+A link is carried in one of two ways. A stream (gRPC) has a thread of its own that waits for what `frames` says next,
+also where tensors go another way beside it (`nccl`). A
 `Carrier` (shared memory, one process) takes a message at once, in the thread of whoever had something to say: that one
 calls `flush` after it has let go of the station's lock, which spares waking another thread. What leaves a GPU has a
 thread of its own there, too (`hand_over`), since the computing thread should not wait for copies.
@@ -93,6 +94,7 @@ class LinkEnd:
         self._patient = patient
         self._heard: float | None = None  # nobody is late before the first word
         self._carrier: Carrier | None = None
+        self._has_places = False
         self._handing = False
         self.apart = False
         """Whether what a carrier takes is handed to it by `hand_over`, and not by `flush`."""
@@ -136,10 +138,11 @@ class LinkEnd:
                     return
                 self._said_locked(message)
 
-    def carry(self, carrier: Carrier, place: Place) -> None:
-        """From now on messages go to a carrier, and tensors to their places. Before the first one."""
+    def carry(self, carrier: Carrier | None, place: Place) -> None:
+        """From now on messages go to a carrier, or None: to a stream, and tensors to their places. Before the first
+        one."""
         with self._lock:
-            self._carrier = carrier
+            self._carrier, self._has_places = carrier, True
         self.flush()
 
     def hand_over(self, carrier: Carrier) -> None:
@@ -219,6 +222,10 @@ class LinkEnd:
     def _wake_locked(self) -> None:
         if self._carrier is None or self.apart:  # else nobody waits: `flush` says it
             self._wake.notify()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def wait_closed(self) -> None:
         self._end.wait()

@@ -56,7 +56,7 @@ class _Sending:
 
 @dataclass(slots=True)
 class _Parcel:
-    """One micro-batch of a tensor that leaves, over a carrier through ``slot``, which is number ``place``."""
+    """One micro-batch of a tensor that leaves, through ``slot``, number ``place``, if the link has such."""
 
     link: OutgoingLink
     sending: _Sending
@@ -69,6 +69,10 @@ class _Parcel:
 
     def frames(self) -> Iterator[bytes]:
         link, index, coder = self.link, self.sending.route.tensor_index, self.sending.coder
+        if self.slot is not None:
+            yield from self.slot.send(self.value, self._header())
+            self._has_left(self.sending.route.tensor.size_bytes)
+            return
         data = link.as_bytes(self.value)
         if coder is not None:
             data = coder.encode(data)
@@ -78,11 +82,14 @@ class _Parcel:
         self._has_left(data.size)
 
     def hand_to(self, carrier: Carrier) -> None:
-        route = self.sending.route
         if self.slot is not None:
             self.slot.fill(self.value)
-        carrier.send(shared_tensor_frame(route.tensor_index, self.sequence, self.place, route.tensor.size_bytes))
-        self._has_left(route.tensor.size_bytes)
+        carrier.send(self._header())
+        self._has_left(self.sending.route.tensor.size_bytes)
+
+    def _header(self) -> bytes:
+        route = self.sending.route
+        return shared_tensor_frame(route.tensor_index, self.sequence, self.place, route.tensor.size_bytes)
 
     def _has_left(self, size_bytes: int) -> None:
         self.link.station.transferred(SEND, self.sending.route, self.sequence, self.start, now(), size_bytes)
@@ -141,7 +148,7 @@ class OutgoingLink(LinkEnd):
         self._outbox.put(tensor, sequence, value)
         self._wake_locked()
 
-    def carry(self, carrier: Carrier, place: Place) -> None:
+    def carry(self, carrier: Carrier | None, place: Place) -> None:
         for sending in self._sending.values():
             route, depth = sending.route, sending.window.depth
             sending.window.largest = depth
@@ -182,7 +189,7 @@ class OutgoingLink(LinkEnd):
                 )
             free = {*sending.places, *places}
             held = window.started - frame.sequence
-            expected = 0 if self._carrier is None else depth - held
+            expected = depth - held if self._has_places else 0
             if len(sending.places) + len(places) != len(free) or len(free) != expected or max(free, default=0) >= depth:
                 raise ProtocolError(
                     f"a credit frees the places {list(places)} of tensor {sending.route.tensor.name!r}, of {depth}, of "
@@ -255,8 +262,15 @@ class IncomingLink(LinkEnd):
         self._make_slot = make_slot
         self._reuse = reuse
         self._current: _Arriving | None = None
+        self._also: list[bytes] = []
 
-    def carry(self, carrier: Carrier, place: Place) -> None:
+    def say(self, frame: bytes) -> None:
+        """Before the next credits."""
+        with self._lock:
+            self._also.append(frame)
+            self._wake_locked()
+
+    def carry(self, carrier: Carrier | None, place: Place) -> None:
         make_slot = self._make_slot if self._reuse else lambda tensor, memory: Slot(memory, None)
         for receiving in self._receiving.values():
             route, window = receiving.route, receiving.window
@@ -268,7 +282,7 @@ class IncomingLink(LinkEnd):
         """Takes a frame with a tensor, a part of one, or word of one in shared memory, or a heartbeat."""
         if not self._takes(frame, FrameKind.TENSOR):
             return
-        if frame.is_shared != (self._carrier is not None):
+        if frame.is_shared != self._has_places:
             raise ProtocolError("a tensor came in memory that is not shared, or in a frame although it is")
         if frame.is_shared:
             self._take_shared(frame)
@@ -287,6 +301,7 @@ class IncomingLink(LinkEnd):
             receiving.filled.add(place)
         tensor, slot = receiving.route.tensor, receiving.places[place]
         sequence = self._sequence_of(receiving, frame, place, tensor.size_bytes)
+        slot.fetch()
         if not self._reuse:
             own = self._make_slot(tensor)
             own.data[:] = slot.data
@@ -372,7 +387,7 @@ class IncomingLink(LinkEnd):
         self._wake_locked()
 
     def _begin_locked(self) -> _Credits | None:
-        frames = []
+        frames, self._also = self._also, []
         for index, consumed, depth in () if self._closed else self._grants.due():
             receiving = self._receiving[index]
             frames.append(credit_frame(index, consumed, depth, receiving.freed))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 from tvm_split.rpc_runtime.program.inputs import flat_bytes
 from tvm_split.rpc_runtime.program.interface import Bytes
@@ -11,6 +14,8 @@ from tvm_split.rpc_runtime.program.program import TensorSpec
 
 ALIGNMENT_BYTES = 64
 """Where TVM takes memory as it is."""
+NOT_OF_THE_HOST: Bytes = np.empty(0, np.uint8)
+"""Nobody writes to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,13 @@ class Slot:
     def fill(self, value: Any) -> None:
         """Copies such a value as this one."""
         self.data[:] = flat_bytes(value)
+
+    def send(self, value: Any, header: bytes) -> Iterator[bytes]:
+        """Brings such a value to the other end beside a stream, which says the ``header`` and what else this yields."""
+        raise NotImplementedError
+
+    def fetch(self) -> None:
+        """Returns when the tensor of which the other end has told is here."""
 
 
 class MakeSlot(Protocol):

@@ -41,7 +41,8 @@ MAXIMUM_TEXT_BYTES = 4096
 
 class FrameKind(enum.IntEnum):
     """What a frame says. ``sequence`` of a credit counts the micro-batches consumed so far, so the last one counts; its
-    payload is how many may be under way, as `credit_frame` packs it."""
+    payload is how many may be under way, as `credit_frame` packs it. ``READY``: the receiver's GPU takes the tensor of
+    which it was told last, by NCCL."""
 
     CHOICE = 1
     ACCEPT = 2
@@ -49,6 +50,7 @@ class FrameKind(enum.IntEnum):
     CREDIT = 4
     ERROR = 5
     HEARTBEAT = 6
+    READY = 7
 
 
 class FrameFlag(enum.IntFlag):

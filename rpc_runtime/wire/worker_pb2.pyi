@@ -453,7 +453,7 @@ class TimeKernelsReply(_message.Message):
     def __init__(self, times: _Optional[_Iterable[_Union[KernelTime, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "deployment", "source", "destination", "secret", "host", "mpi", "device_memory")
+    __slots__ = ("protocol_version", "deployment", "source", "destination", "secret", "host", "mpi", "device_memory", "nccl")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -462,6 +462,7 @@ class Hello(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     MPI_FIELD_NUMBER: _ClassVar[int]
     DEVICE_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    NCCL_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     deployment: str
     source: str
@@ -470,7 +471,8 @@ class Hello(_message.Message):
     host: bytes
     mpi: MpiRank
     device_memory: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ..., host: _Optional[bytes] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., device_memory: _Optional[bool] = ...) -> None: ...
+    nccl: NcclEnd
+    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ..., host: _Optional[bytes] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., device_memory: _Optional[bool] = ..., nccl: _Optional[_Union[NcclEnd, _Mapping]] = ...) -> None: ...
 
 class MpiRank(_message.Message):
     __slots__ = ("world", "rank")
@@ -480,26 +482,40 @@ class MpiRank(_message.Message):
     rank: int
     def __init__(self, world: _Optional[bytes] = ..., rank: _Optional[int] = ...) -> None: ...
 
+class NcclEnd(_message.Message):
+    __slots__ = ("version", "gpu", "unique_id")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    UNIQUE_ID_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    gpu: str
+    unique_id: bytes
+    def __init__(self, version: _Optional[int] = ..., gpu: _Optional[str] = ..., unique_id: _Optional[bytes] = ...) -> None: ...
+
 class Accept(_message.Message):
-    __slots__ = ("socket", "secret", "reason", "mpi", "number")
+    __slots__ = ("socket", "secret", "reason", "mpi", "number", "nccl")
     SOCKET_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MPI_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NCCL_FIELD_NUMBER: _ClassVar[int]
     socket: str
     secret: bytes
     reason: str
     mpi: MpiRank
     number: int
-    def __init__(self, socket: _Optional[str] = ..., secret: _Optional[bytes] = ..., reason: _Optional[str] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    nccl: NcclEnd
+    def __init__(self, socket: _Optional[str] = ..., secret: _Optional[bytes] = ..., reason: _Optional[str] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., number: _Optional[int] = ..., nccl: _Optional[_Union[NcclEnd, _Mapping]] = ...) -> None: ...
 
 class Choice(_message.Message):
-    __slots__ = ("shared_memory", "refusal", "mpi")
+    __slots__ = ("shared_memory", "refusal", "mpi", "nccl")
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     MPI_FIELD_NUMBER: _ClassVar[int]
+    NCCL_FIELD_NUMBER: _ClassVar[int]
     shared_memory: bool
     refusal: str
     mpi: bool
-    def __init__(self, shared_memory: _Optional[bool] = ..., refusal: _Optional[str] = ..., mpi: _Optional[bool] = ...) -> None: ...
+    nccl: bool
+    def __init__(self, shared_memory: _Optional[bool] = ..., refusal: _Optional[str] = ..., mpi: _Optional[bool] = ..., nccl: _Optional[bool] = ...) -> None: ...

@@ -13,7 +13,7 @@ from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.errors import InputError
 from tvm_split.rpc_runtime.program.codec import Codec
-from tvm_split.rpc_runtime.program.link_setting import Transport
+from tvm_split.rpc_runtime.program.link_setting import FROM_GPU_TO_GPU, Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.worker.config import require_options
@@ -97,9 +97,10 @@ class Link:
     where ``source`` reaches the worker of ``destination``, if that is another address than the client's. ``transport``
     says what carries it: ``"auto"`` (memory that both share on one host, unless an address is given), ``"grpc"``,
     ``"shm"``, which is refused where nothing can be shared, ``"mpi"`` between workers that one ``mpiexec`` has
-    started with ``--mpi``, or ``"ipc"`` from GPU to GPU of one host, as ``"auto"`` where that cannot be. ``codec`` is
-    how tensors are written where it is a network: ``"none"``, one of `rpc_runtime.program.codec.Codec` for every tensor
-    that it fits, or ``"auto"``, by which a plan chooses.
+    started with ``--mpi``, ``"ipc"`` from GPU to GPU of one host, as ``"auto"`` where that cannot be, or ``"nccl"``
+    from GPU to GPU of any two hosts, which is refused where it cannot be. ``codec`` is how tensors are written where it
+    is a network: ``"none"``, one of `rpc_runtime.program.codec.Codec` for every tensor that it fits, or ``"auto"``, by
+    which a plan chooses.
     """
 
     source: str
@@ -129,10 +130,14 @@ class Link:
             raise ClusterError(f"{here} has transport {self.transport!r}; there are {', '.join(Transport)}")
         if self.transport == Transport.MPI and CLIENT in (self.source, self.destination):
             raise ClusterError(f"{here} has the transport mpi, and the client is in no MPI world: leave it auto")
-        if self.transport == Transport.CUDA_IPC and CLIENT in (self.source, self.destination):
-            raise ClusterError(f"{here} has the transport ipc, and the client has nothing on a GPU: leave it auto")
+        if self.transport in FROM_GPU_TO_GPU and CLIENT in (self.source, self.destination):
+            raise ClusterError(
+                f"{here} has the transport {self.transport}, and the client has nothing on a GPU: leave it auto"
+            )
         if self.codec not in LINK_CODECS:
             raise ClusterError(f"{here} has codec {self.codec!r}; there are {', '.join(LINK_CODECS)}")
+        if self.transport == Transport.NCCL and self.codec not in (AUTO_CODEC, Codec.NONE):
+            raise ClusterError(f"{here} has the transport nccl, by which no codec writes: leave out codec {self.codec}")
 
     @property
     def is_closed(self) -> bool:
@@ -176,8 +181,16 @@ def faults(
             text = f"{', '.join(shared.machines)} share {shared.cores} cores; give at least 1, at most {MOST_CORES}"
             yield Fault(("shared_cores", index, "cores"), text)
     joining: dict[tuple[str, str], int] = {}
+    without_gpu = {machine.name for machine in machines if not machine.has_gpu}
     for index, link in enumerate(links or ()):
         ends = (link.source, link.destination)
+        lacking = [end for end in ends if end in without_gpu]
+        if link.transport == Transport.NCCL and lacking:
+            text = f"{' and '.join(map(repr, lacking))} {'have' if len(lacking) > 1 else 'has'} no target with a GPU"
+            yield Fault(
+                ("links", index, "transport"),
+                f"the link from {ends[0]!r} to {ends[1]!r} has the transport nccl, and {text}: leave it auto",
+            )
         for key, end in zip(("from", "to"), ends, strict=True):
             if end not in named and end != CLIENT:
                 yield Fault(("links", index, key), f"no machine is named {end!r}; there are {', '.join(named)}")

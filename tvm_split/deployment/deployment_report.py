@@ -25,7 +25,7 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import LinkPrediction, MachinePrediction, Prediction
 from tvm_split.planner.profile import Corrections
 from tvm_split.rpc_runtime.program.codec import Codec
-from tvm_split.rpc_runtime.program.link_setting import IN_MEMORY
+from tvm_split.rpc_runtime.program.link_setting import UNCODED
 from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from tvm_split.rpc_runtime.program.program import Program, Route, StageSpec
 from tvm_split.rpc_runtime.program.turns import Recurrence
@@ -273,8 +273,8 @@ def _link_reports(
 
 
 def _codecs(routes: Sequence[Route], transport: str) -> tuple[Codec, ...]:
-    """Those in which tensors cross: where memory is shared, none."""
-    if transport in IN_MEMORY:
+    """Those in which tensors cross: where memory is shared, or between GPUs, none."""
+    if transport in UNCODED:
         return ()
     return tuple(dict.fromkeys(route.codec for route in routes if route.codec is not Codec.NONE))
 

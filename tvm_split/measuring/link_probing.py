@@ -45,7 +45,7 @@ from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import TvmSplitError
-from tvm_split.rpc_runtime.program.link_setting import Transport
+from tvm_split.rpc_runtime.program.link_setting import FROM_GPU_TO_GPU
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.steps import StepProgress, Steps
@@ -307,18 +307,19 @@ class _Probing:
 
     def _probe_pair(self, source: str, destination: str, machines: Mapping[str, MachineProbe]) -> PairProbe:
         elsewhere = (machines[source].round_trip_seconds + machines[destination].round_trip_seconds) / 2
-        if self._cluster.asks_for_ipc(source, destination):
-            found = self._probe_samples(source, destination, elsewhere + self._bus_seconds(source, destination), True)
-            if found.transport == Transport.CUDA_IPC:
+        if asked := self._cluster.between_gpus(source, destination):
+            besides = elsewhere + self._bus_seconds(source, destination)
+            found = self._probe_samples(source, destination, besides, on_gpus=True)
+            if found.transport == asked:
                 return found
-        return self._probe_samples(source, destination, elsewhere, False)
+        return self._probe_samples(source, destination, elsewhere, on_gpus=False)
 
     def _bus_seconds(self, source: str, destination: str) -> float:
         """What small tensors take from the client to one GPU, and from another to the client, besides the links."""
         buses = [bus_of(device) for name in (source, destination) for device in self._workers[name].cuda_devices[:1]]
         return sum(bus.latency_seconds for bus in buses if bus is not None)
 
-    def _probe_samples(self, source: str, destination: str, elsewhere: float, on_gpus: bool) -> PairProbe:
+    def _probe_samples(self, source: str, destination: str, elsewhere: float, *, on_gpus: bool) -> PairProbe:
         """``elsewhere`` is what a run takes besides. On GPUs, a pair that is not joined as asked is given up."""
         samples: list[LinkSample] = []
         transport = ""
@@ -329,7 +330,7 @@ class _Probing:
             sizes = [SMALLEST_BYTES, worthwhile, SMALLEST_BYTES]
             passage = self._pass([source, destination], sizes, SERIES_SECONDS, on_gpus=on_gpus)
             transport = passage.transports[source, destination]
-            if on_gpus and transport != Transport.CUDA_IPC:
+            if on_gpus and transport not in FROM_GPU_TO_GPU:
                 break
             single = max(passage.single_seconds - elsewhere, 0.0)
             samples.append(LinkSample(worthwhile, single, passage.stream_seconds))

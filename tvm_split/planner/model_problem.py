@@ -14,7 +14,7 @@ from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.planner.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, StreamingCost
 from tvm_split.planner.request import PlanRequest
-from tvm_split.rpc_runtime.program.link_setting import IPC_BLOCK_BYTES, Transport
+from tvm_split.rpc_runtime.program.link_setting import FROM_GPU_TO_GPU, IPC_BLOCK_BYTES, Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 BUFFERS = 3
@@ -33,8 +33,8 @@ def model_problem(
     """
     beside = _beside_client(profile)
     buses = {each.machine: each.bus for each in profile.machines if each.bus is not None}
-    # A stage that hardly computes has hardly anything to lose from caches: no more than an even one computes.
     blocks = Counter(link.destination for link in profile.links if link.transport == Transport.CUDA_IPC)
+    # A stage that hardly computes has hardly anything to lose from caches: no more than an even one computes.
     starts = {each.machine: min(each.streaming.start_seconds, profile.even_seconds(each)) for each in profile.machines}
     return Problem(
         objective=request.objective,
@@ -76,11 +76,11 @@ def model_problem(
 def _link(link: LinkProfile, buses: Mapping[str, Bus], starts: Mapping[str, float]) -> ProblemLink:
     """A link with the buses at its ends, one after the other: a tensor is sent when it has come from the device.
 
-    From GPU to GPU (``ipc``) it passes neither: what leads from one to the other is the link, as it was measured.
-    At the other end it is uploaded while the next one is received, so that a stream may be faster than this says. What
-    a single input waits for its stage's start is the link's that brings it.
+    From GPU to GPU (``ipc``, ``nccl``) it passes neither: what leads from one to the other is the link, as it was
+    measured. At the other end it is uploaded while the next one is received, so that a stream may be faster than this
+    says. What a single input waits for its stage's start is the link's that brings it.
     """
-    is_direct = link.transport == Transport.CUDA_IPC
+    is_direct = link.transport in FROM_GPU_TO_GPU
     passed = [] if is_direct else [buses[end] for end in (link.source, link.destination) if end in buses]
     bytes_per_second = link.bytes_per_second
     latency_seconds = link.latency_seconds + starts.get(link.destination, 0.0)

@@ -1,4 +1,4 @@
-"""Compiles ``cuda_streams.c`` and ``cuda_memory.c``, the stand-in for CUDA's runtime."""
+"""Compiles ``cuda_streams.c`` and ``cuda_memory.c``, the stand-in for CUDA's runtime, and ``nccl.c``, that for NCCL."""
 
 from __future__ import annotations
 
@@ -19,10 +19,22 @@ from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec
 Kernel = ctypes.CFUNCTYPE(None)
 SOURCES = [str(Path(__file__).with_name(name)) for name in ("cuda_streams.c", "cuda_memory.c")]
 
+NCCL = str(Path(__file__).with_name("nccl.c"))
+
 
 def compiled(folder: Path, *options: str) -> Path:
     library = folder / "libcudart.so.13"
-    command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-pthread", *options, "-o", str(library), *SOURCES]
+    # Its functions call each other, also where CUDA's own runtime was loaded for all of the process.
+    command = ["cc", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wall", "-Werror", "-pthread", *options]
+    command += ["-o", str(library), *SOURCES]
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    return library
+
+
+def compiled_nccl(cuda: Path, folder: Path) -> Path:
+    """The stand-in for NCCL on that one of CUDA's runtime."""
+    library = folder / "libnccl.so.2"
+    command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-pthread", "-o", str(library), NCCL, str(cuda)]
     subprocess.run(command, check=True, capture_output=True, timeout=100)
     return library
 

@@ -22,7 +22,8 @@ enum cudaMemcpyKind { cudaMemcpyHostToHost };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
 #endif
 
-enum { COPY, RECORD, WAIT, CALL, FILL, KERNEL, GRAPH, END };
+enum { COPY, RECORD, WAIT, CALL, CALL_WITH, FILL, KERNEL, GRAPH, END };
+enum { NOT_READY = 600 };
 enum { UNSUPPORTED = 900, INVALIDATED = 901, IMPLICIT = 906, WRONG_THREAD = 908 };
 enum { PARAMETERS = 48 };
 
@@ -40,6 +41,7 @@ typedef struct Work {
     int between;
     long number;
     void (*function)(void);
+    void (*function_with)(void *);
     int value;
     const char *(*kernel)(void **values, const int *extents, int backwards);
     void *values[PARAMETERS];
@@ -115,6 +117,7 @@ static void copy(const Work *work) {
 static void perform(const Work *work) {
     if (work->kind == COPY) copy(work);
     if (work->kind == CALL) work->function();
+    if (work->kind == CALL_WITH) work->function_with(work->target);
     if (work->kind == FILL) memset(work->target, work->value, work->size);
     if (work->kind == KERNEL) {
         pthread_mutex_lock(&kernel_lock);
@@ -199,6 +202,10 @@ static int add(cudaStream_t stream, Work given) {
 void standInLaunch(void (*function)(void)) { add(0, (Work){.kind = CALL, .function = function}); }
 int standInLaunchOn(cudaStream_t stream, void (*function)(void)) {
     return add(stream, (Work){.kind = CALL, .function = function});
+}
+// Of the stand-in of NCCL.
+int standInCall(cudaStream_t stream, void (*function)(void *), void *argument) {
+    return add(stream, (Work){.kind = CALL_WITH, .function_with = function, .target = argument});
 }
 void standInFailIn(const char *function, int code) { strcpy(failing_call, function), call_error = code; }
 int standInGraphs(void) { return graphs; }
@@ -295,6 +302,13 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     return failing;
 }
 
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    pthread_mutex_lock(&lock);
+    int is_reached = event->reached >= event->recorded;
+    pthread_mutex_unlock(&lock);
+    return failing ? failing : is_reached ? 0 : NOT_READY;
+}
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
     return flags ? 1 : add(stream, (Work){.kind = WAIT, .event = event});
 }
@@ -321,8 +335,13 @@ cudaError_t cudaMemsetAsync(void *target, int value, size_t size, cudaStream_t s
     return failed(__func__) ? call_error : add(stream, (Work){.kind = FILL, .target = target, .value = value, .size = size});
 }
 
+const char *standInBus(void) {
+    const char *given = getenv("STAND_IN_BUS");
+    return given ? given : "0000:3b:00.0";
+}
+
 cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
-    strncpy(text, "0000:3b:00.0", length);
+    strncpy(text, standInBus(), length);
     return device;
 }
 

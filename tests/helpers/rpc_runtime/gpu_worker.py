@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,15 @@ class GpuWorkers:
 
 @contextlib.contextmanager
 def gpu_workers(
-    names: Sequence[str], library: Path, folder: Path, *, slow_microseconds: int = 300, refused: int = 0
+    names: Sequence[str],
+    library: Path,
+    folder: Path,
+    *,
+    slow_microseconds: int = 300,
+    refused: int = 0,
+    environment: Callable[[str], Mapping[str, str]] = lambda name: {},
 ) -> Iterator[GpuWorkers]:
-    """In the end all are gone, and none has said a word of what CUDA leaves undefined."""
+    """In the end all are gone, and none has said a word of what CUDA leaves undefined. ``environment`` is by name."""
     processes: dict[str, subprocess.Popen[str]] = {}
     endpoints: dict[str, WorkerEndpoint] = {}
     logs = {name: folder / f"{name}.log" for name in names}
@@ -92,6 +99,7 @@ def gpu_workers(
                 processes[name] = subprocess.Popen(
                     [*command, "--token-file", str(token), "--log-level", "warning"],
                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT,
+                    env={**os.environ, "STAND_IN_BUS": f"0000:{ord(name):x}:00.0", **environment(name)},
                 )  # fmt: skip
         for name, process in processes.items():
             endpoints[name] = WorkerEndpoint(name, str(announced(process)["address"]), token.read_text())

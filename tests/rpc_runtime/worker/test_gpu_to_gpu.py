@@ -6,8 +6,6 @@ thread of its own. It ends a process that frees what another has open, or copies
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import os
 import signal
 import threading
@@ -18,28 +16,32 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from tests.helpers.rpc_runtime.cuda_stand_in import compiled
+from tests.helpers.rpc_runtime.gpu_programs import (
+    BLOB,
+    all_links,
+    batches,
+    carried,
+    chain,
+    compiled_with_blob,
+    is_empty,
+    opened,
+)
 from tests.helpers.rpc_runtime.gpu_worker import GpuWorkers, gpu_workers
 from tests.helpers.rpc_runtime.joined_executors import evaluate
 from tests.helpers.rpc_runtime.pipelines import deployments_left
 from tests.helpers.rpc_runtime.random_programs import programs
 from tests.helpers.waiting import stop, wait_for
-from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
-from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
-from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from tvm_split.rpc_runtime.program.link_setting import Transport
+from tvm_split.rpc_runtime.program.program import Program
 from tvm_split.rpc_runtime.transports.link_end import SILENCE_SECONDS
 
-LIBRARY = b"no library: the stages are the tests' own"
-BLOB = BlobSpec(hashlib.sha256(LIBRARY).hexdigest(), len(LIBRARY))
-ALL_IPC = {ends: LinkSetting(transport=Transport.CUDA_IPC) for ends in itertools.permutations("AB", 2)}
+ALL_IPC = all_links("AB", Transport.CUDA_IPC)
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cuda")
-    (folder / "blob").write_bytes(LIBRARY)
-    return compiled(folder)
+    return compiled_with_blob(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture(scope="module")
@@ -55,38 +57,11 @@ def own_workers(library: Path, tmp_path: Path) -> Iterator[GpuWorkers]:
         yield started
 
 
-def opened(workers: GpuWorkers, program: Program, library: Path) -> Pipeline:
-    blob = library.with_name("blob")
-    return Pipeline.open(program, workers.endpoints, lambda sha256: blob, timeout_seconds=30, links=ALL_IPC)
-
-
-def batches(program: Program, count: int) -> list[list[np.ndarray]]:
-    return [[np.array([n, 7 * n + i]) for i in range(len(program.inputs))] for n in range(count)]
-
-
-def chain() -> Program:
-    """A to B and back: either worker sends and receives."""
-    tensors = [TensorSpec(f"t{place}", (2,), "int64") for place in range(4)]
-    stages = tuple(
-        StageSpec(place, f"s{place}", machine, (), "cpu", BLOB, (), (tensors[place],), (tensors[place + 1],))
-        for place, machine in enumerate("ABA")
-    )
-    return Program((tensors[0],), (tensors[-1],), stages)
-
-
-def carried(pipeline: Pipeline) -> set[str]:
-    return {link.transport for link in pipeline.links() if "client" not in (link.source, link.destination)}
-
-
-def is_empty(workers: GpuWorkers, name: str) -> bool:
-    return bool(wait_for(lambda: workers.areas(name) == 0)) and not deployments_left(workers.endpoints[name])
-
-
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(program=programs(most_replicas=2, machines="AB", blob=BLOB), count=st.sampled_from([1, 12]))
 def test_any_program_from_gpu_to_gpu(program: Program, count: int, workers: GpuWorkers, library: Path) -> None:
     fed = batches(program, count)
-    with opened(workers, program, library) as pipeline:
+    with opened(workers, program, library, ALL_IPC) as pipeline:
         assert carried(pipeline) <= {Transport.CUDA_IPC}
         results = list(pipeline.stream(fed))
     for batch, result in zip(fed, results, strict=True):
@@ -95,12 +70,12 @@ def test_any_program_from_gpu_to_gpu(program: Program, count: int, workers: GpuW
 
 
 def test_links_are_from_gpu_to_gpu_and_nothing_stays_when_they_are_closed(workers: GpuWorkers, library: Path) -> None:
-    with opened(workers, chain(), library) as pipeline:
+    with opened(workers, chain(), library, ALL_IPC) as pipeline:
         pipeline.run(batches(chain(), 1)[0])
     assert all(is_empty(workers, name) for name in "AB")
     files = {name: workers.files(name) for name in "AB"}
     for moment in (0.0, 0.01, 0.05):
-        pipeline = opened(workers, chain(), library)
+        pipeline = opened(workers, chain(), library, ALL_IPC)
         assert carried(pipeline) == {Transport.CUDA_IPC}
         # Three places of its own, and three of the other's.
         assert [workers.areas(name) for name in "AB"] == [6, 6]
@@ -117,7 +92,7 @@ def test_a_worker_that_is_killed_leaves_nothing_with_the_other(
     dies: str, own_workers: GpuWorkers, library: Path
 ) -> None:
     (lives,) = set("AB") - {dies}
-    with opened(own_workers, chain(), library) as pipeline:
+    with opened(own_workers, chain(), library, ALL_IPC) as pipeline:
         assert carried(pipeline) == {Transport.CUDA_IPC}
         results = pipeline.stream(batches(chain(), 1000))
         for _ in range(5):
@@ -130,20 +105,15 @@ def test_a_worker_that_is_killed_leaves_nothing_with_the_other(
 
 
 def test_handles_are_closed_before_the_memory_goes(own_workers: GpuWorkers, library: Path) -> None:
-    with opened(own_workers, chain(), library) as pipeline:
+    with opened(own_workers, chain(), library, ALL_IPC) as pipeline:
         next(pipeline.stream(batches(chain(), 100)))
     assert all(is_empty(own_workers, name) for name in "AB")
 
 
 def test_memory_stays_until_a_sender_that_stands_still_has_let_go(own_workers: GpuWorkers, library: Path) -> None:
     """Freed before, it could be written into when the sender goes on, and be another's by then."""
-    tensors = [TensorSpec(f"t{place}", (2,), "int64") for place in range(3)]
-    stages = tuple(
-        StageSpec(place, f"s{place}", machine, (), "cpu", BLOB, (), (tensors[place],), (tensors[place + 1],))
-        for place, machine in enumerate("AB")
-    )
-    program = Program((tensors[0],), (tensors[-1],), stages)
-    with opened(own_workers, program, library) as pipeline:
+    program = chain("AB")
+    with opened(own_workers, program, library, ALL_IPC) as pipeline:
         results = pipeline.stream(batches(program, 1000))
         next(results)
         stop(own_workers.processes["A"].pid)
@@ -154,14 +124,14 @@ def test_memory_stays_until_a_sender_that_stands_still_has_let_go(own_workers: G
     assert own_workers.areas("B") == 3
     os.kill(own_workers.processes["A"].pid, signal.SIGCONT)
     assert all(is_empty(own_workers, name) for name in "AB")
-    with opened(own_workers, program, library) as pipeline:
+    with opened(own_workers, program, library, ALL_IPC) as pipeline:
         assert np.array_equal(pipeline.run([np.array([1, 2])]), evaluate(program, [np.array([1, 2])]))
 
 
 def test_what_cannot_be_opened_is_shared_through_the_host_and_that_is_said(library: Path, tmp_path: Path) -> None:
     """As between containers, or GPUs that cannot reach each other."""
     with gpu_workers("AB", library, tmp_path, refused=217) as workers:
-        with opened(workers, chain(), library) as pipeline:
+        with opened(workers, chain(), library, ALL_IPC) as pipeline:
             between = [link for link in pipeline.links() if "client" not in (link.source, link.destination)]
             assert {link.transport for link in between} == {Transport.SHARED_MEMORY}
             for link in between:

@@ -1,0 +1,177 @@
+"""NCCL's library, loaded when a link asks for it, and communicators of two ranks, each with a stream of its own.
+
+NCCL User Guide 2.28: Communicator Creation and Management, Point To Point Communication, Fault Tolerance. Communicators
+do not block: a call that goes on behind says so (``ncclInProgress``), and nothing else may be asked of its communicator
+until ``ncclCommGetAsyncError`` says otherwise. An operation is on its stream from then on.
+
+No GPU was at hand: nothing of this has run on one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from tvm_split.rpc_runtime.errors import WorkerError
+from tvm_split.rpc_runtime.execution.device_transfers import DeviceCalls
+from tvm_split.rpc_runtime.execution.nvcc import installed_folders
+from tvm_split.rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES, version_text
+
+LIBRARY = "libnccl.so.2"
+OLDEST = 21800
+"""Older ones end communicators of which a rank has died in ways of their own (NVIDIA/nccl#863)."""
+SUCCESS, IN_PROGRESS = 0, 7
+"""``ncclResult_t``."""
+BYTES = 0
+"""``ncclInt8``."""
+MAGIC, LAYOUT, UNDEFINED = 0xCAFEBEEF, 21700, -(2**31)
+"""Of ``ncclConfig_t``; its layout is told as a version, and later ones take what that lacks as undefined."""
+
+
+class _UniqueId(ctypes.Structure):
+    """``ncclUniqueId``."""
+
+    _fields_ = (("internal", ctypes.c_ubyte * UNIQUE_ID_BYTES),)
+
+
+class _Config(ctypes.Structure):
+    """``ncclConfig_t`` of 2.17."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        *((name, ctypes.c_int) for name in ("blocking", "cluster_size", "fewest_blocks", "most_blocks")),
+        ("network", ctypes.c_char_p),
+    )
+
+
+_pointer, _out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+_transfer = (_pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, _pointer, _pointer)
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "ncclGetVersion": (ctypes.POINTER(ctypes.c_int),),
+    "ncclGetUniqueId": (ctypes.POINTER(_UniqueId),),
+    "ncclCommInitRankConfig": (_out, ctypes.c_int, _UniqueId, ctypes.c_int, ctypes.POINTER(_Config)),
+    "ncclCommGetAsyncError": (_pointer, ctypes.POINTER(ctypes.c_int)),
+    "ncclSend": _transfer,
+    "ncclRecv": _transfer,
+    "ncclCommAbort": (_pointer,),
+}
+
+
+class NcclLibrary:
+    """Its functions. ``turn`` is for who has something under way by it: `transports.nccl` says why only one may.
+
+    Raises:
+        WorkerError: it lacks functions, or is too old.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        try:
+            self._functions = {name: library[name] for name in _FUNCTIONS}
+            self._words, self._last_words = library["ncclGetErrorString"], library["ncclGetLastError"]
+        except AttributeError as error:
+            raise WorkerError(f"{library._name} is too old, NCCL {version_text(OLDEST)} is needed: {error}") from error
+        for name, function in self._functions.items():
+            function.argtypes, function.restype = _FUNCTIONS[name], ctypes.c_int
+        self._words.argtypes, self._words.restype = (ctypes.c_int,), ctypes.c_char_p
+        self._last_words.argtypes, self._last_words.restype = (_pointer,), ctypes.c_char_p
+        found = ctypes.c_int()
+        self.call("ncclGetVersion", ctypes.byref(found))
+        self.version, self.turn = found.value, threading.Lock()
+        if self.version < OLDEST:
+            raise WorkerError(
+                f"{library._name} is NCCL {version_text(self.version)}, and {version_text(OLDEST)} or newer is needed"
+            )
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Also returns where the call goes on behind.
+
+        Raises:
+            WorkerError: it fails: names it, with NCCL's words.
+        """
+        self.require(self._functions[function](*arguments), function)
+
+    def require(self, code: int, function: str) -> None:
+        if code not in (SUCCESS, IN_PROGRESS):
+            words = ((each or b"").decode(errors="replace") for each in (self._words(code), self._last_words(None)))
+            raise WorkerError(f"NCCL fails: {function}: {'; '.join(filter(None, words)) or f'error {code}'}")
+
+    def unique_id(self) -> bytes:
+        made = _UniqueId()
+        self.call("ncclGetUniqueId", ctypes.byref(made))
+        return bytes(made)
+
+
+class NcclCommunicator:
+    """A `transports.nccl.Communicator`, of which this is ``rank`` 0 or 1. For one thread that begins something."""
+
+    def __init__(self, nccl: NcclLibrary, cuda: DeviceCalls, unique_id: bytes, rank: int) -> None:
+        self._nccl, self._cuda, self._peer = nccl, cuda, 1 - rank
+        self._stream, self._mark, self._is_marked = cuda.stream(), cuda.mark(), True
+        self._handle = ctypes.c_void_p()
+        self._is_aborted = False
+        config = _Config(ctypes.sizeof(_Config), MAGIC, LAYOUT, 0, *[UNDEFINED] * 3, None)
+        named = _UniqueId.from_buffer_copy(unique_id)
+        nccl.call("ncclCommInitRankConfig", ctypes.byref(self._handle), 2, named, rank, ctypes.byref(config))
+
+    def is_ready(self) -> bool:
+        self._require_there()
+        state = ctypes.c_int()
+        self._nccl.call("ncclCommGetAsyncError", self._handle, ctypes.byref(state))
+        self._nccl.require(state.value, "a communicator")
+        return state.value != IN_PROGRESS
+
+    def send(self, address: int, size_bytes: int) -> None:
+        self._begin("ncclSend", address, size_bytes)
+
+    def receive(self, address: int, size_bytes: int) -> None:
+        self._begin("ncclRecv", address, size_bytes)
+
+    def is_done(self) -> bool:
+        if not self.is_ready():
+            return False
+        if not self._is_marked:
+            self._cuda.record(self._mark, self._stream)
+            self._is_marked = True
+        return self._cuda.is_reached(self._mark)
+
+    def abort(self) -> None:
+        self._is_aborted = True
+        if self._handle:
+            self._nccl.call("ncclCommAbort", self._handle)
+
+    def _require_there(self) -> None:
+        if self._is_aborted:
+            raise WorkerError("the communicator of NCCL was ended")
+
+    def _begin(self, function: str, address: int, size_bytes: int) -> None:
+        self._require_there()
+        self._is_marked = False
+        self._nccl.call(function, address, size_bytes, BYTES, self._peer, self._handle, self._stream.address)
+
+
+@cache
+def nccl_library() -> NcclLibrary:
+    """This process's.
+
+    Raises:
+        WorkerError: it is not found, or cannot be used.
+    """
+    for place in _places():
+        try:
+            library = ctypes.CDLL(place)
+        except OSError:
+            continue
+        return NcclLibrary(library)
+    raise WorkerError(f"NCCL's library, {LIBRARY}, is not found: pip install nvidia-nccl-cu13")
+
+
+def _places() -> Iterator[str]:
+    """Where the system looks, and where pip puts it."""
+    yield LIBRARY
+    for folder in installed_folders("nccl"):
+        yield str(folder / "lib" / LIBRARY)

@@ -1,0 +1,62 @@
+"""Programs for the workers of `gpu_worker`, whose stages are the tests' own."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from pathlib import Path
+
+import numpy as np
+
+from tests.helpers.rpc_runtime.cuda_stand_in import compiled
+from tests.helpers.rpc_runtime.gpu_worker import GpuWorkers
+from tests.helpers.rpc_runtime.pipelines import deployments_left
+from tests.helpers.waiting import wait_for
+from tvm_split.rpc_runtime.client.pipeline import Pipeline
+from tvm_split.rpc_runtime.program.link_setting import LinkSetting, LinkSettings, Transport
+from tvm_split.rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec, TensorSpec
+
+LIBRARY = b"no library: the stages are the tests' own"
+BLOB = BlobSpec(hashlib.sha256(LIBRARY).hexdigest(), len(LIBRARY))
+
+
+def compiled_with_blob(folder: Path) -> Path:
+    """The stand-in for CUDA's runtime, and the blob that all stages have beside it."""
+    (folder / "blob").write_bytes(LIBRARY)
+    return compiled(folder)
+
+
+def all_links(machines: str, transport: Transport) -> LinkSettings:
+    return {ends: LinkSetting(transport=transport) for ends in itertools.permutations(machines, 2)}
+
+
+def opened(
+    workers: GpuWorkers, program: Program, library: Path, links: LinkSettings, *, timeout_seconds: float = 30
+) -> Pipeline:
+    blob = library.with_name("blob")
+    seconds = timeout_seconds
+    return Pipeline.open(program, workers.endpoints, lambda sha256: blob, timeout_seconds=seconds, links=links)
+
+
+def batches(program: Program, count: int) -> list[list[np.ndarray]]:
+    return [[np.array([n, 7 * n + i]) for i in range(len(program.inputs))] for n in range(count)]
+
+
+def chain(machines: str = "ABA") -> Program:
+    """One stage after the other: of A to B and back, either worker sends and receives."""
+    tensors = [TensorSpec(f"t{place}", (2,), "int64") for place in range(len(machines) + 1)]
+    stages = tuple(
+        StageSpec(place, f"s{place}", machine, (), "cpu", BLOB, (), (tensors[place],), (tensors[place + 1],))
+        for place, machine in enumerate(machines)
+    )
+    return Program((tensors[0],), (tensors[-1],), stages)
+
+
+def carried(pipeline: Pipeline) -> set[str]:
+    """What carries the links between workers."""
+    return {link.transport for link in pipeline.links() if CLIENT not in (link.source, link.destination)}
+
+
+def is_empty(workers: GpuWorkers, name: str) -> bool:
+    """Whether a worker has nothing of a deployment's any more, after a while."""
+    return bool(wait_for(lambda: workers.areas(name) == 0)) and not deployments_left(workers.endpoints[name])
