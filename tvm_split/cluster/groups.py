@@ -10,6 +10,8 @@ from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.units import short_list
 
 Pair = tuple[str, str]
+MOST_SHOWN = 8
+"""Groups that a message has of a circle."""
 
 
 def members_of(machines: Iterable[str], groups: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -20,27 +22,37 @@ def members_of(machines: Iterable[str], groups: Mapping[str, Sequence[str]]) -> 
     """
     known = {CLIENT, *machines}
     found: dict[str, tuple[str, ...]] = {}
-
-    def resolved(name: str, inside: tuple[str, ...]) -> tuple[str, ...]:
-        if name in known:
-            return (name,)
-        if name in inside:
-            raise ClusterError(f"group {name!r} is in itself: {' → '.join((*inside, name))}")
-        if name not in groups:
-            raise ClusterError(
-                f"group {inside[-1]!r} has {name!r}, which is no machine or group; there are "
-                f"{short_list(sorted({*known, *groups} - {CLIENT}))}"
-            )
-        if name not in found:
-            parts = [resolved(member, (*inside, name)) for member in groups[name]]
-            found[name] = tuple(dict.fromkeys(machine for part in parts for machine in part))
-        return found[name]
-
     for name in groups:
         if name in known:
             raise ClusterError(f"group {name!r} has the name of a machine, or of the client; give it another")
-        resolved(name, ())
+        _resolve(name, groups, known, found)
     return found
+
+
+def _resolve(
+    name: str, groups: Mapping[str, Sequence[str]], known: set[str], found: dict[str, tuple[str, ...]]
+) -> None:
+    """Find the machines of a group, of those in it first; without recursion, since files may nest them by thousands."""
+    inside = {name: None}
+    while inside:
+        group = next(reversed(inside))
+        member = next((each for each in groups[group] if each not in known and each not in found), None)
+        if member is None:
+            parts = (found.get(each, (each,)) for each in groups[group])
+            found[group] = tuple(dict.fromkeys(machine for part in parts for machine in part))
+            del inside[group]
+        elif member in inside:
+            names = list(inside)
+            circle = [*names[names.index(member) :], member]
+            way = circle if len(circle) <= MOST_SHOWN else [*circle[: MOST_SHOWN - 2], "…", member]
+            raise ClusterError(f"group {member!r} is in itself: {' → '.join(way)}")
+        elif member not in groups:
+            raise ClusterError(
+                f"group {group!r} has {member!r}, which is no machine or group; there are "
+                f"{short_list(sorted({*known, *groups} - {CLIENT}))}"
+            )
+        else:
+            inside[member] = None
 
 
 def machines_of(names: Iterable[str], members: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,17 @@ links:
     assert speeds["box", "edge"] == speeds["edge", "box"] == 5e6
     assert [speeds["client", name] for name in cluster.machine_names] == [3e6] * 3
     assert len(cluster.links) == len(speeds) == 12
+
+
+def test_groups_may_lie_in_each_other_by_thousands_but_not_in_a_circle(tmp_path: Path) -> None:
+    groups = {f"g{index}": [f"g{index + 1}"] for index in range(3000)} | {"g3000": ["desk", "box"]}
+    link = "links:\n  - {from: g0, to: g0}\n  - {from: edge, to: g1500}\n"
+    cluster = Cluster.from_yaml(write(tmp_path, f"{THREE}groups: {json.dumps(groups)}\n{link}"))
+    assert {("desk", "box"), ("edge", "desk"), ("edge", "box")} <= {
+        (each.source, each.destination) for each in cluster.links
+    }
+    with pytest.raises(ClusterError, match="group 'g7' is in itself: g7 → g8 → g9 → g10 → g11 → g12 → … → g7"):
+        Cluster.from_yaml(write(tmp_path, f"{THREE}groups: {json.dumps(groups | {'g3000': ['g7']})}\n{link}"))
 
 
 def test_a_pair_s_own_link_counts_before_those_of_groups_with_one_machine(tmp_path: Path) -> None:
