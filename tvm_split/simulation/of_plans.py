@@ -68,9 +68,12 @@ def _of_stages(plan: Plan, prediction: Prediction) -> Scenario:
         builder.stage(stage.name, stage.machines, stage.turns, stage.layers)
         for replica, machine in enumerate(stage.machines):
             home[machine] = stage.name, turns_of(replica, stage.turns)
+    place = {stage.name: number for number, stage in enumerate(plan.stages)}
     pairs: dict[tuple[str | None, str | None], dict[tuple[str, str], LinkPrediction]] = {}
     for link in prediction.links:
         ends = (_stage_of(home, link.source), _stage_of(home, link.destination))
+        if place.get(ends[0] or "", -1) >= place.get(ends[1] or "", len(place)):
+            raise unfit(f"{link.source} sends to {link.destination}, whose stage does not follow")
         pairs.setdefault(ends, {})[link.source, link.destination] = link
     links: dict[tuple[str, str], LinkTimes] = {}
     for (source, end), own in pairs.items():

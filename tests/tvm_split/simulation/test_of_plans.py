@@ -90,6 +90,10 @@ def test_what_was_measured_takes_the_place_of_what_was_predicted() -> None:
             "it names 'lamp', and the plan's machines are machine-a, mac",
         ),
         (lambda p: p["links"][0].update(destination="lamp"), "it names 'lamp', and the plan's machines are machine-a"),
+        (
+            lambda p: p["links"][1].update(source=p["links"][1]["destination"], destination=p["links"][1]["source"]),
+            "machine-[ab] sends to machine-[ab], whose stage does not follow; make the plan anew",
+        ),
         (lambda p: p["machines"].pop(), "it says nothing of 'machine-b'; make the plan anew"),
     ],
 )
