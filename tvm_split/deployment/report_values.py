@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field, FiniteFloat, computed_field
+from pydantic import Field, computed_field
+
+from tvm_split.planner.problem import Amount
 
 WIDEST_RANGE = 3.0
 """From end to end; that a time lies in a wider range is no news, and no ratio of 1."""
@@ -19,9 +21,9 @@ class Comparison:
     ``difference`` are to the nearer end.
     """
 
-    predicted: FiniteFloat | None
-    measured: FiniteFloat | None
-    predicted_least: FiniteFloat | None = None
+    predicted: Amount | None
+    measured: Amount | None
+    predicted_least: Amount | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property

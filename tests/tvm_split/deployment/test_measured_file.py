@@ -9,7 +9,7 @@ from tests.helpers.mutations import WRONG_FILES
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tests.helpers.traces import CHAIN, LINKS, MILLISECOND, A, B, events_of, plan_for, streamed
 from tvm_split.deployment.deployment_report import report_of
-from tvm_split.deployment.measured_file import read_measured
+from tvm_split.deployment.measured_file import read_computing, read_measured
 from tvm_split.deployment.run_times import Window
 from tvm_split.errors import PlanError
 from tvm_split.planner.prediction import LinkPrediction
@@ -94,6 +94,26 @@ def test_files_that_say_nothing(path, content, tmp_path):
     path.write_text(json.dumps(unpredicted))
     with pytest.raises(PlanError, match="nothing to compare"):
         read_measured(path, "net")
+
+
+@pytest.mark.parametrize("read", [read_computing, read_measured])
+@pytest.mark.parametrize(
+    ("value", "what"), [(-0.01, "greater than or equal to 0"), (1e308, "less than or equal to 1000000000000000000")]
+)
+def test_seconds_that_cannot_be_are_refused_with_their_place(path, content, read, value, what):
+    content["machines"][1]["compute_seconds"]["measured"] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(
+        PlanError, match=rf"report\.json is no report.*machines\.1\.compute_seconds\.measured: .* {what}"
+    ):
+        read(path, "net")
+
+
+def test_what_machines_compute(path, content):
+    assert read_computing(path, "net") == {A: pytest.approx(0.010), B: pytest.approx(0.006)}
+    content["machines"][0]["compute_seconds"]["measured"] = None
+    path.write_text(json.dumps(content))
+    assert list(read_computing(path, "net")) == [B]
 
 
 @pytest.mark.parametrize("text", WRONG_FILES, ids=lambda text: repr(text[:6]))
