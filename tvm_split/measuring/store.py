@@ -82,7 +82,7 @@ class Store:
                 return {**content["entries"]}
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             self._note(str(error))
         return {}  # another version's is measured anew and written over
 
@@ -110,7 +110,7 @@ def kept(folder: Path) -> tuple[Kept, ...]:
 def _kept(path: Path) -> Kept:
     subject: Mapping[str, Any] = {}
     moments: Sequence[float] = ()
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         content = json.loads(path.read_bytes())
         moments = [float(each["measured_at"]) for each in content["entries"].values()]
         subject = {**content["subject"]}

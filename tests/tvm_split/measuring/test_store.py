@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tvm_split.measuring.machine_times import CachedTime
-from tvm_split.measuring.store import Store, default_folder, entry_key
+from tvm_split.measuring.store import Store, default_folder, entry_key, kept
 
 MACHINE = {"hostname": "box", "machine": "machine-a", "threads": 1}
 KIND = TypeAdapter(CachedTime)
@@ -49,6 +49,7 @@ def test_writers_keep_each_others_entries(tmp_path: Path) -> None:
         b"\xff\xfe\x00",
         b"[]",
         b"{}",
+        b"[" * 100_000,
         b'{"format": "tvm-split measurements", "version": 2, "entries": []}',
         b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": 7}}',
         b'{"format": "tvm-split measurements", "version": 2, "entries": {"k": {"seconds": 1, "best_seconds": 1}}}',
@@ -65,6 +66,7 @@ def test_a_damaged_file_is_measured_again(tmp_path: Path, content: bytes) -> Non
     damaged = Store(tmp_path, MACHINE)
     assert damaged.get("k", KIND) is None
     assert [str(path) in note and "measured again" in note for note in damaged.notes] == [True]
+    assert [each.path for each in kept(tmp_path)] == [path]
     damaged.put({"k": ENTRY})
     assert Store(tmp_path, MACHINE).get("k", KIND) == ENTRY
 
