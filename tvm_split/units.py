@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+MOST_AMOUNT = 1e18
+"""Of seconds, bytes, or bytes a second: far above all there is, and their sums and products are finite still."""
+LEAST_AMOUNT = 1e-30
+"""Of what is divided by, such as seconds, unless it is 0."""
+SLOWEST = 1e-9
+"""Bytes a second of a link over which anything may pass at all."""
 BYTES_PER_UNIT = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 SECONDS_PER_UNIT = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 SECONDS_PER_AGE = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))

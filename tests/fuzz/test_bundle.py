@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import tvm_split
-from tests.helpers.mutations import NUMBERS, TEXTS, mutated
+from tests.helpers.mutations import changed
 from tests.helpers.trials import Trials
 from tvm_split import Bundle, BundleError, Cluster
 
@@ -31,35 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("bundles") / "here" / "bundle"
     tvm_split.compile(model, plan).save(made)
     return made
-
-
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container of a JSON value with every key or index in it."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    for key in keys:
-        yield value, key
-        yield from places(value[key])
-
-
-def changed(manifest: Any, source: random.Random) -> bytes:
-    """The manifest with some values changed, lost, moved or doubled; sometimes with other bytes."""
-    for _ in range(source.choice((1, 1, 1, 2, 5))):
-        holder, key = source.choice(list(places(manifest)))
-        other, from_key = source.choice(list(places(manifest)))
-        value: Any = source.choice(
-            (None, True, -1, 1.5, 1e999, [], {}, [[]], source.choice(NUMBERS), source.choice(TEXTS))
-        )
-        match source.randrange(4):
-            case 0:
-                del holder[key]
-            case 1:
-                holder[key] = json.loads(json.dumps(other[from_key]))
-            case 2 if isinstance(holder, list):
-                holder.insert(key, json.loads(json.dumps(holder[key])))
-            case _:
-                holder[key] = value
-    text = json.dumps(manifest).encode()
-    return mutated(text, source) if source.random() < 0.1 else text
 
 
 def test_manifests(folder: Path, trials: Trials) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -34,6 +36,43 @@ def mutated(content: bytes, source: random.Random) -> bytes:
             case _:
                 data[place : place + length] = source.randbytes(length)
     return bytes(data)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container of a JSON value with every key or index in it."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield value, key
+        yield from places(value[key])
+
+
+def changed(content: Any, source: random.Random) -> bytes:
+    """A JSON value, itself left behind, with some values in it changed, lost, moved or doubled; sometimes with other
+    bytes."""
+    for _ in range(source.choice((1, 1, 1, 2, 5))):
+        found = list(places(content))
+        if not found:
+            break
+        (holder, key), (other, from_key) = source.choice(found), source.choice(found)
+        value: Any = source.choice(
+            (None, True, -1, 1.5, 1e999, [], {}, [[]], source.choice(NUMBERS), source.choice(TEXTS), _number(source))
+        )
+        match source.randrange(4):
+            case 0:
+                del holder[key]
+            case 1:
+                holder[key] = json.loads(json.dumps(other[from_key]))
+            case 2 if isinstance(holder, list):
+                holder.insert(key, json.loads(json.dumps(holder[key])))
+            case _:
+                holder[key] = value
+    text = json.dumps(content).encode()
+    return mutated(text, source) if source.random() < 0.1 else text
+
+
+def _number(source: random.Random) -> float:
+    """From the ends of what a float can be, or between."""
+    return source.choice((5e-324, 1e-308, 1e-18, 1e-9, 1e18, 1.1e18, 1e30, 1e200, 1.7e308, 10**400, -1e308))
 
 
 def random_message(kind: Any, source: random.Random, known: tuple[str, ...], depth: int = 0) -> Any:

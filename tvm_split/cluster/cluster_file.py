@@ -30,6 +30,7 @@ forgotten. Paths are relative to the file.
 from __future__ import annotations
 
 import difflib
+import reprlib
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -38,7 +39,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from tvm_split.cluster.groups import machines_of, members_of, pairs_of_entries
 from tvm_split.cluster.machine import LINK_CODECS, Link, Machine, SshAccess, faults
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.cluster.yaml_lines import line_of
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.errors import InputError
@@ -47,6 +48,11 @@ from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.security import TlsFiles, split_address, token_from
+from tvm_split.units import MOST_AMOUNT
+
+LONGEST_SHOWN = 80
+"""Characters of a value that a message says."""
+_CORES = f"a whole number from 1 up, {MOST_CORES} at most"
 
 
 class _Strict(BaseModel):
@@ -103,9 +109,11 @@ class _Ssh(_Strict):
 class _Machine(_Strict):
     name: str = Field(min_length=1, description=f"a text other than {CLIENT!r}")
     address: str = Field(description="HOST:PORT of its worker, like 192.0.2.10:7001")
-    threads: int = Field(default=1, ge=1, strict=True, description="a whole number from 1 up")
+    threads: int = Field(default=1, ge=1, le=MOST_CORES, strict=True, description=_CORES)
     target: dict[str, Any] | None = Field(default=None, description="a TVM target, like {kind: llvm, mcpu: znver4}")
-    memory_bytes: _Number | None = Field(default=None, gt=0, description="a number of bytes above 0, like 16e9")
+    memory_bytes: _Number | None = Field(
+        default=None, gt=0, le=MOST_AMOUNT, description=f"a number of bytes above 0, like 16e9; {MOST_AMOUNT:g} at most"
+    )
     token_file: Path | None = Field(default=None, description="the path of a file")
     tls: _Tls | None = Field(
         default=None, description="a mapping of ca, and of both certificate and key or neither, to paths"
@@ -123,9 +131,17 @@ class _Link(_Strict):
     source: str = Field(alias="from", description=f"the name of a machine or group, or {CLIENT!r}")
     destination: str = Field(alias="to", description=f"the name of a machine or group, or {CLIENT!r}")
     bytes_per_second: _Number | None = Field(
-        default=None, ge=0, description="a number of bytes a second, like 1.25e8; 0 if nothing may pass"
+        default=None,
+        ge=0,
+        le=MOST_AMOUNT,
+        description=f"a number of bytes a second, like 1.25e8; {MOST_AMOUNT:g} at most, 0 if nothing may pass",
     )
-    latency_seconds: _Number = Field(default=0.0, ge=0, description="a number of seconds from 0 up, like 0.001")
+    latency_seconds: _Number = Field(
+        default=0.0,
+        ge=0,
+        le=MOST_AMOUNT,
+        description=f"a number of seconds from 0 up, like 0.001; {MOST_AMOUNT:g} at most",
+    )
     address: str | None = Field(default=None, description="HOST:PORT where `from` reaches the worker of `to`")
     transport: Transport = Field(default=Transport.AUTO, description=f"one of {', '.join(Transport)}")
     codec: str = Field(default=Codec.NONE, description=f"one of {', '.join(LINK_CODECS)}")
@@ -136,7 +152,7 @@ class _Link(_Strict):
 
 class _SharedCores(_Strict):
     machines: list[str] = Field(min_length=1, description=f"a list of machines, groups, or {CLIENT!r}")
-    cores: int = Field(ge=1, strict=True, description="a whole number from 1 up")
+    cores: int = Field(ge=1, strict=True, description=_CORES)
 
 
 class _ClusterFile(_Strict):
@@ -228,7 +244,13 @@ def _problem(error: Any) -> str:
         return f"{where} is missing; expected is {_expected(location)}"
     if location[:1] == ("groups",):
         location = ("groups",)
-    return f"{where or 'the file'} is {error['input']!r}; expected is {_expected(location)}"
+    return f"{where or 'the file'} is {_shortened(error['input'])}; expected is {_expected(location)}"
+
+
+def _shortened(value: object) -> str:
+    """As it stands in Python; the end of what is long is left out."""
+    text = reprlib.repr(value) if isinstance(value, list | dict) else repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from tvm_split.rpc_runtime.program.link_setting import FROM_GPU_TO_GPU, Transpor
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.worker.config import require_options
+from tvm_split.units import MOST_AMOUNT, SLOWEST
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,14 @@ class Machine:
     def __post_init__(self) -> None:
         if not self.name or self.name == CLIENT:
             raise ClusterError(f"a machine cannot be named {self.name!r}")
-        if self.threads < 1:
-            raise ClusterError(f"machine {self.name!r} has {self.threads} threads; give at least 1")
-        if self.memory_bytes is not None and self.memory_bytes <= 0:
+        if not 1 <= self.threads <= MOST_CORES:
             raise ClusterError(
-                f"machine {self.name!r} has memory_bytes={self.memory_bytes}; give more than 0, or None for no limit"
+                f"machine {self.name!r} has {self.threads} threads; give at least 1, at most {MOST_CORES}"
+            )
+        if self.memory_bytes is not None and not 0 < self.memory_bytes <= MOST_AMOUNT:
+            raise ClusterError(
+                f"machine {self.name!r} has memory_bytes={self.memory_bytes}; give more than 0, at most "
+                f"{MOST_AMOUNT:g}, or None for no limit"
             )
 
 
@@ -115,13 +118,15 @@ class Link:
         here = f"the link from {self.source!r} to {self.destination!r}"
         if self.source == self.destination:
             raise ClusterError(f"{here} joins a machine to itself; tensors inside a machine need no link")
-        if self.bytes_per_second is not None and not 0 <= self.bytes_per_second < math.inf:
+        if self.bytes_per_second and not SLOWEST <= self.bytes_per_second <= MOST_AMOUNT:
             raise ClusterError(
-                f"{here} has bytes_per_second={self.bytes_per_second}; give more than 0, 0 for no traffic, or None to "
-                "have it measured"
+                f"{here} has bytes_per_second={self.bytes_per_second}; give more than 0 ({SLOWEST:g} to "
+                f"{MOST_AMOUNT:g}), 0 for no traffic, or None to have it measured"
             )
-        if not 0 <= self.latency_seconds < math.inf:
-            raise ClusterError(f"{here} has latency_seconds={self.latency_seconds}; give 0 or more")
+        if not 0 <= self.latency_seconds <= MOST_AMOUNT:
+            raise ClusterError(
+                f"{here} has latency_seconds={self.latency_seconds}; give 0 or more, and at most {MOST_AMOUNT:g}"
+            )
         if self.latency_seconds and not self.bytes_per_second:
             raise ClusterError(f"{here} has a latency and no bytes_per_second; give both, or neither to measure them")
         if self.address is not None and CLIENT in (self.source, self.destination):

@@ -12,10 +12,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from tvm_split.cluster.shared_cores import MOST_CORES
 from tvm_split.errors import PlanError
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Precision, Sharding, Stage
+from tvm_split.units import MOST_AMOUNT
 
 FORMAT = "tvm-split plan"
 VERSION = 1
@@ -32,7 +34,7 @@ class PlannedMachine:
 
     name: str
     target: Mapping[str, Any]
-    threads: Annotated[int, Field(ge=1)]
+    threads: Annotated[int, Field(ge=1, le=MOST_CORES)]
     address: str | None = None
 
 
@@ -174,7 +176,7 @@ class _Strict(BaseModel):
 
 class _Part(_Strict):
     machine: str
-    share: float = Field(gt=0, allow_inf_nan=False)
+    share: float = Field(gt=0, le=MOST_AMOUNT, allow_inf_nan=False)
 
 
 class _Shard(_Strict):

@@ -57,7 +57,7 @@ class MachinePrediction:
     activation_bytes: Amount
     buffer_bytes: Amount
     memory_limit_bytes: Amount | None
-    estimated_share: float
+    estimated_share: Amount
     transfer_seconds: Amount = 0.0
     cores: Annotated[int, Field(ge=0)] = 1
 
@@ -88,8 +88,8 @@ class ComparedPlan:
 
     name: str
     stages: tuple[tuple[str, int], ...]
-    period_seconds: float
-    latency_seconds: float
+    period_seconds: Amount
+    latency_seconds: Amount
     why: str = ""
 
 
@@ -119,14 +119,14 @@ class Prediction:
 
     period_seconds: Amount
     latency_seconds: Amount
-    bubble: float
+    bubble: Amount
     in_flight: Annotated[int, Field(ge=1)]
-    lower_bound_seconds: float
-    gap: float
+    lower_bound_seconds: Amount
+    gap: Amount
     limiting: str
     method: str
     why_no_more_machines: str
-    profiled_at: float
+    profiled_at: Amount
     machines: tuple[MachinePrediction, ...]
     links: tuple[LinkPrediction, ...]
     baselines: tuple[ComparedPlan, ...] = ()

@@ -16,11 +16,12 @@ from pydantic import ConfigDict, Field
 
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.rpc_runtime.program.turns import turns_by_share
+from tvm_split.units import MOST_AMOUNT
 
 Objective = Literal["throughput", "latency"]
 Precision = Literal["float32", "float16", "bfloat16"]
 """What convolutions and products multiply in; they add in float32."""
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=MOST_AMOUNT, allow_inf_nan=False)]
 """Seconds or bytes."""
 From = Annotated[str, Field(alias="from")]
 To = Annotated[str, Field(alias="to")]

@@ -30,6 +30,7 @@ from tvm_split.planner.plan import FORMAT as PLAN_FORMAT
 from tvm_split.planner.problem import Problem, Solution, Stage
 from tvm_split.planner.problem_groups import with_groups
 from tvm_split.planner.search.faults import faults
+from tvm_split.units import MOST_AMOUNT
 
 WORDS = {"unexpected_keyword_argument": "there is no such key"}
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -105,7 +106,7 @@ def read_solution_file(path: Path) -> tuple[Stage, ...]:
 class _AnsweredStage(BaseModel):
     machine: str
     machines: list[str] = Field(default=[], description="of replicas, the first too")
-    shares: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = [1.0]
+    shares: list[Annotated[float, Field(gt=0, le=MOST_AMOUNT, allow_inf_nan=False)]] = [1.0]
     pieces: list[str] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.units import MOST_AMOUNT, SLOWEST
 
 Origin = Literal["measured", "given", "estimated"]
+_Ratio = Annotated[float, Field(gt=0, le=MOST_AMOUNT, allow_inf_nan=False)]
+_Speed = Annotated[float, Field(ge=SLOWEST, le=MOST_AMOUNT, allow_inf_nan=False)]
 SHORTEST_SECONDS = 1e-9
 """Of a piece that computes nothing: without it, one that sends nothing either would have an endless throughput."""
 
@@ -113,8 +118,8 @@ class Corrections:
     destination, bytes a second).
     """
 
-    compute_ratios: tuple[tuple[str, float], ...] = ()
-    link_speeds: tuple[tuple[str, str, float], ...] = ()
+    compute_ratios: tuple[tuple[str, _Ratio], ...] = ()
+    link_speeds: tuple[tuple[str, str, _Speed], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,10 @@ THREE = (Machine("a"), Machine("b"), Machine("c"))
         (lambda: Cluster("remote", (Machine("a"),), (Link("a", "b", 1.0),)), "no machine is named 'b'; there are a"),
         (lambda: Machine("a", memory_bytes=0), "memory_bytes=0; give more than 0"),
         (lambda: Link("a", "a"), "joins a machine to itself"),
-        (lambda: Link("a", "b", -1.0), "'a' to 'b' has bytes_per_second=-1.0; give more than 0, 0 for no traffic"),
+        (
+            lambda: Link("a", "b", -1.0),
+            "'a' to 'b' has bytes_per_second=-1.0; give more than 0 \\(1e-09 to 1e\\+18\\), 0 for no traffic",
+        ),
         (lambda: Link("a", "b", float("nan")), "bytes_per_second=nan"),
         (lambda: Link("a", "b", 1.0, -0.5), "latency_seconds=-0.5; give 0 or more"),
         (lambda: Link("a", "b", latency_seconds=0.5), "a latency and no bytes_per_second"),

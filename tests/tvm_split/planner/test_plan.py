@@ -187,3 +187,27 @@ def test_what_is_no_plan_file_is_refused(tmp_path: Path, content: bytes) -> None
     path.write_bytes(content)
     with pytest.raises(tvm_split.PlanError, match=r"plan\.json"):
         Plan.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content["stages"][1]["replicas"][0].update(share=1e308), "stages.1.replicas.0.share: Input"),
+        (lambda content: content["machines"][0].update(threads=10**9), "machines.0.threads: Input should be less than"),
+        (lambda content: content["prediction"].update(period_seconds=1e308), "prediction.period_seconds: Input should"),
+        (lambda content: content["prediction"].update(profiled_at=1e308), "prediction.profiled_at: Input should be"),
+        (
+            lambda content: content["prediction"]["corrections"].update(link_speeds=[["a", "b", 1e-308]]),
+            "prediction.corrections.link_speeds.0.2: Input should be greater",
+        ),
+    ],
+)
+def test_numbers_beyond_all_there_is_are_refused_by_name(
+    tmp_path: Path, change: Callable[[Any], object], message: str
+) -> None:
+    content = dataclasses.replace(planned(), prediction=PREDICTION).to_dict()
+    change(content)
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(tvm_split.PlanError) as caught:
+        Plan.load(tmp_path / "plan.json")
+    assert message in str(caught.value)

@@ -128,6 +128,26 @@ def test_replicas_name_all_machines_and_shares(tmp_path: Path) -> None:
         ),
         ('"bytes": 4000}]', '"bytes": 4000}], "stages": 3', 7, "3 stages were asked for, but there are 2 machines"),
         ('"edges":    [', '"edges":    [,', 7, "this is no JSON"),
+        ("4e9", "1e308", 2, "machines.0.memory_bytes: machine 'machine-0': memory_bytes is too large; it must be at"),
+        ("1.25e8", "1e308", 4, "bytes_per_second is 1e+308; it must be at most 1e+18"),
+        ("1.25e8", "1e-308", 4, "bytes_per_second is 1e-308; it must be above 0, and at least 1e-09"),
+        ("0.001", "1e308", 4, "latency_seconds is too large; it must be at most 1e+18"),
+        ('"machine-1": 0.02', '"machine-1": 1e308', 5, "piece 'layer-0' on 'machine-1': seconds is too large"),
+        ('"machine-1": 0.02', '"machine-1": 1e-308', 5, "seconds is 1e-308; it must be 0, or at least 1e-30"),
+        ('"bytes": 4000}]', '"bytes": 1e308}]', 7, "bytes is too large"),
+        (
+            '"bytes": 4000}]',
+            f'"bytes": 1}}], "buffers": {10**400}',
+            7,
+            "buffers is too large; it must be at most 1e+18",
+        ),
+        (
+            '{"name": "machine-1"}',
+            '{"name": "machine-1", "cores": 9000}',
+            3,
+            "cores is 9000; it must be 0 or more, and",
+        ),
+        ('{"name": "machine-1"}', '{"name": "machine-1", "contention": 1e308}', 3, "it must be 1e-30 to 1e+18, and 1"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(

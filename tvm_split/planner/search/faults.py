@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tvm_split.cluster.shared_cores import MOST_CORES
 from tvm_split.errors import ClusterError, PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemLink
 from tvm_split.planner.search.groups import Entries, Members, equal_groups
 from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.units import LEAST_AMOUNT, MOST_AMOUNT, SLOWEST, short_list
 
 
 @dataclass(frozen=True)
@@ -70,16 +72,18 @@ def _machine_faults(problem: Problem) -> Iterator[Fault]:
     for index, machine in enumerate(problem.machines):
         where = ("machines", index)
         for key in ("memory_bytes", "transfer_seconds", "transfer_seconds_per_byte"):
-            yield from _negative(getattr(machine, key), (*where, key), f"machine {machine.name!r}")
-        yield from _negative(
+            yield from _no_amount(getattr(machine, key), (*where, key), f"machine {machine.name!r}")
+        yield from _no_amount(
             machine.transfer_seconds_alone, (*where, "alone_transfer_seconds"), f"machine {machine.name!r}"
         )
-        yield from _negative(machine.cores, (*where, "cores"), f"machine {machine.name!r}")
+        if not 0 <= machine.cores <= MOST_CORES:
+            text = f"machine {machine.name!r}: cores is {machine.cores}; it must be 0 or more, and at most {MOST_CORES}"
+            yield Fault((*where, "cores"), text)
         for key in ("contention", "alone_contention"):
             value = getattr(machine, key)
-            if not (math.isfinite(value) and value > 0):
-                text = f"machine {machine.name!r}: {key} is {value}; it must be above 0, 1 is none"
-                yield Fault((*where, key), text)
+            if not LEAST_AMOUNT <= value <= MOST_AMOUNT:
+                text = f"{key} is {value}; it must be {LEAST_AMOUNT:g} to {MOST_AMOUNT:g}, and 1 is none"
+                yield Fault((*where, key), f"machine {machine.name!r}: {text}")
 
 
 def _link_faults(problem: Problem, machines: set[str], entries: Entries) -> Iterator[Fault]:
@@ -89,7 +93,7 @@ def _link_faults(problem: Problem, machines: set[str], entries: Entries) -> Iter
     for index, link in enumerate(problem.links):
         is_known = link.source in known and link.destination in known
         to_itself = link.source == link.destination and link.source not in members
-        is_right = is_known and link.bytes_per_second > 0 and link.latency_seconds >= 0
+        is_right = is_known and _is_speed(link.bytes_per_second) and 0 <= link.latency_seconds <= MOST_AMOUNT
         if not is_right or to_itself or index in twice:
             yield from _faults_of_link(index, link, known, to_itself, twice.get(index))
 
@@ -108,10 +112,15 @@ def _faults_of_link(
     elif twice:
         text = f"{what}: for {twice[0]!r} to {twice[1]!r} another link of as many pairs counts; give that pair its own"
         yield Fault(where, text)
-    if not link.bytes_per_second > 0:
-        text = f"{what}: bytes_per_second is {link.bytes_per_second}; it must be above 0"
+    if not _is_speed(link.bytes_per_second):
+        limit = f"at most {MOST_AMOUNT:g}" if link.bytes_per_second > 1 else f"above 0, and at least {SLOWEST:g}"
+        text = f"{what}: bytes_per_second is {link.bytes_per_second}; it must be {limit}"
         yield Fault((*where, "bytes_per_second"), text)
-    yield from _negative(link.latency_seconds, (*where, "latency_seconds"), what)
+    yield from _no_amount(link.latency_seconds, (*where, "latency_seconds"), what)
+
+
+def _is_speed(bytes_per_second: float) -> bool:
+    return SLOWEST <= bytes_per_second <= MOST_AMOUNT or bytes_per_second == math.inf
 
 
 def _piece_faults(problem: Problem, machines: set[str], members: Members) -> Iterator[Fault]:
@@ -128,7 +137,7 @@ def _piece_faults(problem: Problem, machines: set[str], members: Members) -> Ite
             text = f"{what}: {one!r} and {other!r} have {machine!r} and as many machines; give it seconds of its own"
             yield Fault((*where, "seconds", other), text)
         for key in ("weight_bytes", "activation_bytes"):
-            yield from _negative(getattr(piece, key), (*where, key), what)
+            yield from _no_amount(getattr(piece, key), (*where, key), what)
 
 
 def _seconds_faults(index: int, piece: Piece, known: set[str]) -> Iterator[Fault]:
@@ -136,8 +145,11 @@ def _seconds_faults(index: int, piece: Piece, known: set[str]) -> Iterator[Fault
         where = ("pieces", index, "seconds", name)
         if name not in known:
             yield Fault(where, f"piece {piece.name!r}: {_unknown('machine', name, known)}")
-        if not seconds >= 0:
-            yield from _negative(seconds, where, f"piece {piece.name!r} on {name!r}", "seconds")
+        if 0 < seconds < LEAST_AMOUNT:
+            text = f"piece {piece.name!r} on {name!r}: seconds is {seconds}; it must be 0, or at least {LEAST_AMOUNT:g}"
+            yield Fault(where, text)
+        elif not 0 <= seconds <= MOST_AMOUNT:
+            yield from _no_amount(seconds, where, f"piece {piece.name!r} on {name!r}", "seconds")
 
 
 def _edge_faults(problem: Problem, pieces: set[str]) -> Iterator[Fault]:
@@ -149,7 +161,7 @@ def _edge_faults(problem: Problem, pieces: set[str]) -> Iterator[Fault]:
                 yield Fault((*where, key), _unknown("piece", name, pieces))
         if edge.source == edge.destination:
             yield Fault((*where, "to"), f"{what} goes to itself")
-        yield from _negative(edge.bytes, (*where, "bytes"), what)
+        yield from _no_amount(edge.bytes, (*where, "bytes"), what)
         if edge.tensor is not None:
             known = bytes_of.setdefault((edge.source, edge.tensor), edge.bytes)
             if known != edge.bytes:
@@ -160,7 +172,7 @@ def _edge_faults(problem: Problem, pieces: set[str]) -> Iterator[Fault]:
 def _cores_faults(problem: Problem, machines: set[str], members: Members) -> Iterator[Fault]:
     known = {*machines, *members, CLIENT}
     for key in ("client_transfer_seconds", "client_transfer_seconds_per_byte"):
-        yield from _negative(getattr(problem, key), (key,), "the problem")
+        yield from _no_amount(getattr(problem, key), (key,), "the problem")
     for index, shared in enumerate(problem.shared_cores):
         where = ("shared_cores", index)
         for place, name in enumerate(shared.machines):
@@ -168,15 +180,15 @@ def _cores_faults(problem: Problem, machines: set[str], members: Members) -> Ite
                 yield Fault((*where, "machines", place), _unknown("machine", name, known - {CLIENT}))
             if name in shared.machines[:place]:
                 yield Fault((*where, "machines", place), f"{name!r} is there twice; give it once")
-        if shared.cores < 1:
-            yield Fault((*where, "cores"), f"{shared.cores} cores are shared; give 1 or more")
+        if not 1 <= shared.cores <= MOST_CORES:
+            text = f"{shared.cores} cores are shared; give 1 or more, and at most {MOST_CORES}"
+            yield Fault((*where, "cores"), text)
 
 
 def _limit_faults(problem: Problem) -> Iterator[Fault]:
     for key in ("maximum_period_seconds", "maximum_latency_seconds"):
-        yield from _negative(getattr(problem, key), (key,), "the problem")
-    if problem.buffers < 0:
-        yield Fault(("buffers",), f"buffers is {problem.buffers}; it must be 0 or more")
+        yield from _no_amount(getattr(problem, key), (key,), "the problem")
+    yield from _no_amount(problem.buffers, ("buffers",), "the problem")
     for key in ("maximum_machines", "stages"):
         count = getattr(problem, key)
         if count is not None and count < 1:
@@ -194,9 +206,12 @@ def _limit_faults(problem: Problem) -> Iterator[Fault]:
             yield Fault(("stages",), f"{stages} stages were asked for, but {text}; ask for fewer")
 
 
-def _negative(value: float, location: tuple[str | int, ...], what: str, key: str | None = None) -> Iterator[Fault]:
+def _no_amount(value: float, location: tuple[str | int, ...], what: str, key: str | None = None) -> Iterator[Fault]:
+    """Where seconds, bytes or the like are below 0, or beyond all that adds up; infinite is what has no limit."""
     if not value >= 0:
         yield Fault(location, f"{what}: {key or location[-1]} is {value}; it must be 0 or more")
+    elif MOST_AMOUNT < value < math.inf:
+        yield Fault(location, f"{what}: {key or location[-1]} is too large; it must be at most {MOST_AMOUNT:g}")
 
 
 def _doubled(kind: str, key: str, names: Sequence[str]) -> Iterator[Fault]:
@@ -211,6 +226,4 @@ def _doubled(kind: str, key: str, names: Sequence[str]) -> Iterator[Fault]:
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    return f"no {kind} is named {name!r}; there are {shown}"
+    return f"no {kind} is named {name!r}; there are {short_list(sorted(known), 8)}"
