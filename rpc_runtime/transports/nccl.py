@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 60.0
 STALL_SECONDS = 30.0
-"""So long, and what the slowest link takes that is meant to work, may a transfer; the first one connects."""
+"""So long, and what the slowest link takes that is meant to work, may a transfer when both ends have begun it; the
+first one connects."""
 SLOWEST_BYTES_PER_SECOND = CHUNK_BYTES / SILENCE_SECONDS
 TURN_SECONDS = 300.0
 GRACE_SECONDS = 1.0
@@ -135,7 +136,7 @@ class NcclTransfers:
 
     def _transferred(self, size_bytes: int) -> Iterator[bytes]:
         """Waits for what was begun, and ends the turn."""
-        seconds = STALL_SECONDS + size_bytes / SLOWEST_BYTES_PER_SECOND
+        seconds = size_bytes / SLOWEST_BYTES_PER_SECOND + (TURN_SECONDS if self._is_first else STALL_SECONDS)
         yield from self._until(self._communicator.is_done, seconds, f"for {size_bytes} bytes to pass")
         self._end_turn()
 

@@ -31,10 +31,11 @@ def compiled(folder: Path, *options: str) -> Path:
     return library
 
 
-def compiled_nccl(cuda: Path, folder: Path) -> Path:
+def compiled_nccl(cuda: Path, folder: Path, *options: str) -> Path:
     """The stand-in for NCCL on that one of CUDA's runtime."""
     library = folder / "libnccl.so.2"
-    command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-pthread", "-o", str(library), NCCL, str(cuda)]
+    command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-pthread", *options, "-o", str(library)]
+    command += [NCCL, str(cuda)]
     subprocess.run(command, check=True, capture_output=True, timeout=100)
     return library
 

@@ -2,7 +2,8 @@
 // find each other by a socket that the unique id names, and what is sent passes there, from one stream's thread to the
 // other's, when both have begun it. As NCCL, it connects by the first transfer, tells of a peer's death only in
 // ncclCommGetAsyncError, and its kernels then stay until the communicator is aborted. What NCCL leaves undefined, and two
-// transfers at once on one GPU, ends the process with a word. $STAND_IN_NCCL is what it says of its version,
+// transfers at once on one GPU, ends the process with a word. Where NCCL's own header is at hand (WITH_HEADER), the compiler
+// checks that the functions are as there. $STAND_IN_NCCL is what it says of its version,
 // $STAND_IN_MUTE=1 has it not tell of a peer's death, $STAND_IN_ABSENT=1 never join.
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -15,17 +16,25 @@
 #include <poll.h>
 #include <unistd.h>
 
-enum { SUCCESS, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE = 6, IN_PROGRESS = 7 };
-enum { ID_BYTES = 128, NAME_BYTES = 48, BUS_BYTES = 32, MOST = 64 };
+#ifdef WITH_HEADER
+#include <nccl.h>
+#else
+typedef struct { char internal[128]; } ncclUniqueId;
+typedef struct { size_t size; unsigned int magic, version; int blocking, cgaClusterSize, minCTAs, maxCTAs; const char *netName; } ncclConfig_t;
+typedef struct ncclComm *ncclComm_t;
+typedef int ncclResult_t, ncclDataType_t;
+typedef struct CUstream_st *cudaStream_t;
+#endif
 
-typedef struct { char internal[ID_BYTES]; } ncclUniqueId;
-typedef struct { size_t size; unsigned int magic, version; int blocking, cluster, fewest, most; const char *network; } ncclConfig_t;
-typedef struct ncclComm {
+enum { SUCCESS, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE = 6, IN_PROGRESS = 7 };
+enum { NAME_BYTES = 48, BUS_BYTES = 32, MOST = 64 };
+
+struct ncclComm {
     int file, state, rank, aborted, gone, pending, connected;
     char name[NAME_BYTES], bus[BUS_BYTES];
     pthread_t thread;
     int has_thread;
-} *ncclComm_t;
+};
 typedef struct { ncclComm_t comm; int sends; char *address; size_t size; void *stream; } Transfer;
 
 int standInCall(void *stream, void (*function)(void *), void *argument);
@@ -155,15 +164,17 @@ static int begin(ncclComm_t comm, int sends, const void *address, size_t size, i
     return IN_PROGRESS;
 }
 
-const char *ncclGetErrorString(int code) { return code == REMOTE ? "remote process exited or there was a network error" : "invalid usage"; }
+const char *ncclGetErrorString(ncclResult_t code) {
+    return (int)code == REMOTE ? "remote process exited or there was a network error" : "invalid usage";
+}
 const char *ncclGetLastError(ncclComm_t comm) { return comm ? "" : "the stand-in says no more"; }
 
-int ncclGetVersion(int *version) {
+ncclResult_t ncclGetVersion(int *version) {
     *version = getenv("STAND_IN_NCCL") ? atoi(getenv("STAND_IN_NCCL")) : 22703;
     return 0;
 }
 
-int ncclGetUniqueId(ncclUniqueId *id) {
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     socklen_t size;
     memset(id, 0, sizeof *id);
     snprintf(id->internal, NAME_BYTES, "stand-in-of-nccl-%d-%d", getpid(), __sync_add_and_fetch(&made, 1));
@@ -178,10 +189,10 @@ int ncclGetUniqueId(ncclUniqueId *id) {
     return 0;
 }
 
-int ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config) {
     if (ranks != 2 || rank < 0 || rank > 1 || memcmp(id.internal, "stand-in-of-nccl-", 17)) return INVALID_ARGUMENT;
-    if (config->size != sizeof *config || config->magic != 0xcafebeef || config->version != 21700) return INVALID_ARGUMENT;
-    if (config->blocking || config->most != -2147483647 - 1 || config->network) return INVALID_ARGUMENT;
+    if (config->size != offsetof(ncclConfig_t, netName) + sizeof config->netName || config->magic != 0xcafebeef || config->version != 21700) return INVALID_ARGUMENT;
+    if (config->blocking || config->maxCTAs != -2147483647 - 1 || config->netName) return INVALID_ARGUMENT;
     *comm = calloc(1, sizeof **comm);
     (*comm)->file = -1;
     (*comm)->rank = rank;
@@ -193,22 +204,22 @@ int ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int ran
     return IN_PROGRESS;
 }
 
-int ncclCommGetAsyncError(ncclComm_t comm, int *state) {
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state) {
     if (comm->gone) end("a communicator is asked that was aborted");
     *state = comm->state;
     return 0;
 }
 
-int ncclSend(const void *address, size_t size, int type, int peer, ncclComm_t comm, void *stream) {
+ncclResult_t ncclSend(const void *address, size_t size, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
     return begin(comm, 1, address, size, type, peer, stream);
 }
 
-int ncclRecv(void *address, size_t size, int type, int peer, ncclComm_t comm, void *stream) {
+ncclResult_t ncclRecv(void *address, size_t size, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
     return begin(comm, 0, address, size, type, peer, stream);
 }
 
 // What it was is kept, so that whoever uses it again is found out.
-int ncclCommAbort(ncclComm_t comm) {
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (comm->gone) end("a communicator is aborted twice");
     comm->aborted = 1;
     stop_thread(comm);

@@ -23,9 +23,11 @@ from tests.helpers.rpc_runtime.link_peer import one_route
 from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
+from tvm_split.rpc_runtime.execution.cuda_runtime import load_cuda
 from tvm_split.rpc_runtime.execution.device_exchange import CudaNccl
 from tvm_split.rpc_runtime.execution.device_transfers import Uploaded
-from tvm_split.rpc_runtime.execution.nccl_calls import NcclLibrary
+from tvm_split.rpc_runtime.execution.nccl_calls import LIBRARY, OLDEST, NcclCommunicator, NcclLibrary
+from tvm_split.rpc_runtime.execution.nvcc import installed_folders
 from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import TensorSpec
@@ -34,6 +36,7 @@ from tvm_split.rpc_runtime.transports.link_answer import LinkAnswer
 from tvm_split.rpc_runtime.transports.link_call import LinkCall
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.nccl import NcclTransfers, nccl_transfers
+from tvm_split.rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.framing import FrameKind, control_frame, decode, shared_tensor_frame
@@ -192,7 +195,7 @@ def test_a_transfer_that_does_not_end_is_ended_and_leaves_the_gpu(
     on_bus: OnBus, closing: list[NcclTransfers], device: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The receiver is told of it, and does nothing."""
-    monkeypatch.setattr(subject, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(subject, "TURN_SECONDS", 0.2)
     monkeypatch.setattr(subject, "SLOWEST_BYTES_PER_SECOND", 1e9)
     _, _, sender, calling = both_ends("0000:02:00.0", "0000:01:00.0", on_bus, closing, lambda error: None)
     value = device_memory(device)(TensorSpec("x", (SIZE,), "uint8"))
@@ -261,3 +264,25 @@ def test_a_gpu_without_memory_for_the_places_is_told(device: ctypes.CDLL, on_bus
 def test_it_is_never_taken_by_itself() -> None:
     assert LinkSetting().expected("host", "host") is Transport.SHARED_MEMORY
     assert LinkSetting(transport=Transport.NCCL).expected("host", "other") is Transport.NCCL
+
+
+def test_the_functions_are_those_of_nccls_header(stand_in: Path, tmp_path: Path) -> None:
+    """The stand-in has them as `nccl_calls` does, and the compiler compares it with the header."""
+    found = [folder / "include" for folder in (*installed_folders("nccl"), *installed_folders())]
+    if not all(any((folder / name).is_file() for folder in found) for name in ("nccl.h", "cuda_runtime.h")):
+        pytest.skip("NCCL's header and CUDA's are not here")
+    compiled_nccl(stand_in, tmp_path, "-DWITH_HEADER", *(f"-I{folder}" for folder in found))
+
+
+def test_nccls_own_library_is_asked_in_its_words(device: ctypes.CDLL) -> None:
+    """pip's, where it is; it says that there is no driver."""
+    found = [folder / "lib" / LIBRARY for folder in installed_folders("nccl")]
+    if not found or load_cuda() == "":
+        pytest.skip("NCCL is not here, or a GPU is")
+    real = NcclLibrary(ctypes.CDLL(str(found[0])))
+    assert real.version >= OLDEST
+    unique_id = real.unique_id()
+    assert len(unique_id) == UNIQUE_ID_BYTES
+    assert unique_id != real.unique_id()
+    with pytest.raises(WorkerError, match=r"NCCL fails: ncclCommInitRankConfig: unhandled cuda error.*driver"):
+        NcclCommunicator(real, CudaCalls(device), unique_id, 0)
