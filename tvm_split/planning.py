@@ -25,7 +25,6 @@ from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Prediction, predict, with_coded_links
 from tvm_split.planner.problem import Objective, Precision, Problem, Solution, Stage
 from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.rare_replicas import with_turns
 from tvm_split.planner.replanning import (
     DEFAULT_THRESHOLD,
     Change,
@@ -208,10 +207,9 @@ def _chosen(
 
 
 def _whole(model: Model, posed: PosedProblem, found: Solution) -> Choice:
-    chosen = with_turns(found.stages)
-    prediction = predict(posed.problem, posed.profile, found, chosen)
-    predict_coded = partial(with_coded_links, prediction, posed.problem, posed.profile, chosen)
-    return Choice(stages_of_layers(model.graph, posed.profile, chosen), prediction, predict_coded)
+    prediction = predict(posed.problem, posed.profile, found)
+    predict_coded = partial(with_coded_links, prediction, posed.problem, posed.profile, found.stages)
+    return Choice(stages_of_layers(model.graph, posed.profile, found.stages), prediction, predict_coded)
 
 
 def _considering(
@@ -309,10 +307,9 @@ def _whole_again(
 ) -> tuple[Choice, Change]:
     """Of a plan of whole layers, whose stages are ``solved`` in pieces."""
     found = replan(posed.problem, solved, partial(solve, time_limit_seconds=request.time_limit_seconds), threshold)
-    chosen = with_turns(found.stages)
-    stages = stages_of_layers(model.graph, posed.profile, chosen) if found.change.changed else current
-    prediction = predict(posed.problem, posed.profile, found.best, chosen)
-    predict_coded = partial(with_coded_links, prediction, posed.problem, posed.profile, chosen)
+    stages = stages_of_layers(model.graph, posed.profile, found.stages) if found.change.changed else current
+    prediction = predict(posed.problem, posed.profile, found.best, found.stages)
+    predict_coded = partial(with_coded_links, prediction, posed.problem, posed.profile, found.stages)
     return Choice(stages, prediction, predict_coded), found.change
 
 

@@ -83,7 +83,7 @@ class _Exit:
 
 
 class Station:
-    """A stage on its machine. ``exits`` are by the place of a micro-batch in the period.
+    """A stage on its machine. ``exits`` are by the place in the ``period`` of a micro-batch that it computes.
 
     When it has computed, it may compute again, and those at the positions ``makers`` that make its inputs here.
     """
@@ -92,7 +92,8 @@ class Station:
         self.position = position
         self.stage = stage
         self.queues = queues
-        self.exits: Sequence[Sequence[_Exit]] = ()
+        self.exits: Mapping[int, Sequence[_Exit]] = {}
+        self.period = 1
         self.makers: Sequence[int] = ()
         self.finished = 0
         self.sequence = stage.own_turns.nth(0)
@@ -103,7 +104,7 @@ class Station:
         return [queue.held[self.sequence].value for queue in self.queues]
 
     def next_exits(self) -> Sequence[_Exit]:
-        return self.exits[self.sequence % len(self.exits)]
+        return self.exits[self.sequence % self.period]
 
     def advance(self) -> None:
         self.finished += 1
@@ -138,15 +139,12 @@ class Stations:
         """Positions of stages that lack room, or are ahead."""
         # Where a micro-batch goes follows from its place in the period, which is 1 where nothing has replicas.
         self._period = plan.period
-        names = {route.tensor.name for route in plan.routes}
-        names |= {tensor.name for stage in plan.stages for tensor in stage.outputs}
-        self._takers = {
-            name: [
-                [self._stations[position].queues[at] for position, at in plan.consumers(name, place)]
-                for place in range(plan.period)
-            ]
-            for name in names
-        }
+        self._takers: dict[str, dict[int, list[_Queue]]] = {}
+        for station in self._stations:
+            for tensor, queue in zip(station.stage.inputs, station.queues, strict=True):
+                takers = self._takers.setdefault(tensor.name, {})
+                for place in station.stage.own_turns.within(plan.period):
+                    takers.setdefault(place, []).append(queue)
         self._plan = plan
 
     def __iter__(self) -> Iterator[Station]:
@@ -157,17 +155,18 @@ class Stations:
         """Before anything computes; ``links`` are those that leave this machine, by their destinations."""
         for station in self._stations:
             stage = station.stage
-            station.exits = [
-                [
+            station.period = self._period
+            station.exits = {
+                place: [
                     _Exit(
                         tensor.name,
                         [links[destination] for destination in self._plan.destinations_of(tensor.name, place)],
-                        self._takers[tensor.name][place],
+                        self._takers.get(tensor.name, {}).get(place, ()),
                     )
                     for tensor in stage.outputs
                 ]
-                for place in range(self._period)
-            ]
+                for place in stage.own_turns.within(self._period)
+            }
             taken = {tensor.name for tensor in stage.inputs}
             station.makers = [
                 other.position for other in self._stations if taken & {tensor.name for tensor in other.stage.outputs}
@@ -185,7 +184,7 @@ class Stations:
 
     def give(self, tensor: str, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """A tensor has come from another machine; ``release`` is called once, when all stages have used it."""
-        self._give(self._takers[tensor][sequence % self._period], sequence, value, release)
+        self._give(self._takers[tensor].get(sequence % self._period, ()), sequence, value, release)
 
     def finish(self, position: int, outputs: Sequence[Any]) -> None:
         """A stage has computed its next micro-batch."""

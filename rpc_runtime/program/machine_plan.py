@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from operator import attrgetter
 
 from tvm_split.rpc_runtime.program.codec import Codec
 from tvm_split.rpc_runtime.program.program import CLIENT, Program, StageSpec, TensorSpec
-from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence
+from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, cycle_of
 
 
 @dataclass(frozen=True)
@@ -62,25 +61,13 @@ class MachinePlan:
 
     @cached_property
     def period(self) -> int:
-        """After so many micro-batches everything here goes the same ways again; 1 without replicas."""
+        """After so many micro-batches everything here goes the same ways again; 1 without replicas.
+
+        Raises:
+            ValueError: that is after more than `LONGEST_CYCLE`.
+        """
         turns = [stage.own_turns for stage in self.stages] + [route.when for route in self.routes]
-        return math.lcm(*(each.period for each in turns))
-
-    def consumers(self, tensor: str, sequence: int) -> tuple[tuple[int, int], ...]:
-        """Who takes a micro-batch of a tensor here: (position of a stage in ``stages``, position among its inputs)."""
-        return tuple(
-            (position, place)
-            for position, place in self._takers.get(tensor, ())
-            if sequence in self.stages[position].own_turns
-        )
-
-    @cached_property
-    def _takers(self) -> dict[str, list[tuple[int, int]]]:
-        takers: dict[str, list[tuple[int, int]]] = {}
-        for position, stage in enumerate(self.stages):
-            for place, wanted in enumerate(stage.inputs):
-                takers.setdefault(wanted.name, []).append((position, place))
-        return takers
+        return cycle_of({each.period for each in turns})
 
     def destinations_of(self, tensor: str, sequence: int) -> tuple[str, ...]:
         """The other machines that a micro-batch of a tensor goes to from here."""
@@ -88,14 +75,12 @@ class MachinePlan:
 
     def sends(self, tensors: Sequence[TensorSpec]) -> list[list[tuple[str, int, str]]]:
         """Which of these go where, by the place of a micro-batch in the period: name, place among them, machine."""
-        return [
-            [
-                (tensor.name, place, machine)
-                for place, tensor in enumerate(tensors)
-                for machine in self.destinations_of(tensor.name, turn)
-            ]
-            for turn in range(self.period)
-        ]
+        found: list[list[tuple[str, int, str]]] = [[] for _ in range(self.period)]
+        for place, tensor in enumerate(tensors):
+            for route in self._leaving.get(tensor.name, ()):
+                for turn in route.when.within(self.period):
+                    found[turn].append((tensor.name, place, route.destination))
+        return found
 
     @cached_property
     def _leaving(self) -> dict[str, list[PlannedRoute]]:

@@ -17,7 +17,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with nu
 import numpy as np
 
 from tvm_split.rpc_runtime.program.codec import Codec, fits
-from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
+from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, cycle_of, turns_of
 
 CLIENT = "client"
 """The name that stands for the client wherever a machine's name could stand; no machine may take it."""
@@ -144,7 +144,8 @@ class Program:
     ``codecs`` are those of routes that have one. ``cuts`` of inputs are sent instead of these where a stage takes them.
 
     Raises:
-        ValueError: the replicas of a stage do not fit together, or a cut is not of an input.
+        ValueError: the replicas of a stage do not fit together, the turns of all stages repeat together after more than
+            `turns.LONGEST_CYCLE` micro-batches, or a cut is not of an input.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -158,6 +159,7 @@ class Program:
             _check_cut(cut, self.inputs)
         for replicas in self.replicas.values():
             _check_replicas(replicas)
+        cycle_of(len(replicas[0].turns) for replicas in self.replicas.values())
 
     @property
     def given(self) -> tuple[TensorSpec, ...]:

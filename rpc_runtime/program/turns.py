@@ -12,17 +12,28 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from heapq import heappop, heappush
 
-CYCLE = 840
-"""Every list of turns has a length that divides this (all up to 8 do): whatever replicated stages a tensor
-passes, its route repeats after so many micro-batches at most."""
+LONGEST_CYCLE = 16_384
+"""After so many micro-batches at most all turns of a program repeat: 16 turns for each of a thousand replicas.
+
+A route between two replicated stages repeats after the least common multiple of both lengths, and what goes where is
+looked up in tables of that length.
+"""
+DIVISIBLE = 840
+"""Shares that are no whole turns get a length that divides this (all up to 8 do): so these repeat together after so
+many, whatever the stages."""
 LONGEST = 60
-"""Turns of few replicas are no longer; a share of 1/60 is met exactly."""
-LONGEST_PER_REPLICA = 8
-"""Of many replicas an even share is small already, and results wait for the slowest one's turn about as long anyway."""
+"""Turns are so long at most, a share of 1/60 is met exactly,"""
+LONGEST_PER_REPLICA = 32
+"""or so long for each replica: of many an even share is small already, and results wait for the slowest one's turn
+about as long anyway."""
+WHOLE = 1e-12
+"""What shares are whole turns of a length up to; computing them rounds by less."""
 CLOSE = 0.01
 """A shorter list of turns is preferred if no replica has more work by it than by the best list, up to this share."""
 
@@ -35,8 +46,8 @@ class Recurrence:
     remainders: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.period < 1 or CYCLE % self.period:
-            raise ValueError(f"micro-batches recur with a period that divides {CYCLE}, not {self.period}")
+        if not 1 <= self.period <= LONGEST_CYCLE:
+            raise ValueError(f"micro-batches recur with a period of 1 to {LONGEST_CYCLE}, not {self.period}")
         ascending = all(a < b for a, b in zip(self.remainders, self.remainders[1:], strict=False))
         if not self.remainders or not ascending or self.remainders[0] < 0 or self.remainders[-1] >= self.period:
             raise ValueError(
@@ -66,16 +77,21 @@ class Recurrence:
         rounds, rest = divmod(sequence, self.period)
         return rounds * len(self.remainders) + bisect_left(self.remainders, rest)
 
+    def within(self, period: int) -> list[int]:
+        """Those below ``period``, a multiple of this one's own, ascending."""
+        return [start + place for start in range(0, period, self.period) for place in self.remainders]
+
     def __and__(self, other: Recurrence) -> Recurrence | None:
-        """The micro-batches that are in both, if there are any."""
-        period = math.lcm(self.period, other.period)
-        remainders = tuple(place for place in range(period) if place in self and place in other)
+        """The micro-batches that are in both, if there are any; a `ValueError` if they repeat after too many."""
+        period = cycle_of((self.period, other.period))
+        rare, frequent = sorted((self, other), key=lambda each: each.share)
+        remainders = tuple(place for place in rare.within(period) if place in frequent)
         return Recurrence(period, remainders) if remainders else None
 
     def __or__(self, other: Recurrence) -> Recurrence:
-        """The micro-batches that are in one of the two, or in both."""
-        period = math.lcm(self.period, other.period)
-        return Recurrence(period, tuple(place for place in range(period) if place in self or place in other))
+        """The micro-batches that are in one of the two, or in both; a `ValueError` if they repeat after too many."""
+        period = cycle_of((self.period, other.period))
+        return Recurrence(period, tuple(sorted({*self.within(period), *other.within(period)})))
 
     @property
     def longest_gap(self) -> int:
@@ -92,31 +108,49 @@ EVERY = Recurrence(1, (0,))
 """Every micro-batch."""
 
 
+def cycle_of(periods: Iterable[int]) -> int:
+    """After how many micro-batches all of these repeat; a `ValueError` if that is more than `LONGEST_CYCLE`."""
+    cycle = 1
+    for period in periods:
+        cycle = math.lcm(cycle, period)
+        if cycle > LONGEST_CYCLE:
+            raise ValueError(
+                f"turns repeat together after more than {LONGEST_CYCLE} micro-batches: give the stages with replicas "
+                "lists of turns whose lengths have common divisors, by shares that are multiples of one fraction"
+            )
+    return cycle
+
+
 def turns_of(replica: int, turns: Sequence[int]) -> Recurrence:
     """The micro-batches of one replica; a `ValueError` if it has no turn."""
-    return Recurrence(len(turns), tuple(place for place, turn in enumerate(turns) if turn == replica))
+    known = len(turns) <= LONGEST_CYCLE  # else it is refused, and not kept
+    return Recurrence(len(turns), _places(tuple(turns)).get(replica, ()) if known else ())
+
+
+@lru_cache(maxsize=8)
+def _places(turns: tuple[int, ...]) -> Mapping[int, tuple[int, ...]]:
+    """Of each replica: a thousand of them ask for their own."""
+    found: dict[int, list[int]] = {}
+    for place, replica in enumerate(turns):
+        found.setdefault(replica, []).append(place)
+    return {replica: tuple(places) for replica, places in found.items()}
 
 
 def longest_turns(replicas: int) -> int:
-    """Turns of so many replicas are no longer, and a share of one by that is the smallest."""
-    limit = max(LONGEST, LONGEST_PER_REPLICA * replicas)
-    return max(lengths_of_turns(limit))
-
-
-def lengths_of_turns(longest: int) -> list[int]:
-    """Up to the ``longest``, ascending."""
-    return [length for length in range(1, min(longest, CYCLE) + 1) if CYCLE % length == 0]
+    """Turns of so many replicas are no longer."""
+    return min(max(LONGEST, LONGEST_PER_REPLICA * replicas), LONGEST_CYCLE)
 
 
 def turns_by_share(shares: Sequence[float], maximum_length: int | None = None) -> tuple[int, ...]:
     """Turns that give each replica its share of the micro-batches, as evenly as whole micro-batches allow.
 
-    ``shares`` are positive and count in proportion. The length is the one, of the divisors of `CYCLE` up to
-    ``maximum_length`` (by default `longest_turns`), by which no replica is given much beyond its share; the shortest of
-    those that are as good up to `CLOSE`. Over its length each replica has its share to within one micro-batch, and at
-    every moment of a stream what it has of the turns so far is within one of what the whole turns give it. (That this
-    can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest deadline first: Baruah et al. 1996,
-    "Proportionate progress".)
+    ``shares`` are positive and count in proportion. If they are whole turns of a length up to ``maximum_length`` (by
+    default `longest_turns`) they are met exactly, by the shortest one. Otherwise the length is the one, of the divisors
+    of `DIVISIBLE` up to that, by which no replica is given much beyond its share; the shortest of those that are as
+    good up to `CLOSE`. Over its length each replica has its share to within one micro-batch, and at every moment of a
+    stream what it has of the turns so far is within one of what the whole turns give it. (That this can be done:
+    Tijdeman 1980, "The chairman assignment problem"; by earliest deadline first: Baruah et al. 1996, "Proportionate
+    progress".)
 
     Raises:
         ValueError: no shares, one that is not positive, or one too small for a single turn.
@@ -127,8 +161,11 @@ def turns_by_share(shares: Sequence[float], maximum_length: int | None = None) -
         maximum_length = longest_turns(len(shares))
     if maximum_length < 1:
         raise ValueError(f"turns have a length of at least 1, not {maximum_length}")
+    exact = whole_turns(shares, maximum_length)
+    if exact is not None:
+        return _interleave(exact)
     whole = math.fsum(shares)
-    lengths = lengths_of_turns(maximum_length)
+    lengths = [length for length in range(1, min(maximum_length, DIVISIBLE) + 1) if DIVISIBLE % length == 0]
     smallest = min(shares) / whole
     if smallest * lengths[-1] < 1 - 1e-9:
         raise ValueError(
@@ -139,6 +176,24 @@ def turns_by_share(shares: Sequence[float], maximum_length: int | None = None) -
     excess = [max(n * whole / (sum(counts) * s) for n, s in zip(counts, shares, strict=True)) for counts in candidates]
     good_enough = min(excess) * (1 + CLOSE)
     return _interleave(next(counts for counts, most in zip(candidates, excess, strict=True) if most <= good_enough))
+
+
+def whole_turns(shares: Sequence[float], maximum_length: int | None = None) -> tuple[int, ...] | None:
+    """How many turns each replica has, if that is a whole number for all of them by some length; of the shortest.
+
+    By default up to `longest_turns`.
+    """
+    if maximum_length is None:
+        maximum_length = longest_turns(len(shares))
+    whole, length, found = math.fsum(shares), 1, []
+    for share in shares:
+        part = Fraction(share / whole).limit_denominator(maximum_length)
+        length = math.lcm(length, part.denominator)
+        if abs(float(part) - share / whole) > WHOLE or length > maximum_length:
+            return None
+        found.append(part)
+    counts = tuple(int(part * length) for part in found)
+    return counts if all(counts) and sum(counts) == length else None
 
 
 def _apportion(shares: Sequence[float], length: int) -> tuple[int, ...]:
@@ -157,17 +212,16 @@ def _interleave(counts: Sequence[int]) -> tuple[int, ...]:
     length = sum(counts)
     given = [0] * len(counts)
     turns: list[int] = []
+    # By when a turn is due, and who may have theirs by when it must be given; of equal ones, who has waited longest.
+    waiting = [(0, replica) for replica in range(len(counts))]
+    ready: list[tuple[int, int, int]] = []
     for place in range(length):
-        due = [replica for replica, count in enumerate(counts) if given[replica] * length <= place * count]
-        # The earliest deadline first; of equal ones, who has waited longest.
-        chosen = min(
-            due,
-            key=lambda replica: (
-                -(-(given[replica] + 1) * length // counts[replica]),
-                given[replica] * length // counts[replica],
-                replica,
-            ),
-        )
-        given[chosen] += 1
-        turns.append(chosen)
+        while waiting and waiting[0][0] <= place:
+            replica = heappop(waiting)[1]
+            count, number = counts[replica], given[replica]
+            heappush(ready, (-(-(number + 1) * length // count), number * length // count, replica))
+        replica = heappop(ready)[2]
+        given[replica] += 1
+        heappush(waiting, (-(-given[replica] * length // counts[replica]), replica))
+        turns.append(replica)
     return tuple(turns)

@@ -43,7 +43,7 @@ MAXIMUM_NEIGHBOURS = 64
 """Each is a data stream, or two."""
 MAXIMUM_WEIGHTS = 20_000
 MAXIMUM_TENSOR_TURNS = 1 << 19
-"""Where each micro-batch goes is looked up in tables of one period for every tensor."""
+"""Where each micro-batch goes is looked up in tables that have the turns of one period for every tensor."""
 MAXIMUM_KERNELS = 10_000
 MAXIMUM_ARGUMENTS = 1000
 MAXIMUM_ROUNDS = 1000
@@ -189,25 +189,18 @@ def plan_from_request(message: pb.LoadStagesRequest) -> MachinePlan:
     for stage in stages:
         if stage.machine != machine:
             raise ProtocolError(f"stage {stage.name!r} is for machine {stage.machine!r}, not {machine!r}")
-    # Of each tensor, what every turn of the period has; checks by route and stage would take the product of both.
-    tensors = len(routes) + sum(len(stage.inputs) + len(stage.outputs) for stage in stages)
-    if tensors * plan.period > MAXIMUM_TENSOR_TURNS:
-        raise ProtocolError(
-            f"machine {machine!r} has {tensors} tensors and routes in {plan.period} turns, and their product may be "
-            f"{MAXIMUM_TENSOR_TURNS}: give the stages shorter lists of turns"
-        )
+    _check_turns(plan)
     _check_supplies(plan)
-    made = {tensor: stage.own_turns for stage in stages for tensor in stage.outputs}
+    made = {tensor: {*stage.own_turns.within(plan.period)} for stage in stages for tensor in stage.outputs}
     for route in (*plan.outgoing, *plan.local):
-        own = made.get(route.tensor)
-        if own is None or not all(place in own for place in _places(route.when, plan)):
+        if not made.get(route.tensor, set()).issuperset(route.when.within(plan.period)):
             raise ProtocolError(f"a route takes {route.tensor}, and no stage of machine {machine!r} makes it")
     taken: dict[str, set[int]] = {}
     for stage in stages:
         for tensor in stage.inputs:
-            taken.setdefault(tensor.name, set()).update(_places(stage.own_turns, plan))
+            taken.setdefault(tensor.name, set()).update(stage.own_turns.within(plan.period))
     for route in (*plan.incoming, *plan.local):
-        if not taken.get(route.tensor.name, set()).issuperset(_places(route.when, plan)):
+        if not taken.get(route.tensor.name, set()).issuperset(route.when.within(plan.period)):
             raise ProtocolError(f"a route brings {route.tensor} to {machine!r}, where no stage takes it in that turn")
     return plan
 
@@ -225,6 +218,23 @@ def _check_sizes(message: pb.LoadStagesRequest) -> None:
     ):
         if count > limit:
             raise ProtocolError(f"machine {message.machine!r} has {count} {what}, at most {limit} are allowed")
+
+
+def _check_turns(plan: MachinePlan) -> None:
+    """That tables of all turns of each tensor and route stay small: those of one period."""
+    try:
+        period = plan.period
+    except ValueError as error:
+        raise ProtocolError(f"machine {plan.machine!r}: {error}") from None
+    whole = sum(period // route.when.period * len(route.when.remainders) for route in plan.routes)
+    for stage in plan.stages:
+        own = period // stage.own_turns.period * len(stage.own_turns.remainders)
+        whole += own * (len(stage.inputs) + len(stage.outputs))
+    if whole > MAXIMUM_TENSOR_TURNS:
+        raise ProtocolError(
+            f"the tensors and routes of machine {plan.machine!r} have {whole} turns together, of {period} "
+            f"micro-batches, and may have {MAXIMUM_TENSOR_TURNS}: give the stages shorter lists of turns"
+        )
 
 
 def _planned_route(message: pb.Route) -> PlannedRoute:
@@ -251,12 +261,12 @@ def _check_supplies(plan: MachinePlan) -> None:
     sources: dict[TensorSpec, dict[int, list[str]]] = {}
     for route in (*plan.incoming, *plan.local):
         supplied = sources.setdefault(route.tensor, {})
-        for place in _places(route.when, plan):
+        for place in route.when.within(plan.period):
             supplied.setdefault(place, []).append(route.source)
     for stage in plan.stages:
         for tensor in stage.inputs:
             supplied = sources.get(tensor, {})
-            for place in _places(stage.own_turns, plan):
+            for place in stage.own_turns.within(plan.period):
                 found = supplied.get(place, [])
                 if not found:
                     raise ProtocolError(f"stage {stage.name!r} takes {tensor}, and no route supplies it")
@@ -264,11 +274,6 @@ def _check_supplies(plan: MachinePlan) -> None:
                     raise ProtocolError(
                         f"stage {stage.name!r} takes {tensor}, and several routes supply it: from {found}"
                     )
-
-
-def _places(when: Recurrence, plan: MachinePlan) -> list[int]:
-    """The micro-batches of ``when`` within the plan's period."""
-    return [place for place in range(plan.period) if place in when]
 
 
 def kernel_set(message: pb.LoadKernelsRequest) -> KernelSet:

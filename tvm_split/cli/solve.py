@@ -28,12 +28,11 @@ def solve(
     """
     from tvm_split.errors import PlanError
     from tvm_split.planner.problem_file import read_problem_file, solution_to_dict
-    from tvm_split.planner.rare_replicas import as_delivered
     from tvm_split.planner.search import DEFAULT_TIME_LIMIT_SECONDS, solve as search
 
     read = read_problem_file(problem)
     try:
-        solution = as_delivered(read, search(read, time_limit_seconds=time_limit or DEFAULT_TIME_LIMIT_SECONDS))
+        solution = search(read, time_limit_seconds=time_limit or DEFAULT_TIME_LIMIT_SECONDS)
     except PlanError as error:
         print_error(f"{problem}: {error}")
         raise typer.Exit(1) from error

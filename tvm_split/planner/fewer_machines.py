@@ -39,7 +39,7 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
     if not fewer:
         return solution
     chosen = min(fewer, key=lambda each: (_machines(each.stages), objective_seconds(problem.objective, each)))
-    evaluation = evaluate(problem, chosen.stages)
+    evaluation = evaluate(problem, chosen.stages, by_shares=True)
     value = objective_seconds(problem.objective, evaluation)
     lost = value / own - 1 if own > 0 else 0.0
     return dataclasses.replace(

@@ -94,7 +94,7 @@ def replan(
     Raises:
         PlanError: the current stages do not fit the problem.
     """
-    now = evaluate(problem, current)
+    now = evaluate(problem, current, by_shares=True)
     best = solve(problem)
     change = change_to(best.evaluation, now, problem, threshold, keeps_demands=keeps_demands(problem, current))
     if change.changed:

@@ -14,7 +14,7 @@ from tvm_split.rpc_runtime.client.streams import most_under_way
 from tvm_split.rpc_runtime.program.machine_plan import plan_of_routes, planned_routes
 from tvm_split.rpc_runtime.program.measurements import TraceEvent
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
-from tvm_split.rpc_runtime.program.turns import CYCLE
+from tvm_split.rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
 from tvm_split.simulation.actors import Client, Clock, Link, Spent, Steps, Trace, Worker
 from tvm_split.simulation.processors import Processors
 from tvm_split.simulation.scenario import NO_TIME, NOTHING_HAPPENS, Happenings, Loss, MachineTimes, Scenario
@@ -22,7 +22,7 @@ from tvm_split.steps import StepProgress
 
 MICRO_BATCHES = 300
 MOST_MICRO_BATCHES = 100_000
-"""Each is simulated by itself, and its moments are kept; turns repeat after 840 at most."""
+"""Each is simulated by itself, and its moments are kept; turns repeat after a sixth of that at most."""
 SINGLE_RUNS = 50
 """Where durations scatter; without, one run tells all."""
 SHOWN_MICRO_BATCHES = 12
@@ -116,8 +116,8 @@ def simulate(
         micro_batches = max(MICRO_BATCHES, 2 * _turns(scenario.program))
     if micro_batches > MOST_MICRO_BATCHES:
         raise PlanError(
-            f"micro_batches is {micro_batches}; give at most {MOST_MICRO_BATCHES}: turns repeat after {CYCLE} at most, "
-            "so more results say nothing new"
+            f"micro_batches is {micro_batches}; give at most {MOST_MICRO_BATCHES}: turns repeat after {LONGEST_CYCLE} "
+            "at most, so more results say nothing new"
         )
     stream = _Run(scenario, happenings, in_flight, shown, streamed=True, on_progress=on_progress)
     stream.run(micro_batches, feeds=None)
@@ -294,7 +294,7 @@ class _Run:
 
 def _turns(program: Program) -> int:
     """After so many micro-batches the turns of all stages repeat."""
-    return math.lcm(*(len(stage.turns) for stage in program.stages))
+    return cycle_of({len(stage.turns) for stage in program.stages})
 
 
 def _latencies(seconds: list[float]) -> Latencies | None:

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine, Stage
+from tvm_split.planner.rare_replicas import with_turns
 from tvm_split.planner.search.instance import Instance, instance_of
 
 MachineKinds = Literal["equal", "three kinds", "unlike"]
@@ -163,10 +164,11 @@ def _filled(instance: Instance, order: Sequence[int], period: float) -> list[tup
 
 
 def dealt_to_all(problem: Problem) -> tuple[Stage, ...]:
-    """The whole network on every machine, as replicas that take turns by how fast they are."""
+    """The whole network on every machine, as replicas that have turns by how fast they are."""
     rates = [1.0 / math.fsum(piece.seconds[machine.name] for piece in problem.pieces) for machine in problem.machines]
     shares = tuple(rate / math.fsum(rates) for rate in rates)
-    return (Stage(tuple(each.name for each in problem.machines), tuple(each.name for each in problem.pieces), shares),)
+    names, pieces = tuple(each.name for each in problem.machines), tuple(each.name for each in problem.pieces)
+    return with_turns([Stage(names, pieces, shares)])
 
 
 def best_single(problem: Problem) -> tuple[Stage, ...]:

@@ -160,8 +160,9 @@ def best(problem: Problem, plans: Iterator[Assignment]) -> tuple[float, float] |
 
 
 def solution_of(problem: Problem) -> Solution | None:
+    """By shares of any size, of which exact methods are; what turns make of them has tests of its own."""
     try:
-        return solve(problem)
+        return solve(problem, whole_turns=False)
     except PlanError:
         return None
 

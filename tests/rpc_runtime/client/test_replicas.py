@@ -72,6 +72,16 @@ def replicas_after_replicas(maker: ProgramMaker) -> Program:
     return maker.program(value)
 
 
+def lengths_without_a_common_divisor(maker: ProgramMaker) -> Program:
+    """Everything repeats after 143 micro-batches only, and what skips a stage goes by both lists."""
+    one = maker.stage("one", A, [maker.input("x")], double)
+    maker.replicate([A, B], [0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1])
+    two = maker.stage("two", C, [one], lambda v: [op.negative(v)])
+    maker.replicate([C, D], [0, 1] * 6 + [0])
+    three = maker.stage("three", B, [one, two], subtract)
+    return maker.program([three, two])
+
+
 def several_stages_on_a_machine(maker: ProgramMaker) -> Program:
     """Machines that hold replicas of different stages, and a tensor that some of them need in some turns."""
     x = maker.input("x")
@@ -90,6 +100,7 @@ SHAPES = [
     middle_of_a_chain,
     skip_over_replicas,
     replicas_after_replicas,
+    lengths_without_a_common_divisor,
     several_stages_on_a_machine,
 ]
 

@@ -50,8 +50,6 @@ def test_a_machine_sees_its_part() -> None:
         for each in (plan.by_source, plan.by_destination)
     )
     assert (coming, leaving) == ({CLIENT: ["x"], "B": ["u"]}, {"B": ["t"], CLIENT: ["y", "t"]})
-    assert plan.consumers("t", 0) == ((1, 0),)
-    assert plan.consumers("x", 7) == ((0, 0), (1, 2))
     assert list(machine_plan(skipping(), CLIENT).by_source) == ["A"]
 
 
@@ -145,8 +143,9 @@ def test_a_request_whose_turns_do_not_fit_is_refused() -> None:
     refused("A", lambda r: set_remainders(r, from_b, [2, 0]), "route of tensor 'u'.*ascend")
     refused("B", lambda r: set_remainders(r, from_b, [0, 1]), "no stage of machine 'B' makes it")
     refused("B", lambda r: set_remainders(r, ("t", "A", "B"), [0, 1, 2]), "no stage takes it in that turn")
-    refused("B", lambda r: setattr(route(r, *from_b), "period", 11), "divides 840, not 11")
-    refused("B", lambda r: setattr(route(r, *from_b), "period", 0), "divides 840, not 0")
+    refused("B", lambda r: setattr(route(r, *from_b), "period", 16_385), "a period of 1 to 16384, not 16385")
+    refused("B", lambda r: setattr(route(r, *from_b), "period", 0), "a period of 1 to 16384, not 0")
+    refused("B", lambda r: setattr(route(r, *from_b), "period", 5_471), "machine 'B': turns repeat together after more")
     refused("B", lambda r: setattr(r.stages[0], "replica", 7), "stage 'b', replica 7")
     refused("B", lambda r: r.stages[0].ClearField("turns"), "stage 'b', replica 0")
 

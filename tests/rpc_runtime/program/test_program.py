@@ -23,7 +23,10 @@ def test_replicas_that_do_not_fit_together() -> None:
     refused((both[0], replace(both[1], replica=0)), r"numbered \[0, 0\]")
     refused(both[:1], r"numbered \[0\] and have the turns \[0, 1\]")
     refused(replicas(both[0], "AB", "00"), "give each a turn")
-    refused(replicas(both[0], "AB", "01" * 5 + "0"), "a period that divides 840, not 11")
+    refused(replicas(both[0], "AB", "01" * 8_193), "a period of 1 to 16384, not 16386")
+    others = stage(1, "b", "C", "y", "z")
+    late = (*replicas(both[0], "AB", "0" * 126 + "1"), *replicas(others, "CD", "0" * 130 + "1"))
+    refused(late, "repeat together after more than 16384 micro-batches")
 
 
 @pytest.mark.parametrize(

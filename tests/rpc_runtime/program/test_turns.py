@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
+import math
+import operator
 
 import pytest
 from hypothesis import given, strategies as st
 
-from tvm_split.rpc_runtime.program.turns import CYCLE, LONGEST, Recurrence, turns_by_share, turns_of
+from tvm_split.rpc_runtime.program.turns import (
+    DIVISIBLE,
+    LONGEST,
+    LONGEST_CYCLE,
+    Recurrence,
+    cycle_of,
+    longest_turns,
+    turns_by_share,
+    turns_of,
+)
 
 shares = st.lists(st.floats(0.2, 1.0), min_size=1, max_size=6)
-divisors = [length for length in range(1, 25) if CYCLE % length == 0]
-recurrences = st.sampled_from(divisors).flatmap(
+recurrences = st.integers(1, 24).flatmap(
     lambda period: st.builds(
         lambda members: Recurrence(period, tuple(sorted(members))),
         st.sets(st.integers(0, period - 1), min_size=1),
@@ -40,8 +51,7 @@ def test_turns_that_can_be_checked_by_eye(shares: list[float], turns: str) -> No
 def test_each_replica_has_its_share_within_one_micro_batch(shares: list[float]) -> None:
     turns = turns_by_share(shares)
     assert turns == turns_by_share(shares)
-    assert len(turns) <= LONGEST
-    assert CYCLE % len(turns) == 0
+    assert len(turns) <= longest_turns(len(shares))
     for replica, share in enumerate(shares):
         count = turns.count(replica)
         assert count >= 1
@@ -73,6 +83,44 @@ def test_shares_that_cannot_be_dealt(shares: list[float], words: str) -> None:
         turns_by_share(shares)
 
 
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=400).filter(lambda counts: sum(counts) <= 20 * len(counts)))
+def test_whole_turns_are_met_exactly(counts: list[int]) -> None:
+    """Of any length, by the shortest turns that do it: so nobody has to say how long they are."""
+    turns = turns_by_share([count / sum(counts) for count in counts])
+    assert len(turns) == sum(counts) // math.gcd(*counts)
+    given_turns = collections.Counter(turns)
+    assert [given_turns[replica] * sum(counts) for replica in range(len(counts))] == [
+        count * len(turns) for count in counts
+    ]
+
+
+@pytest.mark.parametrize("count", [13, 100, 500, 1000, 1024])
+def test_equal_machines_have_a_turn_each_whatever_their_number(count: int) -> None:
+    assert turns_by_share([1 / count] * count) == tuple(range(count))
+
+
+@given(st.lists(st.floats(0.1, 1.0), min_size=2, max_size=60))
+def test_other_shares_get_lengths_that_repeat_together(shares: list[float]) -> None:
+    length = len(turns_by_share(shares))
+    assert DIVISIBLE % length == 0 or [share * length / sum(shares) for share in shares] == pytest.approx(
+        [round(share * length / sum(shares)) for share in shares], rel=1e-9
+    )
+
+
+def test_the_least_cycle_of_several_lists_of_turns() -> None:
+    assert cycle_of([]) == 1
+    assert cycle_of([6, 10, 15]) == 30
+    assert cycle_of([1 << 14, 1 << 3]) == LONGEST_CYCLE
+    with pytest.raises(ValueError, match="repeat together after more than 16384 micro-batches"):
+        cycle_of(iter(range(1, 1 << 62)))  # at once, before there are more
+
+
+def test_recurrences_that_repeat_together_too_late() -> None:
+    for together in (operator.and_, operator.or_):
+        with pytest.raises(ValueError, match="repeat together after more than 16384"):
+            together(Recurrence(127, (1,)), Recurrence(131, (2,)))
+
+
 def test_a_share_of_exactly_one_turn_is_dealt() -> None:
     assert turns_by_share([59, 1]).count(1) == 1
 
@@ -84,6 +132,7 @@ def test_a_recurrence_is_the_set_it_stands_for(when: Recurrence, sequence: int, 
     assert when.count_before(sequence) == sum(member < sequence for member in members)
     assert (sequence in when) == (sequence in members)
     assert when.longest_gap == max(b - a for a, b in itertools.pairwise(members))
+    assert when.within(5 * when.period) == [member for member in members if member < 5 * when.period]
     counts = [sum(start <= member < start + window for member in members) for start in range(when.period)]
     assert when.most_in(window) == max(counts)
 
@@ -91,12 +140,14 @@ def test_a_recurrence_is_the_set_it_stands_for(when: Recurrence, sequence: int, 
 @given(recurrences, recurrences)
 def test_intersection_and_union(left: Recurrence, right: Recurrence) -> None:
     both, any_of = left & right, left | right
-    for sequence in range(2 * CYCLE):
+    for sequence in range(2 * 24 * 23):
         assert (both is not None and sequence in both) == (sequence in left and sequence in right)
         assert (sequence in any_of) == (sequence in left or sequence in right)
 
 
-@pytest.mark.parametrize(("period", "remainders"), [(0, (0,)), (11, (0,)), (2, ()), (2, (2,)), (2, (-1,)), (3, (1, 0))])
+@pytest.mark.parametrize(
+    ("period", "remainders"), [(0, (0,)), (LONGEST_CYCLE + 1, (0,)), (2, ()), (2, (2,)), (2, (-1,)), (3, (1, 0))]
+)
 def test_what_is_no_recurrence(period: int, remainders: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="recur with"):
         Recurrence(period, remainders)

@@ -92,7 +92,7 @@ def more_turns(request: pb.LoadStagesRequest, count: int) -> None:
     [
         (more_routes, 10_000, "10002 routes, at most 4096"),
         (more_stages, 12_000, "12001 stages, at most 256"),
-        (more_turns, 4_000, "in 840 turns, and their product may be 524288"),
+        (more_turns, 4_000, "turns together, of 840 micro-batches, and may have 524288"),
     ],
 )
 def test_a_program_of_absurd_size_is_refused_at_once(

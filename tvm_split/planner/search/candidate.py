@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,8 @@ import numpy as np
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Evaluation, Problem, Stage, Timed, objective_seconds
-from tvm_split.planner.search.evaluate import Placed, measure, placed
+from tvm_split.planner.rare_replicas import fairest_turns
+from tvm_split.planner.search.evaluate import Placed, measure, placed, shares_given
 from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of
 
 
@@ -51,8 +53,65 @@ class Candidate:
 
 
 def candidate(instance: Instance, stages: Sequence[Placed]) -> Candidate:
-    """Measured; raises as `measure` does."""
+    """Measured, with shares of any size; raises as `measure` does."""
     return Candidate(*measure(instance, stages))
+
+
+class Deliveries:
+    """Plans of one instance as they are delivered: replicas have the shares that turns give them, or are left out."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._known: dict[tuple[Placed, ...], Candidate] = {}
+
+    def of(self, plan: Candidate) -> Candidate:
+        """The plan itself if it has no replicas."""
+        if all(len(stage.machines) == 1 for stage in plan.stages):
+            return plan
+        if plan.stages not in self._known:
+            self._known[plan.stages] = self._with_turns(plan)
+        return self._known[plan.stages]
+
+    def best_of(self, plans: Iterable[Candidate], deadline: float) -> Candidate | None:
+        """The best one that keeps to the limits as it is delivered; after the deadline of those that are known.
+
+        Turns make no plan better, so the best by shares of any size come first, and who is worse by these is not asked.
+        """
+        problem = self._instance.problem
+        found: list[Candidate] = []
+        least = math.inf
+        for plan in sorted(plans, key=lambda each: each.value(problem)):
+            if plan.value(problem) > least * (1 + TOLERANCE):
+                break
+            if found and time.monotonic() > deadline and plan.stages not in self._known:
+                continue
+            delivered = self.of(plan)
+            if within_limits(problem, delivered.evaluation):
+                found.append(delivered)
+                least = min(least, delivered.value(problem))
+        return best_of(problem, found)
+
+    def _with_turns(self, plan: Candidate) -> Candidate:
+        instance = self._instance
+        loads = {instance.machine_number[load.machine]: load for load in plan.evaluation.loads}
+        several = [stage.machines for stage in plan.stages if len(stage.machines) > 1]
+        turns = fairest_turns(
+            [[loads[machine].share for machine in machines] for machines in several],
+            [max(loads[machine].compute_seconds for machine in machines) for machines in several],
+        )
+        share_of = {
+            machine: count / sum(counts)
+            for machines, counts in zip(several, turns, strict=True)
+            for machine, count in zip(machines, counts, strict=True)
+            if count
+        }
+        stages = [
+            Placed(tuple(each for each in stage.machines if each in share_of), stage.pieces)
+            if len(stage.machines) > 1
+            else stage
+            for stage in plan.stages
+        ]
+        return Candidate(*measure(instance, stages, share_of))
 
 
 def possible_plans(
@@ -70,7 +129,7 @@ def possible_plans(
 def keeps_demands(problem: Problem, stages: Sequence[Stage]) -> bool:
     """Whether a plan keeps to pins, numbers of stages and machines, and limits. Its memory does not count."""
     instance = instance_of(problem)
-    found = candidate(instance, placed(instance, stages))
+    found = Candidate(*measure(instance, placed(instance, stages), shares_given(instance, stages)))
     return _keeps_pins(instance, found) and _keeps_numbers(instance, found) and within_limits(problem, found.evaluation)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tvm_split.planner.problem import Alternative, Problem
 from tvm_split.planner.search.candidate import Candidate, within_limits
@@ -15,8 +15,13 @@ MOST_IDLE = 12
 """Machines of which it is said one by one why they are idle."""
 
 
-def alternatives(instance: Instance, chosen: Candidate, others: Iterable[Candidate]) -> tuple[Alternative, ...]:
-    """The best few others on other machines, best first; one for each number of machines, then single machines."""
+def alternatives(
+    instance: Instance, chosen: Candidate, others: Iterable[Candidate], deliver: Callable[[Candidate], Candidate]
+) -> tuple[Alternative, ...]:
+    """The best few others on other machines, best first; one for each number of machines, then single machines.
+
+    Each as ``deliver`` makes it, which makes none better.
+    """
     problem = instance.problem
     taken = {frozenset(chosen.machines)}
     ranked = sorted(others, key=lambda each: each.rank(problem))
@@ -31,8 +36,10 @@ def alternatives(instance: Instance, chosen: Candidate, others: Iterable[Candida
         counts.add(len(each.machines))
     near = sorted(first, key=lambda each: abs(len(each.machines) - len(chosen.machines)))[:MOST_ALTERNATIVES]
     alone = [each for each in rest if len(each.machines) == 1]
-    shown = (near + alone + [each for each in rest if len(each.machines) > 1])[:MOST_ALTERNATIVES]
-    shown.sort(key=lambda each: each.rank(problem))
+    most = (near + alone + [each for each in rest if len(each.machines) > 1])[:MOST_ALTERNATIVES]
+    delivered = {frozenset(each.machines): each for each in map(deliver, most)}
+    delivered.pop(frozenset(chosen.machines), None)
+    shown = sorted(delivered.values(), key=lambda each: each.rank(problem))
     return tuple(
         Alternative(
             _title(instance, each),
@@ -45,7 +52,13 @@ def alternatives(instance: Instance, chosen: Candidate, others: Iterable[Candida
     )
 
 
-def why_no_more_machines(instance: Instance, chosen: Candidate, others: Sequence[Candidate], exact: bool) -> str:
+def why_no_more_machines(
+    instance: Instance,
+    chosen: Candidate,
+    others: Sequence[Candidate],
+    deliver: Callable[[Candidate], Candidate],
+    exact: bool,
+) -> str:
     """One sentence for every idle machine; ``exact`` if ``others`` has the best plan that uses it."""
     problem = instance.problem
     sentences = []
@@ -59,7 +72,10 @@ def why_no_more_machines(instance: Instance, chosen: Candidate, others: Sequence
         using = using or [each for each, machines in machines_of if machine in machines]
         kept = [each for each in using if within_limits(problem, each.evaluation)] or using
         best = min(kept, key=lambda each: each.rank(problem), default=None)
-        if best is None:
+        best = None if best is None else deliver(best)
+        if best is not None and machine not in best.machines:
+            sentences.append(f"{name} is idle: the best plan found with it has no turn for it")
+        elif best is None:
             sentences.append(f"{name} is idle: {_why_unusable(instance, machine, chosen)}")
         else:
             which = "the best plan that uses it" if exact else "the best plan found that uses it"

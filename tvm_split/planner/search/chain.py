@@ -82,12 +82,15 @@ class ChainSearch:
         )
 
     def others(self, chosen: Candidate) -> list[Candidate]:
-        """The best plans of every number of machines, and those that use what ``chosen`` leaves idle."""
+        """The best plans of every number of machines, and those that use what ``chosen`` leaves idle.
+
+        With replicas of all sets of machines: any of them may be the one that loses least by whole turns.
+        """
         value: Value = "period" if self.instance.problem.objective == "throughput" else "latency"
         limit = math.inf if value == "period" else self.instance.problem.maximum_period_seconds
         table = self.table(value, limit)
         best = table.best()
-        wanted: dict[Counts, None] = {}
+        wanted: dict[Counts, None] = dict.fromkeys(best) if self.instance.problem.replicas else {}
         for total in range(2, len(self.instance.machines) + 1):
             _keep_best(wanted, {used: each for used, each in best.items() if sum(used) == total})
         for kind, members in enumerate(self._costs.groups.classes):

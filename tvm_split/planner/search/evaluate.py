@@ -50,13 +50,18 @@ def evaluate(problem: Problem, stages: Sequence[Stage], *, by_shares: bool = Fal
             no time for a piece, stages wait for each other in a circle, or a link is missing.
     """
     instance = instance_of(problem)
-    share_of = {
+    return measure(instance, placed(instance, stages), shares_given(instance, stages) if by_shares else None)[1]
+
+
+def shares_given(instance: Instance, stages: Sequence[Stage]) -> dict[int, float]:
+    """By machine, those of replicas; machines that there are not have none."""
+    return {
         instance.machine_number[machine]: share
         for stage in stages
-        if by_shares and len(stage.machines) > 1
+        if len(stage.machines) > 1
         for machine, share in zip(stage.machines, stage.shares, strict=True)
+        if machine in instance.machine_number
     }
-    return measure(instance, placed(instance, stages), share_of)[1]
 
 
 def measure(

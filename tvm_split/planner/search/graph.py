@@ -15,6 +15,7 @@ import numpy as np
 from tvm_split.errors import PlanError
 from tvm_split.planner.search.candidate import (
     Candidate,
+    Deliveries,
     best_of,
     candidate,
     fits,
@@ -34,6 +35,7 @@ from tvm_split.planner.search.machine_classes import Groups, groups_of, machine_
 from tvm_split.planner.search.machine_sets import count_of_sets
 from tvm_split.planner.search.many_machines import ManyMachines
 from tvm_split.planner.search.milp import SOLVER_TOLERANCE, PlacementProgram, period_bound
+from tvm_split.planner.search.simple_plans import simple_plans
 from tvm_split.planner.search.stage_costs import StageCosts
 from tvm_split.planner.search.stage_dp import MOST_MATRIX_BYTES, StageTable, Value, lack_table, table_cost
 
@@ -108,6 +110,7 @@ class GraphSearch:
         *,
         known: Iterable[Candidate] = (),
         loose_bound: float = 0.0,
+        deliveries: Deliveries | None = None,
     ) -> None:
         problem = instance.problem
         self._single = dataclasses.replace(instance, problem=dataclasses.replace(problem, replicas=False))
@@ -120,6 +123,7 @@ class GraphSearch:
         self._start = time.monotonic() if start is None else start
         self._limit = time_limit_seconds
         self._alone = one_machine_candidates(instance)
+        self._deliveries = Deliveries(instance) if deliveries is None else deliveries
         self._found: list[Candidate] = []  # that keep to all demands
         self._keep([*self._alone, *known])
         self._spread_bound = 0.0
@@ -128,6 +132,8 @@ class GraphSearch:
         self._raise_bound(loose_bound, "the best plan without shared cores")
 
     def solve(self) -> GraphResult:
+        if self._instance.problem.objective == "throughput":
+            self._keep(simple_plans(self._instance))
         self._bound_simply()
         self._search_orders()
         # Trying every plan of a few pieces also finds the best of equal ones.
@@ -204,11 +210,13 @@ class GraphSearch:
         if all_groups or self._instance.problem.objective == "latency":
             self._search_ideals(ideals, groups, all_groups)
             return
-        search = ManyMachines(self._instance, self._deadline(0.5 if self._has_program else 0.85))
+        deadline = self._deadline(0.5 if self._has_program else 0.85)
+        search = ManyMachines(self._instance, deadline, known=self._found, deliveries=self._deliveries)
         search.search()
         self._raise_bound(search.bound, "what the machines' time is worth")
+        self._found = []
         self._keep(search.found)
-        best = self._best()
+        best = self._deliveries.best_of(self._found, deadline)
         kept = {machine for members in groups.classes for machine in members}
         if best is not None and not search.surpasses(kept, best.evaluation.period_seconds):
             self._search_ideals(ideals, groups, all_groups)
@@ -302,7 +310,7 @@ class GraphSearch:
         problem = self._instance.problem
         ranked = sorted(self._found, key=lambda each: each.rank(problem))
         different = {frozenset(each.machines): each for each in reversed(ranked)}
-        starts = sorted(different.values(), key=lambda each: each.value(problem))[:MOST_STARTS]
+        starts = sorted(different.values(), key=lambda each: self._deliveries.of(each).value(problem))[:MOST_STARTS]
         for number, plan in enumerate(starts):
             now = time.monotonic()
             deadline = now + (self._deadline(share) - now) / (len(starts) - number)

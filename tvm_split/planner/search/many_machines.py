@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.search.candidate import Candidate, candidate, fits
+from tvm_split.planner.search.candidate import Candidate, Deliveries, candidate, fits
 from tvm_split.planner.search.crowded_cores import crowded_cores, pooled, ways_to_count
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.ideals import predecessors, topological_orders
@@ -26,6 +26,7 @@ from tvm_split.planner.search.machine_classes import machine_classes
 from tvm_split.planner.search.milp import longest_latency
 from tvm_split.planner.search.order_costs import OrderCosts, Unit, Units, units_of
 from tvm_split.planner.search.prices import Prices, fair_prices
+from tvm_split.planner.search.simple_plans import whole_sets
 from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, StageBeam, neighbourhoods
 from tvm_split.planner.search.stretch_bound import stretch_bound
 from tvm_split.planner.search.subsets import among_all, least_left_out, restricted
@@ -46,8 +47,6 @@ SHORTEST = 1e-9
 """Share of the time that everything takes in turn, below which no period is tried."""
 MOST_LEFT_OUT = 64
 """Sets of machines, each without some, that are searched by themselves."""
-CLIENT_LIMITS = 9
-"""Speeds of links to the client, below which machines are left out of a plan that deals all of the network out."""
 
 Counts = npt.NDArray[np.intp]
 
@@ -55,12 +54,24 @@ Counts = npt.NDArray[np.intp]
 class ManyMachines:
     """One instance, until a deadline (monotonic); `search` finds plans and raises ``bound``, in seconds.
 
+    Plans are compared as they are delivered, with the shares that turns give their replicas.
+
     Args:
         leaves_out: whether it also tries without some machines.
+        known: plans to begin with.
     """
 
-    def __init__(self, instance: Instance, deadline: float, *, leaves_out: bool = True) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        deadline: float,
+        *,
+        leaves_out: bool = True,
+        known: Sequence[Candidate] = (),
+        deliveries: Deliveries | None = None,
+    ) -> None:
         self._instance, self._leaves_out = instance, leaves_out
+        self._deliveries = deliveries or Deliveries(instance)
         self._start, self._deadline = time.monotonic(), deadline
         self._classes = machine_classes(instance)
         self._singles = units_of(instance, self._classes, [(each,) for each in range(len(instance.machines))])
@@ -72,7 +83,7 @@ class ManyMachines:
             cores = fair_prices(*pooled(self._singles, self._counts, self._crowded), self._until(0.2))
             self.bound = max(self.bound, cores.bound * (1 - 1e-9))
         self.bound = max(self.bound, client_bound(instance) * (1 - 1e-9))
-        self.found: list[Candidate] = []
+        self.found: list[Candidate] = [*known]
         self._longest = longest_latency(instance)
 
     def search(self) -> None:
@@ -132,7 +143,7 @@ class ManyMachines:
         return self._start + share * (self._deadline - self._start)
 
     def _least(self) -> float:
-        return min((each.evaluation.period_seconds for each in self.found), default=math.inf)
+        return min((self._deliveries.of(each).evaluation.period_seconds for each in self.found), default=math.inf)
 
     def _is_near(self) -> bool:
         return self._least() <= self.bound * (1 + NEAR_ENOUGH)
@@ -166,10 +177,11 @@ class ManyMachines:
         size = len(units.members[0][0])
         for counted, counts in ways_to_count(units, self._crowded, prices.kinds):
             beam = StageBeam(costs, counted, prices, width)
-            left = _fastest(counts, prices, self._most_machines // size)
+            left, known = _fastest(counts, prices, self._most_machines // size), len(self.found)
             self._halve(beam, left, FINE, self.bound, self._least())
-            if not self.found and self._most_machines < len(self._instance.machines):  # some must be on slow machines
-                self._halve(beam, counts, FINE, self.bound, math.inf)
+            is_none = len(self.found) == known
+            if is_none and self._most_machines < len(self._instance.machines):  # some must be on slow machines
+                self._halve(beam, counts, FINE, self.bound, self._least())
 
     def _place_on_fewer(self, costs: OrderCosts) -> None:
         """Plans of the fastest half, quarter, … of machines: they answer sooner, and use fewer that hardly help."""
@@ -220,7 +232,7 @@ class ManyMachines:
                 high, step = min(period, reached), math.inf
 
     def _keep(self, stages: Sequence[Placed]) -> float | None:
-        """The period of a plan, which is kept if it holds; None if it does not."""
+        """The period of a plan as it is delivered, which is kept if it holds; None if it does not."""
         instance = self._instance
         wanted = instance.problem.stages
         try:
@@ -230,7 +242,7 @@ class ManyMachines:
         if not fits(instance, plan):
             return None
         self.found.append(plan)
-        return plan.evaluation.period_seconds
+        return self._deliveries.of(plan).evaluation.period_seconds
 
     def _deal_out(self, costs: OrderCosts) -> None:
         """Plans whose stages have replicas: all on all that can hold it, and pipelines of ever smaller units."""
@@ -238,7 +250,7 @@ class ManyMachines:
         if self._crowded:
             ways.insert(0, self._with_own_cores())
         for counts in ways:
-            for each in _whole_sets(self._instance, _members(self._singles, counts)):
+            for each in whole_sets(self._instance, _members(self._singles, counts)):
                 self._keep([Placed(each, tuple(range(len(self._instance.pieces))))])
         for sets in _groupings(self._instance, self._singles, self._prices, ways[0]):
             if self._is_near() or time.monotonic() > self._until(0.5):
@@ -274,23 +286,6 @@ def _members(singles: Units, counts: Counts) -> list[int]:
     return sorted(
         unit[0] for units, count in zip(singles.members, counts.tolist(), strict=True) for unit in units[:count]
     )
-
-
-def _whole_sets(instance: Instance, machines: Sequence[int]) -> Iterator[Unit]:
-    """The machines that can hold everything, as far as their links to the client are as good as a limit."""
-    able = np.array(machines, dtype=np.intp)
-    able = able[np.isfinite(instance.seconds[:, able]).all(axis=0)]
-    seconds = instance.seconds[:, able].sum(axis=0)
-    able = able[np.argsort(seconds, kind="stable")][: instance.machine_limit]
-    slow = np.maximum(instance.seconds_per_byte[-1, able], instance.seconds_per_byte[able, -1])
-    sizes = math.fsum(
-        tensor.bytes for tensor in instance.tensors if instance.client in (tensor.source, *tensor.destinations)
-    )
-    needed = math.fsum(instance.weights) + float(instance.activations.max()) + instance.problem.buffers * sizes
-    for limit in np.unique(np.quantile(slow, np.linspace(0, 1, CLIENT_LIMITS))) if len(able) else ():
-        chosen = able[(slow <= limit * (1 + 1e-9)) & (instance.memory[able] >= needed)]
-        if len(chosen):
-            yield tuple(sorted(chosen.tolist()))
 
 
 def _groupings(instance: Instance, singles: Units, prices: Prices, counts: Counts) -> Iterator[list[Unit]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -23,11 +24,12 @@ from tests.helpers.planner.oracle import best, graph_plans, judge
 from tests.helpers.planner.problems import random_problem
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Problem, ProblemLink, ProblemMachine, Solution
+from tvm_split.planner.problem import Pin, Problem, ProblemLink, ProblemMachine, Solution
 from tvm_split.planner.search import evaluate, solve
-from tvm_split.planner.search.candidate import one_machine_candidates
-from tvm_split.planner.search.instance import instance_of
+from tvm_split.planner.search.candidate import Candidate, Deliveries, one_machine_candidates
+from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.many_machines import ManyMachines
+from tvm_split.planner.search.simple_plans import simple_plans
 from tvm_split.planner.search.subsets import restricted
 
 SEEDS = st.integers(0, 2**32)
@@ -43,9 +45,16 @@ CASES: list[tuple[MachineKinds, LinkKinds, Networks, bool]] = [
 
 def searched(problem: Problem) -> tuple[float, float]:
     """The least period found with all the time there is, and the bound."""
-    search = ManyMachines(instance_of(problem), math.inf)
+    instance = instance_of(problem)
+    search = ManyMachines(instance, math.inf)
     search.search()
-    return min(each.evaluation.period_seconds for each in search.found), search.bound
+    return delivered(instance, search.found), search.bound
+
+
+def delivered(instance: Instance, plans: Iterable[Candidate]) -> float:
+    """The least period of some plans whose replicas have turns."""
+    best = Deliveries(instance).best_of(plans, math.inf)
+    return math.inf if best is None else best.evaluation.period_seconds
 
 
 @pytest.mark.parametrize(("kinds", "links", "network", "replicas"), CASES)
@@ -60,7 +69,8 @@ def test_no_simple_way_is_better_and_fewer_machines_are_not(
         simple = [first_fit(problem), best_single(problem), *([dealt_to_all(problem)] if replicas else [])]
         period, bound = searched(problem)
         assert bound <= period
-        assert period <= min(evaluate(problem, each).period_seconds for each in simple if each) * (1 + 1e-9)
+        ways = [evaluate(problem, each, by_shares=True).period_seconds for each in simple if each]
+        assert period <= min(ways) * (1 + 1e-9)
         found.append(period)
     assert found[1] <= found[0]
 
@@ -116,7 +126,7 @@ def test_more_machines_are_never_worse(
         search = ManyMachines(instance, math.inf)
         search.search()
         plans = [*search.found, *one_machine_candidates(instance)]
-        least.append(min(each.evaluation.period_seconds for each in plans))
+        least.append(delivered(instance, plans))
     assert least[0] <= least[1] * (1 + 1e-9)
 
 
@@ -169,7 +179,7 @@ def test_what_takes_no_time_ends_the_search() -> None:
 
 def solved(problem: Problem) -> Solution:
     found = solve(problem, time_limit_seconds=1.0)
-    assert evaluate(problem, found.stages) == found.evaluation
+    assert evaluate(problem, found.stages, by_shares=True) == found.evaluation
     return found
 
 
@@ -222,6 +232,35 @@ def test_a_search_without_time_still_has_a_plan_and_a_bound() -> None:
     found = solve(problem, time_limit_seconds=0.0)
     assert 0.0 < found.lower_bound_seconds < found.evaluation.period_seconds
     assert found.evaluation.period_seconds < evaluate(problem, best_single(problem)).period_seconds / 2
+
+
+@pytest.mark.parametrize(("kinds", "links", "network", "replicas"), CASES)
+def test_no_time_is_too_short_for_the_simple_ways(
+    kinds: MachineKinds, links: LinkKinds, network: Networks, replicas: bool
+) -> None:
+    problem = many_machines_problem(60, 90, kinds=kinds, links=links, network=network, replicas=replicas, seed=1)
+    simple = [first_fit(problem), best_single(problem), *([dealt_to_all(problem)] if replicas else [])]
+    found = solve(problem, time_limit_seconds=0.0)
+    ways = [evaluate(problem, each, by_shares=True).period_seconds for each in simple if each]
+    assert found.evaluation.period_seconds <= min(ways) * (1 + 1e-9)
+
+
+@settings(max_examples=40)
+@given(st.integers(2, 9), st.integers(2, 25), st.sampled_from(["alike", "four sites"]), st.booleans(), SEEDS)
+def test_the_planner_fills_machines_as_anyone_would(
+    machines: int, pieces: int, links: LinkKinds, pins: bool, seed: int
+) -> None:
+    problem = many_machines_problem(machines, pieces, links=links, network="residual", seed=seed)
+    if pins:
+        chosen = random.Random(seed)
+        problem = dataclasses.replace(
+            problem, pins=(Pin(chosen.choice(problem.pieces).name, not_on=chosen.choice(problem.machines).name),)
+        )
+    by_hand, found = first_fit(problem), simple_plans(instance_of(problem))
+    assert (by_hand is None) == (not found)
+    if by_hand is not None:
+        period = evaluate(problem, by_hand).period_seconds
+        assert min(each.evaluation.period_seconds for each in found) == pytest.approx(period, rel=1e-9)
 
 
 def crowded(problem: Problem, machines_a_host: int, cores: int) -> Problem:
