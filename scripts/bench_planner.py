@@ -45,6 +45,12 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"network": "branches"},
 )
 """What differs from `COMMON`."""
+LARGEST_GAP = 0.05
+PIECES_A_MACHINE = 10
+"""From so many on, where links are alike, no gap is larger."""
+LARGEST_BYTES = 2e9
+LONGER = 1.1
+"""Times the limit that planning may take."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Planned:
     machines_used: int
     stages: int
     method: str
+    time_limit_seconds: float
     seconds: float
     processor_seconds: float
     largest_bytes: int
@@ -88,7 +95,7 @@ def planned(machines: int, pieces: int, settings: dict[str, Any], time_limit_sec
     simple = {"one machine": best_single(problem), "first fit": first_fit(problem)}
     if problem.replicas:
         simple["dealt to all"] = dealt_to_all(problem)
-    ways = {name: evaluate(problem, stages).period_seconds for name, stages in simple.items() if stages}
+    ways = {name: evaluate(problem, stages, by_shares=True).period_seconds for name, stages in simple.items() if stages}
     start, used = time.monotonic(), time.process_time()
     found = solve(problem, time_limit_seconds=time_limit_seconds)
     return Planned(
@@ -102,6 +109,7 @@ def planned(machines: int, pieces: int, settings: dict[str, Any], time_limit_sec
         machines_used=sum(len(stage.machines) for stage in found.stages),
         stages=len(found.stages),
         method=found.method,
+        time_limit_seconds=time_limit_seconds,
         seconds=time.monotonic() - start,
         processor_seconds=time.process_time() - used,
         largest_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -149,11 +157,21 @@ def draw(path: Path, results: Sequence[Planned]) -> None:
 
 
 def faults(results: Sequence[Planned]) -> Iterator[str]:
-    """Where anything else would have been better: a simple way, or to leave machines out."""
+    """Where a simple way would have been better, or fewer machines; and where a gap, memory or time is too large.
+
+    On a busy machine the processor's seconds are fewer than the clock's, and count.
+    """
     for each in results:
         what = f"{each.variant}, {each.machines} machines, {each.pieces} pieces"
         if each.period_seconds > each.best_simple_seconds * (1 + 1e-9):
             yield f"a simple way is better: {what}"
+        if each.links == "alike" and each.pieces >= PIECES_A_MACHINE * each.machines and each.gap > LARGEST_GAP:
+            yield f"a gap of {each.gap:.1%}, over {LARGEST_GAP:.0%}: {what}"
+        if each.largest_bytes > LARGEST_BYTES:
+            yield f"{each.largest_bytes / 1e9:.1f} GB, over {LARGEST_BYTES / 1e9:g}: {what}"
+        took = min(each.seconds, each.processor_seconds)
+        if took > LONGER * each.time_limit_seconds:
+            yield f"{took:.1f} s instead of {each.time_limit_seconds:g}: {what}"
         for other in results:
             alike = (other.variant, other.pieces) == (each.variant, each.pieces)
             if alike and other.machines < each.machines and other.period_seconds < each.period_seconds * (1 - 1e-9):
