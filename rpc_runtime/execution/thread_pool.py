@@ -18,8 +18,9 @@ Result = TypeVar("Result")
 class ComputingThread:
     """Runs functions where TVM uses ``threads`` threads, one after another.
 
-    That is the caller's thread where its pool has so many threads or is yet to be made (a network of 6 ms gains half a
-    millisecond: its data stay in that core's cache), else, or without ``on_calling_thread``, a thread of its own.
+    That is the caller's thread where one is wanted and its pool has no others or is yet to be made (a network of 6 ms
+    gains half a millisecond: its data stay in that core's cache), else, or without ``on_calling_thread``, a thread of
+    its own: a process that is forked from a thread whose pool has others would wait for these at its end, for ever.
     """
 
     def __init__(self, threads: int, *, on_calling_thread: bool = True) -> None:
@@ -30,7 +31,7 @@ class ComputingThread:
     def run(self, compute: Callable[..., Result], *arguments: Any) -> Result:
         # TVM asks the environment anew at every parallel loop.
         with _environment.with_(TVM_NUM_THREADS=str(self._threads), TVM_BIND_THREADS="0"):
-            if self._on_calling_thread and _pool_of_this_thread() == self._threads:
+            if self._on_calling_thread and self._threads == 1 == _pool_of_this_thread():
                 return compute(*arguments)
             return self._own.submit(compute, *arguments).result()
 

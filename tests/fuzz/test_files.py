@@ -29,7 +29,6 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Problem, Sharding, Stage
 from tvm_split.planner.problem_file import problem_to_dict, read_problem_file, read_solution_file, solution_to_dict
 from tvm_split.planner.profile import Corrections
-from tvm_split.planner.rare_replicas import as_delivered
 from tvm_split.planner.replanning import calibrated, corrections_of
 from tvm_split.planner.search import solve
 from tvm_split.rpc_runtime.errors import TvmSplitError
@@ -122,7 +121,7 @@ def use_plan(path: Path) -> None:
 def use_problem(path: Path) -> None:
     problem = read_problem_file(path)
     json.dumps(problem_to_dict(problem), allow_nan=False)
-    found = as_delivered(problem, solve(problem, time_limit_seconds=SECONDS))
+    found = solve(problem, time_limit_seconds=SECONDS)
     json.dumps(solution_to_dict(problem, found))
     assert math.isfinite(found.evaluation.period_seconds)
     simulate(scenario_of_problem(problem, found.stages), micro_batches=3)
