@@ -92,11 +92,13 @@ class ManyMachines:
         order, *others = _orders(instance)
         first = OrderCosts(instance, order)
         if instance.problem.replicas:
-            self._deal_out(first)
+            self._deal_out()
         else:
             slowest = self._singles.seconds.min(axis=1).max()
             self.bound = max(self.bound, float(slowest) * (1 - 1e-9))
         self._place(first, self._singles, self._prices, FIRST_WIDTH)
+        if instance.problem.replicas:
+            self._place_sets(first)
         if any(len(tensor.destinations) > 1 for tensor in instance.tensors):
             together = OrderCosts(instance, order, together=True)
             self._place(together, self._singles, self._prices, FIRST_WIDTH)
@@ -244,15 +246,16 @@ class ManyMachines:
         self.found.append(plan)
         return self._deliveries.of(plan).evaluation.period_seconds
 
-    def _deal_out(self, costs: OrderCosts) -> None:
-        """Plans whose stages have replicas: all on all that can hold it, and pipelines of ever smaller units."""
-        ways = [self._singles.counts]
-        if self._crowded:
-            ways.insert(0, self._with_own_cores())
-        for counts in ways:
-            for each in whole_sets(self._instance, _members(self._singles, counts)):
-                self._keep([Placed(each, tuple(range(len(self._instance.pieces))))])
-        for sets in _groupings(self._instance, self._singles, self._prices, ways[0]):
+    def _deal_out(self) -> None:
+        """All on all that can hold it."""
+        ways = (self._with_own_cores(), self._singles.counts)
+        members = dict.fromkeys(tuple(_members(self._singles, counts)) for counts in ways)
+        for each in dict.fromkeys(chosen for able in members for chosen in whole_sets(self._instance, able)):
+            self._keep([Placed(each, tuple(range(len(self._instance.pieces))))])
+
+    def _place_sets(self, costs: OrderCosts) -> None:
+        """Pipelines whose stages have replicas: of ever smaller units."""
+        for sets in _groupings(self._instance, self._singles, self._prices, self._with_own_cores()):
             if self._is_near() or time.monotonic() > self._until(0.5):
                 return
             units = units_of(self._instance, self._classes, sets)
