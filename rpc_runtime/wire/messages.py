@@ -29,7 +29,7 @@ from tvm_split.rpc_runtime.program.kernel_times import (
 )
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, PlannedRoute, plan_of_routes
 from tvm_split.rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
-from tvm_split.rpc_runtime.program.turns import Recurrence
+from tvm_split.rpc_runtime.program.turns import LONGEST_CYCLE, Recurrence
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.foreign_text import AnyMessage
 from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
@@ -215,6 +215,8 @@ def _check_sizes(message: pb.LoadStagesRequest) -> None:
         ("neighbours", len(neighbours), MAXIMUM_NEIGHBOURS),
         ("inputs and outputs of stages", tensors, MAXIMUM_ROUTES),
         ("weights", sum(len(stage.weights) for stage in message.stages), MAXIMUM_WEIGHTS),
+        ("turns of routes", sum(len(route.remainders) for route in message.routes), MAXIMUM_TENSOR_TURNS),
+        ("turns of a stage", max((len(stage.turns) for stage in message.stages), default=0), LONGEST_CYCLE),
     ):
         if count > limit:
             raise ProtocolError(f"machine {message.machine!r} has {count} {what}, at most {limit} are allowed")

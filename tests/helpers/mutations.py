@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-NUMBERS = (0, 1, 2, 3, 7, 63, 64, 255, 839, 840, 65_535, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
+NUMBERS = (0, 1, 2, 3, 7, 63, 64, 255, 16_384, 16_385, 65_535, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 TEXTS = ("", "cpu", "cuda", "float32", "bool", "O", "V8", "client", "\0", "../../x", "a" * 3000, "ü\n\x1b[2J", "1e9")
 WRONG_FILES = (b"", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5000, b"[" * 600 + b"]" * 600)
 """Files that no reader takes for what it expects: not text, not JSON, too deep, or of too many digits for a number."""

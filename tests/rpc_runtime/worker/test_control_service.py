@@ -87,12 +87,25 @@ def more_turns(request: pb.LoadStagesRequest, count: int) -> None:
     more_routes(request, count)
 
 
+def longer_turns(request: pb.LoadStagesRequest, count: int) -> None:
+    """Of the stage only: its routes have every micro-batch of that many."""
+    for each in request.stages:
+        each.turns[:] = [0] * 840
+    more_routes(request, count)
+
+
+def too_long_turns(request: pb.LoadStagesRequest, count: int) -> None:
+    request.stages[0].turns[:] = [0] * count
+
+
 @pytest.mark.parametrize(
     ("change", "count", "words"),
     [
         (more_routes, 10_000, "10002 routes, at most 4096"),
         (more_stages, 12_000, "12001 stages, at most 256"),
-        (more_turns, 4_000, "turns together, of 840 micro-batches, and may have 524288"),
+        (more_turns, 4_000, "3361680 turns of routes, at most 524288"),
+        (longer_turns, 4_000, "3363360 turns together, of 840 micro-batches, and may have 524288"),
+        (too_long_turns, 8_000_000, "8000000 turns of a stage, at most 16384"),
     ],
 )
 def test_a_program_of_absurd_size_is_refused_at_once(

@@ -302,7 +302,9 @@ def test_after_all_turns_the_rate_is_that_of_the_replicas(asked: int | None) -> 
 
 
 def test_no_more_results_than_turns_can_need() -> None:
-    with pytest.raises(PlanError, match="micro_batches is 100001; give at most 100000: turns repeat after 16384 at most"):
+    with pytest.raises(
+        PlanError, match="micro_batches is 100001; give at most 100000: turns repeat after 16384 at most"
+    ):
         simulate(chain([0.01], [0.001] * 2), micro_batches=100_001)
 
 
