@@ -17,6 +17,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Precision, Sharding, Stage
+from tvm_split.rpc_runtime.program.turns import cycle_of
 from tvm_split.units import MOST_AMOUNT
 
 FORMAT = "tvm-split plan"
@@ -48,8 +49,8 @@ class Plan:
     convolutions and products take their operands in ``precision``.
 
     Raises:
-        PlanError: the replicas of a stage cannot take turns, or two of its replicas or shards are on one machine; names
-            the stage.
+        PlanError: the replicas of a stage, or those of all stages together, cannot take turns, or two replicas or
+            shards of a stage are on one machine; names the stage.
     """
 
     model: str
@@ -72,6 +73,11 @@ class Plan:
                 stage.turns  # noqa: B018  (refuses shares of which there are no turns)
             except ValueError as error:
                 raise PlanError(f"{stage.name} on {', '.join(map(repr, stage.machines))}: {error}") from None
+        try:
+            cycle_of(len(stage.turns) for stage in self.stages)
+        except ValueError as error:
+            lengths = ", ".join(f"{stage.name} {len(stage.turns)}" for stage in self.stages if len(stage.turns) > 1)
+            raise PlanError(f"of {lengths} turns: {error}") from None
 
     def machine(self, name: str) -> PlannedMachine:
         for machine in self.machines:

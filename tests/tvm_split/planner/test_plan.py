@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import tvm_split
 from tests.helpers.mutations import WRONG_FILES
+from tvm_split.errors import PlanError
 from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import LinkPrediction, Prediction
@@ -34,6 +36,19 @@ def planned() -> Plan:
 def test_a_stage_knows_its_machines_and_turns() -> None:
     assert (REPLICATED.machines, REPLICATED.turns) == (("machine-b", "machine-c"), (0, 1, 0))
     assert (planned().stages[0].machines, planned().stages[0].turns) == (("machine-a",), (0,))
+
+
+def test_turns_of_stages_that_never_meet_are_refused_together() -> None:
+    machines = tuple(PlannedMachine(f"machine-{letter}", LLVM, 1) for letter in "abcdef")
+    stages = tuple(
+        Stage((f"machine-{first}", f"machine-{second}"), (layer,), (1 - 1 / length, 1 / length), f"stage_{layer}")
+        for layer, (first, second), length in (("0", "ab", 59), ("1", "cd", 53), ("2", "ef", 47))
+    )
+    assert math.lcm(*(len(stage.turns) for stage in stages[:2])) == 59 * 53
+    Plan("Model", "throughput", "by hand", machines, stages[:2])
+    words = "of stage_0 59, stage_1 53, stage_2 47 turns: turns repeat together after more than 16384 micro-batches"
+    with pytest.raises(PlanError, match=words):
+        Plan("Model", "throughput", "by hand", machines, stages)
 
 
 def test_a_plan_with_replicas_survives_its_file(tmp_path: Path) -> None:
