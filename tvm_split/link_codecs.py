@@ -25,7 +25,7 @@ from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
 from tvm_split.rpc_runtime.client.client import WorkerDescription
 from tvm_split.rpc_runtime.hardware import memory_domain
-from tvm_split.rpc_runtime.program.codec import Codec, fits, fitting, unfit
+from tvm_split.rpc_runtime.program.codec import Codec, encoded_bytes, fits, fitting, unfit
 from tvm_split.rpc_runtime.program.link_setting import DEFAULT, UNCODED, Transport
 from tvm_split.rpc_runtime.program.program import CLIENT, Route
 from tvm_split.rpc_runtime.transports.codecs import is_available
@@ -64,8 +64,9 @@ def with_codecs(
 
     Where any is asked for, the plan's stages are compiled and run here on the model's example inputs, and every codec
     that may be chosen is timed on the tensors that cross. The links' speeds are those of the ``profile``, if there is
-    one, else what the cluster says of them, or what is measured now. ``workers`` are those that were reached, if
-    they have been asked already.
+    one, else what the cluster says of them, or what is measured now. Without inputs, codecs that are named count with
+    the bytes that lossy ones always leave, and no time of their own. ``workers`` are those that were reached, if they
+    have been asked already.
 
     Raises:
         PlanError: a choice is left, and there are no inputs to try codecs on, or no speed of a link.
@@ -78,15 +79,15 @@ def with_codecs(
     routes = {route: link for route in bundle.program.routes if (link := _asking(cluster, route)) is not None}
     inputs = verification_inputs(model)
     remarks = tuple(_remarks(routes, shared))
-    if inputs is None:
-        return dataclasses.replace(plan, codecs=tuple(_untried(routes)), remarks=remarks)
-    report("trying codecs", 0, 1)
     speeds = _Speeds(cluster, request, profile, [route.tensor.size_bytes for route in routes], on_progress)
-    with CodecTrials(one_by_one(bundle.program)[0], bundle.blob_path, inputs) as trials:
-        choosing = _Choosing(trials, plan, request, speeds, shared)
-        choices = choosing.choose(routes)
-        codecs = tuple(choosing.planned(choices))
-    report("trying codecs", 1, 1)
+    if inputs is None:
+        choices = list(_untried(routes))
+    else:
+        report("trying codecs", 0, 1)
+        with CodecTrials(one_by_one(bundle.program)[0], bundle.blob_path, inputs) as trials:
+            choices = _Choosing(trials, plan, request, speeds, shared).choose(routes)
+        report("trying codecs", 1, 1)
+    codecs = tuple(_planned(choices, tried=inputs is not None))
     prediction = plan.prediction
     if predict_coded is not None and codecs:
         prediction = predict_coded(_coded_links([each for each in choices if not shared.joins(*each.ends)], speeds))
@@ -152,17 +153,27 @@ def _remarks(routes: Mapping[Route, Link], shared: _Uncoded) -> Iterator[str]:
         yield f"{codec} is passed over if both ends share memory, as is expected: {whole} then stays exact"
 
 
-def _untried(routes: Mapping[Route, Link]) -> Iterator[PlannedCodec]:
-    """The codecs that are named, where there is nothing to try them on."""
+def _untried(routes: Mapping[Route, Link]) -> Iterator[_Choice]:
+    """The codecs that are named, where there is nothing to try them on: of lossy ones the bytes are known."""
     for route, link in routes.items():
         if link.codec == AUTO_CODEC:
             raise PlanError(
                 f"the link from {link.source!r} to {link.destination!r} leaves its codec to the plan, which tries "
                 "codecs on example inputs, and the model has none: load it with example_inputs, or name a codec"
             )
-        codec = fitting(Codec(link.codec), route.tensor)
-        if codec is not Codec.NONE:
-            yield PlannedCodec(route.tensor.name, route.source, route.destination, codec)
+        codec, tensor = fitting(Codec(link.codec), route.tensor), route.tensor
+        yield _Choice(
+            route, _plain(route), CodecTrial(tensor.name, codec, tensor.size_bytes, encoded_bytes(codec, tensor))
+        )
+
+
+def _planned(choices: Sequence[_Choice], *, tried: bool) -> Iterator[PlannedCodec]:
+    """The codecs that are chosen, with what is known of each."""
+    for each in choices:
+        trial = each.chosen
+        if trial.codec is not Codec.NONE:
+            ratio = trial.ratio if tried or trial.codec.is_lossy else None
+            yield PlannedCodec(trial.tensor, *each.ends, trial.codec, ratio, trial.output_error if tried else None)
 
 
 class _Speeds:
@@ -237,12 +248,6 @@ class _Choosing:
                 return [*named, *found]
             worst = max(lossy.values(), key=lambda trial: trial.output_error)
             refused.add((worst.tensor, worst.codec))
-
-    def planned(self, choices: Sequence[_Choice]) -> Iterator[PlannedCodec]:
-        for each in choices:
-            if each.chosen.codec is not Codec.NONE:
-                trial = each.chosen
-                yield PlannedCodec(trial.tensor, *each.ends, trial.codec, trial.ratio, trial.output_error)
 
     def _named(self, route: Route, link: Link) -> _Choice:
         return _Choice(route, _plain(route), self._trial(route, fitting(Codec(link.codec), route.tensor)))

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -197,6 +198,33 @@ def test_a_codec_that_fits_no_tensor_is_told_with_the_reason() -> None:
     why = "fp16 is for float32 and float64, and this is int64"
     assert plan.remarks == (f"{CLIENT} → {A}: {input_name} travels as it is: {why}",)
     assert [(each.source, each.destination) for each in plan.codecs] == [(A, CLIENT)]  # the way back
+
+
+def test_without_inputs_to_try_it_on_a_named_codec_is_predicted_by_its_bytes() -> None:
+    """Also on the links of machines that share layers."""
+    layers = torch.nn.Embedding(5, 64), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)
+    model = tvm_split.load_model(torch.nn.Sequential(*layers).eval(), (torch.tensor([[1, 2]]),))
+    model = replace(model, example_inputs=None)
+    shard = tvm_split.Shard("1", "3", "channels", {A: 0.5, B: 0.5}, "each")
+    found = {}
+    for codec in ("none", "fp16", "lz4"):
+        links = tuple(
+            Link(*ends, 1e5, 0.001, transport="grpc", codec=codec) for ends in permutations((CLIENT, A, B), 2)
+        )
+        cluster = Cluster("local", tuple(Machine(name, target={"kind": "llvm"}) for name in (A, B)), links)
+        found[codec] = tvm_split.plan(model, cluster, split={A: ["0"]}, shards=shard, predict=True, measure=False)
+    predictions = {codec: plan.prediction for codec, plan in found.items()}
+    sizes, latencies = {}, {}
+    for codec, prediction in predictions.items():
+        assert prediction is not None
+        sizes[codec] = {(each.source, each.destination): each.bytes for each in prediction.links}
+        latencies[codec] = prediction.latency_seconds
+    assert sizes["none"] == sizes["lz4"]
+    for ends, size in sizes["none"].items():
+        assert sizes["fp16"][ends] == (size if ends[0] == CLIENT else size / 2)
+    assert latencies["fp16"] < 0.8 * latencies["none"] == pytest.approx(0.8 * latencies["lz4"])
+    assert {(each.ratio, each.output_error) for each in found["fp16"].codecs} == {(2.0, None)}
+    assert {(each.ratio, each.output_error) for each in found["lz4"].codecs} == {(None, None)}
 
 
 def test_lossy_codecs_together_keep_to_what_is_allowed(

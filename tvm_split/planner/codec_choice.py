@@ -43,7 +43,7 @@ class PlannedCodec:
     """A tensor of this name that goes from one machine (or the client) to another, and how it is written there.
 
     ``ratio`` and ``output_error`` are those of a `CodecTrial` on the model's example inputs; None where nothing could
-    be tried.
+    be tried, but for the ratio of a lossy codec, which is the same for all values.
     """
 
     tensor: str
