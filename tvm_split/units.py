@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 MOST_AMOUNT = 1e18
 """Of seconds, bytes, or bytes a second: far above all there is, and their sums and products are finite still."""
@@ -10,6 +11,7 @@ LEAST_AMOUNT = 1e-30
 """Of what is divided by, such as seconds, unless it is 0."""
 SLOWEST = 1e-9
 """Bytes a second of a link over which anything may pass at all."""
+MOST_LINES = 12
 BYTES_PER_UNIT = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 SECONDS_PER_UNIT = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 SECONDS_PER_AGE = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
@@ -48,6 +50,12 @@ def short_list(names: Sequence[str], most: int = 6) -> str:
         return ", ".join(names)
     head, tail = names[: most // 2], names[-(most // 2) :]
     return f"{', '.join(head)}, … {len(names) - len(head) - len(tail)} more …, {', '.join(tail)}"
+
+
+def few_lines(lines: Iterable[str], count: int) -> str:
+    """The first of so many lines, and how many are left out."""
+    shown = "\n".join(islice(lines, MOST_LINES))
+    return shown if count <= MOST_LINES else f"{shown}\n… and {count - MOST_LINES} more like these"
 
 
 def _in_unit(value: float, units: Sequence[tuple[float, str]], smallest: str) -> tuple[float, str]:

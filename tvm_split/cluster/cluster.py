@@ -27,6 +27,7 @@ from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.security import TlsFiles
 from tvm_split.rpc_runtime.wire.tracker import TrackerAddress
+from tvm_split.units import short_list
 
 ClusterKind = Literal["local", "remote", "in_process"]
 MOST_ON_THIS_HOST = 26 + 26 * 26
@@ -190,7 +191,7 @@ class Cluster:
             if machine.name == name:
                 return machine
         reasons = "".join(f"\n  left out: {other}, {reason}" for other, reason in self.left_out.items())
-        raise ClusterError(f"no machine is named {name!r}; the cluster has {', '.join(self.machine_names)}{reasons}")
+        raise ClusterError(f"no machine is named {name!r}; the cluster has {short_list(self.machine_names)}{reasons}")
 
     def link(self, source: str, destination: str) -> Link | None:
         """What is given of a link; None for one of which nothing is."""

@@ -48,7 +48,7 @@ from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.security import TlsFiles, split_address, token_from
-from tvm_split.units import MOST_AMOUNT
+from tvm_split.units import MOST_AMOUNT, few_lines
 
 LONGEST_SHOWN = 80
 """Characters of a value that a message says."""
@@ -176,7 +176,7 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
         parsed = _ClusterFile.model_validate(content)
     except ValidationError as error:
         problems = {f"{path}:{line_of(tree, each['loc'])}: {_problem(each)}" for each in error.errors()}
-        raise ClusterError("\n".join(sorted(problems))) from error
+        raise ClusterError(few_lines(sorted(problems), len(problems))) from error
     machines = []
     for index, said in enumerate(parsed.machines):
         place = f"{path}:{line_of(tree, ('machines', index, 'target'))}"
@@ -207,7 +207,7 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
             location = ("links", entry_of[int(location[1])], *location[2:])
         return line_of(tree, location)
 
-    for fault in faults(machines, None if parsed.links is None else links, shared):
+    for fault in faults(machines, None if parsed.links is None else links, shared, groups=list(members)):
         first = f"; the first is in line {line(fault.first)}" if fault.first else ""
         raise ClusterError(f"{path}:{line(fault.location)}: {fault.text}{first}")
     return tuple(machines), tuple(links), tuple(shared)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from tvm_split.rpc_runtime.program.link_setting import FROM_GPU_TO_GPU, Transpor
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.worker.config import require_options
-from tvm_split.units import MOST_AMOUNT, SLOWEST
+from tvm_split.units import MOST_AMOUNT, SLOWEST, short_list
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,16 @@ class Fault(NamedTuple):
 
 
 def faults(
-    machines: Sequence[Machine], links: Sequence[Link] | None, shared_cores: Sequence[SharedCores] = ()
+    machines: Sequence[Machine],
+    links: Sequence[Link] | None,
+    shared_cores: Sequence[SharedCores] = (),
+    *,
+    groups: Sequence[str] = (),
 ) -> Iterator[Fault]:
-    """What is wrong with machines, links and cores together; with ``links``, every pair of machines needs one."""
+    """What is wrong with machines, links and cores together; with ``links``, every pair of machines needs one.
+
+    ``groups`` could be meant by a name that there is not.
+    """
     named: dict[str, int] = {}
     machine_at: dict[str, int] = {}
     for index, machine in enumerate(machines):
@@ -180,10 +187,9 @@ def faults(
     for index, shared in enumerate(shared_cores):
         for end in shared.machines:
             if end not in named and end != CLIENT:
-                text = f"no machine is named {end!r}; there are {', '.join(named)}"
-                yield Fault(("shared_cores", index, "machines"), text)
+                yield Fault(("shared_cores", index, "machines"), _unknown(end, named, groups))
         if not 1 <= shared.cores <= MOST_CORES:
-            text = f"{', '.join(shared.machines)} share {shared.cores} cores; give at least 1, at most {MOST_CORES}"
+            text = f"{short_list(shared.machines)} share {shared.cores} cores; give at least 1, at most {MOST_CORES}"
             yield Fault(("shared_cores", index, "cores"), text)
     joining: dict[tuple[str, str], int] = {}
     without_gpu = {machine.name for machine in machines if not machine.has_gpu}
@@ -198,16 +204,21 @@ def faults(
             )
         for key, end in zip(("from", "to"), ends, strict=True):
             if end not in named and end != CLIENT:
-                yield Fault(("links", index, key), f"no machine is named {end!r}; there are {', '.join(named)}")
+                yield Fault(("links", index, key), _unknown(end, named, groups))
         first = joining.setdefault(ends, index)
         if first != index:
             text = f"a second link from {ends[0]!r} to {ends[1]!r}; leave one, or turn one round for the way back"
             yield Fault(("links", index), text, ("links", first))
     missing = [pair for pair in combinations(named, 2) if links is not None and not {pair, pair[::-1]} & joining.keys()]
     if missing:
-        pairs = ", ".join(f"{first!r} and {second!r}" for first, second in missing)
+        pairs = short_list([f"{first!r} and {second!r}" for first, second in missing])
         yield Fault(
             ("links",),
             f"no link between {pairs}; give the pair a link: with bytes_per_second, without it to have the speed "
             "measured, or with bytes_per_second: 0 if nothing may pass between the two",
         )
+
+
+def _unknown(name: str, machines: Iterable[str], groups: Sequence[str]) -> str:
+    listed = f", and the groups {short_list(groups)}" if groups else ""
+    return f"no machine is named {name!r}; there are {short_list(list(machines))}{listed}"

@@ -33,6 +33,7 @@ from tvm_split.rpc_runtime.program.interface import StagePipeline
 from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now
 from tvm_split.rpc_runtime.program.program import Program, StageSpec, weight_bytes
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.units import short_list
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 CALLS_AT_A_TIME = 32
@@ -218,7 +219,7 @@ def deploy(
     for machine in bundle.program.machines:
         if machine not in cluster.machine_names:
             raise ClusterError(
-                f"the bundle has stages for machine {machine!r}; the cluster has {', '.join(cluster.machine_names)}"
+                f"the bundle has stages for machine {machine!r}; the cluster has {short_list(cluster.machine_names)}"
             )
     if cluster.kind == "in_process":
         _require_runnable_here(bundle)

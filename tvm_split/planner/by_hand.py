@@ -10,6 +10,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.layer_graph import LayerGraph, grouped
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.request import Split
+from tvm_split.units import short_list
 
 
 def stages_by_hand(
@@ -36,7 +37,7 @@ def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str])
     owner_of_name: dict[str, str] = {}
     for machine, layer_names in split.items():
         if machine not in machine_names:
-            raise PlanError(f"split names machine {machine!r}; the cluster has {', '.join(machine_names)}")
+            raise PlanError(f"split names machine {machine!r}; the cluster has {short_list(machine_names)}")
         if isinstance(layer_names, str):
             raise PlanError(f"split gives machine {machine!r} the string {layer_names!r}; give a list of layer names")
         if not layer_names:

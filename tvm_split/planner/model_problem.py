@@ -16,6 +16,7 @@ from tvm_split.planner.profile import Bus, ClusterProfile, LinkProfile, MachineP
 from tvm_split.planner.request import PlanRequest
 from tvm_split.rpc_runtime.program.link_setting import FROM_GPU_TO_GPU, IPC_BLOCK_BYTES, Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.units import short_list
 
 BUFFERS = 3
 """Micro-batches of a tensor that the runtime may hold between neighbouring stages: `machine_plan.queue_depth`."""
@@ -123,7 +124,9 @@ def _pins(profile: ClusterProfile, wanted: Sequence[tuple[str, str]], forbidden:
     found = []
     for name, machine in wanted:
         if machine not in machines:
-            raise PlanError(f"layer {name!r} is pinned to machine {machine!r}; the cluster has {', '.join(machines)}")
+            raise PlanError(
+                f"layer {name!r} is pinned to machine {machine!r}; the cluster has {short_list(list(machines))}"
+            )
         pieces = [piece.name for piece in profile.pieces if any(covers(name, layer) for layer in piece.layers)]
         if not pieces:
             raise PlanError(

@@ -12,6 +12,7 @@ from tvm_split.planner.search.instance import TOLERANCE, over_links
 from tvm_split.planner.shared_cores import cores_loads, limit_of
 from tvm_split.planner.timetable import ends_of, timetable
 from tvm_split.rpc_runtime.program.program import CLIENT
+from tvm_split.units import short_list
 
 Crossings = dict[tuple[str, str], list[Delivery]]
 
@@ -34,7 +35,7 @@ def evaluate_parts(problem: Problem, plan: PlanParts) -> Evaluation:
     own: dict[str, list[Part]] = {}
     for part in plan.parts:
         if part.machine not in machines:
-            raise PlanError(f"the plan names machine {part.machine!r}; there are {', '.join(machines)}")
+            raise PlanError(f"the plan names machine {part.machine!r}; there are {short_list(list(machines))}")
         own.setdefault(part.machine, []).append(part)
     crossings = crossings_of(plan)
     taken = {each.name: each for each in predicted_parts(problem, plan, crossings)}

@@ -18,7 +18,7 @@ from tvm_split.planner.codec_choice import PlannedCodec
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Precision, Sharding, Stage
 from tvm_split.rpc_runtime.program.turns import cycle_of
-from tvm_split.units import MOST_AMOUNT
+from tvm_split.units import MOST_AMOUNT, few_lines, short_list
 
 FORMAT = "tvm-split plan"
 VERSION = 1
@@ -72,7 +72,7 @@ class Plan:
             try:
                 stage.turns  # noqa: B018  (refuses shares of which there are no turns)
             except ValueError as error:
-                raise PlanError(f"{stage.name} on {', '.join(map(repr, stage.machines))}: {error}") from None
+                raise PlanError(f"{stage.name} on {short_list(list(map(repr, stage.machines)))}: {error}") from None
         try:
             cycle_of(len(stage.turns) for stage in self.stages)
         except ValueError as error:
@@ -83,7 +83,7 @@ class Plan:
         for machine in self.machines:
             if machine.name == name:
                 return machine
-        raise PlanError(f"the plan names no machine {name!r}; it has {', '.join(m.name for m in self.machines)}")
+        raise PlanError(f"the plan names no machine {name!r}; it has {short_list([m.name for m in self.machines])}")
 
     @property
     def in_flight(self) -> int | None:
@@ -247,8 +247,9 @@ def _stage_content(stage: Stage) -> dict[str, Any]:
 
 
 def _problems(error: ValidationError, where: str) -> str:
-    return "\n".join(
-        f"{where}{'.'.join(map(str, each['loc']))}: {each['msg']}{_given(each)}" for each in error.errors()
+    return few_lines(
+        (f"{where}{'.'.join(map(str, each['loc']))}: {each['msg']}{_given(each)}" for each in error.errors()),
+        error.error_count(),
     )
 
 

@@ -30,7 +30,7 @@ from tvm_split.planner.plan import FORMAT as PLAN_FORMAT
 from tvm_split.planner.problem import Problem, Solution, Stage
 from tvm_split.planner.problem_groups import with_groups
 from tvm_split.planner.search.faults import faults
-from tvm_split.units import MOST_AMOUNT
+from tvm_split.units import MOST_AMOUNT, few_lines
 
 WORDS = {"unexpected_keyword_argument": "there is no such key"}
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -192,9 +192,10 @@ def _with_lines(path: Path, text: str, wrong: Sequence[tuple[tuple[int | str, ..
             raise yaml.YAMLError
         # Tabs between tokens are JSON, but not YAML; inside strings JSON has none.
         tree = yaml.compose(text.replace("\t", " "), Loader=LOADER)
+        lines = (f"{path}:{line_of(tree, location)}: {_dotted(location)}: {message}" for location, message in wrong)
     except (yaml.YAMLError, RecursionError):
-        return "\n".join(f"{path}: {_dotted(location)}: {message}" for location, message in wrong)
-    return "\n".join(f"{path}:{line_of(tree, location)}: {_dotted(location)}: {message}" for location, message in wrong)
+        lines = (f"{path}: {_dotted(location)}: {message}" for location, message in wrong)
+    return few_lines(lines, len(wrong))
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:

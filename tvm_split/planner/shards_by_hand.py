@@ -15,6 +15,7 @@ from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Sharding, Stage
 from tvm_split.planner.request import Split
 from tvm_split.planner.shard import Shard
+from tvm_split.units import short_list
 
 
 def stages_with_shards(
@@ -69,7 +70,7 @@ def _check(shard: Shard, machine_names: Sequence[str]) -> None:
         raise PlanError(f"{shard} has the shares {shard.shares!r}; give each machine's, like {{'machine-a': 0.5}}")
     unknown = [machine for machine in shard.shares if machine not in machine_names]
     if unknown:
-        raise PlanError(f"{shard} names machine {unknown[0]!r}; the cluster has {', '.join(machine_names)}")
+        raise PlanError(f"{shard} names machine {unknown[0]!r}; the cluster has {short_list(machine_names)}")
     if len(shard.shares) < 2:
         raise PlanError(
             f"{shard} names {len(shard.shares)} of the machines; give shares to two at least, or leave it out"

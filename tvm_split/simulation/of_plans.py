@@ -19,6 +19,7 @@ from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
 from tvm_split.simulation.of_parts import scenario_of_parts, unfit
 from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes
+from tvm_split.units import short_list
 
 
 def scenario_of_plan(plan: Plan) -> Scenario:
@@ -50,7 +51,7 @@ def _require_fit(plan: Plan, prediction: Prediction) -> None:
     linked = {end for link in prediction.links for end in (link.source, link.destination)} - {CLIENT}
     unknown, lacking = sorted((predicted | linked) - machines), sorted(machines - predicted)
     if unknown:
-        raise unfit(f"it names {unknown[0]!r}, and the plan's machines are {', '.join(sorted(machines))}")
+        raise unfit(f"it names {unknown[0]!r}, and the plan's machines are {short_list(sorted(machines))}")
     if lacking:
         raise unfit(f"it says nothing of {lacking[0]!r}")
 
@@ -156,9 +157,8 @@ def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> S
     machines = dict(scenario.machines)
     for name, measured in seconds.items():
         if name not in machines:
-            raise PlanError(
-                f"machine {name!r} was measured, and the plan does not use it; it uses {', '.join(machines)}"
-            )
+            used = short_list(list(machines))
+            raise PlanError(f"machine {name!r} was measured, and the plan does not use it; it uses {used}")
         turns = {stage.name: stage.own_turns.share for stage in scenario.program.stages_on(name)}
         before = machines[name].stages
         expected = math.fsum((each.stream_seconds - each.transfer_seconds) * turns[of] for of, each in before.items())

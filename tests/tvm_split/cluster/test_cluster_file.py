@@ -209,6 +209,36 @@ def test_a_pair_s_own_link_counts_before_those_of_groups_with_one_machine(tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        (
+            "{from: rack, to: rack}",
+            "no link between 'm000' and 'm150', 'm000' and 'm151', 'm000' and 'm152', … 8719 more …, "
+            "'m197' and 'm198', 'm197' and 'm199', 'm198' and 'm199'; give the pair a link: with",
+        ),
+        (
+            "{from: rack, to: rick}",
+            "is named 'rick'; there are m000, m001, m002, … 194 more …, m197, m198, m199, and the groups rack",
+        ),
+        ("{from: rack, to: client, speed: 3}", "unknown key 'speed'"),
+    ],
+)
+def test_of_hundreds_of_machines_a_few_are_named(tmp_path: Path, link: str, message: str) -> None:
+    names = [f"m{index:03}" for index in range(200)]
+    machines = [{"name": name, "address": f"{name}.example:7001"} for name in names]
+    groups = {"rack": names[:150]}
+    text = f"machines: {json.dumps(machines)}\ngroups: {json.dumps(groups)}\nlinks:\n  - {link}\n"
+    with pytest.raises(ClusterError) as caught:
+        Cluster.from_yaml(write(tmp_path, text))
+    assert message in str(caught.value)
+    wrong = json.dumps([{"name": name} for name in names])
+    with pytest.raises(ClusterError) as caught:
+        Cluster.from_yaml(write(tmp_path, f"machines: {wrong}\n"))
+    lines = str(caught.value).splitlines()
+    assert (len(lines), lines[-1]) == (13, "… and 188 more like these")
+
+
+@pytest.mark.parametrize(
     ("right", "wrong", "line", "message"),
     [
         ("lab: [desk, box]", "lab: [desk, bax]", 5, "group 'lab' has 'bax', which is no machine or group; there are"),

@@ -234,6 +234,17 @@ def test_in_a_huge_file_the_place_is_named_without_its_line(tmp_path: Path, monk
         read_problem_file(path)
 
 
+def test_of_hundreds_of_faults_a_few_are_told(tmp_path: Path) -> None:
+    content = json.loads(GOOD)
+    content["pieces"] = [{"name": f"p{index}", "seconds": {"machine-0": -1}} for index in range(300)]
+    content["edges"] = []
+    with pytest.raises(PlanError) as caught:
+        read_problem_file(write(tmp_path, json.dumps(content)))
+    lines = str(caught.value).splitlines()
+    assert (len(lines), lines[-1]) == (13, "… and 288 more like these")
+    assert "pieces.11.seconds.machine-0: piece 'p11' on 'machine-0': seconds is -1" in lines[11]
+
+
 def test_what_is_null_is_not_given(tmp_path: Path) -> None:
     text = GOOD.replace('"weight_bytes": 4000', '"weight_bytes": null')
     assert [piece.weight_bytes for piece in read_problem_file(write(tmp_path, text)).pieces] == [0.0, 0.0]
