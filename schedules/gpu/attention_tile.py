@@ -10,6 +10,7 @@ from tvm_split.schedules.gpu.tile import (
     BYTES_PER_CYCLE,
     FRAGMENT,
     LATENCY_CYCLES,
+    MOST_STATIC_SHARED_BYTES,
     MULTIPLICATIONS_PER_CYCLE,
     SECOND_KERNEL_CYCLES,
     TENSOR_CORE_SMALLEST,
@@ -19,7 +20,6 @@ from tvm_split.schedules.gpu.tile import (
     product_cycles,
 )
 
-SHARED_BYTES = 48 * 1024
 ROW_THREADS = 16
 """Threads that have a row in common: a part of one warp."""
 SHIFT = 4
@@ -181,7 +181,7 @@ def choose_attention_tile(
     tiles: list[AttentionTile | AttentionFragments] = list(TILES)
     if half is not None and max(sizes.width, sizes.value_width) <= LARGEST_HALF_WIDTH:
         tiles += [replace(tile, dtype=half) for tile in FRAGMENT_TILES]
-    fitting = [tile for tile in tiles if tile.shared_bytes(sizes) <= SHARED_BYTES]
+    fitting = [tile for tile in tiles if tile.shared_bytes(sizes) <= MOST_STATIC_SHARED_BYTES]
     best = min(fitting, key=lambda tile: _cycles(sizes, tile, processors), default=None)
     if best is None:
         return None

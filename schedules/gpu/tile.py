@@ -103,7 +103,12 @@ TILES: dict[Tile, float] = {
 }
 
 
+# CUDA C++ Programming Guide, technical specifications per compute capability: the same from sm_50 on.
 WARP = 32
+MOST_THREADS = 1024
+"""Of a block."""
+MOST_STATIC_SHARED_BYTES = 48 * 1024
+"""Of a block, without asking for more when it is launched."""
 FRAGMENT = 16
 """Rows, columns and depth of what one tensor core instruction multiplies."""
 
@@ -157,10 +162,6 @@ class Extents:
     positions: int = 1
 
 
-def multiprocessors(target: Target) -> int:
-    return MULTIPROCESSORS.get(str(target.attrs.get("arch", "")), 108)
-
-
 @dataclass(frozen=True)
 class Gpu:
     """What lowerings and schedules look at: multiprocessors, and the dtypes that tensor cores multiply in fragments."""
@@ -170,9 +171,11 @@ class Gpu:
 
 
 def gpu_of(target: Target) -> Gpu:
-    generation = re.fullmatch(r"sm_(\d+)[a-z]?", str(target.attrs.get("arch", "")))
+    arch = str(target.attrs.get("arch", ""))
+    generation = re.fullmatch(r"sm_(\d+)[a-z]?", arch)
     number = int(generation[1]) if generation else max(FRAGMENTS_SINCE.values())
-    return Gpu(multiprocessors(target), frozenset(dtype for dtype, since in FRAGMENTS_SINCE.items() if number >= since))
+    processors = MULTIPROCESSORS.get(arch, 108)
+    return Gpu(processors, frozenset(dtype for dtype, since in FRAGMENTS_SINCE.items() if number >= since))
 
 
 def choose_tile(extents: Extents, processors: int) -> tuple[Tile, int]:

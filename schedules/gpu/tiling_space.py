@@ -21,6 +21,8 @@ from tvm_split.schedules.gpu.tile import (
     DEPTH_FIRST,
     FETCH,
     FRAGMENT,
+    MOST_STATIC_SHARED_BYTES,
+    MOST_THREADS,
     STORE,
     TENSOR_CORE,
     TILED,
@@ -38,8 +40,6 @@ from tvm_split.schedules.gpu.tile import (
 )
 from tvm_split.schedules.template import Choices, Space, Template, Value
 
-MOST_THREADS = 1024
-MOST_STATIC_SHARED_BYTES = 48 * 1024
 # CUDA C++ Programming Guide, technical specifications per compute capability: the same from sm_50 on.
 REGISTERS_OF_A_THREAD = 255
 REGISTERS_OF_A_BLOCK = 65536

@@ -17,10 +17,9 @@ from tvm.target import Target
 from tvm_split.schedules.blocks import Block, inline_between, new_schedule
 from tvm_split.schedules.gpu.default_rules import in_loops
 from tvm_split.schedules.gpu.elementwise import bind_elements
-from tvm_split.schedules.gpu.tile import multiprocessors
+from tvm_split.schedules.gpu.tile import MOST_THREADS, gpu_of
 
 THREADS = 256
-MOST_THREADS = 1024
 LONG = 1 << 14
 """Elements that one block of threads reduces in about the time that a second kernel takes to start."""
 SHORTEST_PART = 8 * THREADS
@@ -35,9 +34,10 @@ def schedule_whole_reduction(function: tirx.PrimFunc, target: Target, shortest: 
         return None
     if max(block.iterations for block in reductions) < shortest:
         return None
+    processors = gpu_of(target).processors
     for block in kept or ():
         if block.is_reduction:
-            _reduce(schedule, block, multiprocessors(target))
+            _reduce(schedule, block, processors)
         else:
             bind_elements(schedule, block.handle)
     return schedule.mod["main"]

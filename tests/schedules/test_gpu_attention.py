@@ -9,8 +9,9 @@ import tvm
 from hypothesis import HealthCheck, given, settings, strategies as st
 from tvm import relax
 
-from tests.helpers.schedules.emulated_gpu import emulated, run_emulated
+from tests.helpers.schedules.emulated_gpu import SM_90, evaluate, run_emulated
 from tests.helpers.schedules.gpu_kernels import (
+    MOST_STATIC_SHARED_BYTES,
     compile_with_nvcc,
     cuda,
     cuda_source,
@@ -21,9 +22,8 @@ from tests.helpers.schedules.gpu_kernels import (
 from tests.helpers.schedules.schedule_harness import assert_close, graph_of, lower, normal, rules
 from tvm_split import schedules
 from tvm_split.schedules.gpu import attention_tile
-from tvm_split.schedules.gpu.attention_tile import SHARED_BYTES, Attention, AttentionFragments, choose_attention_tile
+from tvm_split.schedules.gpu.attention_tile import Attention, AttentionFragments, choose_attention_tile
 
-SM_90 = emulated("sm_90")
 HALVES = {"float16": 1e-3, "bfloat16": 8e-3}
 """Tolerances where operands and weights are rounded, and sums are not."""
 halves = st.sampled_from(sorted(HALVES))
@@ -56,11 +56,6 @@ def exact_attention(query, key, value, scale=0.5, masks=()):
     query, key, value = (torch.tensor(each.astype("float64")) for each in (query, key, value))
     scores = query @ key.transpose(-1, -2) * scale + sum(torch.tensor(each.astype("float64")) for each in masks)
     return (torch.softmax(scores, -1) @ value).numpy()
-
-
-def evaluate(graph, inputs):
-    lowered = lower(graph_of(graph, inputs), SM_90)
-    return run_emulated(lowered, inputs, SM_90), rules(lowered)
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +117,9 @@ SMALL = Attention((2,), 50, 70, 24, 40)
 
 @needs_headers
 @pytest.mark.parametrize(
-    "tile", [tile for tile in attention_tile.FRAGMENT_TILES if tile.shared_bytes(SMALL) <= SHARED_BYTES], ids=str
+    "tile",
+    [tile for tile in attention_tile.FRAGMENT_TILES if tile.shared_bytes(SMALL) <= MOST_STATIC_SHARED_BYTES],
+    ids=str,
 )
 def test_every_tile_of_fragments(tile, on_tensor_cores, monkeypatch):
     monkeypatch.setattr(attention_tile, "FRAGMENT_TILES", (tile,))
@@ -349,4 +346,4 @@ def test_machine_code_without_spills(rows, width, half, arch, on_tensor_cores, t
     counted = {kernel.name: kernel.shared_bytes for kernel in kernels_of(source)}
     for each in compile_with_nvcc(source, arch, tmp_path):
         assert each.spilled_bytes == 0, each
-        assert each.shared_bytes == counted[each.name] <= SHARED_BYTES, each
+        assert each.shared_bytes == counted[each.name] <= MOST_STATIC_SHARED_BYTES, each

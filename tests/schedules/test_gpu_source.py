@@ -8,22 +8,16 @@ from tvm import relax
 from tvm.script import ir as I, relax as R, tirx as T
 
 from tests.helpers.schedules.convolutions import expected
-from tests.helpers.schedules.emulated_gpu import emulated, kernels, run_emulated
+from tests.helpers.schedules.emulated_gpu import SM_90, evaluate, kernels, run_emulated
 from tests.helpers.schedules.gpu_kernels import nvcc
-from tests.helpers.schedules.schedule_harness import assert_close, graph_of, lower, normal, rules
+from tests.helpers.schedules.schedule_harness import assert_close, normal
 from tvm_split.schedules.gpu.whole_reduction import LONG
 
 pytestmark = pytest.mark.skipif(nvcc() is None, reason="needs the headers of CUDA")
 
-SM_90 = emulated("sm_90")
 HALVES = {"float16": 1e-3, "bfloat16": 8e-3}
 """Tolerances where operands are rounded, and sums are not."""
 halves = st.sampled_from(sorted(HALVES))
-
-
-def evaluate(graph, inputs):
-    lowered = lower(graph_of(graph, inputs), SM_90)
-    return run_emulated(lowered, inputs, SM_90), rules(lowered)
 
 
 def product(dtype):

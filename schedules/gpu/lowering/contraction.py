@@ -160,7 +160,7 @@ def _along(element: Element, channels: int) -> Element:
 def _few_rows(contraction: Contraction, processors: int) -> Product:
     """Few rows: every weight is used once, so that nothing is gained by sharing it; slices keep all memory busy."""
     slices = choose_slices(contraction.batch, contraction.columns, contraction.depth, processors)
-    slice_depth = _whole(contraction.depth, slices, 1)
+    slice_depth = -(-contraction.depth // slices)
     accumulator = accumulator_dtype(contraction.out_dtype)
     k = te.reduce_axis((0, slice_depth), name="k")
 
@@ -200,8 +200,3 @@ def _added_up(product: te.Tensor, slices: int) -> Product:
         return total
 
     return value
-
-
-def _whole(extent: int, parts: int, unit: int) -> int:
-    """The smallest multiple of ``unit`` of which ``parts`` cover ``extent``."""
-    return -(-extent // (parts * unit)) * unit

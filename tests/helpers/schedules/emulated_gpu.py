@@ -23,6 +23,7 @@ from tvm.target import Target
 
 from tests.helpers.schedules.emulated_library import emulated_library
 from tests.helpers.schedules.gpu_kernels import cuda_source
+from tests.helpers.schedules.schedule_harness import Graph, graph_of, lower, rules
 
 _AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
 
@@ -39,6 +40,9 @@ def emulated(arch: str, **attributes: Any) -> Target:
         **attributes,
     }
     return Target(described, host={"kind": "llvm"})
+
+
+SM_90 = emulated("sm_90")
 
 
 @tvm.instrument.pass_instrument
@@ -95,6 +99,12 @@ def run_emulated(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Ta
     if not np.array_equal(*results, equal_nan=True):
         raise RuntimeError("the result depends on which threads of a block are the first to reach a barrier")
     return results[0]
+
+
+def evaluate(graph: Graph, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, set[str]]:
+    """The result of a graph's kernels for sm_90, and which rules scheduled them. Errors as of `run_emulated`."""
+    lowered = lower(graph_of(graph, inputs), SM_90)
+    return run_emulated(lowered, inputs, SM_90), rules(lowered)
 
 
 def kernels(source: str, tags: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Callable[..., None]]:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.answer import answer
 from tests.helpers.gpu_driver import driver_for, require_toolkit
-from tests.helpers.rpc_runtime.worker_process import ROOT
 
 ASK = """
 import json, sys
@@ -25,18 +21,7 @@ print(json.dumps([driver_version(), load_cuda(), registered, bool(tvm.cuda(0).ex
 
 
 def asked(environment: dict[str, str]) -> list[object]:
-    ran = subprocess.run(
-        [sys.executable, "-c", ASK],
-        env={**os.environ, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
-    found = json.loads(ran.stdout)
-    assert isinstance(found, list)
-    return found
+    return list(answer("-c", ASK, environment=environment))
 
 
 def test_with_a_driver_tvms_library_is_loaded(tmp_path: Path) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +12,10 @@ from torch import nn
 from tvm import relax
 
 import tvm_split
+from tests.helpers.answer import answer
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.rpc_runtime.emulated_machine import ARCH, emulated_machine
 from tests.helpers.rpc_runtime.graph_scenarios import HOSTS_FUNCTION, SCENARIOS
-from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.schedules.gpu_kernels import plan_for_a_gpu
 from tvm_split.compiler import cuda_code
 from tvm_split.deployment.deployment import Deployment
@@ -63,18 +59,8 @@ def bundle(machine: tuple[Path, dict[str, str]]) -> tvm_split.Bundle:
 def found(machine: tuple[Path, dict[str, str]], bundle: tvm_split.Bundle) -> dict[str, str]:
     folder, environment = machine
     calling_the_host(folder / "host.so")
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.rpc_runtime.graph_scenarios", str(folder)],
-        env={**os.environ, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
-    assert ran.returncode == 0, ran.stderr
-    answer: dict[str, str] = json.loads(ran.stdout.splitlines()[-1])
-    return answer
+    module = "tests.helpers.rpc_runtime.graph_scenarios"
+    return dict(answer("-m", module, str(folder), environment=environment, seconds=500))
 
 
 def calling_the_host(path: Path) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +13,9 @@ import pytest
 from hypothesis import given, strategies
 
 import tvm_split
+from tests.helpers.answer import answer
 from tests.helpers.gpu_driver import driver_for, require_toolkit
-from tests.helpers.rpc_runtime.worker_process import ROOT, ready, start_worker
+from tests.helpers.rpc_runtime.worker_process import ready, start_worker
 from tests.helpers.schedules.gpu_kernels import plan_for_a_gpu
 from tests.models.small_onnx_model import small_model
 from tvm_split.compiler import cuda_code
@@ -69,18 +67,9 @@ def test_a_worker_loads_machine_code_without_a_compiler(model: tvm_split.Model, 
     assert content.count(PACKED.encode() + arch.encode()) == 1
     assert b"__global__" not in content
     # On a machine with the driver alone; what is on the PATH is no compiler.
-    environment = {**os.environ, **driver_for(13000, tmp_path), "PATH": "/nowhere"}
-    ran = subprocess.run(
-        [sys.executable, "-c", LOAD, shutil.copy(library, tmp_path / "stage.so")],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert ran.returncode == 0, ran.stderr
-    kinds, unpacked = json.loads(ran.stdout)
+    environment = {**driver_for(13000, tmp_path), "PATH": "/nowhere"}
+    copied = shutil.copy(library, tmp_path / "stage.so")
+    kinds, unpacked = answer("-c", LOAD, str(copied), environment=environment)
     assert "cuda" in kinds
     assert unpacked == ["50ed55ba"]
 
