@@ -49,6 +49,17 @@ def array_of(expression: relax.Expr) -> Any:
     return np.from_dlpack(expression.value)
 
 
+def widened_array_of(expression: relax.Expr) -> Any:
+    """The same, of bfloat16 its values in float32."""
+    if not isinstance(expression, tvm.ir.GenericConst) or not isinstance(expression.value, tvm.runtime.Tensor):
+        return None
+    tensor = expression.value
+    if str(tensor.dtype) != "bfloat16":
+        return array_of(expression)
+    halves = np.from_dlpack(tensor._create_view(tensor.shape, "uint16"))
+    return (halves.astype("uint32") << 16).view("float32")
+
+
 def constant(array: np.ndarray) -> relax.Expr:
     """A constant of the array's own dtype; ``relax.const`` by itself makes float32 of float64."""
     return relax.const(array, array.dtype.name)

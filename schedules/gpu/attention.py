@@ -25,7 +25,7 @@ from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from tvm_split.schedules.apply import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
-from tvm_split.schedules.expressions import array_of, broadcast_index, constant, operator_of, static_shape
+from tvm_split.schedules.expressions import broadcast_index, constant, operator_of, static_shape, widened_array_of
 from tvm_split.schedules.gpu.attention_fragments import FragmentKernel
 from tvm_split.schedules.gpu.attention_kernel import Kernel, Operands, Read, attention
 from tvm_split.schedules.gpu.attention_tile import Attention, AttentionFragments, choose_attention_tile
@@ -106,7 +106,7 @@ class FuseAttention(ModuleMutator):
         if name == "relax.matmul":
             return _Scores(value.args[0], value.args[1])
         if name in ("relax.multiply", "relax.divide"):
-            factor = array_of(value.args[1])
+            factor = widened_array_of(value.args[1])
             found = self._scores(value.args[0]) if factor is not None and factor.size == 1 else None
             if found is None or found.masks:
                 return None
@@ -123,9 +123,9 @@ class FuseAttention(ModuleMutator):
 
     def _replaced(self, value: relax.Expr) -> _Scores | None:
         """Scores that a constant condition replaces by what has no weight: the same as adding it to them."""
-        condition = array_of(value.args[0])
+        condition = widened_array_of(value.args[0])
         for branch, scores in enumerate(value.args[1:]):
-            lowest = array_of(value.args[2 - branch])
+            lowest = widened_array_of(value.args[2 - branch])
             if condition is None or lowest is None or lowest.size != 1 or float(lowest.reshape(())) > HIDDEN:
                 continue
             found = self._scores(scores) if static_shape(scores) == static_shape(value) else None
@@ -159,6 +159,8 @@ class FuseAttention(ModuleMutator):
             operand = source
 
     def _added(self, masks: Sequence[relax.Expr]) -> relax.Expr:
+        if len({str(mask.ty.dtype) for mask in masks}) > 1:  # one that was made here, of a condition, is in float32
+            masks = [self.emit_beside(relax.op.astype(mask, "float32"), "mask") for mask in masks]
         total = masks[0]
         for mask in masks[1:]:
             total = self.emit_beside(relax.op.add(total, mask), "mask")
@@ -190,7 +192,7 @@ def _sizes(scores: _Scores, product: relax.Call) -> Attention | None:
         return None
     # What one mask hides by a number may be seen where another hides all else by the same.
     hidden = HIDDEN if len(scores.masks) == 1 else float("-inf")
-    reaches = [_reach(array_of(mask), query[-2], key[-1], hidden) for mask in scores.masks]
+    reaches = [_reach(widened_array_of(mask), query[-2], key[-1], hidden) for mask in scores.masks]
     reach = min((each for each in reaches if each is not None), default=None)
     return Attention(query[:-2], query[-2], key[-1], query[-1], value[-1], reach)
 

@@ -294,6 +294,33 @@ def test_networks_in_half_precision():
     assert chosen == {"attention"}
 
 
+@needs_headers
+@pytest.mark.parametrize("replaced", [False, True], ids=["added", "also replaced"])
+@pytest.mark.parametrize("half", sorted(HALVES))
+def test_masks_of_networks_in_half_precision(half, replaced):
+    inputs = [normal(number, 2, 20, 16).astype(half) for number in range(3)]
+    mask = np.where(normal(3, 20, 20) > 1, -1e4, normal(4, 20, 20)).astype(half)
+    hidden = np.triu(np.ones((20, 20), bool), 1)
+
+    def graph(builder, query, key, value, added):
+        turned = builder.emit(relax.op.permute_dims(key, [0, 2, 1]))
+        scores = builder.emit(relax.op.matmul(query, turned))
+        scores = builder.emit(relax.op.multiply(scores, relax.const(np.asarray(0.25, half))))
+        if replaced:
+            lowest = relax.const(np.asarray(-np.inf, half))
+            scores = builder.emit(relax.op.where(relax.const(hidden), lowest, scores))
+        scores = builder.emit(relax.op.astype(builder.emit(relax.op.add(scores, added)), "float32"))
+        weights = builder.emit(relax.op.astype(builder.emit(relax.op.nn.softmax(scores, 2)), half))
+        return builder.emit(relax.op.matmul(weights, value))
+
+    actual, chosen = evaluate(graph, [*inputs, mask])
+    masks = (mask, np.where(hidden, -np.inf, 0)) if replaced else (mask,)
+    assert actual.dtype == half
+    assert_close(actual, exact_attention(*inputs, 0.25, masks), 2 * HALVES[half])
+    assert "attention" in chosen
+    assert chosen <= {"attention", "elementwise"}
+
+
 def fused(graph, inputs):
     return "attention" in rules(lower(graph_of(graph, inputs), SM_90))
 
