@@ -92,27 +92,16 @@ def tune(
         TuningUseError: arguments that do not go together.
         TuningError: a target that cannot be tuned, no device, or a database that cannot be used.
     """
-    planned = where if isinstance(where, Plan) else make_plan(model, where)
     if trials < 0:
         raise TuningUseError(f"trials={trials} was asked for; give 0 or more")
+    where_measured = ask_first(where, tracker, key, device_timeout_seconds)
+    planned = where if isinstance(where, Plan) else make_plan(model, where)
     machines = _machines_to_tune(planned, machine)
     target = machines[0].target
     built_for = tvm_target(target)
-    where_measured = _tracker(tracker, key, device_timeout_seconds)
     with _errors():
-        if where_measured is None and target["kind"] == "cuda":
-            raise TuningError(
-                f"kernels for CUDA ({dict(target)}) are measured through a tracker alone: start one (`python -m "
-                "tvm.exec.rpc_tracker --host 0.0.0.0 --port 9190`), start `tvm-split worker --tracker HOST:9190 --key "
-                f"KEY --insecure-tuning` on a machine with a GPU of {target.get('arch')}, and give both: --tracker "
-                "HOST:9190 --key KEY"
-            )
-        if where_measured is None and not runs_here(target):
-            raise TuningError(
-                f"this machine cannot run kernels for {dict(target)}; start a TVM RPC server on such a machine and "
-                "give its tracker and key"
-            )
-        kernels = tunable_kernels(model, planned, [each.name for each in machines], built_for)
+        if where_measured is None:
+            _require_measurable_here(target)
         folder = Path(database) if database is not None else default_folder()
         linker = link_command(target, "a kernel")
         gpu = tuning_needs(target)
@@ -120,6 +109,8 @@ def tune(
             tuning.DatabaseWriter(folder) as writer,
             tuning.Measurer(built_for, where_measured, effort, linker, gpu) as measurer,
         ):
+            # Prepared only now that there are devices, of the GPU that is needed: it takes long.
+            kernels = tunable_kernels(model, planned, [each.name for each in machines], built_for)
             run = tuning.Tuner(
                 kernels, built_for, measurer, writer, seed=seed, on_progress=on_progress, should_stop=should_stop
             )
@@ -134,6 +125,46 @@ def tune(
                 devices=measurer.devices,
                 stopped=run.stopped,
             )
+
+
+def ask_first(
+    where: Plan | Cluster, tracker: str | None, key: str | None, device_timeout_seconds: float = 30.0
+) -> tuning.Tracker | None:
+    """What `tune` refuses before anything is prepared: the tracker that it will measure through, which has a device of
+    the key; None for this machine, unless it can measure for no machine of ``where``.
+
+    Raises:
+        TuningUseError: a tracker without a key, or the other way round, or no address.
+        TuningError: no device, or none of the targets can be measured here.
+    """
+    measured = _tracker(tracker, key, device_timeout_seconds)
+    targets = [each.target for each in where.machines]
+    first = targets[0] if targets else None
+    # Which of several targets is meant may depend on the plan, which there may be none of yet.
+    if first is not None and first["kind"] == "cuda" and all(each == first for each in targets):
+        with _errors():
+            if measured is None:
+                _require_measurable_here(first)
+            tuning_needs(first)
+    with _errors():
+        if measured is not None:
+            measured.wait_for_devices()
+    return measured
+
+
+def _require_measurable_here(target: Mapping[str, Any]) -> None:
+    if target["kind"] == "cuda":
+        raise TuningError(
+            f"kernels for CUDA ({dict(target)}) are measured through a tracker alone: start one (`python -m "
+            "tvm.exec.rpc_tracker --host 0.0.0.0 --port 9190`), start `tvm-split worker --tracker HOST:9190 --key "
+            f"KEY --insecure-tuning` on a machine with a GPU of {target.get('arch')}, and give both: --tracker "
+            "HOST:9190 --key KEY"
+        )
+    if not runs_here(target):
+        raise TuningError(
+            f"this machine cannot run kernels for {dict(target)}; start a TVM RPC server on such a machine and "
+            "give its tracker and key"
+        )
 
 
 def merge_databases(into: str | Path, other: str | Path) -> int:

@@ -57,7 +57,8 @@ def no_process_stays():
     assert not [each for each in psutil.Process().children(recursive=True) if each not in before]
 
 
-def refused(model, plan, lab, folder):
+def refused(model, plan, lab, folder, monkeypatch):
+    monkeypatch.setattr("tvm_split.tuning.tunable_kernels", no_preparing)
     with pytest.raises(tvm_split.TuningError) as caught:
         tvm_split.tune(model, plan, database=folder / "tuned", trials=3, tracker=lab.address, key=KEY)
     assert not (folder / "tuned" / "trials" / RECORDS).read_text()
@@ -70,6 +71,21 @@ def test_without_a_tracker_nothing_is_measured(model, plan, tmp_path):
     assert not (tmp_path / "tuned").exists()
 
 
+def no_preparing(*_):
+    raise AssertionError("it was prepared before it was refused")
+
+
+def test_the_tracker_is_asked_before_anything_is_prepared(model, plan, tmp_path, monkeypatch):
+    for name in ("make_plan", "tunable_kernels"):
+        monkeypatch.setattr(f"tvm_split.tuning.{name}", no_preparing)
+    cluster = tvm_split.Cluster("in_process", (tvm_split.Machine("gpu", 1, TARGET),))
+    for where in (plan, cluster):
+        with pytest.raises(tvm_split.TuningError, match=r"no tracker answers at 127\.0\.0\.1:1 "):
+            tvm_split.tune(model, where, database=tmp_path, tracker="127.0.0.1:1", key=KEY, device_timeout_seconds=0.1)
+        with pytest.raises(tvm_split.TuningError, match="through a tracker alone"):
+            tvm_split.tune(model, where, database=tmp_path)
+
+
 @needs_nvcc
 def test_an_architecture_that_nvcc_does_not_know(model, tmp_path):
     plan = plan_for_a_gpu(model, "sm_52", tmp_path)
@@ -78,9 +94,9 @@ def test_an_architecture_that_nvcc_does_not_know(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_server_of_tvm_is_refused(model, plan, tmp_path):
+def test_a_server_of_tvm_is_refused(model, plan, tmp_path, monkeypatch):
     with RpcLab(tmp_path, servers=1) as lab:
-        said = refused(model, plan, lab, tmp_path)
+        said = refused(model, plan, lab, tmp_path, monkeypatch)
     assert f"a device of key {KEY!r} at the tracker {lab.address}, a server of TVM's own" in said
     assert "tvm-split worker" in said
 
@@ -99,7 +115,7 @@ def test_a_worker_without_a_gpu_is_refused(model, plan, tmp_path, monkeypatch, d
     with RpcLab(tmp_path, servers=0) as lab:
         lab.start_worker("gpu", "--insecure")
         lab.wait_listed(lambda found: "gpu" in found and found["gpu"].registration.tunes)
-        said = refused(model, plan, lab, tmp_path)
+        said = refused(model, plan, lab, tmp_path, monkeypatch)
     assert "has no GPU to measure on, and the target says sm_90" in said
     assert reason in said
 

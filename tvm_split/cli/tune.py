@@ -73,8 +73,9 @@ def tune(
     if model is None:
         raise WrongUseError("give one", "MODEL")
     machines = _cluster(cluster, target, threads)
-    from tvm_split.tuning import tune as tune_model
+    from tvm_split.tuning import ask_first, tune as tune_model
 
+    ask_first(machines, tracker, key)
     loaded = shapes.load(model)
     known = request.database if request.database is not None and request.database.is_dir() else None
     planned = replace(request, database=known).plan(model, loaded, machines)
