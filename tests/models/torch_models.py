@@ -8,6 +8,7 @@ evaluation mode.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ def published_models(tokens: int = 128, pixels: int = 224) -> dict[str, Publishe
         "vgg16": (vgg16, image),
         "mobilenet_v2": (mobilenet_v2, image),
         "efficientnet_b0": (efficientnet_b0, image),
-        "vit_b16": (vit_b16, image),
+        "vit_b16": (partial(vit_b16, pixels=pixels), image),
         "bert_base": (bert_base, (words, torch.ones_like(words))),
         "gpt2_small": (gpt2_small, (words,)),
     }

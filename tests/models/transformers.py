@@ -74,9 +74,9 @@ def vit(
     return conditioned(lambda: VisionTransformer(size, patch, width, depth, heads, classes), seed)
 
 
-def vit_b16(seed: int = 0) -> nn.Module:
-    """Input float32[batch, 3, 224, 224]."""
-    return vit(224, 16, 768, 12, 12, 1000, seed)
+def vit_b16(seed: int = 0, pixels: int = 224) -> nn.Module:
+    """Input float32[batch, 3, pixels, pixels], a multiple of 16."""
+    return vit(pixels, 16, 768, 12, 12, 1000, seed)
 
 
 class PostNormBlock(nn.Module):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from scripts import check_simulation
+from scripts.gpu_tables import AS_GRAPH
 from tvm_split.demo.demonstration import MICRO_BATCH
 from tvm_split.demo.network import CLASSES, DigitNetwork
 
@@ -56,14 +57,15 @@ def test_networks_are_shared_in_all_ways_beside_their_source(tmp_path: Path) -> 
 
 def test_a_gpu_is_proven_in_a_rehearsal_on_the_cpu(tmp_path: Path) -> None:
     found = results(
-        tmp_path, "prove_gpu", "mobilenet_v2", "--target", "llvm", "--pixels", "64", "--rounds", "1", "--threads", "1",
+        tmp_path, "prove_gpu", "mobilenet_v2", "--target", "llvm", "--rounds", "1", "--threads", "1",
         "--seconds", "100000",
     )  # fmt: skip
     assert found["rehearsal"]
     assert (found["failed"], found["not_reached"]) == ({}, [])
-    (network,) = found["networks"]
-    assert set(network["seconds"]) == {"ours", "eager", "channels_last"}
-    assert network["difference"] < network["largest_difference"]
+    assert [network["dtype"] for network in found["networks"]] == ["float32", "float16"]
+    for network in found["networks"]:
+        assert set(network["seconds"]) == {"ours", AS_GRAPH, "eager", "channels_last"}
+        assert network["difference"] < network["largest_difference"]
     near, far = found["pipelines"]
     assert (near["far"], far["far"]) == (False, True)
     for pipeline in (near, far):
@@ -81,7 +83,8 @@ def test_what_there_is_no_time_for_is_told(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     text = " ".join(done.stdout.split())
-    assert "no time was left for: mobilenet_v2, float32, batch 1; mobilenet_v2 over two machines;" in text
+    networks = "; ".join(f"mobilenet_v2, {dtype}, batch 1" for dtype in ("float32", "float16"))
+    assert f"no time was left for: {networks}; mobilenet_v2 over two machines;" in text
 
 
 @pytest.mark.parametrize(
