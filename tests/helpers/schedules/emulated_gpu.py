@@ -21,8 +21,8 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.target import Target
 
-from tests.helpers.schedules.emulated_library import emulated_library
-from tests.helpers.schedules.gpu_kernels import cuda_source
+from tests.helpers.schedules.emulated_library import emulated_library, read_header
+from tests.helpers.schedules.gpu_kernels import cuda_source, nvcc
 from tests.helpers.schedules.schedule_harness import Graph, graph_of, lower, rules
 
 _AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
@@ -116,7 +116,7 @@ def kernels(source: str, tags: Mapping[str, Sequence[str]], folder: Path) -> dic
         RuntimeError: the source is no C++, also with what stands in for CUDA; or, of a kernel, its threads wait for
             different things.
     """
-    loaded = ctypes.CDLL(str(emulated_library(source, tags, folder)))
+    loaded = ctypes.CDLL(str(emulated_library(source, tags, folder, header=read_header(str(nvcc())))))
     return {name: _launcher(loaded[f"launch_{name}"], name, axes) for name, axes in tags.items()}
 
 
