@@ -270,12 +270,23 @@ def crowded(problem: Problem, machines_a_host: int, cores: int) -> Problem:
     return dataclasses.replace(problem, shared_cores=tuple(SharedCores(host, cores) for host in hosts))
 
 
-@pytest.mark.parametrize("replicas", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kinds", ["three kinds", pytest.param("unlike", marks=pytest.mark.slow)])
-def test_hosts_whose_cores_are_too_few_are_as_good_as_their_cores(kinds: MachineKinds, replicas: bool) -> None:
+@pytest.mark.parametrize(
+    ("kinds", "replicas", "hosts", "pieces"),
+    [
+        ("three kinds", False, 3, 60),
+        *(
+            pytest.param(kinds, replicas, 6, 120, marks=pytest.mark.slow)
+            for kinds in ("three kinds", "unlike")
+            for replicas in (False, True)
+        ),
+    ],
+)
+def test_hosts_whose_cores_are_too_few_are_as_good_as_their_cores(
+    kinds: MachineKinds, replicas: bool, hosts: int, pieces: int
+) -> None:
     """Of four alike machines on one core three could as well not be there; that is found, and nearly proven."""
     four = 4
-    few = many_machines_problem(6, 120, kinds=kinds, replicas=replicas, seed=4)
+    few = many_machines_problem(hosts, pieces, kinds=kinds, replicas=replicas, seed=4)
     names = [f"{machine.name}-{place}" for machine in few.machines for place in range(four)]
     hosts_of = {name: name.rpartition("-")[0] for name in names}
     many = dataclasses.replace(
