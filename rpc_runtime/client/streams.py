@@ -165,6 +165,9 @@ class Streams:
     def room_locked(self) -> None:
         self._changed.notify_all()
 
+    def starves_locked(self, route: PlannedRoute, sequence: int) -> bool:
+        return True  # results are handed out at once
+
     @contextlib.contextmanager
     def _begun(self) -> Iterator[_Stream]:
         self.own_process.require()

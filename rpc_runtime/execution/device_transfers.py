@@ -215,7 +215,7 @@ class UploadingStation:
         self._station, self._transfers = station, transfers
         self.lock = station.lock
         self.moved, self.transferred = station.moved, station.transferred
-        self.room_locked = station.room_locked
+        self.room_locked, self.starves_locked = station.room_locked, station.starves_locked
 
     def deliver(
         self, route: PlannedRoute, sequence: int, value: Tensor | Uploaded, release: Callable[[], None]

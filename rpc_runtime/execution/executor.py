@@ -87,6 +87,9 @@ class StageExecutor:
     def room_locked(self) -> None:
         self._stations.room()
 
+    def starves_locked(self, route: PlannedRoute, sequence: int) -> bool:
+        return self._stations.starves(route.tensor.name, sequence)
+
     def progress(self) -> dict[str, int]:
         """Stage name to finished micro-batches of those that are this machine's."""
         return {station.stage.name: station.finished for station in self._stations}

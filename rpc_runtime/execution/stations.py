@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tvm_split.rpc_runtime.execution.stage_order import Action, StageState, next_action
+from tvm_split.rpc_runtime.execution.stage_order import Action, StageState, Wait, next_action
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
 from tvm_split.rpc_runtime.program.program import StageSpec
+from tvm_split.rpc_runtime.transports.credits import depths
 
 
 class Leaving(Protocol):
@@ -48,14 +49,19 @@ class _Held:
 class _Queue:
     """Waiting micro-batches of one input of one stage, by their numbers: of several replicas, one may be ahead.
 
-    ``capacity`` counts only for tensors made on this machine, and so does ``local``: credits limit the others, and what
-    came ahead must not take the place of what is next.
+    ``capacity``, which may be ``largest``, counts only for tensors made on this machine, and so does ``local``: credits
+    limit the others, and what came ahead must not take the place of what is next.
     """
 
     position: int
     capacity: int
+    largest: int
     held: dict[int, _Held] = field(default_factory=dict)
     local: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.local >= self.capacity
 
     def put(self, sequence: int, held: _Held) -> None:
         self.held[sequence] = held
@@ -78,7 +84,7 @@ class _Exit:
     @property
     def has_room(self) -> bool:
         return all(link.has_room_locked(self.tensor) for link in self.links) and all(
-            taker.local < taker.capacity for taker in self.takers
+            not taker.is_full for taker in self.takers
         )
 
 
@@ -106,6 +112,11 @@ class Station:
     def next_exits(self) -> Sequence[_Exit]:
         return self.exits[self.sequence % self.period]
 
+    @property
+    def full(self) -> list[_Queue]:
+        """Queues of this machine that have no room for the next micro-batch."""
+        return [queue for each in self.next_exits() for queue in each.takers if queue.is_full]
+
     def advance(self) -> None:
         self.finished += 1
         self.sequence = self.stage.own_turns.nth(self.finished)
@@ -128,10 +139,10 @@ class Stations:
     """All stages of a machine; ``on_ready`` is called when one may compute that could not before."""
 
     def __init__(self, plan: MachinePlan, on_ready: Callable[[], None]) -> None:
-        local = {route.tensor.name: route.queue_depth for route in plan.local}
+        local = {route.tensor.name: depths(route) for route in plan.local}
         self._on_ready = on_ready
         self._stations = [
-            Station(position, stage, [_Queue(position, local.get(tensor.name, 0)) for tensor in stage.inputs])
+            Station(position, stage, [_Queue(position, *local.get(tensor.name, (0, 0))) for tensor in stage.inputs])
             for position, stage in enumerate(plan.stages)
         ]
         self._states = [StageState.LACKS_INPUTS for _ in plan.stages]
@@ -177,7 +188,36 @@ class Stations:
         self._look_again(range(len(self._stations)))
 
     def next_action(self) -> Action:
-        return next_action(self._states)
+        """What the machine does next. Where it had nothing to do but for want of room in its own queues, they widen."""
+        action = next_action(self._states)
+        if isinstance(action, Wait) and self._widen():
+            action = next_action(self._states)
+        return action
+
+    def _widen(self) -> bool:
+        """Gives one more place to queues of this machine that hold a stage up while their takers wait for something
+        else; whether to any.
+
+        So much that is of no use cannot be made: whoever makes what the takers wait for has inputs from where these are
+        from, and no more of them than its links have room for.
+        """
+        held_up = [position for position in self._blocked if self._is_held_up_by_queues(position)]
+        for queue in {id(queue): queue for position in held_up for queue in self._stations[position].full}.values():
+            queue.capacity += 1
+        self._look_again(held_up)
+        return bool(held_up)
+
+    def _is_held_up_by_queues(self, position: int) -> bool:
+        """Whether a stage lacks nothing but room in queues that may be widened."""
+        station = self._stations[position]
+        return (
+            self._states[position] is StageState.LACKS_ROOM
+            and all(link.has_room_locked(each.tensor) for each in station.next_exits() for link in each.links)
+            and all(
+                queue.capacity < queue.largest and self._states[queue.position] is StageState.LACKS_INPUTS
+                for queue in station.full
+            )
+        )
 
     def at(self, position: int) -> Station:
         return self._stations[position]
@@ -185,6 +225,13 @@ class Stations:
     def give(self, tensor: str, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """A tensor has come from another machine; ``release`` is called once, when all stages have used it."""
         self._give(self._takers[tensor].get(sequence % self._period, ()), sequence, value, release)
+
+    def starves(self, tensor: str, sequence: int) -> bool:
+        """Whether nothing can compute, and a stage that takes this tensor could if it had its inputs."""
+        return StageState.READY not in self._states and any(
+            self._states[queue.position] is StageState.LACKS_INPUTS
+            for queue in self._takers[tensor][sequence % self._period]
+        )
 
     def finish(self, position: int, outputs: Sequence[Any]) -> None:
         """A stage has computed its next micro-batch."""

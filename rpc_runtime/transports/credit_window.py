@@ -1,9 +1,14 @@
 """How many micro-batches of one tensor may be under way on a link, and when these should be more.
 
 Between machines that are near each other the planned depth is enough. Over a link of high latency it is not: a credit
-comes back a round trip after its micro-batch has left, so with a window of w no more than w pass per round trip. A
-sender therefore says of each micro-batch whether it had to wait for its credit. If it had, and the receiver has nothing
-of this tensor when it comes, then both sides were idle for want of a wider window, and it is widened by one.
+comes back a round trip after its micro-batch has left, and what the receiver computes of it, so with a window of w no
+more than w pass in that time. To hold up nobody a window has to be that time by the time between two micro-batches.
+
+Both of these are known to nobody, so it is found: a sender says of each micro-batch whether it had to wait for its
+credit. If it had, and the receiver has nothing of this tensor when the whole of it has come, or stands still for want
+of another input, as behind a way that is longer than this one, then both were idle for want of a wider window, and it
+is widened by a half. So it ends within half of what is needed. Where computing limits, the receiver lacks nothing;
+where another link does, the sender waits for no credit of this one.
 
 Where the wire is what limits, a wider window would only fill its buffers, and credits would come back later and later.
 So a sender asks for no more once credits take much longer than the quickest one did, as TCP Vegas does (Brakmo and
@@ -15,10 +20,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-MOST_MORE = 64
+MOST_MORE = 256
 """Micro-batches by which a window is widened at most,"""
 MOST_MORE_BYTES = 16 * 1024 * 1024
 """and what these may take of the receiver's memory."""
+WIDENED_BY = 2
+"""A window is widened by this part of itself, so that it is found in a few round trips, and not far exceeded."""
 MUCH_LONGER = 2
 """Credits that take so many times as long as the quickest have waited in buffers on the way."""
 
@@ -50,16 +57,23 @@ class ReceiveWindow:
         """Whether the sender had a credit for one more."""
         return self.arrived < self.announced
 
-    def begin(self, waited: bool) -> bool:
-        """One more begins to arrive; ``waited``: its sender had it before it had the credit. Whether that widens it.
+    def arrive(self, waited: bool, starves: bool) -> bool:
+        """One more has come; whether that widens the window, so that the sender should hear of it.
 
-        A window that was widened rests for half of it, so that the sender sees what that did.
+        ``waited``: its sender had it before it had the credit. ``starves``: who takes it could do nothing until now for
+        want of some input. A window that was widened rests until all have come that were sent without that.
         """
-        if waited and self.arrived == self.consumed and self.depth < self.largest and self.arrived >= self._rests_until:
-            self.depth += 1
-            self._rests_until = self.arrived + self.depth // 2
-            return True
-        return False
+        lacked = starves or self.arrived == self.consumed
+        self.arrived += 1
+        if not (waited and lacked and self.may_widen and self.arrived > self._rests_until):
+            return False
+        self._rests_until = self.arrived + self.depth
+        self.depth = min(self.largest, self.depth + max(1, self.depth // WIDENED_BY))
+        return True
+
+    @property
+    def may_widen(self) -> bool:
+        return self.depth < self.largest
 
     @property
     def granted(self) -> int:

@@ -97,10 +97,10 @@ class Grants:
     def window(self, tensor_index: int) -> ReceiveWindow:
         return self._windows[tensor_index]
 
-    def begin(self, tensor_index: int, waited: bool) -> bool:
-        """One more begins to arrive; whether the sender may have to hear of a wider window."""
+    def arrive(self, tensor_index: int, waited: bool, starves: bool) -> bool:
+        """One more has come; whether the sender may have to hear of a wider window."""
         window = self._windows[tensor_index]
-        if not window.begin(waited):
+        if not window.arrive(waited, starves):
             return False
         self._changed[tensor_index] = window
         return True

@@ -50,6 +50,9 @@ class Station(Protocol):
     def room_locked(self) -> None:
         """An outgoing link has room for one more micro-batch of a tensor."""
 
+    def starves_locked(self, route: PlannedRoute, sequence: int) -> bool:
+        """Whether a micro-batch that has just come is one of those for want of which nothing is done here."""
+
 
 Place = Callable[[PlannedRoute, int], Bytes | Slot]
 """Where a tensor of a route may lie; it has as many places, numbered from 0, as its queue is deep. Of a GPU it is the

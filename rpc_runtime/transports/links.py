@@ -307,7 +307,7 @@ class IncomingLink(LinkEnd):
             own.data[:] = slot.data
             slot = own
         self.station.moved()
-        self._complete(receiving, sequence, slot, place, start, frame.total)
+        self._complete(receiving, frame, sequence, slot, place, start)
 
     def _take_part(self, frame: Frame) -> None:
         if self._current is None:
@@ -326,7 +326,7 @@ class IncomingLink(LinkEnd):
         self._current = None
         if receiving.coder is not None and current.memory is not slot.data:
             receiving.coder.decode(current.memory, slot.data)
-        self._complete(receiving, sequence, slot, None, current.start, current.total)
+        self._complete(receiving, frame, sequence, slot, None, current.start)
 
     def _begin(self, frame: Frame) -> _Arriving | None:
         """What a frame begins; nothing, if the link is closed."""
@@ -352,8 +352,6 @@ class IncomingLink(LinkEnd):
                 f"micro-batch {frame.sequence} of tensor {receiving.route.tensor.name!r} came without a credit: "
                 f"{window.arrived - window.consumed} are waiting already"
             )
-        if self._grants.begin(frame.tensor, waited=frame.flags == FrameFlag.WAITED):
-            self._wake_locked()
         return receiving
 
     def _sequence_of(self, receiving: _Receiving, frame: Frame, offset: int, total: int) -> int:
@@ -370,12 +368,16 @@ class IncomingLink(LinkEnd):
         return sequence
 
     def _complete(
-        self, receiving: _Receiving, sequence: int, slot: Slot, place: int | None, start: int, size_bytes: int
+        self, receiving: _Receiving, last: Frame, sequence: int, slot: Slot, place: int | None, start: int
     ) -> None:
-        receiving.window.arrived += 1
+        route, waited = receiving.route, last.flags == FrameFlag.WAITED
+        with self._lock:
+            starves = waited and receiving.window.may_widen and self.station.starves_locked(route, sequence)
+            if self._grants.arrive(route.tensor_index, waited, starves):
+                self._wake_locked()
         release = partial(self._release_locked, receiving, slot, place)
-        self.station.transferred(RECEIVE, receiving.route, sequence, start, now(), size_bytes)
-        self.station.deliver(receiving.route, sequence, slot.value, release)
+        self.station.transferred(RECEIVE, route, sequence, start, now(), last.total)
+        self.station.deliver(route, sequence, slot.value, release)
 
     def _release_locked(self, receiving: _Receiving, slot: Slot, place: int | None) -> None:
         self._grants.consume(receiving.route.tensor_index)

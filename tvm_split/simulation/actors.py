@@ -100,6 +100,7 @@ class Link:
         on_room: Callable[[], None],
         on_sent: Callable[[PlannedRoute, int, float], None],
         on_received: Callable[[PlannedRoute, int, float, Callable[[], None]], None],
+        starves: Callable[[PlannedRoute, int], bool],
     ) -> None:
         self._clock = clock
         self._times = times
@@ -108,6 +109,7 @@ class Link:
         self._outbox, self._grants = Outbox(routes), Grants(routes)
         self._resting = Resting(clock.environment)
         self._on_room, self._on_sent, self._on_received = on_room, on_sent, on_received
+        self._starves = starves
         self._last_arrival = 0.0
         self.is_cut = False
         if times.shares_memory:
@@ -134,7 +136,6 @@ class Link:
             # What leaves later does not arrive earlier.
             latency = max(latency, self._last_arrival - start - wire)
             self._last_arrival = start + wire + latency
-            self._clock.later(latency, lambda departure=departure: self._begin(departure))  # type: ignore[misc]
             if wire > 0:
                 yield self._clock.environment.timeout(wire)
             self._outbox.left(departure.tensor_index)
@@ -142,17 +143,15 @@ class Link:
             self._clock.later(latency, lambda d=departure, at=start + latency: self._complete(d, at))  # type: ignore[misc]
             self._on_room()
 
-    def _begin(self, departure: Departure) -> None:
-        if not self._grants.window(departure.tensor_index).may_arrive:
-            raise RuntimeError(f"a micro-batch of {self._routes[departure.tensor_index]} came without a credit")
-        if self._grants.begin(departure.tensor_index, departure.waited):
-            self._tell()
-
     def _complete(self, departure: Departure, start: float) -> None:
         if self.is_cut:
             return
         route = self._routes[departure.tensor_index]
-        self._grants.window(departure.tensor_index).arrived += 1
+        if not self._grants.window(departure.tensor_index).may_arrive:
+            raise RuntimeError(f"a micro-batch of {route} came without a credit")
+        starves = departure.waited and self._starves(route, departure.sequence)
+        if self._grants.arrive(departure.tensor_index, departure.waited, starves):
+            self._tell()
         self._on_received(route, departure.sequence, start, lambda: self._release(departure.tensor_index))
 
     def _release(self, tensor_index: int) -> None:
@@ -228,6 +227,9 @@ class Worker:
 
     def room(self) -> None:
         self.stations.room()
+
+    def starves(self, route: PlannedRoute, sequence: int) -> bool:
+        return self.stations.starves(route.tensor.name, sequence)
 
     def spent(self) -> Spent:
         """Until now."""
@@ -308,6 +310,9 @@ class Client:
 
     def room(self) -> None:
         self._resting.rouse()
+
+    def starves(self, route: PlannedRoute, sequence: int) -> bool:
+        return True
 
     def sent(self, route: PlannedRoute, sequence: int, start: float) -> None:
         """Nobody records what the client sends."""

@@ -201,6 +201,7 @@ class _Run:
                 ends[source].room,
                 ends[source].sent,
                 ends[end].received,
+                ends[end].starves,
             )
             for (source, end), numbers in between.items()
         }

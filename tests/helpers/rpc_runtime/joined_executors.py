@@ -62,6 +62,9 @@ class Client:
     def room_locked(self) -> None:
         self.arrived.notify_all()
 
+    def starves_locked(self, route: PlannedRoute, sequence: int) -> bool:
+        return True
+
 
 @dataclass
 class Ends:

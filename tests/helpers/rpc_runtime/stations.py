@@ -14,6 +14,7 @@ class Idle:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.starving = False
 
     def moved(self) -> None: ...
 
@@ -24,3 +25,6 @@ class Idle:
     def deliver(self, route: PlannedRoute, sequence: int, value: Any, release: Callable[[], None]) -> None: ...
 
     def room_locked(self) -> None: ...
+
+    def starves_locked(self, route: PlannedRoute, sequence: int) -> bool:
+        return self.starving

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tvm_split.rpc_runtime.execution.stage_order import Compute, Wait
 from tvm_split.rpc_runtime.execution.stations import Stations
 from tvm_split.rpc_runtime.program.machine_plan import machine_plan
 from tvm_split.rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from tvm_split.rpc_runtime.transports.credit_window import MOST_MORE, MOST_MORE_BYTES
 
 BLOB = BlobSpec("0" * 64, 0)
 X, Y, Z = (TensorSpec(name, (1,), "uint8") for name in "xyz")
@@ -68,3 +71,86 @@ def test_nothing_computes_after_everything_was_cleared() -> None:
     stations.clear()
     stations.room()
     assert stations.at(0).queues[0].held == {}
+
+
+def exchanging(places: int, kept: TensorSpec = Y) -> tuple[Stations, Shelf]:
+    """A machine that keeps ``kept`` for its second part, and sends its neighbour a halo, and lacks the neighbour's."""
+    halos = [TensorSpec(f"halo_{name}", (1,), "uint8") for name in ("box", "other")]
+    blank = ("cpu", BLOB, ())
+    program = Program(
+        (X,),
+        (Z,),
+        (
+            StageSpec(0, "first", "box", ("l0",), *blank, (X,), (kept, halos[0])),
+            StageSpec(1, "neighbour", "other", ("l0",), *blank, (X,), (halos[1],)),
+            StageSpec(2, "second", "box", ("l1",), *blank, (kept, halos[1]), (Z,)),
+            StageSpec(3, "end", "other", ("l1",), *blank, (halos[0],), ()),
+        ),
+    )
+    stations, shelf = Stations(machine_plan(program, "box"), lambda: None), Shelf(places)
+    stations.connect({"other": shelf, "client": Shelf(1000)})
+    stations.begin()
+    return stations, shelf
+
+
+def computed_ahead(stations: Stations, inputs: int) -> int:
+    """How often the first part computes while nothing comes of the neighbour."""
+    for sequence in range(inputs):
+        stations.give("x", sequence, None, lambda: None)
+    while stations.next_action() == Compute(0):
+        stations.finish(0, [None, None])
+    assert isinstance(stations.next_action(), Wait)
+    return stations.at(0).finished
+
+
+def test_what_a_machine_keeps_for_itself_holds_it_up_no_earlier_than_its_neighbour_does() -> None:
+    stations, shelf = exchanging(places=5)
+    assert computed_ahead(stations, 20) == 5
+    shelf.held.clear()
+    stations.room()
+    assert stations.next_action() == Compute(0)
+
+
+@pytest.mark.parametrize(("size_bytes", "more"), [(1, MOST_MORE), (MOST_MORE_BYTES // 2, 2), (MOST_MORE_BYTES + 1, 0)])
+def test_a_machine_keeps_no_more_for_itself_than_a_link_has_under_way(size_bytes: int, more: int) -> None:
+    stations, _ = exchanging(places=1000, kept=TensorSpec("y", (size_bytes,), "uint8"))
+    assert computed_ahead(stations, 400) == 3 + more
+    # What was kept is taken in order when the neighbour has caught up.
+    for sequence in range(3 + more):
+        stations.give("halo_other", sequence, None, lambda: None)
+        assert stations.next_action() == Compute(1)
+        stations.finish(1, [None])
+
+
+def test_a_queue_whose_taker_waits_for_room_stays_as_it_is() -> None:
+    stations, _, _ = two_stages(places=0)
+    for sequence in range(10):
+        stations.give("x", sequence, None, lambda: None)
+    for _ in range(3):
+        assert stations.next_action() == Compute(0)
+        stations.finish(0, [None])
+    assert stations.next_action() == Wait(for_inputs=False)
+
+
+def test_who_starves() -> None:
+    stations, _ = exchanging(places=5)
+    assert stations.starves("x", 0)
+    assert stations.starves("halo_other", 0)
+    stations.give("x", 0, None, lambda: None)
+    assert not stations.starves("halo_other", 0)  # there is something to compute
+    stations.finish(0, [None, None])
+    assert stations.starves("x", 1)
+    assert stations.starves("halo_other", 0)
+    stations.give("halo_other", 0, None, lambda: None)
+    stations.finish(1, [None])
+    stuck, _, _ = two_stages(places=0)
+    for sequence in range(2):
+        stuck.give("x", sequence, None, lambda: None)
+    stuck.finish(0, [None])
+    stuck.finish(0, [None])
+    assert isinstance(stuck.next_action(), Wait)
+    assert stuck.starves("x", 2)
+    stuck.give("x", 2, None, lambda: None)
+    stuck.finish(0, [None])
+    stuck.give("x", 3, None, lambda: None)
+    assert not stuck.starves("x", 4)  # the next one is here, and has no room

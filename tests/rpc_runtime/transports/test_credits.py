@@ -55,8 +55,7 @@ def test_a_sender_hears_of_each_tensor_that_was_consumed_once() -> None:
     grants = Grants([route(0), route(1)])
     for index in (0, 1):
         for _ in range(3):
-            assert not grants.begin(index, False)
-            grants.window(index).arrived += 1
+            assert not grants.arrive(index, waited=False, starves=False)
     grants.consume(1)
     assert list(grants.due()) == [(1, 1, 3)]
     assert list(grants.due()) == []
@@ -64,6 +63,5 @@ def test_a_sender_hears_of_each_tensor_that_was_consumed_once() -> None:
 
 def test_a_sender_that_waited_in_vain_may_send_more() -> None:
     grants = Grants([route(0)])
-    assert grants.begin(0, True)
-    grants.window(0).arrived += 1
+    assert grants.arrive(0, waited=True, starves=False)
     assert list(grants.due()) == [(0, 0, 4)]

@@ -129,6 +129,28 @@ def test_a_window_grows_when_both_sides_had_to_wait() -> None:
     assert next(credits) == credit_frame(0, consumed=3, depth=3)
 
 
+def test_a_window_grows_when_a_large_tensor_ends_to_arrive_and_there_was_nothing_to_compute_meanwhile() -> None:
+    receiver = Receiver(route(0, "t", 2 * CHUNK_BYTES))
+    credits = receiver.link.frames()
+    data = bytes_of(1, 2 * CHUNK_BYTES)
+    receiver.take(*tensor_frames(0, 0, data))
+    begin, end = tensor_frames(0, 1, data, FrameFlag.WAITED)
+    receiver.take(begin)  # while the first one is computed
+    with receiver.lock:
+        receiver.releases[0]()
+    receiver.take(end)
+    assert next(credits) == credit_frame(0, consumed=1, depth=3)
+
+
+def test_a_window_grows_where_a_station_stands_still_for_want_of_another_tensor() -> None:
+    receiver = Receiver(route(0, "t"))
+    credits = receiver.link.frames()
+    receiver.take(*tensor_frames(0, 0, bytes_of(0)))
+    receiver.starving = True
+    receiver.take(*tensor_frames(0, 1, bytes_of(1), FrameFlag.WAITED))
+    assert next(credits) == credit_frame(0, consumed=0, depth=3)
+
+
 def test_a_peer_without_credit_is_refused() -> None:
     receiver = Receiver(route(0, "t", depth=2))
     with pytest.raises(ProtocolError, match="without a credit"):
