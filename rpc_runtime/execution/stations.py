@@ -230,7 +230,7 @@ class Stations:
         """Whether nothing can compute, and a stage that takes this tensor could if it had its inputs."""
         return StageState.READY not in self._states and any(
             self._states[queue.position] is StageState.LACKS_INPUTS
-            for queue in self._takers[tensor][sequence % self._period]
+            for queue in self._takers[tensor].get(sequence % self._period, ())
         )
 
     def finish(self, position: int, outputs: Sequence[Any]) -> None:
