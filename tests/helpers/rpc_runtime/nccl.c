@@ -114,14 +114,18 @@ static void transfer(void *argument) {
             usleep(rand() % 2000);
             pass(comm, it->address + half, size - half, 1);
         }
-    } else if (pass(comm, &go, 1, 1) && pass(comm, &size, sizeof size, 0)) {
-        if (size != it->size) end("one end sends other than the other one receives");
-        standInRequire(it->address, size);
-        if (pass(comm, it->address, half, 0)) {
-            usleep(rand() % 2000);
+    } else {
+        standInRequire(it->address, it->size);
+        if (pass(comm, &go, 1, 1) && pass(comm, &size, sizeof size, 0)) {
+            if (size != it->size) end("one end sends other than the other one receives");
             standInRequire(it->address, size);
-            pass(comm, it->address + half, size - half, 0);
+            if (pass(comm, it->address, half, 0)) {
+                usleep(rand() % 2000);
+                standInRequire(it->address, size);
+                pass(comm, it->address + half, size - half, 0);
+            }
         }
+        standInRequire(it->address, it->size);
     }
     __sync_fetch_and_sub(&under_way, 1);
     __sync_fetch_and_sub(&comm->pending, 1);

@@ -76,3 +76,13 @@ def test_what_keeps_workers_from_starting_is_raised(monkeypatch: pytest.MonkeyPa
 def test_only_local_workers_are_started() -> None:
     with Cluster.in_process().starting():
         pass
+
+
+def test_nccl_is_for_two_gpus_and_takes_no_codec() -> None:
+    gpus = tuple(Machine(name, target={"kind": "cuda", "arch": "sm_90"}) for name in "AB")
+    linked = Cluster("local", gpus, (Link("A", "B", transport="nccl", codec="auto"),))
+    assert [linked.between_gpus(*ends) for ends in ("AB", "BA")] == ["nccl", "nccl"]
+    with pytest.raises(ClusterError, match="from 'A' to 'C' has the transport nccl, and 'C' has no target with a GPU"):
+        Cluster("local", (*gpus, Machine("C")), (Link("A", "B"), Link("A", "C", transport="nccl"), Link("B", "C")))
+    with pytest.raises(ClusterError, match="nccl, by which no codec writes: leave out codec fp16"):
+        Link("A", "B", transport="nccl", codec="fp16")

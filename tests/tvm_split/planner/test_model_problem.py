@@ -53,11 +53,12 @@ def test_the_bus_to_a_gpu_is_a_part_of_its_links():
     assert {link.bytes_per_second for link in handed.links if B in (link.source, link.destination)} == {6e9}
 
 
-def test_from_gpu_to_gpu_no_bus_is_passed():
+@pytest.mark.parametrize("transport", ["ipc", "nccl"])
+def test_from_gpu_to_gpu_no_bus_is_passed(transport: str):
     """The two buses are on other links still, and the other way between the two, which shares memory."""
     profile = chain_profile(TWO, bytes_per_second=3e9, latency_seconds=1e-4)
     machines = tuple(dataclasses.replace(each, bus=Bus(6e9, 2e-5)) for each in profile.machines)
-    carried = {(A, B): "ipc", (B, A): "shm"}
+    carried = {(A, B): transport, (B, A): "shm"}
     links = (
         dataclasses.replace(each, transport=carried.get((each.source, each.destination), "")) for each in profile.links
     )
