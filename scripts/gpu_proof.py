@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 import tvm_split
 from scripts.device_limits import Limits
+from scripts.gpu_pipelines import GPUS, difference_of, one_gpu_each, outputs_of, piped
 from scripts.gpu_tables import AS_GRAPH
 from scripts.rounds import Figures, in_turns, medians
 from scripts.streamed import median_run
@@ -64,7 +64,7 @@ class Prover:
     def network(self, name: str, build: torch_models.PublishedModel, dtype: str, batch: int) -> dict[str, Any]:
         """One network as one stage on the device, beside torch."""
         network, inputs = build[0](), [torch.cat([each] * batch) for each in build[1]]
-        expected = _outputs_of(network, inputs)
+        expected = outputs_of(network, inputs)
         kind = getattr(torch, dtype)
         network = network.to(kind)
         inputs = [each.to(kind) if each.is_floating_point() else each for each in inputs]
@@ -79,7 +79,7 @@ class Prover:
             tvm_split.deploy(bundle, cluster, timeout_seconds=TIMEOUT_SECONDS) as deployment,
             tvm_split.deploy(bundle, self._with_graphs, timeout_seconds=TIMEOUT_SECONDS) as as_graph,
         ):
-            difference = max(_difference(each.run(*arrays)[0], expected) for each in (deployment, as_graph))
+            difference = max(difference_of(each.run(*arrays)[0], expected) for each in (deployment, as_graph))
             (cuda_graph,) = {stage.cuda_graph for stage in as_graph.stats().stages}
             runs["ours"] = lambda: median_run(deployment, arrays)
             runs[AS_GRAPH] = lambda: median_run(as_graph, arrays)
@@ -113,7 +113,6 @@ class Prover:
         """A network over the CPU's worker, which has its first layers, and the device's."""
         network, inputs = build[0](), build[1]
         model = tvm_split.load_model(network, inputs, name=name)
-        arrays = [each.numpy() for each in inputs]
         with ExitStack() as until_end:
             links = []
             for source, end in ((HOST, DEVICE), (DEVICE, HOST)) if is_far else ():
@@ -123,26 +122,31 @@ class Prover:
             # By hand: to measure what the two machines do to each piece takes minutes, and any cut has a slowest stage.
             cut = model.layer_names[int(len(model.layer_names) * HOSTS_SHARE[self.device])]
             bundle, cluster = self._bundle(model, tuple(links), split={HOST: [model.layer_names[0]], DEVICE: [cut]})
-            deployment = until_end.enter_context(tvm_split.deploy(bundle, cluster, timeout_seconds=TIMEOUT_SECONDS))
-            difference = _difference(deployment.run(*arrays)[0], _outputs_of(network, inputs))
-            period = median_run(deployment, arrays)["seconds"] / 2
-            count = max(20, int(STREAM_SECONDS[self.device] / period))
-            report = bench(deployment, [arrays], rounds=1, micro_batches=count)
-        machines = {each.machine: each.compute.measured or 0.0 for each in report.machines}
-        wires = {f"{each.source} → {each.destination}": each.seconds.measured or 0.0 for each in report.links}
-        per_second = 1 / (report.period.measured or float("nan"))
-        return {
-            "network": name,
-            "far": is_far,
-            "layers": {stage.machine: len(stage.layers) for stage in bundle.plan.stages},
-            "difference": difference,
-            "largest_difference": LARGEST_DIFFERENCE["float32"],
-            "machine_seconds": machines,
-            "link_seconds": wires,
-            "transports": sorted({each.transport for each in report.links}),
-            "per_second": per_second,
-            "share_of_limit": per_second * max(*machines.values(), *wires.values()),
-        }
+            found = self._piped(bundle, cluster, network, inputs)
+        return {"network": name, "far": is_far, **found}
+
+    def between_gpus(self, name: str, build: torch_models.PublishedModel, transport: str) -> dict[str, Any]:
+        """A network over two of this host's GPUs, half of its layers each."""
+        network, inputs = build[0](), build[1]
+        model = tvm_split.load_model(network, inputs, name=name)
+        with one_gpu_each(self._threads, TIMEOUT_SECONDS) as endpoints:
+            described = self._machines[1].target
+            machines = tuple(tvm_split.Machine(gpu, self._threads, described, endpoint=endpoints[gpu]) for gpu in GPUS)
+            cluster = tvm_split.Cluster("remote", machines, (tvm_split.Link(*GPUS, transport=transport),))
+            split = dict(zip(GPUS, ([model.layer_names[at]] for at in (0, len(model.layer_names) // 2)), strict=True))
+            bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=split), verify=False)
+            found = self._piped(bundle, cluster, network, inputs)
+        return {"network": name, "far": False, **found}
+
+    def _piped(
+        self,
+        bundle: tvm_split.Bundle,
+        cluster: tvm_split.Cluster,
+        network: torch.nn.Module,
+        inputs: Sequence[torch.Tensor],
+    ) -> dict[str, Any]:
+        found = piped(bundle, cluster, network, inputs, STREAM_SECONDS[self.device], TIMEOUT_SECONDS)
+        return {"largest_difference": LARGEST_DIFFERENCE["float32"], **found}
 
     def kernels(self, name: str, build: torch_models.PublishedModel, limits: Limits) -> dict[str, Any]:
         """Every kernel of a network by itself on the device."""
@@ -189,19 +193,6 @@ class Prover:
         cluster = tvm_split.Cluster("remote", self._machines, links)
         # Not compared in this process: what is compiled for a GPU would be compiled again for the CPU.
         return tvm_split.compile(model, tvm_split.plan(model, cluster, **plan), verify=False), cluster
-
-
-def _outputs_of(network: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> np.ndarray:
-    with torch.inference_mode():
-        found = network(*inputs)
-    if isinstance(found, dict):
-        found = next(iter(found.values()))
-    return np.asarray((found[0] if isinstance(found, tuple) else found).float().numpy())
-
-
-def _difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest, as a share of the range of what is expected."""
-    return float(np.abs(found.astype(np.float32) - expected).max() / np.ptp(expected))
 
 
 def _median_of(run: Run) -> Figures:

@@ -5,8 +5,8 @@ stands for the GPU's: a rehearsal of this script, which says nothing about GPUs.
 
 networks   each as one stage on the device, for each dtype: the largest difference from torch in float32 on the CPU, as
            a share of the outputs' range; single inputs and streams; torch's ways in the same dtype, in turns with it
-pipelines  a network whose first layers a CPU worker has, then with a link of 1 Gbit/s and 1 ms to the device:
-           throughput as a share of 1 / (the slowest machine or link)
+pipelines  a network whose first layers a CPU worker has, then with a link of 1 Gbit/s and 1 ms to the device, then over
+           two GPUs by each transport, where there are two: throughput as a share of 1 / (the slowest machine or link)
 kernels    those that take longest of one network, and the share of the roofline that was measured here
 torch      compiled by itself, which takes long, for as many of the networks as time is left for
 
@@ -29,6 +29,7 @@ from typing import Any
 from rich.console import Console
 
 from scripts.device_limits import limits_of
+from scripts.gpu_pipelines import transports_between_gpus
 from scripts.gpu_proof import CPU, DEVICE, HOST, LARGEST_DIFFERENCE, TIMEOUT_SECONDS, Prover
 from scripts.gpu_tables import print_compiled, print_kernels, print_limits, print_networks, print_pipelines
 from scripts.rounds import written
@@ -96,7 +97,13 @@ def prove(
     for is_far in (False, True):
         what = f"{name} over two machines" + ", with a link between them" * is_far
         timed.run("pipelines", what, pipelines, partial(prover.pipeline, name, build, is_far))
+    transports, why_no_others = transports_between_gpus(len(worker.cuda_devices), is_rehearsal=prover.device == "cpu")
+    for transport in transports:
+        what = f"{name} over two workers of the device's kind, by {transport}"
+        timed.run("pipelines", what, pipelines, partial(prover.between_gpus, name, build, transport))
+    results["between_gpus"] = why_no_others
     print_pipelines(console, pipelines)
+    console.print(why_no_others or "two GPUs exchanged by all transports that there are", markup=False)
     timed.run("kernels", f"kernels of {name}", kernels, partial(prover.kernels, name, build, limits))
     print_kernels(console, kernels)
     for name, build in networks.items() if prover.device != "cpu" or "compile" in (arguments.ways or ()) else ():

@@ -66,10 +66,11 @@ def test_a_gpu_is_proven_in_a_rehearsal_on_the_cpu(tmp_path: Path) -> None:
     for network in found["networks"]:
         assert set(network["seconds"]) == {"ours", AS_GRAPH, "eager", "channels_last"}
         assert network["difference"] < network["largest_difference"]
-    near, far = found["pipelines"]
-    assert (near["far"], far["far"]) == (False, True)
-    for pipeline in (near, far):
-        assert set(pipeline["layers"]) == {"host", "device"}
+    near, far, between = found["pipelines"]
+    assert [each["far"] for each in found["pipelines"]] == [False, True, False]
+    assert "this is a rehearsal" in found["between_gpus"]
+    for pipeline, machines in ((near, {"host", "device"}), (far, {"host", "device"}), (between, {"gpu-0", "gpu-1"})):
+        assert set(pipeline["layers"]) == machines
         assert pipeline["difference"] < pipeline["largest_difference"]
         assert 0 < pipeline["share_of_limit"] < 2
     assert "grpc" in far["transports"]

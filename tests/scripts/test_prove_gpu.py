@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts import prove_gpu
+from scripts.gpu_pipelines import transports_between_gpus
 
 
 def test_workers_that_are_not_ready_in_time_are_told_in_a_sentence(
@@ -25,3 +26,13 @@ def test_workers_that_are_not_ready_in_time_are_told_in_a_sentence(
     assert list(results["failed"]) == ["workers"]
     assert results["failed"]["workers"].startswith("DeadlineError: ")
     assert results["not_reached"] == []
+
+
+def test_what_two_gpus_cannot_exchange_by_is_told() -> None:
+    assert transports_between_gpus(1, is_rehearsal=False) == (
+        (),
+        "this machine has 1 GPU, and nothing is exchanged between two",
+    )
+    transports, why_no_others = transports_between_gpus(2, is_rehearsal=False)
+    assert transports[:3] == ("grpc", "shm", "ipc")
+    assert ("nccl" in transports) == (why_no_others == "")
