@@ -304,8 +304,9 @@ class Solution:
     """A plan and its certificate.
 
     Attributes:
-        stages: in topological order.
-        lower_bound_seconds: no plan for this problem has a smaller period (or latency, for that objective).
+        stages: in topological order, replicas with the shares that turns give them.
+        lower_bound_seconds: no plan for this problem has a smaller period (or latency, for that objective), whatever
+            shares its replicas have.
         gap: (value - lower bound) / value; 0 is proven optimal.
         method: how it was found and proven, in a few words.
         why_no_more_machines: why the machines that are idle stay so; empty if none is.
