@@ -84,6 +84,8 @@ class ManyMachines:
             self.bound = max(self.bound, cores.bound * (1 - 1e-9))
         self.bound = max(self.bound, client_bound(instance) * (1 - 1e-9))
         self.found: list[Candidate] = [*known]
+        periods = (self._deliveries.of(each).evaluation.period_seconds for each in known)
+        self._shortest = min(periods, default=math.inf)
         self._longest = longest_latency(instance)
 
     def search(self) -> None:
@@ -145,7 +147,7 @@ class ManyMachines:
         return self._start + share * (self._deadline - self._start)
 
     def _least(self) -> float:
-        return min((self._deliveries.of(each).evaluation.period_seconds for each in self.found), default=math.inf)
+        return self._shortest
 
     def _is_near(self) -> bool:
         return self._least() <= self.bound * (1 + NEAR_ENOUGH)
@@ -244,7 +246,9 @@ class ManyMachines:
         if not fits(instance, plan):
             return None
         self.found.append(plan)
-        return self._deliveries.of(plan).evaluation.period_seconds
+        period = self._deliveries.of(plan).evaluation.period_seconds
+        self._shortest = min(self._shortest, period)
+        return period
 
     def _deal_out(self) -> None:
         """All on all that can hold it."""
