@@ -20,7 +20,7 @@ from tvm_split.planner.by_hand import named, stages_by_hand
 from tvm_split.planner.cost import estimated_seconds
 from tvm_split.planner.equal_cost import stages_of_equal_cost
 from tvm_split.planner.fewer_machines import with_fewest_machines
-from tvm_split.planner.model_problem import stages_of_layers, stages_of_pieces
+from tvm_split.planner.model_problem import require_known_pins, stages_of_layers, stages_of_pieces
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import Prediction, predict, with_coded_links
 from tvm_split.planner.problem import Objective, Precision, Problem, Solution, Stage
@@ -124,6 +124,7 @@ def plan_as_requested(
     on_problem: Callable[[Problem], None] | None = None,
 ) -> Plan:
     """`plan`, for whoever has a request; ``on_problem`` is called with what is searched, if a search there is."""
+    require_known_pins(model.graph, request, cluster.machine_names)
     require_known_targets(cluster)
     workers = fitting_workers(cluster)
     if request.precision != "float32":
@@ -270,6 +271,7 @@ def plan_again(
         PlanError: the current plan's stages do not fit the model or its measured pieces, or the machines have been
             profiled again since.
     """
+    require_known_pins(model.graph, request, cluster.machine_names)
     model = in_precision(model, current.precision)
     posed = pose(model, cluster, request, on_progress)
     if measured.profiled_at not in (None, posed.profile.measured_at):

@@ -20,6 +20,7 @@ from tvm_split.planner.replanning import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import plan_again, plan_as_requested
 from tvm_split.posing import pose, predict_stages
+from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.simulation.of_plans import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 
@@ -158,6 +159,23 @@ def test_memory_of_the_cluster(wide):
     smaller = tuple(Machine(name, memory_bytes=1_500_000) for name in (A, B))
     with pytest.raises(PlanError, match="memory"):
         tvm_split.plan(wide, tvm_split.Cluster("local", smaller), measure=False)
+
+
+@pytest.mark.parametrize(
+    ("demand", "message"),
+    [
+        ({"pin": {"0": "machine-z"}}, "layer '0' is to be pinned to machine 'machine-z'; the cluster has machine-a"),
+        (
+            {"keep_off": {"0": "machine-z"}},
+            "layer '0' is to be kept off machine 'machine-z'; the cluster has machine-a",
+        ),
+        ({"keep_off": {"99": A}}, "kept off machine 'machine-a', and the model has none of that name .*; near it are"),
+    ],
+)
+def test_pins_that_cannot_be_meant_are_refused_before_any_worker_is_asked(wide, demand, message):
+    nobody = tvm_split.Cluster("remote", (Machine(A, endpoint=WorkerEndpoint(A, "127.0.0.1:9")),))
+    with pytest.raises(PlanError, match=message):
+        tvm_split.plan(wide, nobody, **demand)
 
 
 def test_demands_are_never_dropped(model):

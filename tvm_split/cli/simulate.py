@@ -152,7 +152,7 @@ def _scenario(
 def _slowdown(text: str) -> Slowdown:
     from tvm_split.simulation.scenario import Slowdown
 
-    machine, _, rest = text.partition("=")
+    machine, _, rest = text.rpartition("=")
     factor, _, since = rest.partition("@")
     return Slowdown(machine, _number(factor, text, "--slow"), _number(since or "0", text, "--slow"))
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.by_hand import covers, named, with_independent_layers
+from tvm_split.planner.by_hand import covers, named, near_names, with_independent_layers
 from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.planner.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, StreamingCost
@@ -119,19 +119,29 @@ def _machine(
     )
 
 
+def require_known_pins(graph: LayerGraph, request: PlanRequest, machines: Sequence[str]) -> None:
+    """Before anything is measured: pins name machines of the cluster, and layers of the model.
+
+    Raises:
+        PlanError: one does not; names what is near it.
+    """
+    for wanted, what in ((request.pins, "pinned to"), (request.kept_off, "kept off")):
+        for name, machine in wanted:
+            here = f"layer {name!r} is to be {what} machine {machine!r}"
+            if machine not in machines:
+                raise PlanError(f"{here}; the cluster has {short_list(machines)}")
+            if not any(covers(name, layer) for layer in graph.layers):
+                raise PlanError(f"{here}, and the model has none of that name or prefix; {near_names(graph, name)}")
+
+
 def _pins(profile: ClusterProfile, wanted: Sequence[tuple[str, str]], forbidden: bool) -> list[Pin]:
-    machines = [each.machine for each in profile.machines]
     found = []
     for name, machine in wanted:
-        if machine not in machines:
-            raise PlanError(
-                f"layer {name!r} is pinned to machine {machine!r}; the cluster has {short_list(list(machines))}"
-            )
         pieces = [piece.name for piece in profile.pieces if any(covers(name, layer) for layer in piece.layers)]
         if not pieces:
             raise PlanError(
-                f"layer {name!r} is pinned, and the model has none of that name or prefix "
-                "(`tvm-split plan MODEL --layers` lists all)"
+                f"layer {name!r} is to be {'kept off' if forbidden else 'pinned to'} {machine!r}, and takes no time "
+                "of its own: it goes with the layers beside it"
             )
         found += [Pin(piece, **{"not_on" if forbidden else "on": machine}) for piece in pieces]
     return found

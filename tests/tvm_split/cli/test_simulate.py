@@ -176,6 +176,7 @@ def test_a_picture(invoke, plan_path, tmp_path):
         (["--scatter", "1e300"], "a scatter of 1e+300 was asked for; give a share of the mean"),
         (["--link-scatter", "11"], "a scatter of 11.0"),
         (["--slow", f"{A}=1e300"], "1e+300 times as long"),
+        (["--slow", "a=b@c=2@1"], "the plan does not use a machine named 'a=b@c'"),
         (["--picture", "nowhere/work.svg"], "--picture: there is no folder 'nowhere'"),
         (["--picture", "work.tiff"], "'work.tiff' does not end in one of .png, .svg, .pdf"),
     ],
