@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +37,7 @@ from tvm_split.measuring.link_samples import (
 )
 from tvm_split.measuring.link_store import ChainProbe, MachineProbe, PairProbe, StreamProbe, link_store
 from tvm_split.measuring.machine_facts import bus_of
+from tvm_split.measuring.pair_rounds import rounds_of
 from tvm_split.measuring.passages import Passage, measured_passage
 from tvm_split.measuring.probe_programs import ProbePrograms
 from tvm_split.measuring.spot_checks import first_of, spot_checked
@@ -53,7 +54,6 @@ from tvm_split.units import short_list
 
 SERIES_SECONDS = 0.04
 """How long single runs, and as long a stream, of one size on a fast link; every machine's own round trip thrice."""
-PARALLEL_PAIRS = 4
 LONGEST_CHAIN = 16
 """Machines that keep a host's cores busy: with more each has the caches less to itself than with fewer, but hardly."""
 STAGE_BYTES = 1 << 20
@@ -193,7 +193,7 @@ class _Probing:
         return self._places[pair[0]], self._places[pair[1]], self._settings.get(pair)
 
     def _rounds(self, pairs: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-        return list(_rounds(pairs, {name: worker.host for name, worker in self._workers.items()}))
+        return list(rounds_of(pairs, {name: worker.host for name, worker in self._workers.items()}))
 
     def _probe_machines(self, names: Sequence[str]) -> dict[str, MachineProbe]:
         machines: dict[str, MachineProbe] = {}
@@ -383,21 +383,6 @@ def has_spare_cores(machine: str, workers: Mapping[str, WorkerDescription]) -> b
 
 def _threads(workers: Mapping[str, WorkerDescription]) -> dict[str, int]:
     return {name: worker.threads for name, worker in workers.items()}
-
-
-def _rounds(pairs: Sequence[tuple[str, str]], hosts: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
-    """The pairs in groups to measure at the same time, in which no machine or host occurs twice."""
-    waiting = list(pairs)
-    while waiting:
-        together: list[tuple[str, str]] = []
-        busy: set[str] = set()
-        for pair in waiting:
-            ends = {hosts[name] for name in pair}
-            if len(together) < PARALLEL_PAIRS and not ends & busy:
-                together.append(pair)
-                busy |= ends
-        yield together
-        waiting = [pair for pair in waiting if pair not in together]
 
 
 def _in_process(cluster: Cluster) -> LinkProbe:

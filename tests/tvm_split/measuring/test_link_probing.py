@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
 
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.relay import Relay
@@ -20,7 +19,7 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.measuring import link_probing, timing_turns
-from tvm_split.measuring.link_probing import LinkProbe, _rounds, has_spare_cores, probe_links
+from tvm_split.measuring.link_probing import LinkProbe, has_spare_cores, probe_links
 from tvm_split.measuring.link_samples import ChainCost, ChainSample, chain_cost
 from tvm_split.measuring.link_store import MachineProbe
 from tvm_split.measuring.passages import Passage
@@ -232,17 +231,6 @@ def test_stages_in_one_process_hand_their_tensors_over() -> None:
     assert set(by_ends(found)) == set(permutations([CLIENT, "machine-a", "machine-b"], 2))
     assert {link.bytes_per_second for link in found.links} == {1e12}
     assert set(found.streaming.values()) == {StreamingCost()}
-
-
-@given(st.lists(st.integers(0, 4), min_size=2, max_size=8))
-def test_pairs_are_measured_together_that_share_no_host(hosts_of: list[int]) -> None:
-    hosts = {f"machine-{index}": f"host-{host}" for index, host in enumerate(hosts_of)}
-    pairs = list(permutations(hosts, 2))
-    rounds = list(_rounds(pairs, hosts))
-    assert sorted(pair for together in rounds for pair in together) == sorted(pairs)
-    for together in rounds:
-        busy = [host for pair in together for host in {hosts[name] for name in pair}]
-        assert len(busy) == len(set(busy))
 
 
 @pytest.mark.slow
