@@ -1,4 +1,4 @@
-"""Largest and smallest values over axes, and values within bounds -> TE.
+"""Largest and smallest values over axes, their places, and values within bounds -> TE.
 
 TVM's reductions start from the largest finite number, and answer that for a row of -inf; its bounds are a maximum and a
 minimum, which answer the bound for NaN.
@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import tvm_ffi
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 
 from tvm_split.schedules.expressions import accumulator_dtype, array_of, default_legalization, static_shape
 
 EXTREMES = ("relax.max", "relax.min")
+PLACES = ("relax.argmax", "relax.argmin")
 BOUNDS = ("relax.clip", "relax.nn.relu", "relax.nn.relu6", "relax.maximum", "relax.minimum")
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 
@@ -76,6 +77,23 @@ def _share_among_threads(word: str, combine: Callable[[Any, Any], Any], nothing:
 
 _share_among_threads("largest", tirx.max, "-inf")
 _share_among_threads("smallest", tirx.min, "inf")
+
+
+def legalize_place(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+    """``relax.argmax`` or ``relax.argmin``.
+
+    TVM's begin at place -1 with the least (or largest) finite number, and answer that of rows in which nothing is
+    better: of infinities and of this number. Their first place is 0.
+    """
+    name = call.op.name.rsplit(".", 1)[-1]
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        found = getattr(topi, name)(x, axis, bool(call.attrs.keepdims))
+        none = tirx.const(0, str(found.dtype))
+        return te.compute(found.shape, lambda *index: tirx.max(found[index], none), name=name)
+
+    return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
 
 
 def legalize_bounds(builder: BlockBuilder, call: relax.Call) -> relax.Expr:

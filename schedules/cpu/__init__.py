@@ -23,7 +23,7 @@ from tvm_split.schedules.cpu.softmax import legalize_softmax, schedule_columns
 from tvm_split.schedules.cpu.winograd.layout import UseWinograd
 from tvm_split.schedules.cpu.winograd.schedule import schedule_winograd
 from tvm_split.schedules.expressions import Legalization
-from tvm_split.schedules.extremes import BOUNDS, EXTREMES, legalize_bounds, legalize_extreme
+from tvm_split.schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
 from tvm_split.schedules.template import Template, default_rule
 from tvm_split.schedules.traits import Traits, threads_of, traits_of
 
@@ -70,6 +70,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
     }
     return {
         **dict.fromkeys(BOUNDS, legalize_bounds),
+        **dict.fromkeys(PLACES, legalize_place),
         **dict.fromkeys(EXTREMES, legalize_extreme),
         **dict.fromkeys(ELEMENTARY, legalize_elementary),
         **{name: partial(legalize, traits=traits_of(target)) for name, legalize in of_traits.items()},

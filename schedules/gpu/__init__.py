@@ -16,7 +16,7 @@ from tvm.target import Target
 
 from tvm_split.schedules.blocks import reduced_types
 from tvm_split.schedules.expressions import Legalization
-from tvm_split.schedules.extremes import BOUNDS, EXTREMES, legalize_bounds, legalize_extreme
+from tvm_split.schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
 from tvm_split.schedules.gpu.attention import FuseAttention
 from tvm_split.schedules.gpu.contraction import schedule_few_rows
 from tvm_split.schedules.gpu.default_rules import apply_default, apply_reduction
@@ -82,6 +82,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
         return {}
     return {
         **dict.fromkeys(BOUNDS, legalize_bounds),
+        **dict.fromkeys(PLACES, legalize_place),
         **dict.fromkeys(EXTREMES, partial(legalize_extreme, widened=True)),
         **dict.fromkeys(SCANS, legalize_scan),
         **dict.fromkeys(CONVOLUTIONS, partial(legalize_convolution, gpu=gpu_of(target))),

@@ -223,6 +223,16 @@ def test_extremes_of_infinities(name, nothing, shape, axes, dtype):
     assert chosen <= {"reduction", "whole_reduction"}
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("name", "nothing"), [("argmax", -np.inf), ("argmin", np.inf)])
+def test_places_of_infinities(name, nothing, axis):
+    x = np.full((40, 70), nothing, "float32")
+    x[7, 9] = 0
+    actual, chosen = evaluate(lambda builder, data: builder.emit(getattr(relax.op, name)(data, axis)), [x])
+    assert np.array_equal(actual, getattr(np, name)(x, axis))
+    assert chosen <= {"general_reduction"}
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int16", "uint8"])
 @pytest.mark.parametrize("axis", [None, -1])
 def test_reductions_in_types_that_threads_cannot_hand_on(axis, dtype):

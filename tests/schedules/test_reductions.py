@@ -72,6 +72,18 @@ def test_reductions_over_any_axes(operator, axes):
     assert_close(actual, np.asarray(reference))
 
 
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("worst", [-np.inf, -128], ids=str)
+def test_the_place_of_what_cannot_be_less_is_the_first(worst, axis, keepdims):
+    for name, value in (("argmax", worst), ("argmin", -worst - (worst == -128))):
+        x = np.full((5, 7), value, "int8" if worst == -128 else "float32")
+        x[2, 3] = 0
+        graph = getattr(relax.op, name)
+        actual, _ = evaluate(lambda builder, data, graph=graph: builder.emit(graph(data, axis, keepdims)), [x])
+        assert np.array_equal(actual, getattr(np, name)(x, axis, keepdims=keepdims))
+
+
 @settings(max_examples=6, derandomize=True)
 @given(
     channels=st.sampled_from([3, 16, 17]),
