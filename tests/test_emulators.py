@@ -18,6 +18,7 @@ from tvm.relax import op
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.slow_machine import half_speed
+from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
@@ -25,6 +26,8 @@ from tvm_split.rpc_runtime.program.link_setting import LinkSetting
 
 BYTES_PER_SECOND = 50e6 / 8
 LATENCY_SECONDS = 0.01
+QUIET_WITHIN_SECONDS = 60.0
+"""A busy machine has a moment now and then in which it is as quick as it should be."""
 
 
 @pytest.fixture
@@ -81,9 +84,16 @@ def exchange_seconds(connection: socket.socket, content: bytes) -> float:
 
 
 def test_a_relay_has_the_latency_asked_for(echo: str) -> None:
+    """At least, and as soon as the machine has time for it no more than a little above."""
     with Relay(echo, latency_seconds=LATENCY_SECONDS) as relay, dial(relay.address) as connection:
-        seconds = min(exchange_seconds(connection, b"x") for _ in range(9))
-    assert 2 * LATENCY_SECONDS <= seconds <= 1.3 * 2 * LATENCY_SECONDS
+        found: list[float] = []
+
+        def is_as_asked_for() -> bool:
+            found.append(exchange_seconds(connection, b"x"))
+            return found[-1] <= 1.3 * 2 * LATENCY_SECONDS
+
+        assert wait_for(is_as_asked_for, QUIET_WITHIN_SECONDS), found
+    assert min(found) >= 2 * LATENCY_SECONDS
 
 
 @pytest.mark.parametrize("connections", [1, 3])
@@ -101,10 +111,16 @@ def test_all_connections_of_a_relay_share_its_bandwidth(echo: str, connections: 
 
     with Relay(echo, bytes_per_second=BYTES_PER_SECOND) as relay:
         dialled = [dial(relay.address) for _ in range(connections)]
-        seconds = min(exchanged_at_once() for _ in range(3))
+        found: list[float] = []
+
+        def is_as_asked_for() -> bool:
+            found.append(3_000_000 / exchanged_at_once())
+            return found[-1] >= 0.7 * BYTES_PER_SECOND
+
+        assert wait_for(is_as_asked_for, QUIET_WITHIN_SECONDS), found
         for each in dialled:
             each.close()
-    assert 3_000_000 / seconds == pytest.approx(BYTES_PER_SECOND, rel=0.3)
+    assert max(found) <= 1.3 * BYTES_PER_SECOND
 
 
 def test_a_relay_passes_the_end_of_a_stream_on(echo: str) -> None:

@@ -32,11 +32,11 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def refuses(address: str, tls: TlsFiles | None, words: str) -> None:
-    """What a client is told, soon."""
+    """What a client is told, long before its patience is at an end."""
     start = time.monotonic()
     with pytest.raises(WorkerUnavailableError, match=f"machine 'box' at {address} cannot be reached: .*{words}"):
-        describe(WorkerEndpoint("box", address, "abc", tls), 10)
-    assert time.monotonic() - start < 5
+        describe(WorkerEndpoint("box", address, "abc", tls), 60)
+    assert time.monotonic() - start < 30
 
 
 def test_a_client_is_told_what_is_wrong_with_its_own_certificate(
