@@ -21,7 +21,7 @@ def wait_for(look: Callable[[], Value], seconds: float = 10.0) -> Value:
     return value
 
 
-def wait_while_running(process: subprocess.Popen[str], look: Callable[[], Value], seconds: float = 90.0) -> Value:
+def wait_while_running(process: subprocess.Popen[str], look: Callable[[], Value], seconds: float = 150.0) -> Value:
     """As `wait_for`, of what a process brings about; fails with what it wrote if it ends before, or takes longer."""
     value = wait_for(lambda: process.poll() is not None or look(), seconds)
     assert process.poll() is None, process.communicate()
