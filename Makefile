@@ -105,7 +105,7 @@ protocol: setup
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. tvm_split/rpc_runtime/wire/worker.proto
 
 # Without options here; check-shaped as root, since it shapes links between network namespaces.
-PLAIN := check-models check-shaped check-simulation check-unequal check-unloading bench-kernels bench-overlap bench-pipelining bench-plans bench-shards
+PLAIN := check-far check-models check-shaped check-simulation check-unequal check-unloading bench-kernels bench-overlap bench-pipelining bench-plans bench-shards
 .PHONY: $(PLAIN) check-cuda check-shards prove-gpu bench-links bench-planner bench-sources
 $(PLAIN): setup
 	$(BIN)/python -m scripts.$(subst -,_,$@)
