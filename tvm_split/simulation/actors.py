@@ -231,10 +231,18 @@ class Worker:
     def starves(self, route: PlannedRoute, sequence: int) -> bool:
         return self.stations.starves(route.tensor.name, sequence)
 
+    def lose(self, moment: float) -> None:
+        """It does nothing any more from then on, which is now or since the last that happened anywhere."""
+        if not self.is_lost:
+            self._spent, self.is_lost = self._spent_until(moment), True
+
     def spent(self) -> Spent:
-        """Until now."""
+        """Until now, or until it was lost."""
+        return self._spent if self.is_lost else self._spent_until(self._clock.seconds)
+
+    def _spent_until(self, moment: float) -> Spent:
         now = Spent(self._spent.computing, self._spent.for_inputs, self._spent.for_room)
-        setattr(now, self._doing.what, getattr(now, self._doing.what) + self._clock.seconds - self._doing.since)
+        setattr(now, self._doing.what, getattr(now, self._doing.what) + moment - self._doing.since)
         return now
 
     def run(self) -> Steps:

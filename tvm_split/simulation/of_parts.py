@@ -55,6 +55,8 @@ def _add_tensors(builder: ProgramBuilder, prediction: Prediction) -> None:
     made: dict[str, Delivery] = {}
     for each in prediction.deliveries:
         source = -1 if each.source == CLIENT else place.get(each.source, len(place))
+        if CLIENT in each.takers:
+            raise unfit(f"{each.tensor} goes to a part named {CLIENT!r}; what the client takes has no takers")
         for taker in each.takers or (CLIENT,):
             if source >= (len(place) if taker == CLIENT else place.get(taker, -1)):
                 raise unfit(f"{each.tensor} goes from {each.source} to {taker}, which does not follow it")

@@ -101,7 +101,7 @@ def scenario_of_problem(problem: Problem, stages: Sequence[Stage]) -> Scenario:
         PlanError: as `tvm_split.planner.search.evaluate`.
     """
     stages = with_turns(stages)
-    evaluation, instance = evaluate(problem, stages), instance_of(problem)
+    evaluation, instance = evaluate(problem, stages, by_shares=True), instance_of(problem)
     ordered = _in_order(stages, [load.machine for load in evaluation.loads])
     name_of = {piece: f"stage_{index}" for index, stage in enumerate(ordered) for piece in stage.layers}
     builder = ProgramBuilder()

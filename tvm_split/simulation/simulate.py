@@ -15,7 +15,7 @@ from tvm_split.rpc_runtime.program.machine_plan import plan_of_routes, planned_r
 from tvm_split.rpc_runtime.program.measurements import TraceEvent
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
-from tvm_split.simulation.actors import Client, Clock, Link, Spent, Steps, Trace, Worker
+from tvm_split.simulation.actors import Client, Clock, Link, Spent, Trace, Worker
 from tvm_split.simulation.processors import Processors
 from tvm_split.simulation.scenario import NO_TIME, NOTHING_HAPPENS, Happenings, Loss, MachineTimes, Scenario
 from tvm_split.steps import StepProgress
@@ -23,8 +23,10 @@ from tvm_split.steps import StepProgress
 MICRO_BATCHES = 300
 MOST_MICRO_BATCHES = 100_000
 """Each is simulated by itself, and its moments are kept; turns repeat after a sixth of that at most."""
+MOST_AHEAD = 5000
+"""Results that are waited for because replicas may be ahead."""
 SINGLE_RUNS = 50
-"""Where durations scatter; without, one run tells all."""
+"""At most: as many as there are turns, or, where durations scatter, just as many."""
 SHOWN_MICRO_BATCHES = 12
 """Of which a trace is kept."""
 PERCENTILES = (50, 90, 99)
@@ -112,8 +114,11 @@ def simulate(
     for name, value in (("micro_batches", micro_batches), ("in_flight", in_flight)):
         if value is not None and value < 1:
             raise PlanError(f"{name} is {value}; give at least 1")
+    turns = _turns(scenario.program)
     if micro_batches is None:
-        micro_batches = max(MICRO_BATCHES, 2 * _turns(scenario.program))
+        # Replicas get ahead by what may be under way, and only then wait for the slowest one.
+        ahead = (in_flight or most_under_way(scenario.program)) if turns > 1 else 0
+        micro_batches = max(MICRO_BATCHES, 2 * turns, min(2 * ahead, MOST_AHEAD))
     if micro_batches > MOST_MICRO_BATCHES:
         raise PlanError(
             f"micro_batches is {micro_batches}; give at most {MOST_MICRO_BATCHES}: turns repeat after {LONGEST_CYCLE} "
@@ -121,26 +126,26 @@ def simulate(
         )
     stream = _Run(scenario, happenings, in_flight, shown, streamed=True, on_progress=on_progress)
     stream.run(micro_batches, feeds=None)
-    alone = [
-        each
-        for number in range(SINGLE_RUNS if happenings.compute_scatter or happenings.link_scatter else 1)
-        for each in _single(scenario, happenings, number)
-    ]
-    return stream.told(alone)
+    has_scatter = happenings.compute_scatter or happenings.link_scatter
+    return stream.told(_alone(scenario, happenings, SINGLE_RUNS if has_scatter else min(turns, SINGLE_RUNS)))
 
 
-def _single(scenario: Scenario, happenings: Happenings, number: int) -> list[float]:
-    """The latency of a micro-batch by itself, of a pipeline that is whole; slowdowns count from the beginning."""
+def _alone(scenario: Scenario, happenings: Happenings, runs: int) -> list[float]:
+    """Latencies of micro-batches one after another, of a pipeline that is whole; slowdowns count from the beginning."""
     chance = Happenings(
         tuple(each for each in happenings.slowdowns if each.since_seconds <= 0),
         (),
         happenings.compute_scatter,
         happenings.link_scatter,
-        happenings.seed + 1 + number,
+        happenings.seed + 1,
     )
     run = _Run(scenario, chance, 1, 0, streamed=False)
-    run.run(1, feeds=1)
+    run.run(runs, feeds=runs)
     return run.latencies()
+
+
+_Look = tuple[float, dict[str, Spent]]
+"""A moment, and what each machine has spent until then."""
 
 
 class _Run:
@@ -212,7 +217,7 @@ class _Run:
         for name, worker in self.workers.items():
             worker.connect(leaving[name])
         self._half = 0
-        self._looks: list[dict[str, Spent]] = []
+        self._looks: list[_Look] = []
 
     def run(self, results: int, feeds: int | None) -> None:
         """Until so many results have come, or nothing happens any more; feeds so many micro-batches, or always more."""
@@ -222,9 +227,11 @@ class _Run:
         for worker in self.workers.values():
             self._environment.process(worker.run())
         self._environment.process(self._client.feed(feeds))
-        for loss in self._happenings.losses:
-            self._environment.process(self._lose(loss))
-        while len(self._client.done) < results and self._environment.peek() < math.inf:
+        # What comes when nothing else happens any more changes nothing.
+        losses = sorted(self._happenings.losses, key=lambda each: -each.at_seconds)
+        while len(self._client.done) < results and (moment := self._environment.peek()) < math.inf:
+            while losses and losses[-1].at_seconds <= moment:
+                self._lose(losses.pop())
             self._environment.step()
 
     def latencies(self, first: int = 0) -> list[float]:
@@ -257,17 +264,20 @@ class _Run:
     def _look(self, results: int) -> None:
         self._report("simulating", results, self._last)
         if results in (self._half, self._last):
-            self._looks.append({name: worker.spent() for name, worker in self.workers.items()})
+            self._looks.append(self._now())
+
+    def _now(self) -> _Look:
+        return self._environment.now, {name: worker.spent() for name, worker in self.workers.items()}
 
     def _uses(self) -> tuple[MachineUse, ...]:
         looks = self._looks
         # A loss has ended it, there was but one, or all came in one moment: all the time there was.
         if len(looks) < 2 or looks[0] == looks[1]:
-            looks = [dict.fromkeys(self.workers, Spent()), {name: each.spent() for name, each in self.workers.items()}]
-        found = []
+            looks = [(0.0, dict.fromkeys(self.workers, Spent())), self._now()]
+        (begin, before), (end, after) = looks
+        found, whole = [], end - begin
         for name in self.workers:
-            spent = looks[1][name].since(looks[0][name])
-            whole = spent.computing + spent.for_inputs + spent.for_room
+            spent = after[name].since(before[name])
             shares = [
                 each / whole if whole > 0 else 0.0 for each in (spent.computing, spent.for_inputs, spent.for_room)
             ]
@@ -285,9 +295,8 @@ class _Run:
 
         return at
 
-    def _lose(self, loss: Loss) -> Steps:
-        yield self._environment.timeout(loss.at_seconds)
-        self.workers[loss.machine].is_lost = True
+    def _lose(self, loss: Loss) -> None:
+        self.workers[loss.machine].lose(loss.at_seconds)
         for ends, link in self.links.items():
             if loss.machine in ends:
                 link.is_cut = True

@@ -246,6 +246,7 @@ def _put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
         (_put("deliveries", 2, "source", value="a1"), "half_a goes from a1 to a1, which does not follow it"),
         (_put("deliveries", 4, "source", value="lamp"), "y goes from lamp to client"),
         (_put("deliveries", 3, "tensor", value="half_a"), "half_a is made by a0 and by b0"),
+        (_put("deliveries", 2, "takers", value=["client"]), "half_a goes to a part named 'client'"),
         (_put("deliveries", value=[]), "a0 takes nothing"),
         (_put("links", value=[]), "nothing is predicted of the link from client to machine-a"),
     ],

@@ -225,6 +225,32 @@ def test_a_machine_that_slows_down_holds_the_others_up() -> None:
     assert later == simulate(scenario)
 
 
+@pytest.mark.parametrize("more", [(), (Loss("m1a", 1000.0),)])
+def test_a_lost_machine_has_computed_until_then(more: tuple[Loss, ...]) -> None:
+    """Of all the time in which anything happened: the other one goes on with what it has."""
+    found = simulate(chain([1.0, 10.0], [0.0] * 3), Happenings(losses=(Loss("m0a", 3.5), *more)))
+    assert (found.results, found.seconds) == (3, pytest.approx(31.0))
+    uses = {use.machine: use for use in found.machines}
+    assert uses["m0a"].computing == pytest.approx(3.5 / 31)
+    assert uses["m1a"].computing == pytest.approx(30 / 31)
+
+
+def test_single_micro_batches_are_dealt_out_to_all_replicas() -> None:
+    found = simulate(replicas(0.01, 0.03)).single
+    assert found is not None
+    assert found.mean_seconds == pytest.approx(3 / 4 * 0.01 + 1 / 4 * 0.03)
+    assert found.largest_seconds == pytest.approx(0.03)
+
+
+def test_replicas_have_the_shares_that_are_given_also_beside_one_that_takes_no_time() -> None:
+    problem = on_one_host(2, 1, 2)
+    names = tuple(machine.name for machine in problem.machines)
+    piece = dataclasses.replace(problem.pieces[0], seconds={names[0]: 0.0, names[1]: 1.0})
+    problem = dataclasses.replace(problem, pieces=(piece,), replicas=True)
+    scenario = scenario_of_problem(problem, (Stage(names, ("layer-0",), (0.5, 0.5)),))
+    assert simulate(scenario).period_seconds == pytest.approx(0.5, rel=1e-2)
+
+
 def test_without_a_machine_nothing_comes_any_more() -> None:
     scenario = chain([0.01, 0.01, 0.01], [0.001] * 4)
     found = simulate(scenario, Happenings(losses=(Loss("m1a", 1.0),)), micro_batches=1000)
@@ -297,7 +323,7 @@ def test_who_waits_is_told_how_many_results_there_are() -> None:
 @pytest.mark.parametrize("asked", [None, 120, 500])
 def test_after_all_turns_the_rate_is_that_of_the_replicas(asked: int | None) -> None:
     found = simulate(replicas(0.01, 0.59), micro_batches=asked)
-    assert found.results == (asked or 300)
+    assert found.results == (asked or 2 * found.under_way)
     assert found.period_seconds == pytest.approx(0.59 / 60, rel=1e-6)
 
 
