@@ -2,9 +2,9 @@
 //
 // The threads of a block are coroutines on one core. Each runs to its next barrier before another does, first to last or
 // last to first, so that what is not ordered by a barrier comes out different; blocks run one after another. Shared
-// memory is a section of the library, filled with NaN before every block. Copies by cp.async are made when they are
-// waited for, and what they will write is NaN until then. Instructions of a warp exchange their operands through memory
-// of the warp. The layout of wmma's fragments is private to them, and so it is here: element i of 256 is with lane i % 32.
+// memory is a section of the library, filled with NaN before every block. Instructions of a warp exchange their operands
+// through memory of the warp. The layout of wmma's fragments is private to them, and so it is here: element i of 256 is
+// with lane i % 32.
 #pragma once
 #include <cstdint>
 #include <cstdlib>

@@ -2,7 +2,7 @@
 
 The host's part of a module runs as it would on a machine with a GPU, and calls each kernel by its name; what it finds
 there is a function of a library that the C++ compiler made. Unlike `serial_threads`, this covers TVM's lowering,
-barriers, instructions of tensor cores and of asynchronous copies, memory that shared buffers take in turns.
+barriers, instructions of tensor cores, memory that shared buffers take in turns.
 """
 
 from __future__ import annotations
