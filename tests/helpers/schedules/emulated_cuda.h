@@ -45,12 +45,6 @@ constexpr int WARP = 32;
 constexpr size_t STACK_BYTES = 64 << 10;
 enum class State { READY, AT_BLOCK, AT_WARP, DONE };
 
-struct Copy {
-  void* to;
-  const void* from;
-  size_t bytes, zeros;
-};
-
 struct Thread {
   ucontext_t context;
   dim3 at;
@@ -59,8 +53,6 @@ struct Thread {
   const char* waits_for;
   int exchanged;
   std::vector<char> stack;
-  std::vector<Copy> open;
-  std::vector<std::vector<Copy>> groups;
 };
 
 // Two halves, used in turns: a lane may write its next operand while others still read the last.
@@ -114,8 +106,6 @@ inline void start(Thread& thread) {
   thread.state = State::READY;
   thread.exchanged = 0;
   thread.stack.resize(STACK_BYTES);
-  thread.open.clear();
-  thread.groups.clear();
   getcontext(&thread.context);
   thread.context.uc_stack.ss_sp = thread.stack.data();
   thread.context.uc_stack.ss_size = STACK_BYTES;
