@@ -18,15 +18,10 @@ ROUNDING = 1e-9
 
 
 def with_turns(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """The stages with shares as turns give them; replicas may be left out, such as those with less than a turn.
-
-    Shares that are whole turns already stay, if all are.
-    """
+    """The stages with shares as turns give them; replicas may be left out, such as those with less than a turn."""
     are_dealt = [len(stage.machines) > 1 and stage.sharding is None for stage in stages]
     shares = [stage.shares for stage, is_dealt in zip(stages, are_dealt, strict=True) if is_dealt]
-    found = [each for each in map(whole_turns, shares) if each is not None]
-    are_turns = len(found) == len(shares) and math.lcm(*map(sum, found)) <= LONGEST_CYCLE
-    counts = iter(found if are_turns else fairest_turns(shares))
+    counts = iter(fairest_turns(shares))
     return tuple(
         _with_turns(stage, next(counts)) if is_dealt else stage
         for stage, is_dealt in zip(stages, are_dealt, strict=True)
@@ -42,6 +37,8 @@ def _with_turns(stage: Stage, counts: Sequence[int]) -> Stage:
 def fairest_turns(stages: Sequence[Sequence[float]], periods: Sequence[float] | None = None) -> list[tuple[int, ...]]:
     """How many turns each replica of each stage has, or none, so that who has most beyond its share has least.
 
+    Shares that are whole turns already stay, if those of all stages are: their lists may be longer than others.
+
     For turns of a length it is best to give each to the replica that has least beyond its share with it (Jefferson's
     method: Balinski, Young 1982, "Fair Representation"). So another replica does not make this worse. Equal ones have a
     turn each. The lengths of several stages have a common multiple of at most `LONGEST_CYCLE`, chosen for the one that
@@ -51,6 +48,9 @@ def fairest_turns(stages: Sequence[Sequence[float]], periods: Sequence[float] | 
         stages: of each the shares of its replicas, which count in proportion.
         periods: of each stage, if its replicas had just these shares; by default they are equal.
     """
+    exact = [each for each in map(whole_turns, stages) if each is not None]
+    if len(exact) == len(stages) and math.lcm(*map(sum, exact)) <= LONGEST_CYCLE:
+        return exact
     dealt = [_dealt(shares) for shares in stages]
     if len(dealt) < 2:
         return [each.counts(_first_least(each.beyond) + 1) for each in dealt]

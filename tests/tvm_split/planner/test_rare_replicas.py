@@ -157,6 +157,16 @@ def test_what_is_promised_is_what_turns_deliver(slowness):
         assert evaluate(problem, other.stages, by_shares=True).period_seconds == other.period_seconds
 
 
+@pytest.mark.parametrize("speeds", [[10, 10, 10, 23, 23, 23], [61, 53, 17, 3, 1]])
+def test_shares_that_are_whole_turns_are_delivered_though_their_list_is_long(speeds):
+    """Of more than 16 turns a replica: whoever deals the network out to all machines by hand has these too."""
+    found = solve(one_piece([1 / each for each in speeds]))
+    (stage,) = found.stages
+    assert len(stage.turns) == sum(speeds) > 16 * len(speeds)
+    assert found.evaluation.period_seconds == pytest.approx(0.01 / sum(speeds), rel=1e-12)
+    assert found.gap == 0.0
+
+
 def test_of_a_machine_without_a_turn_it_is_told():
     found = solve(one_piece([1.0, 1.0, 1.0, 50.0]))
     assert found.why_no_more_machines == "machine-3 is idle: the best plan found with it has no turn for it"
