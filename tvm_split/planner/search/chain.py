@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -13,27 +14,39 @@ from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import TOLERANCE, Floats, Instance
 from tvm_split.planner.search.machine_classes import Counts, groups_of, machine_classes
 from tvm_split.planner.search.stage_costs import StageCosts, chain_costs
-from tvm_split.planner.search.stage_dp import MOST_MATRIX_BYTES, Sequence, StageTable, Value, lack_table, table_cost
+from tvm_split.planner.search.stage_dp import (
+    MOST_MATRIX_BYTES,
+    OutOfTimeError,
+    Sequence,
+    StageTable,
+    Value,
+    lack_table,
+    table_cost,
+)
 
 MOST_STEPS = 2.0e9
 """Matrix elements that one table may touch: some seconds."""
+STEPS_A_SECOND = 2.0e8
+"""Of the time limit; with fewer, a table would hardly come to its end."""
 
 
 class ChainSearch:
     """All questions to one chain; the costs of its stages are computed once.
 
     One machine by itself has no contention, so such plans are measured apart from the tables.
+    What has no answer by the deadline (monotonic) raises an `OutOfTimeError`.
     """
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, deadline: float = math.inf) -> None:
         self.instance = instance
+        self.deadline = deadline
         groups = groups_of(instance, machine_classes(instance), replicas=instance.problem.replicas)
         self._costs: StageCosts = chain_costs(instance, groups)
         self._alone = one_machine_candidates(instance)
 
     def table(self, value: Value, period_limit: float = math.inf, value_limit: float = math.inf) -> StageTable:
         problem, machines = self.instance.problem, self.instance.machine_limit
-        return StageTable(self._costs, value, machines, problem.stages, period_limit, value_limit)
+        return StageTable(self._costs, value, machines, problem.stages, period_limit, value_limit, self.deadline)
 
     def least_period(self) -> float:
         """Of any plan, whatever its latency; infinite if there is none."""
@@ -97,7 +110,12 @@ class ChainSearch:
             count = len(set(members) & set(chosen.machines))
             if count < len(members):
                 _keep_best(wanted, {used: each for used, each in best.items() if used[kind] > count})
-        return [*self._alone, *(self.candidate(table.sequence(used)) for used in wanted)]
+        found = [*self._alone]
+        for used in wanted:
+            if time.monotonic() > self.deadline:
+                raise OutOfTimeError
+            found.append(self.candidate(table.sequence(used)))
+        return found
 
     def nearest_to_memory(self) -> Candidate | None:
         """The plan that lacks the fewest bytes of memory, summed over machines; None if none fits links and pins."""
@@ -140,10 +158,11 @@ def solve_chain(search: ChainSearch) -> Candidate | None:
     return search.fastest(period)
 
 
-def is_small_enough(instance: Instance) -> bool:
-    """Whether the tables of this chain take seconds, not more; otherwise it is searched as any other graph."""
+def is_small_enough(instance: Instance, time_limit_seconds: float = math.inf) -> bool:
+    """Whether the tables of this chain take seconds, and no more than there are; else it is searched as any graph."""
+    most = min(MOST_STEPS, STEPS_A_SECOND * time_limit_seconds)
     cost = table_cost(machine_classes(instance), len(instance.pieces) + 1, replicas=instance.problem.replicas)
-    return cost.steps <= MOST_STEPS and cost.bytes <= MOST_MATRIX_BYTES
+    return cost.steps <= most and cost.bytes <= MOST_MATRIX_BYTES
 
 
 def _keep_best(wanted: dict[Counts, None], values: dict[Counts, float]) -> None:

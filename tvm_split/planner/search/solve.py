@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,10 +18,13 @@ from tvm_split.planner.search.exhaustive import is_small
 from tvm_split.planner.search.graph import GraphSearch, nearest_to_memory
 from tvm_split.planner.search.instance import TOLERANCE, Instance, instance_of
 from tvm_split.planner.search.simple_plans import simple_plans
+from tvm_split.planner.search.stage_dp import OutOfTimeError
 from tvm_split.units import seconds_text
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
 DIAGNOSIS_SECONDS = 1.0
+TABLES_SHARE = 0.8
+"""Of the time limit: then a chain whose tables have not come to their end is searched as any other graph."""
 CHAIN_METHOD = "exact: dynamic programming over sets of machines and cuts of a chain"
 REPLICA_METHOD = "exact: dynamic programming over sets of machines, replicas and cuts of a chain"
 CROWDED_METHOD = "exact: dynamic programming over cuts of a chain on machines that share cores"
@@ -94,19 +98,29 @@ class _Found:
 
 
 def _searched(instance: Instance, time_limit_seconds: float, start: float, deliveries: Deliveries) -> _Found:
-    problem = instance.problem
-    if not _is_chain(instance):
+    if not _is_chain(instance, time_limit_seconds):
         return _crowded(instance) or _solve_graph(instance, time_limit_seconds, start, deliveries)
+    try:
+        return _by_tables(instance, time_limit_seconds, start, deliveries)
+    except OutOfTimeError:
+        now = time.monotonic()
+        return _crowded(instance) or _solve_graph(instance, start + time_limit_seconds - now, now, deliveries)
+
+
+def _by_tables(instance: Instance, time_limit_seconds: float, start: float, deliveries: Deliveries) -> _Found:
+    problem, deadline = instance.problem, start + TABLES_SHARE * time_limit_seconds
     # Tables know each stage by itself: cores are counted when the best plan without them is known.
     search = ChainSearch(
-        dataclasses.replace(instance, problem=dataclasses.replace(problem, shared_cores=()), core_sets=())
+        dataclasses.replace(instance, problem=dataclasses.replace(problem, shared_cores=()), core_sets=()), deadline
     )
     loose = solve_chain(search)
     if loose is None:
         raise PlanError(why_impossible(problem, _best, _nearest))
     bound, chosen = loose.value(problem), candidate(instance, loose.stages)
-    others = [candidate(instance, each.stages) for each in search.others(loose)]
-    others += _simple_plans(instance) if problem.replicas else []
+    others = search.others(loose)
+    if problem.shared_cores:
+        others = [candidate(instance, each.stages) for each in others]
+    others += _simple_plans(instance, deadline) if problem.replicas else []
     gap = gap_of(chosen.evaluation.period_seconds, loose.evaluation.period_seconds)
     holds = within_limits(problem, chosen.evaluation) and not is_small(instance)
     if gap <= TOLERANCE or (holds and problem.objective == "latency"):
@@ -119,10 +133,10 @@ def _searched(instance: Instance, time_limit_seconds: float, start: float, deliv
     return _solve_graph(instance, time_limit_seconds, time.monotonic(), deliveries, [chosen, *others], bound)
 
 
-def _simple_plans(instance: Instance) -> list[Candidate]:
+def _simple_plans(instance: Instance, deadline: float) -> list[Candidate]:
     """Those with which a plan whose replicas lose by their turns is compared: few replicas, or all machines in one."""
     single = dataclasses.replace(instance, problem=dataclasses.replace(instance.problem, replicas=False))
-    search = ChainSearch(single)
+    search = ChainSearch(single, deadline)
     alone = solve_chain(search)
     known = [] if alone is None else [alone, *search.others(alone)]
     return [candidate(instance, each.stages) for each in known] + simple_plans(instance)
@@ -171,8 +185,8 @@ def _solution(
     )
 
 
-def _is_chain(instance: Instance) -> bool:
-    return instance.is_chain and is_small_enough(instance)
+def _is_chain(instance: Instance, time_limit_seconds: float = math.inf) -> bool:
+    return instance.is_chain and is_small_enough(instance, time_limit_seconds)
 
 
 def _best(problem: Problem) -> Candidate | None:

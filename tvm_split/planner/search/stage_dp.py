@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,6 +72,10 @@ class _State:
     values: Floats
 
 
+class OutOfTimeError(Exception):
+    """Of a table that has not come to its end by its deadline."""
+
+
 class StageTable:
     """The best values for all numbers of machines used; `best` gives them, `sequence` the stages behind one.
 
@@ -81,6 +86,7 @@ class StageTable:
         stage_count: exactly so many stages.
         period_limit: no stage and no link with a period above this.
         value_limit: no plan with a value above this.
+        deadline: (monotonic) by which it is filled, or an `OutOfTimeError` raised.
     """
 
     def __init__(
@@ -91,7 +97,9 @@ class StageTable:
         stage_count: int | None = None,
         period_limit: float = math.inf,
         value_limit: float = math.inf,
+        deadline: float = math.inf,
     ) -> None:
+        self._deadline = deadline
         self._costs = costs
         self._value = value
         self._replicated = any(sum(counts) > 1 for counts in costs.groups.counts)
@@ -151,6 +159,8 @@ class StageTable:
         for used in itertools.product(*sizes):
             if not 0 < sum(used) <= self._machine_limit:
                 continue
+            if time.monotonic() > self._deadline:
+                raise OutOfTimeError
             found: dict[int, list[tuple[int, Floats]]] = {}
             for number, counts in enumerate(groups.counts):
                 before = _minus(used, counts)

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import math
+import time
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.helpers.planner.many_machines import many_machines_problem
 from tests.helpers.planner.oracle import assert_is_best, best, chain_plans
 from tests.helpers.planner.problems import random_problem
 from tvm_split.planner.search import solve
-from tvm_split.planner.search.chain import is_small_enough
+from tvm_split.planner.search.chain import ChainSearch, is_small_enough, solve_chain
 from tvm_split.planner.search.instance import instance_of
+from tvm_split.planner.search.stage_dp import OutOfTimeError
 
 SEEDS = st.integers(0, 2**32)
 
@@ -56,3 +59,30 @@ def test_tables_are_made_where_they_take_seconds() -> None:
     assert is_small_enough(instance_of(many_machines_problem(11, 200)))
     assert is_small_enough(instance_of(many_machines_problem(8, 200, replicas=True)))
     assert not is_small_enough(instance_of(many_machines_problem(11, 20, replicas=True)))
+
+
+def test_tables_end_with_the_time() -> None:
+    """What is too much for the limit is not begun, and what was begun ends at the deadline."""
+    problem = many_machines_problem(256, 500, kinds="equal")
+    assert is_small_enough(instance_of(problem), 10.0)
+    assert not is_small_enough(instance_of(problem), 0.1)
+    small = many_machines_problem(4, 12)
+    with pytest.raises(OutOfTimeError):
+        solve_chain(ChainSearch(instance_of(small), time.monotonic() - 1.0))
+    search = ChainSearch(instance_of(small), math.inf)
+    chosen = solve_chain(search)
+    assert chosen is not None
+    search.deadline = time.monotonic() - 1.0
+    with pytest.raises(OutOfTimeError):
+        search.others(chosen)
+
+
+@pytest.mark.parametrize("replicas", [False, True])
+def test_a_chain_has_a_plan_and_its_bound_also_when_its_tables_are_not_filled(replicas: bool) -> None:
+    problem = many_machines_problem(9, 40, replicas=replicas)
+    found = solve(problem, time_limit_seconds=1e-3)
+    assert "dynamic programming over sets" not in found.method
+    exact = solve(problem, time_limit_seconds=60.0)
+    assert exact.method.startswith("exact: dynamic programming over sets")
+    least = exact.lower_bound_seconds
+    assert found.lower_bound_seconds <= least * (1 + 1e-9) <= found.evaluation.period_seconds * (1 + 2e-9)
