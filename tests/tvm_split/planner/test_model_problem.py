@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.helpers.planner.layer_graphs import chain_graph
-from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, graph_of
+from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile, graph_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.layer_graph import LayerGraph
@@ -70,9 +70,9 @@ def test_from_gpu_to_gpu_no_bus_is_passed(transport: str):
     assert speeds[A, B] == (3e9, 1e-4)
     assert speeds[B, A] == pytest.approx((1.5e9, 1.4e-4))
     assert speeds["client", A] == pytest.approx((2e9, 1.2e-4))
-    # Each of three places there takes up to a block of 2 MiB more than its tensor.
+    # By ipc each of three places there takes up to a block of 2 MiB more than its tensor.
     limits = {each.name: each.memory_bytes for each in chain_problem(profile, memory={A: 10**9, B: 10**9}).machines}
-    assert limits == {A: 10**9, B: 10**9 - 3 * 2**21}
+    assert limits == {A: 10**9, B: 10**9 - (3 * 2**21 if transport == "ipc" else 0)}
 
 
 def test_a_gpu_behind_a_slow_bus_gets_what_pays_for_the_way():
@@ -184,13 +184,9 @@ def test_pins_take_all_pieces_below_a_name():
     )
 
 
-@pytest.mark.parametrize(
-    ("pins", "message"),
-    [((("layer_0", C),), "machine-c.*machine-a, machine-b"), ((("layer_9", A),), "'layer_9'.*--layers")],
-)
-def test_pins_that_name_nothing(pins, message):
-    with pytest.raises(PlanError, match=message):
-        chain_problem(chain_profile(TWO), pins=pins)
+def test_a_pin_of_a_layer_that_takes_no_time_is_told():
+    with pytest.raises(PlanError, match=r"layer 'layer_9' is to be pinned to 'machine-a', and takes no time"):
+        chain_problem(chain_profile(TWO), pins=(("layer_9", A),))
 
 
 @st.composite
