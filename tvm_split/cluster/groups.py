@@ -33,10 +33,10 @@ def _resolve(
     name: str, groups: Mapping[str, Sequence[str]], known: set[str], found: dict[str, tuple[str, ...]]
 ) -> None:
     """Find the machines of a group, of those in it first; without recursion, since files may nest them by thousands."""
-    inside = {name: None}
+    inside = {name: iter(groups[name])}  # with the members of each that were not looked at yet
     while inside:
         group = next(reversed(inside))
-        member = next((each for each in groups[group] if each not in known and each not in found), None)
+        member = next((each for each in inside[group] if each not in known and each not in found), None)
         if member is None:
             parts = (found.get(each, (each,)) for each in groups[group])
             found[group] = tuple(dict.fromkeys(machine for part in parts for machine in part))
@@ -52,7 +52,7 @@ def _resolve(
                 f"{short_list(sorted({*known, *groups} - {CLIENT}))}"
             )
         else:
-            inside[member] = None
+            inside[member] = iter(groups[member])
 
 
 def machines_of(names: Iterable[str], members: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

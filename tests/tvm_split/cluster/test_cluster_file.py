@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.mutations import WRONG_FILES
 from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.groups import members_of
 from tvm_split.cluster.machine import Link, SshAccess
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError
@@ -355,3 +357,18 @@ def test_ssh(tmp_path):
     path.write_text("machines: [{name: box, address: 'box:7001', ssh: {to: me@box, arguments: [--insecure]}}]")
     (machine,) = Cluster.from_yaml(path).machines
     assert machine.ssh == SshAccess("me@box", "python3", "~/.cache/tvm-split/ssh", ("--insecure",))
+
+
+def test_members_of_a_group_are_looked_through_once_however_many_are_groups() -> None:
+    class Read(list[str]):
+        count = 0
+
+        def __iter__(self) -> Iterator[str]:
+            for each in super().__iter__():
+                Read.count += 1
+                yield each
+
+    names = [f"group-{number}" for number in range(100)]
+    groups = {"all": Read(names), **{name: ["desk"] for name in names}}
+    assert members_of(["desk"], groups)["all"] == ("desk",)
+    assert Read.count <= 2 * len(names)  # to find them, and to put them together
