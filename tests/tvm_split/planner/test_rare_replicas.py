@@ -14,6 +14,9 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Stage
 from tvm_split.planner.rare_replicas import fairest_turns, with_turns
 from tvm_split.planner.search import evaluate, solve
+from tvm_split.planner.search.candidate import Deliveries, candidate
+from tvm_split.planner.search.evaluate import Placed
+from tvm_split.planner.search.instance import instance_of
 from tvm_split.rpc_runtime.program.turns import DIVISIBLE, LONGEST_CYCLE, turns_by_share
 
 SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
@@ -165,6 +168,20 @@ def test_shares_that_are_whole_turns_are_delivered_though_their_list_is_long(spe
     assert len(stage.turns) == sum(speeds) > 16 * len(speeds)
     assert found.evaluation.period_seconds == pytest.approx(0.01 / sum(speeds), rel=1e-12)
     assert found.gap == 0.0
+
+
+def test_after_the_deadline_plans_without_replicas_are_still_compared():
+    """To deliver them takes no time."""
+    dealt = [Placed((0, 1), (0,))]
+    two = instance_of(one_piece([1.0, 2**0.5, 1.0]))
+    ideal = candidate(two, dealt)
+    delivered = Deliveries(two).of(ideal)
+    between = (ideal.evaluation.period_seconds + delivered.evaluation.period_seconds) / 2
+    three = instance_of(one_piece([1.0, 2**0.5, between / 0.01]))
+    plans = [candidate(three, dealt), candidate(three, [Placed((2,), (0,))])]
+    found = Deliveries(three).best_of(plans, -math.inf)
+    assert found is not None
+    assert found.evaluation.period_seconds == pytest.approx(between)
 
 
 def test_of_a_machine_without_a_turn_it_is_told():

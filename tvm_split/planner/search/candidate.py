@@ -57,6 +57,10 @@ def candidate(instance: Instance, stages: Sequence[Placed]) -> Candidate:
     return Candidate(*measure(instance, stages))
 
 
+def has_replicas(plan: Candidate) -> bool:
+    return any(len(stage.machines) > 1 for stage in plan.stages)
+
+
 class Deliveries:
     """Plans of one instance as they are delivered: replicas have the shares that turns give them, or are left out."""
 
@@ -66,14 +70,15 @@ class Deliveries:
 
     def of(self, plan: Candidate) -> Candidate:
         """The plan itself if it has no replicas."""
-        if all(len(stage.machines) == 1 for stage in plan.stages):
+        if not has_replicas(plan):
             return plan
         if plan.stages not in self._known:
             self._known[plan.stages] = self._with_turns(plan)
         return self._known[plan.stages]
 
     def best_of(self, plans: Iterable[Candidate], deadline: float) -> Candidate | None:
-        """The best one that keeps to the limits as it is delivered; after the deadline of those that are known.
+        """The best one that keeps to the limits as it is delivered; after the deadline of those that cost no time:
+        those that are known, or have no replicas.
 
         Turns make no plan better, so the best by shares of any size come first, and who is worse by these is not asked.
         """
@@ -83,7 +88,8 @@ class Deliveries:
         for plan in sorted(plans, key=lambda each: each.value(problem)):
             if plan.value(problem) > least * (1 + TOLERANCE):
                 break
-            if found and time.monotonic() > deadline and plan.stages not in self._known:
+            is_ready = plan.stages in self._known or not has_replicas(plan)
+            if found and time.monotonic() > deadline and not is_ready:
                 continue
             delivered = self.of(plan)
             if within_limits(problem, delivered.evaluation):
