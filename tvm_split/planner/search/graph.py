@@ -218,7 +218,9 @@ class GraphSearch:
         self._keep(search.found)
         best = self._deliveries.best_of(self._found, deadline)
         kept = {machine for members in groups.classes for machine in members}
-        if best is not None and not search.surpasses(kept, best.evaluation.period_seconds):
+        replicated = any(sum(counts) > 1 for counts in groups.counts)
+        affordable = self._is_affordable(groups.classes, len(ideals.members), replicated)
+        if affordable and best is not None and not search.surpasses(kept, best.evaluation.period_seconds):
             self._search_ideals(ideals, groups, all_groups)
 
     def _search_latencies(self) -> None:
@@ -280,7 +282,8 @@ class GraphSearch:
                 kept.pop()
             else:
                 break
-        complete = len(kept) == len(classes) and replicas == self._instance.problem.replicas
+        affordable = self._is_affordable(tuple(kept), positions, replicas)
+        complete = affordable and len(kept) == len(classes) and replicas == self._instance.problem.replicas
         return groups_of(self._instance, tuple(sorted(kept)), replicas=replicas), complete
 
     def _is_affordable(self, classes: tuple[tuple[int, ...], ...], positions: int, replicas: bool) -> bool:

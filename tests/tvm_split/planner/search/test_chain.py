@@ -86,3 +86,9 @@ def test_a_chain_has_a_plan_and_its_bound_also_when_its_tables_are_not_filled(re
     assert exact.method.startswith("exact: dynamic programming over sets")
     least = exact.lower_bound_seconds
     assert found.lower_bound_seconds <= least * (1 + 1e-9) <= found.evaluation.period_seconds * (1 + 2e-9)
+
+
+def test_equal_machines_whose_one_table_is_too_much_are_searched_without_it() -> None:
+    found = solve(many_machines_problem(120, 120, kinds="equal"), time_limit_seconds=0.02)
+    assert "dynamic programming" not in found.method
+    assert found.lower_bound_seconds <= found.evaluation.period_seconds
