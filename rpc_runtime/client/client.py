@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tvm_split.rpc_runtime.wire.security import Token
 
 CLOCK_ROUNDS = 5
 SLOWEST_LINK_BYTES_PER_SECOND = 256 * 1024
-"""A blob may take its size divided by this longer than the caller's timeout."""
+"""Blobs may take their size divided by this longer than the caller's timeout."""
 SLOWEST_LOAD_BYTES_PER_SECOND = 20e6
 TRIAL_START_SECONDS = 10.0
 """A worker may first have to start the process that tries out libraries."""
@@ -165,32 +165,18 @@ class WorkerConnection:
         reply = self._call(request, timeout_seconds)
         missing = [known[sha256] for sha256 in reply.sha256 if sha256 in known]
         total = sum(blob.size_bytes for blob in missing)
-        sent = 0
         on_progress(0, total)
-        for blob in missing:
-
-            def count(size: int) -> None:
-                nonlocal sent
-                sent += size
-                on_progress(sent, total)
-
-            self._put(deployment, blob, blob_path(blob.sha256), timeout_seconds, count)
-        return sent
-
-    def _put(
-        self, deployment: str, blob: BlobSpec, path: Path, timeout_seconds: float, count: Callable[[int], None]
-    ) -> None:
-        put = METHODS["PutBlob"].call(self._channel)
-        problem: list[OSError] = []
-        timeout = timeout_seconds + blob.size_bytes / SLOWEST_LINK_BYTES_PER_SECOND
+        if not missing:
+            return 0
+        upload = _Upload(deployment, missing, blob_path, lambda sent: on_progress(sent, total))
+        timeout = timeout_seconds + total / SLOWEST_LINK_BYTES_PER_SECOND
         try:
-            put(_blob_chunks(deployment, blob, path, count, problem), timeout=timeout, metadata=self._metadata)
+            METHODS["PutBlob"].call(self._channel)(upload.requests(), timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as status:
-            if problem:
-                raise BlobError(f"cannot read blob {blob.sha256[:12]} from {path}: {problem[0]}") from problem[0]
-            raise error_of(status, str(self.endpoint)) from None
-        if problem:
-            raise BlobError(f"cannot read blob {blob.sha256[:12]} from {path}: {problem[0]}") from problem[0]
+            raise upload.problem or error_of(status, str(self.endpoint)) from None
+        if upload.problem:
+            raise upload.problem
+        return total
 
     def load(
         self,
@@ -265,14 +251,32 @@ class WorkerConnection:
         return reply
 
 
-def _blob_chunks(
-    deployment: str, blob: BlobSpec, path: Path, count: Callable[[int], None], problem: list[OSError]
-) -> Iterator[pb.PutBlobRequest]:
-    yield pb.PutBlobRequest(deployment=deployment, blob=message_of(pb.Blob, blob))
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield pb.PutBlobRequest(chunk=chunk)
-                count(len(chunk))
-    except OSError as error:  # gRPC would only say that the iterator raised
-        problem.append(error)
+@dataclass
+class _Upload:
+    """Blobs that are sent one after the other in one call: of small ones the calls would take most of the time."""
+
+    deployment: str
+    blobs: Sequence[BlobSpec]
+    blob_path: Callable[[str], Path]
+    on_sent: Callable[[int], None]
+    problem: BlobError | None = None
+    """Of reading a file: gRPC would only say that the iterator raised."""
+
+    def requests(self) -> Iterator[pb.PutBlobRequest]:
+        sent = 0
+        for blob in self.blobs:
+            request = pb.PutBlobRequest(deployment=self.deployment, blob=message_of(pb.Blob, blob))
+            path = self.blob_path(blob.sha256)
+            try:
+                with path.open("rb") as file:
+                    while chunk := file.read(CHUNK_BYTES):
+                        request.chunk = chunk
+                        yield request
+                        request = pb.PutBlobRequest()
+                        sent += len(chunk)
+                        self.on_sent(sent)
+            except OSError as error:
+                self.problem = BlobError(f"cannot read blob {blob.sha256[:12]} from {path}: {error}")
+                return
+            if request.HasField("blob"):  # an empty one
+                yield request

@@ -1,7 +1,8 @@
 """A folder of files known by the SHA-256 of their content, shared safely by several processes.
 
 ``blobs/ab/abcd…`` are the files, ``temporary/`` what is being written, ``pins/`` one file per open store with the
-digests it uses, kept alive by a lock on it; ``lock`` orders the changes of all processes.
+digests it uses, kept alive by a lock on it; ``held`` says how many bytes the blobs have at most, and ``lock`` orders
+the changes of all processes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class BlobStore:
         self._closed = False
         with self._exclusively():
             self._sweep()
-            held = sum(status.st_size for _, status in _statuses((folder / "blobs").glob("*/*")))
+            held = sum(status.st_size for _, status in self._entries())
+            self._say_held(held)
             free = shutil.disk_usage(folder).free + held
         self.limit_bytes = int(SHARE_OF_FREE_DISK * free) if limit_bytes is None else limit_bytes
 
@@ -99,8 +101,7 @@ class BlobStore:
                     raise BlobError(f"blob {blob.sha256[:12]} is longer than the announced {blob.size_bytes} bytes")
                 digest.update(chunk)
                 file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
+            # Not forced onto the disk, once for every weight: who reads it notices what a power failure took of it.
             _check(blob, size, digest.hexdigest())
             until_it_is_there.enter_context(self._exclusively())
             self._evict(blob)
@@ -226,21 +227,34 @@ class BlobStore:
 
     def _evict(self, blob: BlobSpec) -> None:
         """Makes room for a blob. Called with the lock of all processes held."""
-        entries = [each for each in _statuses((self.folder / "blobs").glob("*/*")) if each[0].name != blob.sha256]
-        total = sum(status.st_size for _, status in entries) + blob.size_bytes
-        if total <= self.limit_bytes:
-            return
-        pinned = self._all_pins()
-        for path, status in sorted(entries, key=lambda entry: entry[1].st_mtime_ns):
-            if path.name not in pinned:
-                path.unlink(missing_ok=True)
-                total -= status.st_size
-                if total <= self.limit_bytes:
-                    return
-        raise BlobError(
-            f"the cache {self.folder} may hold {self.limit_bytes} bytes, and what is in use needs {total}: "
-            "raise its limit (--cache-limit-bytes), or close deployments"
-        )
+        total = self._held() + blob.size_bytes
+        if total > self.limit_bytes:
+            entries = [each for each in self._entries() if each[0].name != blob.sha256]
+            total = sum(status.st_size for _, status in entries) + blob.size_bytes
+            pinned = self._all_pins() if total > self.limit_bytes else set()
+            for path, status in sorted(entries, key=lambda entry: entry[1].st_mtime_ns):
+                if total > self.limit_bytes and path.name not in pinned:
+                    path.unlink(missing_ok=True)
+                    total -= status.st_size
+            if total > self.limit_bytes:
+                raise BlobError(
+                    f"the cache {self.folder} may hold {self.limit_bytes} bytes, and what is in use needs {total}: "
+                    "raise its limit (--cache-limit-bytes), or close deployments"
+                )
+        self._say_held(total)
+
+    def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
+        return _statuses((self.folder / "blobs").glob("*/*"))
+
+    def _held(self) -> int:
+        """How many bytes the blobs have, or more: who removes one says nothing. To look at all takes too long."""
+        try:
+            return int((self.folder / "held").read_text(encoding="ascii"))
+        except (FileNotFoundError, ValueError):
+            return sum(status.st_size for _, status in self._entries())
+
+    def _say_held(self, size_bytes: int) -> None:
+        (self.folder / "held").write_text(str(size_bytes), encoding="ascii")
 
     def _all_pins(self) -> set[str]:
         """What any open store uses; the files of those that are gone are removed."""

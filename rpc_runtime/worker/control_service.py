@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain, groupby
 from typing import Any
 
 import grpc
@@ -25,6 +26,7 @@ from tvm_split.rpc_runtime.worker.call_limits import GREETING_SECONDS, Places, n
 from tvm_split.rpc_runtime.worker.description import describe
 from tvm_split.rpc_runtime.worker.held_program import HeldProgram
 from tvm_split.rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
+from tvm_split.rpc_runtime.worker.program_blobs import ProgramBlobs
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,10 @@ class HeldPrograms:
         self._trials = LibraryTrials(blobs)
         self._lock = threading.Lock()
         self._held: dict[str, HeldProgram] = {}
+
+    def prepare(self) -> None:
+        """Makes ready for the first program, while nobody waits for it."""
+        self._trials.prepare()
 
     def begin(self, identifier: str) -> HeldProgram:
         if not 16 <= len(identifier) <= 64 or not identifier.isalnum():
@@ -164,16 +170,13 @@ class ControlService:
         return pb.MissingBlobsReply(sha256=[blob.sha256 for blob in missing])
 
     def _put_blob(self, requests: Iterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobReply:
-        first = next(requests)
-        if not first.HasField("blob"):
-            raise ProtocolError("the first message of PutBlob names the blob")
-
-        def chunks() -> Iterator[bytes]:
-            yield first.chunk
-            for request in requests:
-                yield request.chunk
-
-        self._programs.get(first.deployment).blobs.take_in(value_of(BlobSpec, first.blob), chunks())
+        blobs: ProgramBlobs | None = None
+        for messages in _uploads(requests):
+            first = next(messages)
+            if not first.HasField("blob"):
+                raise ProtocolError("the first message of PutBlob names the blob")
+            blobs = blobs or self._programs.get(first.deployment).blobs
+            blobs.take_in(value_of(BlobSpec, first.blob), (each.chunk for each in chain([first], messages)))
         return pb.PutBlobReply()
 
     def _load_stages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
@@ -280,6 +283,18 @@ class ControlService:
         self._programs.get(method.deployment(message))
         with self._reading:
             return method.read_request(message)
+
+
+def _uploads(requests: Iterator[pb.PutBlobRequest]) -> Iterator[Iterator[pb.PutBlobRequest]]:
+    """The messages of each blob, of which the first one names it; they are to be taken before the next blob's."""
+    named = 0
+
+    def number(request: pb.PutBlobRequest) -> int:
+        nonlocal named
+        named += request.HasField("blob")
+        return named
+
+    return (messages for _, messages in groupby(requests, number))
 
 
 def _transport(peer: pb.Peer) -> Transport:

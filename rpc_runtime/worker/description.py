@@ -90,6 +90,7 @@ def _cuda_devices_now() -> list[pb.CudaDevice]:
     return found
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return metadata.version(package)

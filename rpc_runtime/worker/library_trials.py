@@ -43,6 +43,17 @@ class LibraryTrials:
         self._problems: dict[str, str] = {}  # none: it passed
         self._closed = False
 
+    def prepare(self) -> None:
+        """Starts the process that tries libraries out, so that the first one need not wait for it."""
+        if not self._lock.acquire(blocking=False):
+            return  # somebody has it already
+        try:
+            with contextlib.suppress(WorkerError):  # who tries a library out is told
+                if self._process is None and not self._closed:
+                    self._process = _TrialProcess()
+        finally:
+            self._lock.release()
+
     def stage(self, stage: StageSpec, deadline: float, is_wanted: Callable[[], bool]) -> None:
         """Tries out a stage's library.
 

@@ -193,6 +193,7 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
                 probed.start()
             registration = until_end.enter_context(_registered(config, name, address, programs))
             _announce(config, name, address, token, blobs, registration)
+            programs.prepare()
             wait_for_end()
     finally:
         threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()

@@ -147,6 +147,22 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     assert store.pin("d", [old, new, third]) == (old,)
 
 
+def test_what_others_remove_is_found_before_anything_must_go(tmp_path: Path) -> None:
+    """What is held is counted, not looked at; only where it seems too much the folder tells."""
+    store = BlobStore(tmp_path, limit_bytes=10)
+    removed, kept = put(store, b"aaaa"), put(store, b"bbbb")
+    assert (tmp_path / "held").read_text() == "8"
+    store.path(removed).unlink()
+    third = put(store, b"cccc")
+    assert store.pin("d", [removed, kept, third]) == (removed,)
+    (tmp_path / "held").write_text("nonsense")
+    put(store, b"dd")
+    assert (tmp_path / "held").read_text() == "10"
+    (tmp_path / "held").write_text("0")
+    BlobStore(tmp_path).close()
+    assert (tmp_path / "held").read_text() == "10"
+
+
 def test_what_is_in_use_stays_also_for_another_store(tmp_path: Path) -> None:
     first, second = BlobStore(tmp_path, 10), BlobStore(tmp_path, 10)
     used = put(first, b"aaaa")

@@ -14,11 +14,12 @@ from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, one_stage
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-from tvm_split.rpc_runtime.errors import DeadlineError, ProtocolError
+from tvm_split.rpc_runtime.errors import BlobError, DeadlineError, ProtocolError
 from tvm_split.rpc_runtime.program.machine_plan import machine_plan
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.control_methods import METHODS, Method
+from tvm_split.rpc_runtime.wire.framing import CHUNK_BYTES
 from tvm_split.rpc_runtime.wire.messages import LINK_SECRET_BYTES, load_request, plan_from_request
 
 FORGED = b"\x0a\xff\xff\xff\xff\x0f"
@@ -54,6 +55,24 @@ def test_a_blob_belongs_to_a_deployment(workers: LocalWorkers, maker: ProgramMak
         assert (code, "none that deployment" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         assert connection.send_blobs(deployment, [blob], maker.blob_path, 20, lambda sent, total: None) == 17
         assert connection.send_blobs(deployment, [blob], maker.blob_path, 20, lambda sent, total: None) == 0
+
+
+def test_blobs_that_come_in_one_call(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """Large, empty and small ones, each complete before the next; those before one that cannot be read are there."""
+    contents = [b"l" * (CHUNK_BYTES + 7), b"", b"small"]
+    blobs = [maker.blob(content + bytes([1]) if content else content) for content in contents]
+    sent: list[int] = []
+    with watched(workers.endpoints[A]) as (connection, deployment):
+        total = connection.send_blobs(deployment, blobs, maker.blob_path, 20, lambda size, total: sent.append(size))
+        assert total == sum(blob.size_bytes for blob in blobs) == sent[-1]
+        assert sent == sorted(sent)
+        assert connection.send_blobs(deployment, blobs, maker.blob_path, 20, lambda sent, total: None) == 0
+        first, lost, last = (maker.blob(content) for content in (b"first", b"lost", b"last"))
+        maker.blob_path(lost.sha256).unlink()
+        with pytest.raises(BlobError, match=f"cannot read blob {lost.sha256[:12]} from .*No such file"):
+            connection.send_blobs(deployment, [first, lost, last], maker.blob_path, 20, lambda sent, total: None)
+        assert connection.send_blobs(deployment, [first, last], maker.blob_path, 20, lambda sent, total: None) == 4
+        assert connection.describe(20)
 
 
 def copied(message: Any, **fields: Any) -> Any:
