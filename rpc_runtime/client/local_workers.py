@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -34,13 +34,24 @@ STARTING_PER_CORE = 4
 """Of many workers so many start at once: if all did, on few cores none would be ready in time."""
 
 
+def most_at_once() -> int:
+    """How many workers start at once where nothing else is going on."""
+    return STARTING_PER_CORE * len(os.sched_getaffinity(0))
+
+
+def beside_this_thread() -> int:
+    """How many, where each keeps a core busy and this process wants one."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)
+
+
 class LocalWorkers(Closing):
     """One worker process per name, with a random token, or the one given; on loopback, unless ``host`` is another
     address of this host, where nothing but the token protects it. A context manager.
 
     With enough cores for all, each worker gets ``threads`` cores of its own (``pin=False`` leaves that to the system).
     ``cache`` is the folder for blobs, by default one that is removed at the end.
-    ``environment`` is what workers have beside this process's.
+    ``environment`` is what workers have beside this process's. ``at_once`` is asked before each start how many may be
+    starting.
 
     Raises:
         InputError: names are missing, doubled or reserved.
@@ -59,6 +70,7 @@ class LocalWorkers(Closing):
         token: str | None = None,
         start_timeout_seconds: float = 60.0,
         environment: Mapping[str, str] | None = None,
+        at_once: Callable[[], int] = most_at_once,
     ) -> None:
         if not names or len(set(names)) != len(names) or CLIENT in names or "" in names:
             raise InputError(f"workers need names, all different and none {CLIENT!r}, got {list(names)}")
@@ -75,7 +87,7 @@ class LocalWorkers(Closing):
         try:
             starting: deque[tuple[str, float]] = deque()
             for name, cores in zip(names, _cores(len(names), threads, pin), strict=True):
-                if len(starting) == STARTING_PER_CORE * len(os.sched_getaffinity(0)):
+                while len(starting) >= at_once():
                     self._await_ready(*starting.popleft(), start_timeout_seconds)
                 self._processes[name] = self._start(name, threads, cores, cache)
                 starting.append((name, time.monotonic() + start_timeout_seconds))

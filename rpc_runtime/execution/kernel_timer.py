@@ -12,6 +12,7 @@ import mmap
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -218,11 +219,17 @@ def _harmless(size_bytes: int, dtype: str) -> Bytes:
     if np.dtype(dtype).kind in "biu":
         memory[:] = 0
         return memory
-    values = np.random.default_rng(0).uniform(0.1, 1.0, PATTERN_VALUES).astype(np.float32).astype(dtype)
-    pattern = values.view(np.uint8)
+    pattern = _pattern(dtype)
     for offset in range(0, memory.size, pattern.size):
         memory[offset : offset + pattern.size] = pattern[: memory.size - offset]
     return memory
+
+
+@cache
+def _pattern(dtype: str) -> Bytes:
+    """Made once: a network has hundreds of small tensors."""
+    values = np.random.default_rng(0).uniform(0.1, 1.0, PATTERN_VALUES)
+    return values.astype(np.float32).astype(dtype).view(np.uint8)
 
 
 def _view(memory: Tensor, spec: TensorSpec) -> Tensor:

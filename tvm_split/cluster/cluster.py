@@ -21,7 +21,7 @@ from tvm_split.cluster.ray_workers import RayWorkers
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.cluster.tracked import tracked_machines
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers, beside_this_thread, most_at_once
 from tvm_split.rpc_runtime.program.link_setting import FROM_GPU_TO_GPU, LinkSetting, Transport
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -57,6 +57,7 @@ class Cluster:
     # The workers' blobs outlive the workers: a later deployment on the same cluster sends only what is new.
     _cache: ScratchFolder | None = field(default=None, repr=False)
     _keep_workers: bool = field(default=False, repr=False)
+    _is_busy: bool = field(default=False, init=False, repr=False, compare=False)
     _ray: RayWorkers | None = field(default=None, repr=False, compare=False)
     _by_ends: dict[tuple[str, str], Link] = field(init=False, repr=False, compare=False)
 
@@ -220,7 +221,10 @@ class Cluster:
                 self._cache = ScratchFolder("cache")
             if self._workers is None:
                 self._workers = LocalWorkers(
-                    self.machine_names, threads=self.machines[0].threads, cache=self._cache.path / "blobs"
+                    self.machine_names,
+                    threads=self.machines[0].threads,
+                    cache=self._cache.path / "blobs",
+                    at_once=lambda: beside_this_thread() if self._is_busy else most_at_once(),
                 )
             return dict(self._workers.endpoints)
         if self._ray is not None:
@@ -236,9 +240,13 @@ class Cluster:
         if self.kind != "local" or self._workers is not None:
             yield
             return
+        self._is_busy = True
         with ThreadPoolExecutor(1, thread_name_prefix="workers") as thread:
             started = thread.submit(self.endpoints)
-            yield
+            try:
+                yield
+            finally:
+                self._is_busy = False
         started.result()
 
     @contextmanager

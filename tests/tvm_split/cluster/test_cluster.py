@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from tests.helpers.waiting import wait_for
 from tvm_split.cluster import cluster as cluster_module
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ClusterError
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers, beside_this_thread, most_at_once
 from tvm_split.rpc_runtime.errors import WorkerUnavailableError
 
 
@@ -71,6 +75,22 @@ def test_what_keeps_workers_from_starting_is_raised(monkeypatch: pytest.MonkeyPa
         pass
     with pytest.raises(ZeroDivisionError), Cluster.local().starting():
         raise ZeroDivisionError
+
+
+def test_beside_something_else_fewer_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes on beside wants a core; once it has ended, the workers get all."""
+    asked: list[Callable[[], int]] = []
+
+    def noted(*names: object, at_once: Callable[[], int], **options: object) -> LocalWorkers:
+        asked.append(at_once)
+        return LocalWorkers(["a"])
+
+    monkeypatch.setattr(cluster_module, "LocalWorkers", noted)
+    with Cluster.local(workers=2) as cluster:
+        with cluster.starting():
+            assert wait_for(lambda: asked)
+            assert asked[0]() == beside_this_thread()
+        assert asked[0]() == most_at_once() > beside_this_thread()
 
 
 def test_only_local_workers_are_started() -> None:
