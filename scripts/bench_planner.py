@@ -51,6 +51,8 @@ PIECES_A_MACHINE = 10
 LARGEST_BYTES = 2e9
 LONGER = 1.1
 """Times the limit that planning may take."""
+COLOURS = 10
+"""Of a picture's lines, until they begin anew."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +150,11 @@ def draw(path: Path, results: Sequence[Planned]) -> None:
         ("seconds", lambda each: each.seconds),
     )
     for axes, (title, value) in zip(figure.subplots(1, 3), values, strict=True):
-        for variant, group in groupby(sorted(results, key=lambda each: each.variant), lambda each: each.variant):
+        by_variant = groupby(sorted(results, key=lambda each: each.variant), lambda each: each.variant)
+        for number, (variant, group) in enumerate(by_variant):
             line = sorted(group, key=lambda each: each.machines)
-            axes.plot([each.machines for each in line], [value(each) for each in line], marker="o", label=variant)
+            style = "o--" if number < COLOURS else "s:"
+            axes.plot([each.machines for each in line], [value(each) for each in line], style, label=variant)
         axes.set(title=title, xlabel="machines", xscale="log")
     axes.legend(fontsize="small")
     figure.savefig(path)
