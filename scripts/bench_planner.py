@@ -153,7 +153,7 @@ def draw(path: Path, results: Sequence[Planned]) -> None:
         by_variant = groupby(sorted(results, key=lambda each: each.variant), lambda each: each.variant)
         for number, (variant, group) in enumerate(by_variant):
             line = sorted(group, key=lambda each: each.machines)
-            style = "o--" if number < COLOURS else "s:"
+            style = "o-" if number < COLOURS else "s:"
             axes.plot([each.machines for each in line], [value(each) for each in line], style, label=variant)
         axes.set(title=title, xlabel="machines", xscale="log")
     axes.legend(fontsize="small")
