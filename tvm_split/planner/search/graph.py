@@ -210,7 +210,7 @@ class GraphSearch:
         if all_groups or self._instance.problem.objective == "latency":
             self._search_ideals(ideals, groups, all_groups)
             return
-        deadline = self._deadline(0.5 if self._has_program else 0.85)
+        deadline = self._deadline(0.35 if self._has_program else 0.85)
         search = ManyMachines(self._instance, deadline, known=self._found, deliveries=self._deliveries)
         search.search()
         self._raise_bound(search.bound, "what the machines' time is worth")
