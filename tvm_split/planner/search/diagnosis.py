@@ -112,6 +112,8 @@ def _why_over_limits(problem: Problem, find: Find) -> str:
         )
         best = find(free)
         reachable = "" if best is None else f"; the least found is {seconds_text(best.evaluation.period_seconds)}"
+        if math.isinf(period):
+            return f"no plan has a latency of at most {seconds_text(latency)}"
         return f"no plan has a period of at most {seconds_text(period)}{reachable}"
     reached = seconds_text(fastest.evaluation.latency_seconds)
     if math.isinf(period):

@@ -132,8 +132,7 @@ class GraphSearch:
         self._raise_bound(loose_bound, "the best plan without shared cores")
 
     def solve(self) -> GraphResult:
-        if self._instance.problem.objective == "throughput":
-            self._keep(simple_plans(self._instance))
+        self._keep(simple_plans(self._instance))
         self._bound_simply()
         self._search_orders()
         # Trying every plan of a few pieces also finds the best of equal ones.
@@ -208,7 +207,8 @@ class GraphSearch:
             if self._is_proven():
                 return
         if all_groups or self._instance.problem.objective == "latency":
-            self._search_ideals(ideals, groups, all_groups)
+            if all_groups or not self._found or self._is_affordable(groups.classes, len(ideals.members), False):
+                self._search_ideals(ideals, groups, all_groups)
             return
         deadline = self._deadline(0.35 if self._has_program else 0.85)
         search = ManyMachines(self._instance, deadline, known=self._found, deliveries=self._deliveries)
@@ -239,7 +239,8 @@ class GraphSearch:
                 least = min([least, *(each.value(problem) for each in self._found[-1:])])
             return least
 
-        search_latencies(self._instance, bound, keep, self._deadline(0.4 if self._has_program else 0.6))
+        deadline = self._deadline(0.4 if self._has_program else 0.6)
+        search_latencies(self._instance, bound, keep, deadline, least=least)
 
     def _search_ideals(self, ideals: Ideals, groups: Groups, all_groups: bool) -> None:
         """Plans that are sequences of ideals, by three views of what crossing costs; the first gives the bound."""
@@ -288,7 +289,8 @@ class GraphSearch:
 
     def _is_affordable(self, classes: tuple[tuple[int, ...], ...], positions: int, replicas: bool) -> bool:
         cost = table_cost(classes, positions, replicas=replicas)
-        return cost.steps <= MOST_TABLE_STEPS * self._limit and COSTS_AT_ONCE * cost.bytes <= MOST_MATRIX_BYTES
+        steps = cost.steps + positions**2 * len(self._instance.tensors)
+        return steps <= MOST_TABLE_STEPS * self._limit and COSTS_AT_ONCE * cost.bytes <= MOST_MATRIX_BYTES
 
     def _measure_sequences(self, table: StageTable, groups: Groups, ideals: Ideals) -> None:
         best = table.best()

@@ -168,6 +168,8 @@ class LatencyBeam:
         if way.stages >= self._instance.machine_limit or way.stages >= (problem.stages or math.inf):
             return
         kinds = np.flatnonzero(way.left > 0)
+        if not len(kinds):
+            return
         columns = slice(cut + 1, len(costs.order) + 1)
         took = self._prefix[kinds][:, columns] - self._prefix[kinds, cut, None]
         possible = self._barred[kinds][:, columns] == self._barred[kinds, cut, None]

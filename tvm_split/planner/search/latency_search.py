@@ -17,7 +17,7 @@ from tvm_split.planner.search.ideals import topological_orders
 from tvm_split.planner.search.instance import TOLERANCE, Instance
 from tvm_split.planner.search.latency_beam import LatencyBeam, LatencyOrder
 from tvm_split.planner.search.latency_bound import LatencyBound
-from tvm_split.planner.search.subsets import among_all, nested, restricted
+from tvm_split.planner.search.subsets import Members, among_all, nested, restricted
 
 WIDTHS = (2, 8, 32, 128)
 """Ways that are kept at each cut, one after the other as long as there is time."""
@@ -29,19 +29,25 @@ def search_latencies(
     keep: Callable[[list[Placed]], float],
     deadline: float,
     widths: Sequence[int] = WIDTHS,
+    *,
+    least: float = math.inf,
 ) -> None:
-    """Until the deadline (monotonic), but of the first width on all machines whatever the time.
+    """Until the deadline (monotonic), but until there is any plan whatever the time.
 
     Args:
         bound: of the instance.
         keep: takes stages that are to be measured; gives the least latency known, in seconds.
+        least: what is known before.
     """
-    orders = [LatencyOrder(instance, each) for each in {tuple(each): None for each in topological_orders(instance)}]
+    orders: list[LatencyOrder] = []
     everything = tuple(range(len(instance.machines)))
-    beams = {everything: [LatencyBeam(instance, order, bound) for order in orders]}
-    least = math.inf
-    for beam in beams[everything]:
-        for stages in beam.plans(widths[0], math.inf):
+    beams: dict[Members, list[LatencyBeam]] = {everything: []}
+    for pieces in {tuple(each): None for each in topological_orders(instance)}:
+        if math.isfinite(least) and time.monotonic() > deadline:
+            return
+        orders.append(LatencyOrder(instance, pieces))
+        beams[everything].append(LatencyBeam(instance, orders[-1], bound))
+        for stages in beams[everything][-1].plans(widths[0], deadline if math.isfinite(least) else math.inf):
             least = keep(stages)
     fewer = nested(instance)
     for members, width in [

@@ -77,7 +77,9 @@ class ManyMachines:
         self._singles = units_of(instance, self._classes, [(each,) for each in range(len(instance.machines))])
         self._counts = self._singles.counts.astype(np.float64)
         self._prices = fair_prices(self._singles.seconds, self._counts, self._until(0.1))
-        self.bound = self._prices.bound * (1 - 1e-9)
+        # No plan's machines are worth more together than the dearest that may be used.
+        worth = float(_fastest(self._singles.counts, self._prices, self._most_machines) @ self._prices.kinds)
+        self.bound = self._prices.bound / max(worth / float(self._counts @ self._prices.kinds), 1e-12) * (1 - 1e-9)
         self._crowded = crowded_cores(instance)
         if self._crowded:
             cores = fair_prices(*pooled(self._singles, self._counts, self._crowded), self._until(0.2))

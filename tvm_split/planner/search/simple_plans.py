@@ -13,6 +13,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.search.candidate import Candidate, candidate, fits
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import Floats, Instance
+from tvm_split.planner.search.order_costs import OrderCosts
 
 FINE = 1e-10
 """Share of a period to which it is halved upon."""
@@ -21,37 +22,99 @@ CLIENT_LIMITS = 9
 
 
 def simple_plans(instance: Instance) -> list[Candidate]:
-    """Those that fit: first fit under a halved period and, with replicas, all of the network dealt out."""
-    everything = tuple(range(len(instance.pieces)))
-    plans = [] if (filled := first_fit(instance)) is None else [filled]
-    if instance.problem.replicas:
+    """Those that fit: first fit under a halved period; where the latency counts, on as few machines as it takes; and
+    with replicas, all of the network dealt out."""
+    problem = instance.problem
+    plans: list[list[Placed] | None] = []
+    for order in _fastest_first(instance):
+        filling = _Filling(instance, order)
+        plans.append(filling.least())
+        if problem.objective == "latency" or math.isfinite(problem.maximum_latency_seconds):
+            plans.append(filling.under(problem.maximum_period_seconds))
+    if problem.replicas:
+        everything = tuple(range(len(instance.pieces)))
         plans += [[Placed(each, everything)] for each in whole_sets(instance, range(len(instance.machines)))]
     found = []
-    for stages in plans:
+    for stages in filter(None, plans):
         with contextlib.suppress(PlanError):  # a link is missing between stages that are no neighbours
             found.append(candidate(instance, stages))
     return [each for each in found if fits(instance, each)]
 
 
-def first_fit(instance: Instance) -> list[Placed] | None:
-    """From the fastest machine to the slowest, each takes as many pieces as fit under a period that is halved upon.
+def _fastest_first(instance: Instance) -> list[tuple[int, ...]]:
+    """All machines; those that cannot run everything last, and as if they took the longest for what they cannot."""
+    seconds = instance.seconds
+    longest = np.where(np.isfinite(seconds), seconds, -np.inf).max(axis=1, keepdims=True)
+    orders = (seconds, np.where(np.isfinite(seconds), seconds, longest))
+    return list(dict.fromkeys(tuple(np.argsort(each.sum(axis=0), kind="stable").tolist()) for each in orders))
 
-    Pieces in their order, tensors over the link from the machine before. None if there is no such plan.
+
+class _Filling:
+    """Machines in some order, of which each takes as many pieces as fit under a period, and into its memory.
+
+    Pieces in their order, tensors over the link from the machine before.
     """
-    sums = np.concatenate([np.zeros((1, len(instance.machines))), np.cumsum(instance.seconds, axis=0)])
-    fastest = np.argsort(instance.seconds.sum(axis=0), kind="stable")
-    weights = np.concatenate([[0.0], np.cumsum(instance.weights)])
-    cut = cut_bytes(instance)
-    low, high = 0.0, 2 * float(np.where(np.isfinite(instance.seconds), instance.seconds, 0.0).max(axis=1).sum())
-    best = None
-    while high > low * (1 + FINE) and high > 0:
-        period = (low + high) / 2
-        found = _filled(instance, fastest.tolist(), period, sums, weights, cut)
-        if found is None and best is None and period > high * (1 - 1e-3):
-            return None
-        low, high = (low, period) if found else (period, high)
-        best = found or best
-    return best
+
+    def __init__(self, instance: Instance, machines: Sequence[int]) -> None:
+        self._instance, self._machines = instance, machines
+        seconds = instance.seconds
+        self._sums = np.concatenate([np.zeros((1, len(instance.machines))), np.cumsum(seconds, axis=0)])
+        self._longest = 2 * float(np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum())
+        self._cut = cut_bytes(instance)
+        limited = bool(np.isfinite(instance.memory).any())
+        self._costs = OrderCosts(instance, range(len(instance.pieces)), together=True) if limited else None
+
+    def least(self) -> list[Placed] | None:
+        """Under the least period at which there is such a plan; None if there is none."""
+        low, high = 0.0, self._longest
+        best = None
+        while high > low * (1 + FINE) and high > 0:
+            period = (low + high) / 2
+            found = self.under(period)
+            if found is None and best is None and period > high * (1 - 1e-3):
+                return None
+            low, high = (low, period) if found else (period, high)
+            best = found or best
+        return best
+
+    def under(self, period: float) -> list[Placed] | None:
+        instance, cut, sums = self._instance, self._cut, self._sums
+        length, client = len(instance.pieces), instance.client
+        stages: list[Placed] = []
+        start, before = 0, client
+        for machine in self._machines:
+            if not instance.linked[before, machine] and cut[start] > 0:
+                continue
+            if cut[start] * instance.seconds_per_byte[before, machine] > period:
+                continue
+            # Sums beyond a piece that may not run here are infinite.
+            own = sums[start, machine]
+            if math.isfinite(own) and math.isfinite(period):
+                end = int(np.searchsorted(sums[:, machine], own + period * (1 + 1e-12), side="right")) - 1
+            else:
+                own_seconds = itertools.accumulate(instance.seconds[start:, machine].tolist())
+                ends = itertools.takewhile(lambda seconds: seconds <= period and math.isfinite(seconds), own_seconds)
+                end = start + sum(1 for _ in ends)
+            end = self._held(start, end, float(instance.memory[machine]))
+            while end > start and cut[end] * instance.seconds_per_byte[machine, client] > period:
+                end -= 1
+            if end > start:
+                stages.append(Placed((machine,), tuple(range(start, end))))
+                start, before = end, machine
+            if start == length:
+                return stages
+        return None
+
+    def _held(self, start: int, end: int, memory: float) -> int:
+        """The last cut up to ``end`` to which a machine's memory holds all from ``start``; that if there is none."""
+        costs = self._costs
+        if costs is None or end == start:
+            return end
+        columns = slice(start + 1, end + 1)
+        held = costs.weights[columns] - costs.weights[start] + np.maximum.accumulate(costs.activations[start:end])
+        held = held + self._instance.problem.buffers * costs.bytes[start, columns]
+        possible = np.flatnonzero(held <= memory * (1 + 1e-12))
+        return start + 1 + int(possible[-1]) if len(possible) else start
 
 
 def cut_bytes(instance: Instance) -> Floats:
@@ -65,40 +128,11 @@ def cut_bytes(instance: Instance) -> Floats:
     return np.maximum(np.cumsum(steps)[: length + 1], 0.0)
 
 
-def _filled(
-    instance: Instance, machines: Sequence[int], period: float, sums: Floats, weights: Floats, cut: Floats
-) -> list[Placed] | None:
-    length, client = len(instance.pieces), instance.client
-    stages: list[Placed] = []
-    start, before = 0, client
-    for machine in machines:
-        if not instance.linked[before, machine] and cut[start] > 0:
-            continue
-        if cut[start] * instance.seconds_per_byte[before, machine] > period:
-            continue
-        # Sums beyond a piece that may not run here are infinite.
-        own = sums[start, machine]
-        end = start
-        if math.isfinite(own):
-            end = int(np.searchsorted(sums[:, machine], own + period * (1 + 1e-12), side="right")) - 1
-            end = min(end, int(np.searchsorted(weights, weights[start] + instance.memory[machine], side="right")) - 1)
-        else:
-            own_seconds = itertools.accumulate(instance.seconds[start:, machine].tolist())
-            end = start + sum(1 for _ in itertools.takewhile(lambda seconds: seconds <= period, own_seconds))
-        while end > start and cut[end] * instance.seconds_per_byte[machine, client] > period:
-            end -= 1
-        if end > start:
-            stages.append(Placed((machine,), tuple(range(start, end))))
-            start, before = end, machine
-        if start == length:
-            return stages
-    return None
-
-
 def whole_sets(instance: Instance, machines: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Those of some machines that can run and hold everything, with ever slower links to the client."""
+    """Those of some machines that can run and hold everything in time, with ever slower links to the client."""
     able = np.array(machines, dtype=np.intp)
     able = able[np.isfinite(instance.seconds[:, able]).all(axis=0)]
+    able = able[instance.times[:, able].sum(axis=0) <= instance.problem.maximum_latency_seconds]
     seconds = instance.seconds[:, able].sum(axis=0)
     able = able[np.argsort(seconds, kind="stable")][: instance.machine_limit]
     slow = np.maximum(instance.seconds_per_byte[-1, able], instance.seconds_per_byte[able, -1])

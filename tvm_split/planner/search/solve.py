@@ -23,6 +23,7 @@ from tvm_split.units import seconds_text
 
 DEFAULT_TIME_LIMIT_SECONDS = 10.0
 DIAGNOSIS_SECONDS = 1.0
+"""For each attempt with a demand less; none begins after twice that."""
 TABLES_SHARE = 0.8
 """Of the time limit: then a chain whose tables have not come to their end is searched as any other graph."""
 CHAIN_METHOD = "exact: dynamic programming over sets of machines and cuts of a chain"
@@ -115,7 +116,7 @@ def _by_tables(instance: Instance, time_limit_seconds: float, start: float, deli
     )
     loose = solve_chain(search)
     if loose is None:
-        raise PlanError(why_impossible(problem, _best, _nearest))
+        raise PlanError(_why_impossible(problem))
     bound, chosen = loose.value(problem), candidate(instance, loose.stages)
     others = search.others(loose)
     if problem.shared_cores:
@@ -164,15 +165,19 @@ def _solve_graph(
         instance, time_limit_seconds, start, known=known, loose_bound=loose_bound, deliveries=deliveries
     ).solve()
     if result.chosen is None:
-        reason = why_impossible(instance.problem, _best, _nearest)
-        raise PlanError(reason if result.exact else f"no plan was found in {time_limit_seconds:g} s; {reason}")
+        reason = _why_impossible(instance.problem)
+        if not result.exact:
+            reason = f"no plan was found in {time_limit_seconds:g} s, which is no proof; as far as was looked, {reason}"
+        raise PlanError(reason)
     return _Found(result.chosen, result.others, result.lower_bound_seconds, result.method, exact=False)
 
 
 def _solution(
     instance: Instance, found: _Found, chosen: Candidate, deliver: Callable[[Candidate], Candidate]
 ) -> Solution:
-    value, bound = chosen.value(instance.problem), found.lower_bound_seconds
+    value = chosen.value(instance.problem)
+    # Where cores are too few, other shares than those by speed may be better, as turns may happen to give them.
+    bound = min(found.lower_bound_seconds, value)
     is_worse = value > found.chosen.value(instance.problem) * (1 + TOLERANCE)
     return Solution(
         stages=chosen.named(instance),
@@ -187,6 +192,20 @@ def _solution(
 
 def _is_chain(instance: Instance, time_limit_seconds: float = math.inf) -> bool:
     return instance.is_chain and is_small_enough(instance, time_limit_seconds)
+
+
+def _why_impossible(problem: Problem) -> str:
+    deadline = time.monotonic() + 2 * DIAGNOSIS_SECONDS
+
+    def best(asked: Problem) -> Candidate | None:
+        if time.monotonic() > deadline:
+            raise OutOfTimeError
+        return _best(asked)
+
+    try:
+        return why_impossible(problem, best, _nearest)
+    except OutOfTimeError:
+        return "no plan meets all demands, and there was no time to find out which of them is too much: leave some out"
 
 
 def _best(problem: Problem) -> Candidate | None:

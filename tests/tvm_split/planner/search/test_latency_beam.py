@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import random
 
 import numpy as np
 import pytest
@@ -19,8 +20,10 @@ from tvm_split.planner.search import solve
 from tvm_split.planner.search.candidate import Candidate, candidate, fits, one_machine_candidates, within_limits
 from tvm_split.planner.search.evaluate import Placed
 from tvm_split.planner.search.instance import instance_of
+from tvm_split.planner.search.latency_beam import MOST_KINDS
 from tvm_split.planner.search.latency_bound import LatencyBound
 from tvm_split.planner.search.latency_search import search_latencies
+from tvm_split.planner.search.simple_plans import simple_plans
 
 
 def found(problem: Problem, *widths: int) -> list[Candidate]:
@@ -49,6 +52,37 @@ def test_what_only_many_machines_can_hold_is_planned_for_latency(network: Networ
     plan = solve(problem, time_limit_seconds=2.0)
     assert len(plan.stages) > 12
     assert plan.lower_bound_seconds <= plan.evaluation.latency_seconds
+
+
+def with_room_for(problem: Problem, pieces: float) -> Problem:
+    """For the least latency, where no machine holds many more than so many pieces of the mean size."""
+    mean = sum(piece.weight_bytes for piece in problem.pieces) / len(problem.pieces)
+    crossing = 3 * problem.buffers * max(edge.bytes for edge in problem.edges)
+    room = pieces * mean + max(piece.activation_bytes for piece in problem.pieces) + crossing
+    chosen = random.Random(0)
+    small = (dataclasses.replace(each, memory_bytes=room * chosen.uniform(1, 1.5)) for each in problem.machines)
+    return dataclasses.replace(problem, objective="latency", machines=tuple(small))
+
+
+@pytest.mark.parametrize(("kinds", "room"), [("unlike", 3.0), ("equal", 2.0)])
+def test_no_time_is_too_short_for_a_latency_by_first_fit(kinds: MachineKinds, room: float) -> None:
+    problem = with_room_for(many_machines_problem(60, 100, kinds=kinds, network="branches", seed=9), room)
+    simple = simple_plans(instance_of(problem))
+    assert simple
+    found = solve(problem, time_limit_seconds=0.0).evaluation.latency_seconds
+    assert found <= min(each.evaluation.latency_seconds for each in simple) * (1 + 1e-9)
+
+
+def test_more_kinds_of_machines_than_are_looked_at() -> None:
+    """Each holds one piece, so that a way that has used all that are looked at is not at its end."""
+    problem = many_machines_problem(MOST_KINDS + 4, MOST_KINDS + 2, seed=8)
+    problem = dataclasses.replace(
+        problem,
+        objective="latency",
+        pieces=tuple(dataclasses.replace(piece, weight_bytes=1e9) for piece in problem.pieces),
+        machines=tuple(dataclasses.replace(machine, memory_bytes=1.5e9) for machine in problem.machines),
+    )
+    assert len(solve(problem, time_limit_seconds=1.0).stages) == MOST_KINDS + 2
 
 
 def test_each_piece_goes_where_it_is_fastest() -> None:

@@ -24,7 +24,7 @@ from tests.helpers.planner.oracle import best, graph_plans, judge
 from tests.helpers.planner.problems import random_problem
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Pin, Problem, ProblemLink, ProblemMachine, Solution
+from tvm_split.planner.problem import Objective, Pin, Problem, ProblemLink, ProblemMachine, Solution
 from tvm_split.planner.search import evaluate, solve
 from tvm_split.planner.search.candidate import Candidate, Deliveries, one_machine_candidates
 from tvm_split.planner.search.instance import Instance, instance_of
@@ -259,8 +259,31 @@ def test_the_planner_fills_machines_as_anyone_would(
     by_hand, found = first_fit(problem), simple_plans(instance_of(problem))
     assert (by_hand is None) == (not found)
     if by_hand is not None:
-        period = evaluate(problem, by_hand).period_seconds
-        assert min(each.evaluation.period_seconds for each in found) == pytest.approx(period, rel=1e-9)
+        period, least = evaluate(problem, by_hand).period_seconds, min(each.evaluation.period_seconds for each in found)
+        assert least <= period * (1 + 1e-9)
+        assert pins or least == pytest.approx(period, rel=1e-9)  # who may not run all comes last by hand
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_machines_are_filled_as_far_as_their_memory_goes(objective: Objective) -> None:
+    """With activations, and with what is in flight: no machine can hold a third of it all."""
+    problem = many_machines_problem(9, 60, network="residual", seed=3)
+    whole = math.fsum(piece.weight_bytes for piece in problem.pieces)
+    largest = max(piece.activation_bytes for piece in problem.pieces)
+    crossing = 3 * problem.buffers * max(edge.bytes for edge in problem.edges)
+    machines = tuple(
+        dataclasses.replace(each, memory_bytes=whole / 5 + largest + crossing) for each in problem.machines
+    )
+    problem = dataclasses.replace(problem, machines=machines, objective=objective)
+    assert simple_plans(instance_of(problem))
+    assert solve(problem, time_limit_seconds=0.0).stages
+
+
+def test_the_bound_knows_how_many_machines_may_be_used() -> None:
+    problem = dataclasses.replace(many_machines_problem(30, 150, seed=2), maximum_machines=8)
+    found = solve(problem, time_limit_seconds=2.0)
+    assert len(found.stages) == 8
+    assert found.gap < 0.1
 
 
 def crowded(problem: Problem, machines_a_host: int, cores: int) -> Problem:
