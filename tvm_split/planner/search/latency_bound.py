@@ -48,8 +48,7 @@ class LatencyBound:
             for other in reversed(block):
                 self.ahead[other] = self._ahead_of(other, following, at, rest)
             here = client if piece == instance.client else machines
-            least_seconds = _least_seconds if time.monotonic() < deadline else _longest_path
-            between = least_seconds(self._wires, piece, here, block, following, at)
+            between = _least_seconds(self._wires, piece, here, block, following, at, deadline)
             least = (between + rest[None, :]).min(axis=1)
             if piece == instance.client:
                 self.whole = float(least.min())
@@ -98,13 +97,15 @@ class _Wires:
         return np.asarray(self._latency[at, to] + self.size[source, end] * self._per_byte[at, to], dtype=np.float64)
 
 
-def _least_seconds(wires: _Wires, first: int, at: Machines, block: list[int], last: int, to: Machines) -> Floats:
+def _least_seconds(
+    wires: _Wires, first: int, at: Machines, block: list[int], last: int, to: Machines, deadline: float
+) -> Floats:
     """(machines of the first piece, of the last): seconds from the end of the one to the start of the other."""
     options = [np.flatnonzero(np.isfinite(wires.instance.seconds[piece])) for piece in block]
     count = math.prod(len(each) for each in options)
     if not block:
         return wires.seconds(first, last, at[:, None], to[None, :])
-    if count > MOST_ASSIGNMENTS:
+    if count > MOST_ASSIGNMENTS or time.monotonic() > deadline:
         return _longest_path(wires, first, at, block, last, to)
     assignments = np.stack([each.ravel() for each in np.meshgrid(*options, indexing="ij")], axis=1)
     seconds = {piece: wires.instance.seconds[piece, assignments[:, place]] for place, piece in enumerate(block)}
@@ -117,6 +118,8 @@ def _least_seconds(wires: _Wires, first: int, at: Machines, block: list[int], la
         ways_out.append((tails, [_earliest(each, tails) for each in here]))
     found = np.empty((len(at), len(to)))
     for row, start in enumerate(at):
+        if time.monotonic() > deadline:
+            return _longest_path(wires, first, at, block, last, to)
         heads = _heads(wires, first, np.full(1, start), block, seconds, on)
         # A machine computes its pieces one after the other, behind the first arrival and before the shortest way out.
         serial = [_earliest(each, heads) + load for each, load in zip(here, loads, strict=True)]

@@ -48,7 +48,8 @@ def solve(
 
     What is exact is so for replicas with shares of any size. They are delivered with the shares that whole turns give
     them: of the plans that were looked at the one that is best by that is taken, and all that is told is of that, but
-    for the lower bound, which holds for both. Without ``whole_turns`` it is the best one by shares of any size.
+    for the lower bound, which holds for both; where replicas share cores, of shares in proportion to their speeds.
+    Without ``whole_turns`` it is the best one by shares of any size.
 
     Raises:
         PlanError: names or numbers are wrong, or no plan fits; the message says which demand, and by how much.
