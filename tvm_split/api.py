@@ -13,6 +13,7 @@ from tvm_split.compiling import compile
 from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
+from tvm_split.large_imports import without_old_objects
 from tvm_split.planner.advice import one_machine_advice
 from tvm_split.planner.problem import Objective, Precision
 from tvm_split.planner.request import PlanRequest, Split
@@ -70,6 +71,7 @@ def compile_and_deploy(
     """
     cluster = cluster if cluster is not None else Cluster.local()
     with cluster.kept(), contextlib.ExitStack() as bars:
+        bars.enter_context(without_old_objects())
         with cluster.starting():  # beside which what imports networks is imported
             model = load_model(source, example_inputs, batch=batch)
         report = on_progress or bars.enter_context(step_progress("planning"))
