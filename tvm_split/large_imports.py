@@ -24,8 +24,8 @@ def without_collections() -> Iterator[None]:
 
 @contextmanager
 def without_old_objects() -> Iterator[None]:
-    """Inside, garbage is looked for among newer objects alone: to look through the modules of torch and TVM again and again
-    takes a tenth of the time to plan and compile. Nothing is changed where somebody has frozen objects himself."""
+    """Inside, garbage is looked for among newer objects alone: to look through the modules of torch and TVM again and
+    again takes a tenth of the time to plan and compile. Nothing changes where somebody has frozen objects himself."""
     if gc.get_freeze_count():
         yield
         return
