@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_lock = threading.Lock()
+_inside = 0
+"""How often `without_old_objects` is entered at the moment, by all threads."""
 
 
 @contextmanager
@@ -16,8 +21,9 @@ def without_collections() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_freeze_count():  # what was loaded is old, too
-            gc.freeze()
+        with _lock:
+            if _inside:  # what was loaded is old, too
+                gc.freeze()
         if was_enabled:
             gc.enable()
 
@@ -25,12 +31,19 @@ def without_collections() -> Iterator[None]:
 @contextmanager
 def without_old_objects() -> Iterator[None]:
     """Inside, garbage is looked for among newer objects alone: to look through the modules of torch and TVM again and
-    again takes a tenth of the time to plan and compile. Nothing changes where somebody has frozen objects himself."""
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
+    again takes a tenth of the time to plan and compile. What was garbage before stays until then. Nothing changes where
+    somebody else has frozen objects."""
+    global _inside
+    with _lock:
+        is_ours = bool(_inside) or not gc.get_freeze_count()
+        if is_ours:
+            _inside += 1
+            gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        with _lock:
+            if is_ours:
+                _inside -= 1
+                if not _inside:
+                    gc.unfreeze()

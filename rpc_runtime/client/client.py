@@ -25,7 +25,8 @@ from tvm_split.rpc_runtime.wire.security import Token
 
 CLOCK_ROUNDS = 5
 SLOWEST_LINK_BYTES_PER_SECOND = 256 * 1024
-"""Blobs may take their size divided by this longer than the caller's timeout."""
+BLOB_SECONDS = 0.1
+"""Blobs may take their size divided by the first and for each the second longer than the caller's timeout."""
 SLOWEST_LOAD_BYTES_PER_SECOND = 20e6
 TRIAL_START_SECONDS = 10.0
 """A worker may first have to start the process that tries out libraries."""
@@ -168,8 +169,9 @@ class WorkerConnection:
         on_progress(0, total)
         if not missing:
             return 0
-        upload = _Upload(deployment, missing, blob_path, lambda sent: on_progress(sent, total))
-        timeout = timeout_seconds + total / SLOWEST_LINK_BYTES_PER_SECOND
+        files = [(blob, blob_path(blob.sha256)) for blob in missing]
+        upload = _Upload(deployment, files, lambda sent: on_progress(sent, total))
+        timeout = timeout_seconds + total / SLOWEST_LINK_BYTES_PER_SECOND + len(missing) * BLOB_SECONDS
         try:
             METHODS["PutBlob"].call(self._channel)(upload.requests(), timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as status:
@@ -256,17 +258,16 @@ class _Upload:
     """Blobs that are sent one after the other in one call: of small ones the calls would take most of the time."""
 
     deployment: str
-    blobs: Sequence[BlobSpec]
-    blob_path: Callable[[str], Path]
+    files: Sequence[tuple[BlobSpec, Path]]
     on_sent: Callable[[int], None]
     problem: BlobError | None = None
     """Of reading a file: gRPC would only say that the iterator raised."""
 
     def requests(self) -> Iterator[pb.PutBlobRequest]:
         sent = 0
-        for blob in self.blobs:
-            request = pb.PutBlobRequest(deployment=self.deployment, blob=message_of(pb.Blob, blob))
-            path = self.blob_path(blob.sha256)
+        for number, (blob, path) in enumerate(self.files):
+            deployment = "" if number else self.deployment
+            request = pb.PutBlobRequest(deployment=deployment, blob=message_of(pb.Blob, blob))
             try:
                 with path.open("rb") as file:
                     while chunk := file.read(CHUNK_BYTES):

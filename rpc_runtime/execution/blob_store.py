@@ -248,10 +248,11 @@ class BlobStore:
 
     def _held(self) -> int:
         """How many bytes the blobs have, or more: who removes one says nothing. To look at all takes too long."""
-        try:
-            return int((self.folder / "held").read_text(encoding="ascii"))
-        except (FileNotFoundError, ValueError):
-            return sum(status.st_size for _, status in self._entries())
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            said = int((self.folder / "held").read_text(encoding="ascii"))
+            if said >= 0:
+                return said
+        return sum(status.st_size for _, status in self._entries())
 
     def _say_held(self, size_bytes: int) -> None:
         (self.folder / "held").write_text(str(size_bytes), encoding="ascii")

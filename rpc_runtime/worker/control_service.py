@@ -267,7 +267,10 @@ class ControlService:
         message = next_message(messages, context, GREETING_SECONDS)
         seconds = UPLOAD_SILENCE_SECONDS
         while True:
-            yield self._request(method, message)
+            request = self._request(method, message)
+            yield request
+            if isinstance(request, pb.PutBlobRequest) and request.HasField("blob"):
+                seconds = UPLOAD_SILENCE_SECONDS  # however small the ones before it were
             begin = time.monotonic()
             message = next_message(messages, context, seconds)
             if message is None:

@@ -78,8 +78,13 @@ class LibraryTrials:
     def close(self) -> None:
         """Ends the process that tries libraries out. May be called again."""
         self._closed = True
-        if self._process is not None:
-            self._process.close()
+        is_idle = self._lock.acquire(blocking=False)
+        try:
+            if self._process is not None:
+                self._process.close(is_idle=is_idle)
+        finally:
+            if is_idle:
+                self._lock.release()
 
     def _try(
         self,
@@ -144,8 +149,10 @@ class _TrialProcess:
     """A running `rpc_runtime.worker.trial_process`."""
 
     def __init__(self) -> None:
-        # The end of this connection tells the process that this one has gone, however it went.
-        self._socket, other = socket.socketpair()
+        try:  # the end of this connection tells the process that this one has gone, however it went
+            self._socket, other = socket.socketpair()
+        except OSError as error:
+            raise WorkerError(f"cannot start a process to try out libraries: {error}") from error
         with other:
             try:
                 self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
@@ -172,8 +179,10 @@ class _TrialProcess:
         except OSError:
             return b""
 
-    def close(self) -> None:
-        """Ends the process; it first ends what it tries out, and removes its file."""
+    def close(self, *, is_idle: bool = False) -> None:
+        """Ends the process; it first ends what it tries out, and removes its file. One that is idle may still start."""
+        if is_idle:
+            self._process.terminate()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         try:

@@ -21,8 +21,9 @@ def test_old_objects_are_left_alone_and_looked_at_again_afterwards() -> None:
 def test_what_somebody_has_frozen_stays_so() -> None:
     gc.freeze()
     try:
-        with without_old_objects():
-            pass
-        assert gc.get_freeze_count() > 0
+        before = gc.get_freeze_count()
+        with without_old_objects(), without_collections():
+            loaded = [[number] for number in range(1000)]
+        assert 0 < gc.get_freeze_count() < before + len(loaded)
     finally:
         gc.unfreeze()

@@ -156,7 +156,9 @@ def test_what_others_remove_is_found_before_anything_must_go(tmp_path: Path) -> 
     third = put(store, b"cccc")
     assert store.pin("d", [removed, kept, third]) == (removed,)
     (tmp_path / "held").write_text("nonsense")
-    put(store, b"dd")
+    put(store, b"d")
+    (tmp_path / "held").write_text("-1000")
+    put(store, b"e")
     assert (tmp_path / "held").read_text() == "10"
     (tmp_path / "held").write_text("0")
     BlobStore(tmp_path).close()
