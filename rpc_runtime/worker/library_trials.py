@@ -180,9 +180,10 @@ class _TrialProcess:
             return b""
 
     def close(self, *, is_idle: bool = False) -> None:
-        """Ends the process; it first ends what it tries out, and removes its file. One that is idle may still start."""
+        """Ends the process; it first ends what it tries out, and removes its file. An idle one has neither, and may still
+        be loading."""
         if is_idle:
-            self._process.terminate()
+            self._process.kill()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         try:
