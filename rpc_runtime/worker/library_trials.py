@@ -180,8 +180,7 @@ class _TrialProcess:
             return b""
 
     def close(self, *, is_idle: bool = False) -> None:
-        """Ends the process; it first ends what it tries out, and removes its file. An idle one has neither, and may still
-        be loading."""
+        """Ends the process; it first ends what it tries out, and removes its file. An idle one has neither."""
         if is_idle:
             self._process.kill()
         with contextlib.suppress(OSError):
