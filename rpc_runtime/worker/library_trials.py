@@ -149,23 +149,23 @@ class _TrialProcess:
     """A running `rpc_runtime.worker.trial_process`."""
 
     def __init__(self) -> None:
-        try:  # the end of this connection tells the process that this one has gone, however it went
-            self._socket, other = socket.socketpair()
-        except OSError as error:
-            raise WorkerError(f"cannot start a process to try out libraries: {error}") from error
-        with other:
+        with contextlib.ExitStack() as where_it_fails:
             try:
-                self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-                    own_modules.command("worker.trial_process"),
-                    stdin=other.fileno(),
-                    stdout=other.fileno(),
-                    # A second thread, which numpy's library starts, could hold a lock that a forked child waits for.
-                    env=own_modules.environment(OPENBLAS_NUM_THREADS="1"),
-                    start_new_session=True,
-                )
+                # The end of this connection tells the process that this one has gone, however it went.
+                self._socket, other = socket.socketpair()
+                where_it_fails.enter_context(self._socket)
+                with other:
+                    self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
+                        own_modules.command("worker.trial_process"),
+                        stdin=other.fileno(),
+                        stdout=other.fileno(),
+                        # A second thread, as numpy's library starts, could hold a lock that a forked child waits for.
+                        env=own_modules.environment(OPENBLAS_NUM_THREADS="1"),
+                        start_new_session=True,
+                    )
             except OSError as error:
-                self._socket.close()
                 raise WorkerError(f"cannot start a process to try out libraries: {error}") from error
+            where_it_fails.pop_all()
         self._answers = self._socket.makefile("rb")
 
     def ask(self, line: bytes, is_wanted: Callable[[], bool]) -> bytes:

@@ -107,13 +107,13 @@ def _why_over_limits(problem: Problem, find: Find) -> str:
     period, latency = problem.maximum_period_seconds, problem.maximum_latency_seconds
     fastest = find(dataclasses.replace(problem, objective="latency", maximum_latency_seconds=math.inf))
     if fastest is None:
+        if math.isinf(period):
+            return f"no plan has a latency of at most {seconds_text(latency)}"
         free = dataclasses.replace(
             problem, objective="throughput", maximum_period_seconds=math.inf, maximum_latency_seconds=math.inf
         )
         best = find(free)
         reachable = "" if best is None else f"; the least found is {seconds_text(best.evaluation.period_seconds)}"
-        if math.isinf(period):
-            return f"no plan has a latency of at most {seconds_text(latency)}"
         return f"no plan has a period of at most {seconds_text(period)}{reachable}"
     reached = seconds_text(fastest.evaluation.latency_seconds)
     if math.isinf(period):

@@ -53,7 +53,7 @@ MOST_PROGRAM_COLUMNS = 40_000
 COLUMNS_A_SECOND = 4_000
 """Of the time limit: more would be put together longer than they are solved."""
 MOST_TABLE_STEPS = 1.2e8
-"""Matrix elements that a table may touch for each second of the time limit."""
+"""Matrix elements that a table, and what it is made of, may touch for each second of the time limit."""
 
 COSTS_AT_ONCE = 2
 """Views of what crossing costs that are in memory together."""
