@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
+import math
 import os
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_V2 = {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"}
-_V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"}
-_V4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+from tvm_split.rpc_runtime.control_groups import core_quota, memory_limits
 
+DISABLED_FEATURES_VARIABLE = "TVM_SPLIT_DISABLE_CPU_FEATURES"
+"""Environment variable: instruction sets, by Linux's names and separated by spaces, that this host must not use."""
 
-def mcpu(architecture: str, features: frozenset[str]) -> str:
-    """LLVM's name for the processor: on x86-64 the highest level of the psABI whose features are all there."""
-    if architecture != "x86_64":
-        return "generic"
-    level = "x86-64"
-    for name, needed in (("x86-64-v2", _V2), ("x86-64-v3", _V3), ("x86-64-v4", _V4)):
-        if not needed <= features:
-            return level
-        level = name
-    return level
+_FEATURES_KEYS = {"x86_64": "flags", "amd64": "flags", "i686": "flags"}
+"""By architecture, the key of /proc/cpuinfo that lists instruction sets; ``Features`` for the others, which are ARM's.
+
+An emulator for one program shows the host's file: there the key of the emulated architecture is missing.
+"""
 
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """The features that Linux reports for the processor; empty where there is no /proc/cpuinfo."""
+    """Linux's names of the instruction sets that this host can execute.
+
+    Empty where there is no /proc/cpuinfo, or where it describes another architecture.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return frozenset()
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
+    return features_in(text, platform.machine()) - frozenset(os.environ.get(DISABLED_FEATURES_VARIABLE, "").split())
+
+
+def features_in(cpuinfo: str, architecture: str) -> frozenset[str]:
+    """The instruction sets that all processors in the text of a /proc/cpuinfo have.
+
+    ``architecture`` is what ``platform.machine()`` returns there.
+    """
+    wanted = _FEATURES_KEYS.get(architecture, "Features")
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    processors = [frozenset(value.split()) for key, _, value in lines if key.strip() == wanted]
+    return frozenset.intersection(*processors) if processors else frozenset()
 
 
 def _memory_line(name: str) -> int:
@@ -48,38 +57,62 @@ def _memory_line(name: str) -> int:
     return 0
 
 
-def _control_group_bytes() -> int:
-    """The limit of the container that the worker runs in, in bytes; 0 for none."""
-    try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
-        return int(text) if text.isdigit() else 0
-    except OSError:
-        return 0
-
-
 def total_memory_bytes() -> int:
-    total, limit = _memory_line("MemTotal"), _control_group_bytes()
-    return min(total, limit) if limit else total
+    """The memory that this process's control groups allow it, at most the host's; 0 when the system does not say."""
+    return min([_memory_line("MemTotal"), *(limit.limit_bytes for limit in memory_limits())])
 
 
 def available_memory_bytes() -> int:
     """What programs may still take, in bytes; 0 when the system does not say."""
-    free, limit = _memory_line("MemAvailable"), _control_group_bytes()
-    if not limit:
-        return free
-    try:
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
-        statistics = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="utf-8").splitlines()
-        counts = dict(line.split(maxsplit=1) for line in statistics)
-        used -= int(counts.get("inactive_file", 0))  # the page cache gives way
-    except (OSError, ValueError):
-        return min(free, limit)
-    return max(0, min(free, limit - used))
+    left = (max(0, limit.limit_bytes - limit.used_bytes) for limit in memory_limits())
+    return min([_memory_line("MemAvailable"), *left])
 
 
-def core_numbers() -> tuple[int, ...]:
-    """The cores that this process may run on, by the operating system's numbers."""
-    return tuple(sorted(os.sched_getaffinity(0)))
+@dataclass(frozen=True)
+class HostCores:
+    """The processor cores that a process may use.
+
+    ``numbers`` are the operating system's, of the cores in the process's affinity mask. ``quota`` is the processor time
+    that its control group may use, in seconds per second (0: no limit), and ``quota_group`` identifies the processes
+    that share it. ``host`` is the identity of the host's boot, empty where it is not known.
+    """
+
+    host: str
+    numbers: tuple[int, ...]
+    quota: float = 0.0
+    quota_group: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many threads can compute at the same time."""
+        return usable_together([self])
+
+    @property
+    def text(self) -> str:
+        """For messages: ``2 cores``, or ``2 cores (a quota of 2.5 on 64 cores)``."""
+        count = "1 core" if self.count == 1 else f"{self.count} cores"
+        return f"{count} (a quota of {self.quota:g} on {len(self.numbers)})" if self.quota else count
+
+
+def own_cores() -> HostCores:
+    """The cores that this process may use."""
+    quota = core_quota()
+    limits = (0.0, "") if quota is None else (quota.cores, quota.group)
+    return HostCores(boot_id(), tuple(sorted(os.sched_getaffinity(0))), *limits)
+
+
+def usable_together(cores: Iterable[HostCores]) -> int:
+    """How many cores processes of one host can keep busy at the same time; 0 if their numbers are not known.
+
+    A quota is rounded down, to no less than 1. Threads beyond the quota use it up early, and then all threads of the
+    group stop until the period ends.
+    """
+    processes = list(cores)
+    count = len({number for process in processes for number in process.numbers})
+    if not count or not all(process.quota for process in processes):
+        return count
+    quotas = {process.quota_group: process.quota for process in processes}
+    return min(count, max(1, math.floor(math.fsum(quotas.values()))))
 
 
 ALL_USERS = 2**32 - 1

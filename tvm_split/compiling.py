@@ -17,6 +17,7 @@ from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import BuiltStage, build_stage
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds
+from tvm_split.compiler.instruction_sets import target_text
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.compiler.precision import in_precision
 from tvm_split.compiler.sharding import placed_model
@@ -192,6 +193,7 @@ def _stage_spec(
         inputs=tuple(tensor_spec(parameter.name, parameter.ty) for parameter in part.function.params),
         outputs=tuple(tensor_spec(name, each) for name, each in zip(part.sent, results, strict=True)),
         turns=stage.turns,
+        target=target_text(target),
     )
 
 

@@ -24,6 +24,7 @@ from tvm_split.model import Model
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planning import plan as make_plan
 from tvm_split.rpc_runtime.errors import InputError
+from tvm_split.rpc_runtime.hardware import own_cores
 from tvm_split.rpc_runtime.wire.tracker import TrackerAddress
 from tvm_split.schedules import tuning
 from tvm_split.schedules.blocks import without_symbol
@@ -107,7 +108,7 @@ def tune(
         gpu = tuning_needs(target)
         with (
             tuning.DatabaseWriter(folder) as writer,
-            tuning.Measurer(built_for, where_measured, effort, linker, gpu) as measurer,
+            tuning.Measurer(built_for, where_measured, effort, linker, gpu, own_cores().count) as measurer,
         ):
             # Prepared only now that there are devices, of the GPU that is needed: it takes long.
             kernels = tunable_kernels(model, planned, [each.name for each in machines], built_for)

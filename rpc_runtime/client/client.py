@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import grpc
 
 from tvm_split.rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
-from tvm_split.rpc_runtime.hardware import boot_id
+from tvm_split.rpc_runtime.hardware import HostCores, boot_id
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan
 from tvm_split.rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now, shift_clock
@@ -61,21 +62,23 @@ class CudaDescription:
 
 @dataclass(frozen=True)
 class WorkerDescription:
-    """What a machine is and what it has free. ``mcpu`` is LLVM's name of its level: ``x86-64-v4``.
+    """What a machine is and what it has free.
 
-    ``cores`` are the CPUs the worker may run on, ``core_numbers`` the same by the host's numbers, ``threads`` those a
-    kernel uses. ``clock_offset_nanoseconds`` is how far the worker's monotonic clock is ahead of this process's, right
-    to half of ``round_trip_seconds``. Workers of one ``boot_id`` share a host, even where containers give them
-    different hostnames; those of one ``memory_domain`` can share memory. Both may be empty.
+    ``cpu_features`` are Linux's names of its instruction sets. ``cores`` is how many cores the worker can keep busy;
+    ``host_cores`` says which, and by which quota; ``threads`` are those that a kernel uses. The worker's monotonic
+    clock is ``clock_offset_nanoseconds`` ahead of this process's, right to half of ``round_trip_seconds``. Workers of
+    one ``boot_id`` share a host, even where containers give them different hostnames; those of one ``memory_domain``
+    can share memory. Both may be empty.
     """
 
     machine: str
     hostname: str
     architecture: str
-    mcpu: str
     cpu_features: tuple[str, ...]
     cores: int
     core_numbers: tuple[int, ...]
+    core_quota: float
+    quota_group: str
     threads: int
     memory_total_bytes: int
     memory_free_bytes: int
@@ -97,6 +100,11 @@ class WorkerDescription:
     def host(self) -> str:
         """Equal for workers of one host, whose cores and memory they share."""
         return self.boot_id or self.hostname
+
+    @property
+    def host_cores(self) -> HostCores:
+        """The cores that the worker may use."""
+        return HostCores(self.host, self.core_numbers, self.core_quota, self.quota_group)
 
 
 def describe(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
@@ -143,6 +151,8 @@ class WorkerConnection:
                 f"{self.endpoint} speaks protocol version {reply.protocol_version}, this client {PROTOCOL_VERSION}: "
                 "install the same version on both"
             )
+        if not (math.isfinite(reply.core_quota) and reply.core_quota >= 0):
+            raise ProtocolError(f"{self.endpoint} says that it has a quota of {reply.core_quota} cores")
         return value_of(WorkerDescription, reply, round_trip_seconds=round_trip * 1e-9, clock_offset_nanoseconds=offset)
 
     def watch(self, deployment: str) -> Any:

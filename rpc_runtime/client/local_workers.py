@@ -20,6 +20,7 @@ from tvm_split.rpc_runtime import own_modules
 from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.endings import before_end, cleared
 from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
+from tvm_split.rpc_runtime.hardware import own_cores
 from tvm_split.rpc_runtime.own_process import OwnProcess
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.scratch import ScratchFolder
@@ -36,12 +37,12 @@ STARTING_PER_CORE = 4
 
 def most_at_once() -> int:
     """How many workers start at once where nothing else is going on."""
-    return STARTING_PER_CORE * len(os.sched_getaffinity(0))
+    return STARTING_PER_CORE * own_cores().count
 
 
 def beside_this_thread() -> int:
     """How many, where each keeps a core busy and this process wants one."""
-    return max(1, len(os.sched_getaffinity(0)) - 1)
+    return max(1, own_cores().count - 1)
 
 
 class LocalWorkers(Closing):
@@ -182,10 +183,10 @@ class LocalWorkers(Closing):
 
 def _cores(workers: int, threads: int, pin: bool) -> list[tuple[int, ...]]:
     """The cores of each worker; none when there are too few for all to have their own."""
-    available = sorted(os.sched_getaffinity(0))
+    available = own_cores().numbers
     if not pin or workers * threads > len(available):
         return [()] * workers
-    return [tuple(available[index * threads : (index + 1) * threads]) for index in range(workers)]
+    return [available[index * threads : (index + 1) * threads] for index in range(workers)]
 
 
 def _read_line(pipe: IO[bytes], deadline: float) -> bytes | None:

@@ -34,7 +34,8 @@ class KernelSet:
     """Kernels of one library for ``device`` (``"cpu"`` or ``"cuda"``), timed in turns in this order.
 
     ``weight_bytes`` is how much weight memory is gone through before the same weights are used again: that of the whole
-    model, so that they are as cold, or as warm, as when it runs.
+    model, so that they are as cold, or as warm, as when it runs. ``target`` says, for messages, what the library was
+    compiled for.
     """
 
     machine: str
@@ -42,6 +43,7 @@ class KernelSet:
     library: BlobSpec
     kernels: tuple[TimedKernel, ...]
     weight_bytes: int
+    target: str = ""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ class StageSpec:
     """One stage as it is deployed, or one replica of it.
 
     ``library`` is a shared library whose function ``main(*inputs, *weights)`` returns a tuple with one tensor per
-    entry of ``outputs``, in order, whatever their number. ``device`` is ``"cpu"`` or ``"cuda"``.
+    entry of ``outputs``, in order, whatever their number. ``device`` is ``"cpu"`` or ``"cuda"``; ``target`` says, for
+    messages, what the library was compiled for.
 
     Micro-batch ``s`` is computed by the replica whose ``replica`` is ``turns[s % len(turns)]``. Replicas of a stage
     agree in ``index``, ``name``, ``layers``, ``inputs``, ``outputs`` and ``turns``; each is on a machine of its own.
@@ -82,6 +83,7 @@ class StageSpec:
     outputs: tuple[TensorSpec, ...]
     replica: int = 0
     turns: tuple[int, ...] = (0,)
+    target: str = ""
 
     @cached_property
     def own_turns(self) -> Recurrence:

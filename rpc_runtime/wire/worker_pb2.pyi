@@ -43,12 +43,11 @@ class Cuda(_message.Message):
     def __init__(self, driver: _Optional[int] = ..., problem: _Optional[str] = ..., compiler: _Optional[str] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("protocol_version", "machine", "hostname", "architecture", "mcpu", "cpu_features", "cores", "threads", "memory_total_bytes", "memory_free_bytes", "tvm_version", "tvm_ffi_version", "numpy_version", "cuda_devices", "secure", "deployments", "clock_nanoseconds", "process_id", "core_numbers", "boot_id", "memory_domain", "cuda")
+    __slots__ = ("protocol_version", "machine", "hostname", "architecture", "cpu_features", "cores", "threads", "memory_total_bytes", "memory_free_bytes", "tvm_version", "tvm_ffi_version", "numpy_version", "cuda_devices", "secure", "deployments", "clock_nanoseconds", "process_id", "core_numbers", "core_quota", "quota_group", "boot_id", "memory_domain", "cuda")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
-    MCPU_FIELD_NUMBER: _ClassVar[int]
     CPU_FEATURES_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +62,8 @@ class DescribeReply(_message.Message):
     CLOCK_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     CORE_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    CORE_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_GROUP_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     MEMORY_DOMAIN_FIELD_NUMBER: _ClassVar[int]
     CUDA_FIELD_NUMBER: _ClassVar[int]
@@ -70,7 +71,6 @@ class DescribeReply(_message.Message):
     machine: str
     hostname: str
     architecture: str
-    mcpu: str
     cpu_features: _containers.RepeatedScalarFieldContainer[str]
     cores: int
     threads: int
@@ -85,10 +85,12 @@ class DescribeReply(_message.Message):
     clock_nanoseconds: int
     process_id: int
     core_numbers: _containers.RepeatedScalarFieldContainer[int]
+    core_quota: float
+    quota_group: str
     boot_id: str
     memory_domain: str
     cuda: Cuda
-    def __init__(self, protocol_version: _Optional[int] = ..., machine: _Optional[str] = ..., hostname: _Optional[str] = ..., architecture: _Optional[str] = ..., mcpu: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., tvm_version: _Optional[str] = ..., tvm_ffi_version: _Optional[str] = ..., numpy_version: _Optional[str] = ..., cuda_devices: _Optional[_Iterable[_Union[CudaDevice, _Mapping]]] = ..., secure: _Optional[bool] = ..., deployments: _Optional[_Iterable[str]] = ..., clock_nanoseconds: _Optional[int] = ..., process_id: _Optional[int] = ..., core_numbers: _Optional[_Iterable[int]] = ..., boot_id: _Optional[str] = ..., memory_domain: _Optional[str] = ..., cuda: _Optional[_Union[Cuda, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., machine: _Optional[str] = ..., hostname: _Optional[str] = ..., architecture: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., tvm_version: _Optional[str] = ..., tvm_ffi_version: _Optional[str] = ..., numpy_version: _Optional[str] = ..., cuda_devices: _Optional[_Iterable[_Union[CudaDevice, _Mapping]]] = ..., secure: _Optional[bool] = ..., deployments: _Optional[_Iterable[str]] = ..., clock_nanoseconds: _Optional[int] = ..., process_id: _Optional[int] = ..., core_numbers: _Optional[_Iterable[int]] = ..., core_quota: _Optional[float] = ..., quota_group: _Optional[str] = ..., boot_id: _Optional[str] = ..., memory_domain: _Optional[str] = ..., cuda: _Optional[_Union[Cuda, _Mapping]] = ...) -> None: ...
 
 class Blob(_message.Message):
     __slots__ = ("sha256", "size_bytes")
@@ -145,7 +147,7 @@ class Weight(_message.Message):
     def __init__(self, tensor: _Optional[_Union[Tensor, _Mapping]] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ...) -> None: ...
 
 class Stage(_message.Message):
-    __slots__ = ("index", "name", "machine", "layers", "device", "library", "weights", "inputs", "outputs", "replica", "turns")
+    __slots__ = ("index", "name", "machine", "layers", "device", "library", "weights", "inputs", "outputs", "replica", "turns", "target")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +159,7 @@ class Stage(_message.Message):
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     index: int
     name: str
     machine: str
@@ -168,7 +171,8 @@ class Stage(_message.Message):
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     replica: int
     turns: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., machine: _Optional[str] = ..., layers: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., library: _Optional[_Union[Blob, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[Weight, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., replica: _Optional[int] = ..., turns: _Optional[_Iterable[int]] = ...) -> None: ...
+    target: str
+    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., machine: _Optional[str] = ..., layers: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., library: _Optional[_Union[Blob, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[Weight, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., replica: _Optional[int] = ..., turns: _Optional[_Iterable[int]] = ..., target: _Optional[str] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("tensor_index", "tensor", "source", "destination", "queue_depth", "period", "remainders", "codec")
@@ -399,20 +403,22 @@ class TimedKernel(_message.Message):
     def __init__(self, function: _Optional[str] = ..., arguments: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., weights: _Optional[_Iterable[int]] = ..., results: _Optional[int] = ...) -> None: ...
 
 class LoadKernelsRequest(_message.Message):
-    __slots__ = ("deployment", "machine", "device", "library", "kernels", "weight_bytes")
+    __slots__ = ("deployment", "machine", "device", "library", "kernels", "weight_bytes", "target")
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     LIBRARY_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
     deployment: str
     machine: str
     device: str
     library: Blob
     kernels: _containers.RepeatedCompositeFieldContainer[TimedKernel]
     weight_bytes: int
-    def __init__(self, deployment: _Optional[str] = ..., machine: _Optional[str] = ..., device: _Optional[str] = ..., library: _Optional[_Union[Blob, _Mapping]] = ..., kernels: _Optional[_Iterable[_Union[TimedKernel, _Mapping]]] = ..., weight_bytes: _Optional[int] = ...) -> None: ...
+    target: str
+    def __init__(self, deployment: _Optional[str] = ..., machine: _Optional[str] = ..., device: _Optional[str] = ..., library: _Optional[_Union[Blob, _Mapping]] = ..., kernels: _Optional[_Iterable[_Union[TimedKernel, _Mapping]]] = ..., weight_bytes: _Optional[int] = ..., target: _Optional[str] = ...) -> None: ...
 
 class LoadKernelsReply(_message.Message):
     __slots__ = ("allocated_bytes",)

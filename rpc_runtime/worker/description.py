@@ -21,10 +21,9 @@ from tvm_split.rpc_runtime.execution.nvcc import toolkit_text
 from tvm_split.rpc_runtime.hardware import (
     available_memory_bytes,
     boot_id,
-    core_numbers,
     cpu_features,
-    mcpu,
     memory_domain,
+    own_cores,
     total_memory_bytes,
 )
 from tvm_split.rpc_runtime.program.measurements import now
@@ -109,18 +108,17 @@ def _cuda() -> pb.Cuda:
 
 def describe(machine: str, threads: int, secure: bool, deployments: list[str]) -> pb.DescribeReply:
     """The reply to Describe; everything but memory, deployments and the clock is found out once."""
-    features = cpu_features()
-    architecture = platform.machine()
-    cores = core_numbers()
+    cores = own_cores()
     return pb.DescribeReply(
         protocol_version=PROTOCOL_VERSION,
         machine=machine,
         hostname=socket.gethostname(),
-        architecture=architecture,
-        mcpu=mcpu(architecture, features),
-        cpu_features=sorted(features),
-        cores=len(cores),
-        core_numbers=cores,
+        architecture=platform.machine(),
+        cpu_features=sorted(cpu_features()),
+        cores=cores.count,
+        core_numbers=cores.numbers,
+        core_quota=cores.quota,
+        quota_group=cores.quota_group,
         threads=threads,
         memory_total_bytes=total_memory_bytes(),
         memory_free_bytes=available_memory_bytes(),

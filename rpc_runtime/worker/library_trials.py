@@ -66,13 +66,14 @@ class LibraryTrials:
         """
         arguments = [*stage.inputs, *(weight.tensor for weight in stage.weights)]
         calls = [_call("main", arguments)] if stage.device == "cpu" else []
-        self._try(f"stage {stage.name!r} on machine {stage.machine!r}", stage.library, True, calls, deadline, is_wanted)
+        what = f"stage {stage.name!r} on machine {stage.machine!r}{_compiled_for(stage.target)}"
+        self._try(what, stage.library, True, calls, deadline, is_wanted)
 
     def kernels(self, kernels: KernelSet, deadline: float, is_wanted: Callable[[], bool]) -> None:
         """The same for kernels that are to be timed."""
         on_cpu = kernels.device == "cpu"
         calls = [_call(each.function, each.arguments, each.results) for each in kernels.kernels if on_cpu]
-        what = f"timing {len(kernels.kernels)} kernels on machine {kernels.machine!r}"
+        what = f"timing {len(kernels.kernels)} kernels on machine {kernels.machine!r}{_compiled_for(kernels.target)}"
         self._try(what, kernels.library, False, calls, deadline, is_wanted)
 
     def close(self) -> None:
@@ -192,6 +193,10 @@ class _TrialProcess:
             self._process.wait()
         self._answers.close()
         self._socket.close()
+
+
+def _compiled_for(target: str) -> str:
+    return f", compiled for {target}" if target else ""
 
 
 def _half(deadline: float) -> float:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.execution.switches import require_switches
 from tvm_split.rpc_runtime.files import cache_folder
+from tvm_split.rpc_runtime.hardware import own_cores
 from tvm_split.rpc_runtime.wire.foreign_text import CleanFormatter
 from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
 from tvm_split.rpc_runtime.wire.loopback_token import new_token, published
@@ -262,8 +263,9 @@ def _announce(
     else:
         secret = "no token" if token is None else f"token in {file}" if file else f"token from ${TOKEN_VARIABLE}"
         protection = f"{'TLS' if config.tls else 'no TLS'}, {secret}"
+        threads = f"{config.threads} threads a kernel on {own_cores().text}"
         cache = f"cache of {blobs.limit_bytes / 1e9:.1f} GB at most in {blobs.folder}"
-        line = f"worker {name!r} listens on {address} ({protection}, {config.threads} threads, {cache}); Ctrl-C ends it"
+        line = f"worker {name!r} listens on {address} ({protection}, {threads}, {cache}); Ctrl-C ends it"
         if config.tracker is not None and registration is not None:
             port = registration.tuning_port
             for_what = "deployment alone" if port is None else f"deployment, and for tuning on port {port}"

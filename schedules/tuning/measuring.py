@@ -72,7 +72,8 @@ class Measurer:
     """Builds kernels for a target here and times them on ``tracker``'s devices, or on this machine. A context manager.
 
     ``linker`` is a command that links for another architecture; None takes this machine's compiler. ``gpu``, which a
-    target for CUDA takes, says how machine code is made for it, and what the devices must be.
+    target for CUDA takes, says how machine code is made for it, and what the devices must be. So many
+    ``build_processes`` compile kernels at the same time.
 
     Raises:
         DeviceError: no device answers, or one that does has not the GPU that is needed.
@@ -85,6 +86,7 @@ class Measurer:
         effort: Effort | None = None,
         linker: Sequence[str] | None = None,
         gpu: GpuNeeds | None = None,
+        build_processes: int = 1,
     ) -> None:
         self.target = target
         self.effort = effort or (Effort() if gpu is None else Effort(build_timeout_seconds=NVCC_SECONDS))
@@ -98,7 +100,7 @@ class Measurer:
         # MetaSchedule's LocalBuilder starts new processes for every batch, because they leak: seconds, where building
         # takes tenths. These are renewed now and then instead.
         self._builders: Any = PopenPoolExecutor(
-            max_workers=len(os.sched_getaffinity(0)),
+            max_workers=build_processes,
             timeout=self.effort.build_timeout_seconds,
             initializer=prepare_process(self._threads),
             maximum_process_uses=BUILDS_PER_PROCESS,

@@ -1,4 +1,4 @@
-"""The level of a processor from its features, and who can share memory."""
+"""The features that /proc/cpuinfo lists, and who can share memory."""
 
 from __future__ import annotations
 
@@ -8,25 +8,21 @@ import sys
 
 import pytest
 
-from tvm_split.rpc_runtime.hardware import _V2, _V3, _V4, cpu_features, mcpu, memory_domain
+from tests.helpers.recorded_processors import recorded
+from tvm_split.rpc_runtime.hardware import cpu_features, features_in, memory_domain
+
+
+def test_features_are_those_that_all_processors_have() -> None:
+    text = "processor\t: 0\nflags\t\t: fpu sse avx2\n\nprocessor\t: 1\nflags\t\t: fpu sse\nbugs\t\t: avx2\n"
+    assert features_in(text, "x86_64") == {"fpu", "sse"}
 
 
 @pytest.mark.parametrize(
-    ("features", "level"),
-    [
-        (frozenset(), "x86-64"),
-        (_V2, "x86-64-v2"),
-        (_V2 | _V3, "x86-64-v3"),
-        (_V2 | _V4, "x86-64-v2"),
-        (_V2 | _V3 | _V4, "x86-64-v4"),
-    ],
+    ("name", "architecture"), [("apple-m1-docker-desktop", "x86_64"), ("haswell-e5-2680v3-bare-metal", "aarch64")]
 )
-def test_levels(features: frozenset[str], level: str) -> None:
-    assert mcpu("x86_64", frozenset(features)) == level
-
-
-def test_other_architectures_are_generic() -> None:
-    assert mcpu("aarch64", frozenset({"asimd"})) == "generic"
+def test_an_emulator_that_shows_its_hosts_processor(name: str, architecture: str) -> None:
+    _, text = recorded(name)
+    assert features_in(text, architecture) == frozenset()
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")

@@ -16,7 +16,6 @@ from rich.text import Text
 from tvm_split.cli.compile import description, print_bundle
 from tvm_split.cli.console import STDOUT
 from tvm_split.cli.report_table import statistics_table
-from tvm_split.cluster.cluster import usable_cores
 from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, Demonstration
 from tvm_split.deployment.timeline import (
     LANE_NAMES,
@@ -30,6 +29,7 @@ from tvm_split.deployment.timeline import (
     timeline,
 )
 from tvm_split.pictures.timeline_picture import draw_picture
+from tvm_split.rpc_runtime.hardware import own_cores
 from tvm_split.rpc_runtime.program.measurements import COMPUTE
 from tvm_split.units import seconds_text
 
@@ -137,7 +137,7 @@ def _overlap(found: Demonstration) -> str:
         f"{share_of_time(LANE_NAMES, 2)} of it. A micro-batch by itself takes {seconds_text(alone)}, of which machines "
         f"compute {seconds_text(computing)}; the rest is the way between processes."
     )
-    cores, processes = usable_cores(), len(found.bundle.program.machines) + 1
+    cores, processes = own_cores().count, len(found.bundle.program.machines) + 1
     if cores < processes:
         text += f" This host has {cores} cores for {processes} processes, so they also wait for each other."
     return text

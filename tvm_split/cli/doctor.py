@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import metadata
-from typing import Any
 
 import typer
 from packaging.requirements import Requirement
@@ -15,6 +15,8 @@ from rich.text import Text
 
 from tvm_split.cli import options
 from tvm_split.cli.console import STDOUT, print_json
+from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.units import bytes_text
 
 DISTRIBUTION = "tvm-split"
 EXTRAS = {
@@ -34,12 +36,11 @@ EXTRAS = {
     "cuda": "compiling for GPUs without CUDA's toolkit, and running on them",
 }
 PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 14)
-VECTOR_LEVELS = ("x86-64-v3", "x86-64-v4")
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def doctor(json: options.JsonOption = False) -> None:
-    """Check this installation: packages, compiler, linker, processor, and a tiny program compiled and run."""
+    """Check this installation: packages, compiler, linker, processor, and a network of two stages on two workers."""
     found: list[Check] = []
     for check in all_checks():
         found.append(check)
@@ -75,15 +76,17 @@ def all_checks() -> Iterator[Check]:
     """Every check, in an order in which a failure explains those after it."""
     yield _python()
     yield from _packages()
-    for check in (_compiler, _linker, _processor, _cores, _tiny_program, _worker, _cuda):
+    for check in (_compiler, _linker, _processor, _cores, _memory, _deployment, _cuda):
         yield _guarded(check)
 
 
 def _guarded(check: Callable[[], Check]) -> Check:
     try:
         return check()
+    except TvmSplitError as error:
+        return Check(check.__name__.strip("_"), Verdict.FAIL, str(error))
     except Exception as error:
-        name = check.__name__.strip("_").replace("_", " ")
+        name = check.__name__.strip("_")
         advice = "install again: pip install --force-reinstall tvm-split"
         return Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}", advice)
 
@@ -143,63 +146,66 @@ def _linker() -> Check:
 
 
 def _processor() -> Check:
-    import platform
+    """The target that deployments on this host are compiled for."""
+    from tvm_split.compiler.instruction_sets import target_text
+    from tvm_split.compiler.targets import host_target
+    from tvm_split.rpc_runtime.hardware import cpu_features
 
-    import tvm
-
-    from tvm_split.rpc_runtime.hardware import cpu_features, mcpu
-
-    level = mcpu(platform.machine(), cpu_features())
-    found = f"{tvm.target.codegen.llvm_get_system_cpu()} ({level})"
-    if platform.machine() == "x86_64" and level not in VECTOR_LEVELS:
+    found, features = target_text(host_target(1)), cpu_features()
+    if not features:
+        return Check("processor", Verdict.WARN, found, "mount /proc: without it, nothing but the least is used")
+    if platform.machine() == "x86_64" and "avx2" not in features:
         advice = "nothing to do, but kernels run at a fraction of the speed of processors with AVX2"
         return Check("processor", Verdict.WARN, found, advice)
     return Check("processor", Verdict.OK, found)
 
 
 def _cores() -> Check:
-    from tvm_split.cluster.cluster import usable_cores
+    from tvm_split.rpc_runtime.hardware import own_cores
 
-    count = usable_cores()
-    if count == 1:
+    cores = own_cores()
+    if cores.count == 1:
         advice = "several workers on this host would share it, and gain nothing"
-        return Check("cores", Verdict.WARN, "1 core", advice)
-    return Check("cores", Verdict.OK, f"{count} cores that this process may use")
+        return Check("cores", Verdict.WARN, cores.text, advice)
+    return Check("cores", Verdict.OK, f"this process may use {cores.text}")
 
 
-def _tiny_program() -> Check:
-    """Compile y = x + x, link it, load it, run it."""
+def _memory() -> Check:
+    from tvm_split.rpc_runtime.hardware import available_memory_bytes, total_memory_bytes
 
+    free, total = available_memory_bytes(), total_memory_bytes()
+    return Check("memory", Verdict.OK, f"{bytes_text(free)} free of the {bytes_text(total)} that this process may use")
+
+
+def _deployment() -> Check:
+    """Compile a network of two stages for this host's target, run it on two workers, and compare."""
     import numpy as np
-    import tvm
     from tvm import relax
 
-    from tvm_split.rpc_runtime.scratch import ScratchFolder
+    import tvm_split
+    from tvm_split.rpc_runtime.program.program import TensorSpec
 
+    weights = [np.random.default_rng(seed).standard_normal((16, 16), dtype="float32") for seed in (0, 1)]
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    x = relax.Var("x", relax.TensorType((4, 16), "float32"))
     with builder.function("main", [x]):
-        builder.emit_func_output(builder.emit(relax.op.add(x, x)))
-    executable = relax.build(builder.get(), tvm.target.Target({"kind": "llvm"}))
-    with ScratchFolder("doctor") as folder:
-        library = str(folder.path / "tiny.so")
-        executable.export_library(library)
-        machine = relax.VirtualMachine(tvm.runtime.load_module(library), tvm.cpu())
-        result: Any = machine["main"](tvm.runtime.tensor(np.arange(4, dtype="float32"))).numpy()
-    if result.tolist() != [0.0, 2.0, 4.0, 6.0]:
-        found = f"0, 1, 2, 3 doubled gave {result.tolist()}"
-        return Check("compile and run", Verdict.FAIL, found, "install apache-tvm again")
-    return Check("compile and run", Verdict.OK, "a tiny program gives the right answer")
-
-
-def _worker() -> Check:
-    """Start a worker process and ask it what it is."""
-    from tvm_split.rpc_runtime.client.client import describe
-    from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
-
-    with LocalWorkers(("probe",)) as workers:
-        description = describe(workers.endpoints["probe"], timeout_seconds=20.0)
-    return Check("worker", Verdict.OK, f"a worker process answers, with {description.threads} thread")
+        with builder.dataflow():
+            first = builder.emit(relax.op.matmul(x, relax.const(weights[0])), "first")
+            second = builder.emit_output(relax.op.matmul(first, relax.const(weights[1])), "second")
+        builder.emit_func_output(relax.Tuple([second]))
+    layers = {"first": "first", "second": "second"}
+    specs = tuple(TensorSpec(name, (4, 16), "float32") for name in ("x", "second"))
+    model = tvm_split.Model("doctor", "Relax", builder.get(), specs[:1], specs[1:], layers)
+    given = np.random.default_rng(2).standard_normal((4, 16), dtype="float32")
+    with tvm_split.Cluster.local(workers=2) as cluster:
+        plan = tvm_split.plan(model, cluster, split={"machine-a": ["first"], "machine-b": ["second"]})
+        with tvm_split.deploy(tvm_split.compile(model, plan, verify=False), cluster) as deployment:
+            (result,) = deployment.run(given)
+    difference = float(np.abs(result - given @ weights[0] @ weights[1]).max())
+    if not difference < 1e-3:
+        found = f"two stages on two workers differ from numpy by {difference:g}"
+        return Check("deployment", Verdict.FAIL, found, "install apache-tvm again")
+    return Check("deployment", Verdict.OK, "two stages on two workers give the right answer")
 
 
 def _cuda() -> Check:

@@ -16,7 +16,7 @@ from tvm_split.cli.found_machines import FoundMachines
 from tvm_split.cli.link_lines import transport_lines
 from tvm_split.cli.options import WrongUseError
 from tvm_split.rpc_runtime.execution.cuda_runtime import version_text
-from tvm_split.rpc_runtime.hardware import memory_domain
+from tvm_split.rpc_runtime.hardware import HostCores, memory_domain
 from tvm_split.rpc_runtime.program.link_setting import DEFAULT, NO_SETTINGS, LinkSettings
 from tvm_split.units import bytes_text, short_list
 
@@ -160,6 +160,14 @@ def _print(answers: list[dict[str, Any]]) -> None:
             print_error(answer["error"])
 
 
+def _processor_text(worker: dict[str, Any]) -> str:
+    from tvm_split.compiler.instruction_sets import cpu_target, target_text
+
+    target = cpu_target(worker["architecture"], worker["cpu_features"], worker["threads"])
+    cores = HostCores("", worker["core_numbers"], worker["core_quota"], worker["quota_group"])
+    return f"{worker['architecture']} {target_text(target)}, {cores.text}"
+
+
 def _worker_text(worker: dict[str, Any]) -> str:
     free, total = bytes_text(worker["memory_free_bytes"]), bytes_text(worker["memory_total_bytes"])
     gpus = [f"{device['arch']} with {bytes_text(device['memory_bytes'])}" for device in worker["cuda_devices"]]
@@ -169,7 +177,7 @@ def _worker_text(worker: dict[str, Any]) -> str:
     )
     lines = (
         f"worker   {worker['worker']!r}, process {worker['process_id']} on {worker['hostname']}",
-        f"machine  {worker['architecture']} {worker['mcpu']}, {worker['cores']} cores, {free} of {total} memory free",
+        f"machine  {_processor_text(worker)}, {free} of {total} memory free",
         f"threads  {worker['threads']} for a kernel",
         f"CUDA     {short_list(gpus) or 'none'}{driver}",
         f"TVM      {worker['tvm_version']}, FFI {worker['tvm_ffi_version']}, numpy {worker['numpy_version']}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.cluster.tracked import tracked_machines
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers, beside_this_thread, most_at_once
+from tvm_split.rpc_runtime.hardware import own_cores
 from tvm_split.rpc_runtime.program.link_setting import FROM_GPU_TO_GPU, LinkSetting, Transport
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -85,7 +85,7 @@ class Cluster:
 
         ``threads`` is what each kernel may use; all usable cores by default.
         """
-        return cls("in_process", _lettered_machines(machines, threads or usable_cores()))
+        return cls("in_process", _lettered_machines(machines, threads or own_cores().count))
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Cluster:
@@ -293,11 +293,6 @@ class Cluster:
     ) -> None:
         self._keep_workers = False
         self.close()
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def _lettered_machines(count: int, threads: int) -> tuple[Machine, ...]:

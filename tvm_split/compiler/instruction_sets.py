@@ -1,15 +1,17 @@
-"""The instruction sets that a target lets LLVM use, and those that a processor lacks of them."""
+"""CPU targets from what processors can execute, and what a processor lacks of what a target lets LLVM use."""
 
 from __future__ import annotations
 
+import copy
 import platform
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any
 
 import tvm
 
+from tvm_split.compiler.llvm_names import knows_cpu
 from tvm_split.errors import ClusterError
-from tvm_split.rpc_runtime.hardware import cpu_features
 
 _NAMES = {
     "x86_64": "cmov mmx sse sse2 sse3=pni ssse3 sse4.1=sse4_1 sse4.2=sse4_2 sse4a popcnt avx avx2 f16c fma fma4 xop "
@@ -28,6 +30,62 @@ _LINUX_NAMES = {
     family: {llvm: linux or llvm for llvm, _, linux in (name.partition("=") for name in names.split())}
     for family, names in _NAMES.items()
 }
+
+_LEVELS = {"x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64")}
+"""By architecture, LLVM's names of processors that stand for sets of features, the largest set first.
+
+Those of x86-64 are in its psABI (https://gitlab.com/x86-psABIs/x86-64-ABI). Other architectures have ``generic`` alone.
+"""
+_ADDED = {
+    "x86_64": "avx512fp16 avx512bf16 avx512vnni avx512vbmi avx512vl avx512dq avx512bw avx512cd avx512f avxvnniint8 "
+    "avxvnni avx2 fma f16c avx sse4.2 sse4.1 ssse3 popcnt bmi2 bmi lzcnt movbe",
+    "aarch64": "sve2 sve i8mm bf16 fp16fml fullfp16 dotprod neon",
+    "arm": "neon vfp4",
+}
+"""By architecture, LLVM's names of features for arithmetic that are added to a level; those that imply others first.
+
+AMX is not among them: a process has to ask the system for it first (``arch_prctl``), else its instructions are refused
+although the processor announces them. A user's own target may name it.
+"""
+
+
+def cpu_target(architecture: str, features: Collection[str], threads: int) -> dict[str, Any]:
+    """The LLVM target of a CPU: the highest level whose features it all has, and what it has beyond that.
+
+    The name of the processor is not used: virtual machines and operating systems hide features of the model.
+
+    Args:
+        architecture: what ``platform.machine()`` returns there.
+        features: Linux's names of what it can execute, see `tvm_split.rpc_runtime.hardware.cpu_features`.
+        threads: how many threads a kernel uses.
+    """
+    return {**copy.deepcopy(_cpu_target(architecture, frozenset(features))), "num-cores": threads}
+
+
+@cache
+def _cpu_target(architecture: str, features: frozenset[str]) -> dict[str, Any]:
+    family = _family(architecture)
+    triple = {} if family == _family(platform.machine()) else {"mtriple": f"{architecture}-linux-gnu"}
+    *levels, lowest = _LEVELS.get(family, ("generic",))
+    if triple and not knows_cpu(lowest, triple["mtriple"]):  # a worker may claim anything; LLVM would end this process
+        return {"kind": "llvm", "mcpu": lowest, **triple}
+    names = (level for level in levels if _instruction_sets({"mcpu": level, **triple}) <= features)
+    target: dict[str, Any] = {"kind": "llvm", "mcpu": next(names, lowest), **triple}
+    known = _instruction_sets(target)
+    mattr: list[str] = []
+    for name in _ADDED.get(family, "").split() if features else ():
+        # What LLVM takes a feature to imply must be there as well.
+        implied = _instruction_sets({**target, "mattr": [*mattr, f"+{name}"]})
+        if known < implied <= features | known:
+            mattr, known = [*mattr, f"+{name}"], implied
+    return {**target, "mattr": mattr} if mattr else target
+
+
+def target_text(target: Mapping[str, Any]) -> str:
+    """A target in short, for messages: ``x86-64-v4+avx512vnni``, ``sm_90``."""
+    if target["kind"] != "llvm":
+        return str(target.get("arch", target["kind"]))
+    return "".join(map(str, [target.get("mcpu", "generic"), *target.get("mattr", ())]))
 
 
 def cpu_part(target: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -66,15 +124,10 @@ def require_executable(
         )
 
 
-def own_features() -> frozenset[str]:
-    """What Linux calls this host's instruction sets; where it is not Linux, those that LLVM knows of its CPU."""
-    return cpu_features() or _instruction_sets({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
-
-
 def _instruction_sets(cpu: Mapping[str, Any]) -> frozenset[str]:
     """Linux's names of the instruction sets that a target lets LLVM use, as far as they have one."""
     names = _LINUX_NAMES.get(_family(_architecture_of(cpu)), {})
-    relevant = {name: value for name, value in cpu.items() if name in ("kind", "mcpu", "mattr", "mtriple")}
+    relevant = {"kind": "llvm"} | {name: cpu[name] for name in ("mcpu", "mattr", "mtriple") if name in cpu}
     features = map(str, tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(relevant)))
     return frozenset(names[feature] for feature in features if feature in names)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ import tvm
 
 from tvm_split.errors import PlanError
 
+_ARM = re.compile(r"(arm(eb)?(v\d\w*)?|arm64|aarch64(_be|_32)?)(-|$)")
+"""Asked about another architecture whose name begins so, LLVM 22 ends the process."""
 _SILENCING = threading.Lock()
 """Of two at a time, the later would put back what the other had put there."""
 
@@ -24,7 +27,7 @@ def require_known_cpu(cpu: Mapping[str, Any]) -> None:
     Asked about a processor of which it knows not even the architecture it ends the process.
     """
     name, triple = str(cpu.get("mcpu", "generic")), _triple(cpu)
-    if not _knows_cpu(name, triple):
+    if not knows_cpu(name, triple):
         raise PlanError(
             f"LLVM knows no CPU {name!r} for {triple}; give the target an mcpu and mtriple that it knows, or "
             "leave out the machine's target: then it is what the machine's worker says"
@@ -45,7 +48,10 @@ def require_known_features(cpu: Mapping[str, Any]) -> None:
 
 
 @cache
-def _knows_cpu(name: str, triple: str) -> bool:
+def knows_cpu(name: str, triple: str) -> bool:
+    """Whether LLVM has a CPU of this name for a triple, of whatever architecture."""
+    if triple.startswith(("arm", "aarch64")) and not _ARM.match(triple):
+        return False
     with _silenced():
         return bool(tvm.target.codegen.llvm_is_valid_cpu(name, triple))
 

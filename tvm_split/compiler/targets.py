@@ -8,18 +8,17 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import tvm
-
 from tvm_split.cluster.asked import ASKED_AT_ONCE
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
-from tvm_split.compiler.instruction_sets import cannot_execute, own_features
+from tvm_split.compiler.instruction_sets import cannot_execute, cpu_target
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.errors import ClusterError, PlanError
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.errors import WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
+from tvm_split.rpc_runtime.hardware import cpu_features
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 DESCRIBE_TIMEOUT_SECONDS = 10.0
@@ -28,8 +27,8 @@ REACHED_SECONDS = 3.0
 
 
 def host_target(threads: int) -> dict[str, Any]:
-    """This host's CPU as a TVM target."""
-    return {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": threads}
+    """The target of this host's CPU; a worker on an equal host has the same."""
+    return cpu_target(platform.machine(), cpu_features(), threads)
 
 
 def resolve_targets(cluster: Cluster, names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -112,10 +111,7 @@ def _target_of(cluster: Cluster, machine: Machine) -> dict[str, Any]:
         return host_target(machine.threads)
     description = describe(cluster.endpoints()[machine.name], timeout_seconds=DESCRIBE_TIMEOUT_SECONDS)
     require_fit(machine, description)
-    target = {"kind": "llvm", "mcpu": description.mcpu, "num-cores": description.threads}
-    if description.architecture != platform.machine():
-        target["mtriple"] = f"{description.architecture}-linux-gnu"
-    return target
+    return cpu_target(description.architecture, description.cpu_features, description.threads)
 
 
 def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,4 +138,4 @@ def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, A
 
 def runs_here(target: Mapping[str, Any]) -> bool:
     """Whether this host can run code for a target: a CPU's, of its architecture and with instructions that it has."""
-    return target["kind"] == "llvm" and not cannot_execute(target, platform.machine(), own_features())
+    return target["kind"] == "llvm" and not cannot_execute(target, platform.machine(), cpu_features())

@@ -16,7 +16,7 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC
 from tvm_split.compiler.bundle import Bundle, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
-from tvm_split.compiler.instruction_sets import own_features, require_executable
+from tvm_split.compiler.instruction_sets import require_executable
 from tvm_split.compiler.targets import require_fit
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes, StreamMarks
@@ -27,6 +27,7 @@ from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
+from tvm_split.rpc_runtime.hardware import cpu_features
 from tvm_split.rpc_runtime.program.codec import Codec, fitting
 from tvm_split.rpc_runtime.program.inputs import checked_inputs
 from tvm_split.rpc_runtime.program.interface import StagePipeline
@@ -265,7 +266,7 @@ def _require_runnable_here(bundle: Bundle) -> None:
             raise ClusterError(
                 f"{stage.name} is compiled for {dict(target)}; an in-process cluster runs CPU stages only"
             )
-        require_executable(stage.name, stage.machine, target, platform.machine(), own_features())
+        require_executable(stage.name, stage.machine, target, platform.machine(), cpu_features())
 
 
 def _check_workers(

@@ -12,6 +12,7 @@ from tvm import relax
 
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.build import build_scheduled
+from tvm_split.compiler.instruction_sets import target_text
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.compiler.targets import host_target
 from tvm_split.errors import ProfileError
@@ -57,7 +58,7 @@ class CeilingCode:
             return blobs.add_file(path)
 
     def kernel_set(self, machine: str, library: BlobSpec) -> KernelSet:
-        return KernelSet(machine, "cpu", library, tuple(self.kernels.values()), 0)
+        return KernelSet(machine, "cpu", library, tuple(self.kernels.values()), 0, target_text(self.target))
 
     def ceilings(self, best_seconds: Mapping[str, float]) -> Ceilings:
         """From the best time of each, by digest: whatever disturbs a run makes it slower."""

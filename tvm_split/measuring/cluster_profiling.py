@@ -6,12 +6,12 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.hosts import HostCores, shared_cores
+from tvm_split.cluster.hosts import shared_cores
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.measuring.cluster_timing import DEFAULT_TIMEOUT_SECONDS, CallSeconds, ClusterTiming
 from tvm_split.measuring.kernel_calls import KernelCall, shared_weight_bytes
@@ -121,7 +121,7 @@ def _measured_cluster(model: Model, cluster: Cluster, times: Sequence[MachineTim
         links=(),
         doubts=tuple(dict.fromkeys(each.doubt for each in times if each.doubt)),
         shared_cores=shared_cores(
-            cluster, {each.machine.name: HostCores(each.machine.host, each.machine.core_numbers) for each in times}
+            cluster, {each.machine.name: replace(each.machine.cores, host=each.machine.host) for each in times}
         ),
     )
     notes = tuple(dict.fromkeys(note for each in times for note in each.cache.notes))
@@ -151,7 +151,7 @@ def _machine_profile(
         streaming=StreamingCost(),
         pieces={piece[0]: seconds.of(own) for piece, own in zip(pieces, calls, strict=True)},
         measured_at=_oldest(times),
-        cores=0 if machine.has_gpu else min(machine.threads, len(machine.core_numbers) or machine.threads),
+        cores=0 if machine.has_gpu else min(machine.threads, machine.cores.count or machine.threads),
         bus=machine.bus,
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.bundle import Bundle
+from tvm_split.compiler.instruction_sets import target_text
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.compiler.targets import runs_here
 from tvm_split.compiler.tuning_folder import open_database
@@ -134,6 +135,7 @@ def _kernel_seconds(code: TargetCode, threads: int, rounds: int) -> dict[str, fl
         return {}
     blobs = BlobFolder.temporary()
     kernels = tuple(map(code.timed, timeable))
-    wanted = KernelSet("here", code.device, code.build(timeable, blobs), kernels, code.weight_bytes)
+    library, target = code.build(timeable, blobs), target_text(code.target)
+    wanted = KernelSet("here", code.device, library, kernels, code.weight_bytes, target)
     found = time_here(wanted, blobs, threads, TimingEffort(rounds, 0.0, MAXIMUM_LIMIT_SECONDS))
     return {digest: each.seconds for digest, each in zip(timeable, found, strict=True)}

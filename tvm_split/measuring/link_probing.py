@@ -46,6 +46,7 @@ from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.hardware import usable_together
 from tvm_split.rpc_runtime.program.link_setting import FROM_GPU_TO_GPU
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -254,7 +255,7 @@ class _Probing:
     def _chain(self, host: Sequence[str], doubts: list[str]) -> Chain:
         """Of machines that keep all cores busy, by a chain over all of them, or as many as are enough to tell."""
         names = tuple(host[:LONGEST_CHAIN])
-        cores = min(len(set().union(*(self._workers[name].core_numbers for name in names))) or 1, len(names))
+        cores = min(usable_together(self._workers[name].host_cores for name in names) or 1, len(names))
 
         def opened(names: Sequence[str], size_bytes: int) -> Pipeline:
             if not size_bytes:

@@ -6,7 +6,7 @@ import math
 import platform
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -18,14 +18,15 @@ from tvm_split.compiler.targets import require_fit
 from tvm_split.planner.profile import Bus
 from tvm_split.rpc_runtime import hardware
 from tvm_split.rpc_runtime.client.client import CudaDeviceDescription, describe
+from tvm_split.rpc_runtime.hardware import HostCores
 
 
 @dataclass(frozen=True)
 class MachineFacts:
     """A machine of a cluster.
 
-    Machines of one ``host`` slow each other when they compute at the same time; ``core_numbers`` are those of its cores
-    that this one may use. ``memory_free_bytes`` is this machine's part: what a host, or a GPU, has free is shared
+    Machines of one ``host`` slow each other when they compute at the same time; ``cores`` are those of its cores that
+    this one may use. ``memory_free_bytes`` is this machine's part: what a host, or a GPU, has free is shared
     equally. ``identity`` is what times that were measured on it are known by. ``device`` names a GPU on its host, and
     ``bus`` is what leads to it; None where that is not known, or nothing does.
     """
@@ -37,7 +38,7 @@ class MachineFacts:
     hostname: str
     memory_free_bytes: int
     identity: Mapping[str, Any]
-    core_numbers: tuple[int, ...] = ()
+    cores: HostCores = field(default_factory=lambda: HostCores("", ()))
     device: str = ""
     bus: Bus | None = None
 
@@ -86,7 +87,7 @@ def _facts(cluster: Cluster, machine: Machine, target: Mapping[str, Any], timeou
         hostname = socket.gethostname()
         identity = _identity(hostname, platform.machine(), sorted(hardware.cpu_features()), version("apache-tvm"))
         host, memory = hardware.boot_id() or hostname, 0 if has_gpu else hardware.available_memory_bytes()
-        cores = hardware.core_numbers()
+        cores = hardware.own_cores()
         return MachineFacts(machine.name, target, machine.threads, host, hostname, memory, identity, cores)
     worker = describe(cluster.endpoints()[machine.name], timeout_seconds)
     require_fit(machine, worker)
@@ -100,7 +101,7 @@ def _facts(cluster: Cluster, machine: Machine, target: Mapping[str, Any], timeou
         worker.hostname,
         worker.memory_free_bytes,
         identity,
-        worker.core_numbers,
+        worker.host_cores,
     )
     return _on_gpu(found, worker.cuda_devices) if has_gpu else found
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from tvm_split.compiler.instruction_sets import target_text
 from tvm_split.measuring import timing_turns
 from tvm_split.measuring.ceilings import CeilingCode
 from tvm_split.measuring.machine_facts import MachineFacts
@@ -118,7 +119,8 @@ class MachineTimes:
         room = self.machine.memory_free_bytes
         weight_bytes = min(self.code.weight_bytes, int(MOST_OF_MEMORY * room)) if room else self.code.weight_bytes
         kernels = tuple(self.code.timed(digest) for digest in ordered)
-        return KernelSet(self.machine.name, self.code.device, library, kernels, weight_bytes)
+        target = target_text(self.code.target)
+        return KernelSet(self.machine.name, self.code.device, library, kernels, weight_bytes, target)
 
     def take(self, times: Sequence[KernelTime], companions: tuple[str, ...]) -> None:
         """Remember what was measured, and keep it for later."""

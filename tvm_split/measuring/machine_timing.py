@@ -29,6 +29,7 @@ from tvm_split.measuring.target_code import symbol
 from tvm_split.measuring.timing_turns import TURNS, combined, contradictions, quietest, seconds_of, unlikeness
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
 from tvm_split.rpc_runtime.execution.in_process_kernels import InProcessKernels
+from tvm_split.rpc_runtime.hardware import usable_together
 from tvm_split.rpc_runtime.program.kernel_times import (
     MAXIMUM_LIMIT_SECONDS,
     KernelSet,
@@ -191,7 +192,7 @@ class HostTiming:
     @property
     def _cores(self) -> int:
         """Of the host, as far as its machines may use them; 0 if that is not known."""
-        return len(set().union(*(each.machine.core_numbers for each in self._machines)))
+        return usable_together(each.machine.cores for each in self._machines)
 
     def _crowding(self, machines: Iterable[MachineTimes]) -> float:
         """How many times longer these take all together because they wait for cores."""

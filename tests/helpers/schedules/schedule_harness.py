@@ -12,8 +12,9 @@ from tvm_ffi import structural_walk
 
 from tvm_split import schedules
 from tvm_split.compiler.build import code_of
+from tvm_split.compiler.targets import host_target
 
-_HOST = {"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu(), "num-cores": 2}
+_HOST = host_target(2)
 HOST = Target(_HOST)
 QUICK_HOST = Target({**_HOST, "opt-level": 0})
 """The same for schedules; LLVM makes of them what is compiled fastest."""

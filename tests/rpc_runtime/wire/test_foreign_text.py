@@ -72,7 +72,7 @@ def evil_description(request: bytes, context: Any) -> Iterator[pb.DescribeReply]
         machine=EVIL,
         hostname=EVIL * 1000,
         architecture=EVIL,
-        mcpu=EVIL,
+        quota_group=EVIL,
         cpu_features=[EVIL, "avx2"],
         tvm_version=EVIL,
         tvm_ffi_version=EVIL,
@@ -81,6 +81,10 @@ def evil_description(request: bytes, context: Any) -> Iterator[pb.DescribeReply]
         cuda_devices=[pb.CudaDevice(index=0, arch=EVIL, memory_bytes=1)] * 100,
         deployments=[EVIL] * 1000,
     )
+
+
+def endless_quota(request: bytes, context: Any) -> Iterator[pb.DescribeReply]:
+    yield pb.DescribeReply(protocol_version=PROTOCOL_VERSION, core_quota=float("nan"))
 
 
 def refuses(request: Any, context: Any) -> Iterator[Any]:
@@ -95,6 +99,11 @@ def test_a_description_is_cleaned(hostile: Start) -> None:
     assert found.hostname.isprintable()
     assert found.hostname.endswith("…")
     assert len(found.hostname) < 7 * MAXIMUM_LETTERS
+
+
+def test_a_quota_that_is_no_number(hostile: Start) -> None:
+    with pytest.raises(ProtocolError, match="quota of nan cores"):
+        describe(hostile({"Describe": endless_quota}), 10)
 
 
 @pytest.mark.parametrize("answer", [evil_description, refuses])

@@ -78,6 +78,16 @@ def test_a_library_that_crashes(worker: LocalWorkers, maker: ProgramMaker, code:
 
 
 @needs_a_compiler
+def test_an_illegal_instruction_names_stage_target_and_remedy(worker: LocalWorkers, maker: ProgramMaker) -> None:
+    program = with_library(one_stage(maker), compiled(maker, ILLEGAL))
+    program = replace(program, stages=(replace(program.stages[0], target="x86-64-v4+avx512vnni"),))
+    with pytest.raises(WorkerError) as caught:
+        open_on(worker, program, maker)
+    for words in ("'one'", f"{A!r}", "x86-64-v4+avx512vnni", "SIGILL", "leave its target out"):
+        assert words in str(caught.value)
+
+
+@needs_a_compiler
 def test_a_library_that_hangs(worker: LocalWorkers, maker: ProgramMaker) -> None:
     program = with_library(one_stage(maker), compiled(maker, HANG))
     with pytest.raises(WorkerError, match=r"stage 'one'.*did not come to an end within [56] s"):

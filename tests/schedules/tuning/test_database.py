@@ -10,11 +10,12 @@ from tvm.s_tir import meta_schedule
 from tests.helpers.schedules.schedule_harness import HOST, graph_of, lower, run
 from tests.helpers.schedules.template_cases import CASES, TRAITS, template_and_function
 from tvm_split import schedules
+from tvm_split.compiler.targets import host_target
 from tvm_split.schedules.template import CHOICES_ATTRIBUTE, schedule_by, text_of
 from tvm_split.schedules.tuning import DatabaseError, DatabaseWriter, TuningDatabase
 from tvm_split.schedules.tuning.record_file import RECORDS
 
-OTHER_THREADS = tvm.target.Target({**{"kind": "llvm", "mcpu": str(HOST.attrs["mcpu"])}, "num-cores": 7})
+OTHER_THREADS = tvm.target.Target(host_target(7))
 
 
 def written(folder, seconds=0.5, name="conv2d", target=HOST, which=3):

@@ -8,6 +8,7 @@ from tvm_split.cli import demo_report
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.bundle import Bundle, Verified
 from tvm_split.demo.demonstration import MICRO_BATCH, Demonstration, Run
+from tvm_split.rpc_runtime.hardware import HostCores
 from tvm_split.rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, StageStatistics, TraceEvent
 
 EVENTS = tuple(
@@ -37,7 +38,7 @@ def found() -> Demonstration:
 
 
 def test_computing_at_once_is_told_apart_from_being_at_work(found, monkeypatch):
-    monkeypatch.setattr(demo_report, "usable_cores", lambda: 2)
+    monkeypatch.setattr(demo_report, "own_cores", lambda: HostCores("", (0, 1)))
     text = demo_report._overlap(found)
     for words in (
         "a machine computed 100% of the time, and two or more at once 25% of it",
@@ -46,7 +47,7 @@ def test_computing_at_once_is_told_apart_from_being_at_work(found, monkeypatch):
         "2 cores for 3 processes",
     ):
         assert words in text, text
-    monkeypatch.setattr(demo_report, "usable_cores", lambda: 3)
+    monkeypatch.setattr(demo_report, "own_cores", lambda: HostCores("", (0, 1, 2)))
     assert "cores" not in demo_report._overlap(found)
 
 

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.hosts import HostCores, cores_by_address, own_cores, shared_cores
+from tvm_split.cluster.hosts import cores_by_address, shared_cores
 from tvm_split.cluster.machine import Machine
 from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.rpc_runtime.hardware import HostCores, own_cores
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
@@ -14,7 +15,7 @@ def remote(*addresses: str, shared: tuple[SharedCores, ...] = ()) -> Cluster:
 
 def test_local_workers_and_the_client_share_what_this_process_may_use() -> None:
     cluster = Cluster.local(workers=3)
-    expected = SharedCores((*cluster.machine_names, "client"), len(own_cores().numbers))
+    expected = SharedCores((*cluster.machine_names, "client"), own_cores().count)
     assert shared_cores(cluster, cores_by_address(cluster)) == (expected,)
 
 
@@ -29,6 +30,13 @@ def test_workers_of_one_boot_share_all_cores_that_any_may_use() -> None:
     there = HostCores("a boot", (0, 1)), HostCores("a boot", (1, 2)), HostCores("another", (0,)), HostCores("", (0, 1))
     found = shared_cores(cluster, dict(zip(cluster.machine_names, there, strict=True)))
     assert found == (SharedCores(("box-0", "box-1"), 3),)
+
+
+def test_workers_of_one_quota_share_it() -> None:
+    cluster = remote("192.0.2.1:1", "192.0.2.1:2")
+    there = HostCores("a boot", (0, 1, 2, 3), 1.5, "a group"), HostCores("a boot", (0, 1, 2, 3), 1.5, "a group")
+    found = shared_cores(cluster, dict(zip(cluster.machine_names, there, strict=True)))
+    assert found == (SharedCores(("box-0", "box-1"), 1),)
 
 
 def test_what_the_cluster_says_counts_for_whom_it_names() -> None:

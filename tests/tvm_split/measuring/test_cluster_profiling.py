@@ -122,7 +122,7 @@ def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Mod
     if not found.profile.doubts:
         assert len({report.cached for report in again.reports}) == 1
     together = {what for what in steps if what.endswith("at the same time")}
-    cores = len(hardware.core_numbers())
+    cores = hardware.own_cores().count
     assert all(what.count("machine-") == min(5, max(2, cores)) for what in together)
     for machine in machines.values():
         alone, in_company = (

@@ -6,9 +6,9 @@ import pytest
 
 import tvm_split
 from tests.models.small_onnx_model import small_model
-from tvm_split.cluster.cluster import usable_cores
 from tvm_split.measuring import link_samples
 from tvm_split.measuring.model_profiling import profile_model
+from tvm_split.rpc_runtime.hardware import own_cores
 
 A, B = "machine-a", "machine-b"
 pytestmark = pytest.mark.usefixtures("busy_machine")
@@ -41,7 +41,7 @@ def test_pieces_and_links_are_measured(measured):
     assert all(link.bytes_per_second > 0 and link.measured_at > 0 for link in profile.links)
     (shared,) = profile.shared_cores
     assert set(shared.machines) == {A, B, "client"}
-    assert shared.cores == usable_cores()
+    assert shared.cores == own_cores().count
     assert [machine.cores for machine in profile.machines] == [1, 1]
     assert steps
     assert all(0 <= done <= whole for _, done, whole in steps)

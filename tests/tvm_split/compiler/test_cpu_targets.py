@@ -1,0 +1,144 @@
+"""A CPU's target follows from what the processor can execute, and not from what its model is called."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+import tvm_split
+from tests.helpers.recorded_processors import NAMES, recorded
+from tvm_split.cluster.machine import Machine
+from tvm_split.compiler.instruction_sets import cannot_execute, cpu_target, target_text
+from tvm_split.compiler.placement import tvm_target
+from tvm_split.compiler.targets import host_target
+from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
+from tvm_split.rpc_runtime.hardware import DISABLED_FEATURES_VARIABLE, features_in
+from tvm_split.schedules.traits import traits_of
+
+EXPECTED = {
+    "alderlake-i7-1260p": "x86-64-v3+avxvnni",
+    "ampere-altra-a1-oracle-vm-neoverse-n1": "generic+fullfp16+dotprod",
+    "apple-m1-docker-desktop": "generic+fp16fml+dotprod",
+    "emeraldrapids-8575c-vm-no-amx": "x86-64-v4+avx512bf16+avx512vnni+avx512vbmi",
+    "goldmontplus-pentium-n5000-no-avx": "x86-64-v2+movbe",
+    "graviton3-neoverse-v1": "generic+sve+i8mm+bf16+fp16fml+dotprod",
+    "haswell-e5-2680v3-bare-metal": "x86-64-v3",
+    "kabylake-pentium-g4560-no-avx": "x86-64-v2+lzcnt+movbe",
+    "knightslanding-phi7210": "x86-64-v3+avx512cd",
+    "kvm64-common-kvm-processor": "x86-64",
+    "qemu64-virtual-cpu-2.5": "x86-64",
+    "raspberrypi4-aarch64-cortex-a72": "generic",
+    "raspberrypi4-armv7l-cortex-a72": "generic+vfp4",
+    "sandybridge-e5-2670": "x86-64-v2+avx",
+    "sapphirerapids-8480-bare-metal-amx": "x86-64-v4+avx512fp16+avx512bf16+avx512vnni+avx512vbmi+avxvnni",
+    "skylake-sp-gold6132": "x86-64-v4",
+    "virtualbox-i7-6700hq-avx-no-avx2": "x86-64-v2+avx+lzcnt+movbe",
+    "virtualbox-i7-8750h-avx2-no-fma-bmi": "x86-64-v2+avx2+lzcnt+movbe",
+    "zen3-epyc7763-github-runner": "x86-64-v3",
+    "zen4-epyc9v74-github-runner-avx512": "x86-64-v4+avx512bf16+avx512vnni+avx512vbmi",
+    "zen4-epyc9v74-github-runner-no-avx512": "x86-64-v3",
+}
+LANES = {"x86-64-v4": 16, "x86-64-v3": 8, "x86-64-v2": 4, "x86-64": 4}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_targets_of_recorded_machines(name: str) -> None:
+    architecture, text = recorded(name)
+    features = features_in(text, architecture)
+    target = cpu_target(architecture, features, 4)
+    assert target_text(target) == EXPECTED[name]
+    assert target["num-cores"] == 4
+    assert cannot_execute(target, architecture, features) == ""
+    assert cpu_target(architecture, sorted(features, reverse=True), 4) == target
+    tvm_target(target)  # LLVM knows every part of it
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if EXPECTED[name].startswith("x86")])
+def test_vectors_are_as_wide_as_the_processor_has_them(name: str) -> None:
+    architecture, text = recorded(name)
+    target = tvm_target(cpu_target(architecture, features_in(text, architecture), 1))
+    exceptions = {"knightslanding-phi7210": 16, "virtualbox-i7-8750h-avx2-no-fma-bmi": 8}
+    assert traits_of(target).lanes == exceptions.get(name, LANES[EXPECTED[name].partition("+")[0]])
+
+
+@given(st.sampled_from(NAMES), st.data())
+def test_whatever_is_hidden_is_not_used(name: str, data: st.DataObject) -> None:
+    architecture, text = recorded(name)
+    features = features_in(text, architecture)
+    hidden = data.draw(st.sets(st.sampled_from(sorted(features)), max_size=12))
+    # A processor without these is none of its architecture.
+    left = features - hidden | features & {"cmov", "mmx", "sse", "sse2", "fp", "asimd", "vfpv3", "neon"}
+    assert cannot_execute(cpu_target(architecture, left, 1), architecture, left) == ""
+
+
+def test_amx_is_never_used_by_default() -> None:
+    """A process that has not asked the system for it ends by its first instruction, whatever /proc/cpuinfo lists."""
+    architecture, text = recorded("sapphirerapids-8480-bare-metal-amx")
+    features = features_in(text, architecture)
+    assert "amx_tile" in features
+    target = {**cpu_target(architecture, features, 1), "mtriple": "x86_64-linux-gnu"}
+    # What it can execute without AMX is all that the target uses.
+    without = {feature for feature in features if not feature.startswith("amx")}
+    assert cannot_execute(target, architecture, without) == ""
+    asked = {**target, "mattr": [*target["mattr"], "+amx-bf16"]}
+    assert "amx_bf16" in cannot_execute(asked, architecture, without)
+
+
+@pytest.mark.parametrize("architecture", ["armvEVIL", "aarch64evil", "riscv64", "nonsense", "armv7l; rm", ""])
+def test_what_a_worker_claims_to_be_ends_no_process(architecture: str) -> None:
+    target = cpu_target(architecture, ["neon", "avx512f"], 1)
+    assert target_text(target) == "generic"
+
+
+HIDDEN = "avx avx2 fma avx512f avx512bw avx512dq avx512vl avx512cd asimddp sve"
+PROGRAM = """
+import json, torch, tvm_split
+from tvm_split.compiler.targets import host_target
+torch.manual_seed(0)
+network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)).eval()
+x = torch.randn(4, 64)
+split = {"machine-a": ["0"], "machine-b": ["2"]}
+with tvm_split.compile_and_deploy(network, (x,), tvm_split.Cluster.local(workers=2), split=split) as deployment:
+    difference = float(abs(deployment.run(x)[0] - network(x).detach().numpy()).max())
+    targets = [dict(machine.target) for machine in deployment.bundle.plan.machines]
+    print(json.dumps({"difference": difference, "targets": targets, "host": host_target(1)}))
+"""
+
+
+def test_a_masked_host_compiles_deploys_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DISABLED_FEATURES_VARIABLE, HIDDEN)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["difference"] < 1e-4
+    assert told["targets"] == [told["host"]] * 2
+    for target in told["targets"]:
+        assert "avx" not in target_text(target)
+        if platform.machine() == "x86_64":
+            assert traits_of(tvm_target(target)).lanes == 4
+
+
+def test_a_masked_worker_gets_what_it_can_execute() -> None:
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)).eval()
+    x = torch.randn(4, 64)
+    names = ("full", "masked")
+    with (
+        LocalWorkers(names[:1]) as full,
+        LocalWorkers(names[1:], environment={DISABLED_FEATURES_VARIABLE: HIDDEN}) as masked,
+    ):
+        endpoints = {**full.endpoints, **masked.endpoints}
+        cluster = tvm_split.Cluster("remote", tuple(Machine(name, endpoint=endpoints[name]) for name in names))
+        split = {"full": ["0"], "masked": ["2"]}
+        with tvm_split.compile_and_deploy(network, (x,), cluster, split=split) as deployment:
+            targets = {machine.name: dict(machine.target) for machine in deployment.bundle.plan.machines}
+            assert targets["full"] == host_target(1)
+            assert "avx" not in target_text(targets["masked"])
+            (y,) = deployment.run(x)
+    assert abs(y - network(x).detach().numpy()).max() < 1e-4
