@@ -37,9 +37,10 @@ from tvm_split.cli import (
     worker,
     worker_kit,
 )
-from tvm_split.cli.console import STDOUT, print_error
+from tvm_split.cli.console import STDOUT, print_error, print_note
 from tvm_split.cli.hidden_torch import hide_torch_from_tvm
 from tvm_split.cli.interrupts import ended_by_signals
+from tvm_split.errors import UntriedVersionWarning
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.result_stream import take_stdout
 
@@ -162,6 +163,8 @@ def run_application() -> None:
     """Run the command of this process's arguments and end the process."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries, about code that the user of a command cannot change
+        warnings.simplefilter("default", UntriedVersionWarning)
+        warnings.showwarning = _show_warning
     hide_torch_from_tvm()
     # Help and shell completion, which come before a command, are results too, and typer writes them to `sys.stdout`.
     for_libraries = sys.stdout
@@ -172,6 +175,11 @@ def run_application() -> None:
             app(obj=for_libraries)
         finally:
             _flush(STDOUT.file)
+
+
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    """Without the place in our code, which tells the user of a command nothing."""
+    print_note(f"warning: {message}")
 
 
 def _flush(stream: TextIO) -> None:

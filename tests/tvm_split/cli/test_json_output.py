@@ -29,6 +29,7 @@ import torch
 
 ctypes.CDLL(None).puts(b"{NOISE}")  # from C's own buffer
 print("{NOISE}, from Python")
+torch.__version__ = "2.99.0"
 Network = torch.nn.ReLU
 """
 
@@ -123,7 +124,7 @@ def test_stdout_is_json_whatever_libraries_write(arguments, command, tmp_path):
     assert NOISE in result.stderr
 
 
-def test_what_a_model_prints_is_no_result(tmp_path):
+def test_what_a_model_prints_and_a_warning_are_no_result(tmp_path):
     (tmp_path / "noisy_network.py").write_text(NOISY_MODEL)
     options = ("--input-shape", "2,3", "--estimate", "--layers", "--json")
     result = ended(COMMAND, "plan", "noisy_network:Network", *options, cwd=tmp_path)
@@ -131,6 +132,7 @@ def test_what_a_model_prints_is_no_result(tmp_path):
     assert json.loads(result.stdout)["layers"]
     assert result.stderr.splitlines().count(NOISE) == 1
     assert f"{NOISE}, from Python" in result.stderr
+    assert "torch 2.99.0" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["plan", "--help"], ["worker", "--help"]])

@@ -1,0 +1,28 @@
+"""Which versions of a framework this project is tested with, as its own package metadata says."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+from tvm_split.errors import UntriedVersionWarning
+
+DISTRIBUTION = "tvm-split"
+
+
+def warn_of_untried(package: str, version: str, extra: str) -> None:
+    """Warns if ``version`` of ``package`` is outside of the range that ``extra`` asks for."""
+    try:
+        requirements = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
+    except metadata.PackageNotFoundError:  # imported from a checkout that is not installed
+        return
+    for each in requirements:
+        is_asked = each.name == package and each.marker is not None and each.marker.evaluate({"extra": extra})
+        if is_asked and not each.specifier.contains(version, prereleases=True):
+            text = (
+                f"{package} {version} is installed, and tvm-split is tested with {package}{each.specifier}. "
+                f"If an import or its answers are wrong: pip install '{package}{each.specifier}'"
+            )
+            warnings.warn(UntriedVersionWarning(text), stacklevel=2)
