@@ -101,8 +101,17 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-protocol: setup
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. tvm_split/rpc_runtime/wire/worker.proto
+# Generated code runs with its own version of protobuf, 6.31.1, and newer ones, up to the next major version. The generator of
+# that version wants protobuf below 7, so it lies beside the packages of .venv.
+PROTOCOL := .protocol
+$(PROTOCOL)/.installed: Makefile $(STAMP)
+	rm -rf $(PROTOCOL)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(PROTOCOL) grpcio-tools==1.80.0
+	touch $@
+
+protocol: $(PROTOCOL)/.installed
+	PYTHONPATH=$(CURDIR)/$(PROTOCOL) $(BIN)/python -m grpc_tools.protoc \
+		-I. --python_out=. --pyi_out=. tvm_split/rpc_runtime/wire/worker.proto
 
 # Without options here; check-shaped as root, since it shapes links between network namespaces.
 PLAIN := check-far check-models check-shaped check-simulation check-unequal check-unloading bench-kernels bench-overlap bench-pipelining bench-plans bench-shards
@@ -135,4 +144,4 @@ bench-links: setup
 	$(BIN)/python -m scripts.bench_links $(if $(ALSO),--also $(ALSO))
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(AARCH64) $(CONTAINER) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(PROTOCOL) $(AARCH64) $(CONTAINER) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
