@@ -164,7 +164,8 @@ def run_application() -> None:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries, about code that the user of a command cannot change
         warnings.simplefilter("default", UntriedVersionWarning)
-        warnings.showwarning = _show_warning
+        # Without the place in our code, which tells the user of a command nothing.
+        warnings.showwarning = lambda message, *_, **__: print_note(f"warning: {message}")
     hide_torch_from_tvm()
     # Help and shell completion, which come before a command, are results too, and typer writes them to `sys.stdout`.
     for_libraries = sys.stdout
@@ -175,11 +176,6 @@ def run_application() -> None:
             app(obj=for_libraries)
         finally:
             _flush(STDOUT.file)
-
-
-def _show_warning(message: Warning | str, *_: Any) -> None:
-    """Without the place in our code, which tells the user of a command nothing."""
-    print_note(f"warning: {message}")
 
 
 def _flush(stream: TextIO) -> None:
