@@ -9,7 +9,7 @@ FRAMEWORKS := .frameworks
 # Tests start hundreds of processes, each of which would compile this project's sources anew if nobody kept the result.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-aarch64 test-container test-properties fuzz lint format protocol clean
+.PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-aarch64 test-container test-properties test-install test-install-lowest fuzz lint format protocol clean
 
 setup: $(STAMP)
 
@@ -81,6 +81,16 @@ $(CONTAINER)/.installed: scripts/worker_image.py deploy/Containerfile requiremen
 
 test-container: $(CONTAINER)/.installed
 	CONTAINER_FOLDER=$(CURDIR)/$(CONTAINER) $(BIN)/python -m pytest tests/container
+
+# As a user installs: a wheel, without the lock, into a new environment outside of this checkout. Of torch alone it is the lock's
+# version, which pip has already: the newest may be a build for GPUs of several gigabytes.
+test-install: setup
+	$(BIN)/python -m scripts.check_install
+
+# The lower bounds of pyproject.toml, with each Python that there is: torch for GPUs on most of them, 5 GB one after the other.
+PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(shell python$(version) -c 'import sys; print(sys.executable)' 2>/dev/null))
+test-install-lowest: setup
+	$(BIN)/python -m scripts.check_install --lowest $(PYTHONS)
 
 # What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
 TIMES ?= 20

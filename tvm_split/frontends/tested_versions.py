@@ -15,14 +15,15 @@ DISTRIBUTION = "tvm-split"
 def warn_of_untried(package: str, version: str, extra: str) -> None:
     """Warns if ``version`` of ``package`` is outside of the range that ``extra`` asks for."""
     try:
-        requirements = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
+        texts = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:  # imported from a checkout that is not installed
         return
-    for each in requirements:
-        is_asked = each.name == package and each.marker is not None and each.marker.evaluate({"extra": extra})
-        if is_asked and not each.specifier.contains(version, prereleases=True):
+    for requirement in map(Requirement, texts):
+        marker, tested = requirement.marker, requirement.specifier
+        is_of_extra = requirement.name == package and marker is not None and marker.evaluate({"extra": extra})
+        if is_of_extra and not tested.contains(version, prereleases=True):
             text = (
-                f"{package} {version} is installed, and tvm-split is tested with {package}{each.specifier}. "
-                f"If an import or its answers are wrong: pip install '{package}{each.specifier}'"
+                f"{package} {version} is installed, and tvm-split is tested with {package}{tested}. "
+                f"If an import or its answers are wrong: pip install '{package}{tested}'"
             )
             warnings.warn(UntriedVersionWarning(text), stacklevel=2)
