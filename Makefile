@@ -9,7 +9,7 @@ FRAMEWORKS := .frameworks
 # Tests start hundreds of processes, each of which would compile this project's sources anew if nobody kept the result.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-aarch64 test-container test-properties fuzz lint format protocol clean
+.PHONY: setup demo test test-slow test-long test-frameworks test-tensorflow test-aarch64 test-container test-properties test-install test-install-lowest fuzz lint format protocol clean
 
 setup: $(STAMP)
 
@@ -82,6 +82,16 @@ $(CONTAINER)/.installed: scripts/worker_image.py deploy/Containerfile requiremen
 test-container: $(CONTAINER)/.installed
 	CONTAINER_FOLDER=$(CURDIR)/$(CONTAINER) $(BIN)/python -m pytest tests/container
 
+# As a user installs: a wheel, without the lock, into a new environment outside of this checkout. Of torch alone it is the lock's
+# version, which pip has already: the newest may be a build for GPUs of several gigabytes.
+test-install: setup
+	$(BIN)/python -m scripts.check_install
+
+# The lower bounds of pyproject.toml, with each Python that there is: torch for GPUs on most of them, 5 GB one after the other.
+PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(shell python$(version) -c 'import sys; print(sys.executable)' 2>/dev/null))
+test-install-lowest: setup
+	$(BIN)/python -m scripts.check_install --lowest $(PYTHONS)
+
 # What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
 TIMES ?= 20
 test-properties: setup
@@ -101,8 +111,17 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-protocol: setup
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. tvm_split/rpc_runtime/wire/worker.proto
+# Generated code runs with its own version of protobuf, 6.31.1, and newer ones, up to the next major version. The generator of
+# that version wants protobuf below 7, so it lies beside the packages of .venv.
+PROTOCOL := .protocol
+$(PROTOCOL)/.installed: Makefile $(STAMP)
+	rm -rf $(PROTOCOL)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(PROTOCOL) grpcio-tools==1.80.0
+	touch $@
+
+protocol: $(PROTOCOL)/.installed
+	PYTHONPATH=$(CURDIR)/$(PROTOCOL) $(BIN)/python -m grpc_tools.protoc \
+		-I. --python_out=. --pyi_out=. tvm_split/rpc_runtime/wire/worker.proto
 
 # Without options here; check-shaped as root, since it shapes links between network namespaces.
 PLAIN := check-far check-models check-shaped check-simulation check-unequal check-unloading bench-kernels bench-overlap bench-pipelining bench-plans bench-shards
@@ -135,4 +154,4 @@ bench-links: setup
 	$(BIN)/python -m scripts.bench_links $(if $(ALSO),--also $(ALSO))
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(AARCH64) $(CONTAINER) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(PROTOCOL) $(AARCH64) $(CONTAINER) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         OneMachineWarning as OneMachineWarning,
         PlanError as PlanError,
         TuningError as TuningError,
+        UntriedVersionWarning as UntriedVersionWarning,
         VerificationError as VerificationError,
     )
     from tvm_split.frontends import load_model as load_model
@@ -72,7 +73,7 @@ _HOMES = {
     "tvm_split.deployment.deployment_report": ("DeploymentReport",),
     "tvm_split.errors": (
         "BundleError", "ClusterError", "CompileError", "ModelImportError", "OneMachineWarning",
-        "PlanError", "TuningError", "VerificationError",
+        "PlanError", "TuningError", "UntriedVersionWarning", "VerificationError",
     ),
     "tvm_split.frontends": ("load_model",),
     "tvm_split.cluster.machine": ("Link", "Machine"),

@@ -66,6 +66,10 @@ class TuningUseError(TuningError, ValueError):
     """Tuning was asked for something that cannot be meant; the message says what to give instead."""
 
 
+class UntriedVersionWarning(UserWarning):
+    """A framework is installed in a version that tvm-split was not tested with; the message says which ones it was."""
+
+
 class OneMachineWarning(UserWarning):
     """One machine alone is faster than the split, or than any split; the message has both figures."""
 

@@ -90,7 +90,7 @@ class DescribeReply(_message.Message):
     boot_id: str
     memory_domain: str
     cuda: Cuda
-    def __init__(self, protocol_version: _Optional[int] = ..., machine: _Optional[str] = ..., hostname: _Optional[str] = ..., architecture: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., tvm_version: _Optional[str] = ..., tvm_ffi_version: _Optional[str] = ..., numpy_version: _Optional[str] = ..., cuda_devices: _Optional[_Iterable[_Union[CudaDevice, _Mapping]]] = ..., secure: _Optional[bool] = ..., deployments: _Optional[_Iterable[str]] = ..., clock_nanoseconds: _Optional[int] = ..., process_id: _Optional[int] = ..., core_numbers: _Optional[_Iterable[int]] = ..., core_quota: _Optional[float] = ..., quota_group: _Optional[str] = ..., boot_id: _Optional[str] = ..., memory_domain: _Optional[str] = ..., cuda: _Optional[_Union[Cuda, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., machine: _Optional[str] = ..., hostname: _Optional[str] = ..., architecture: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., tvm_version: _Optional[str] = ..., tvm_ffi_version: _Optional[str] = ..., numpy_version: _Optional[str] = ..., cuda_devices: _Optional[_Iterable[_Union[CudaDevice, _Mapping]]] = ..., secure: bool = ..., deployments: _Optional[_Iterable[str]] = ..., clock_nanoseconds: _Optional[int] = ..., process_id: _Optional[int] = ..., core_numbers: _Optional[_Iterable[int]] = ..., core_quota: _Optional[float] = ..., quota_group: _Optional[str] = ..., boot_id: _Optional[str] = ..., memory_domain: _Optional[str] = ..., cuda: _Optional[_Union[Cuda, _Mapping]] = ...) -> None: ...
 
 class Blob(_message.Message):
     __slots__ = ("sha256", "size_bytes")
@@ -204,7 +204,7 @@ class Peer(_message.Message):
     address: str
     tls: bool
     transport: str
-    def __init__(self, machine: _Optional[str] = ..., address: _Optional[str] = ..., tls: _Optional[bool] = ..., transport: _Optional[str] = ...) -> None: ...
+    def __init__(self, machine: _Optional[str] = ..., address: _Optional[str] = ..., tls: bool = ..., transport: _Optional[str] = ...) -> None: ...
 
 class LinkSecret(_message.Message):
     __slots__ = ("source", "destination", "secret")
@@ -478,7 +478,7 @@ class Hello(_message.Message):
     mpi: MpiRank
     device_memory: bool
     nccl: NcclEnd
-    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ..., host: _Optional[bytes] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., device_memory: _Optional[bool] = ..., nccl: _Optional[_Union[NcclEnd, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ..., host: _Optional[bytes] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., device_memory: bool = ..., nccl: _Optional[_Union[NcclEnd, _Mapping]] = ...) -> None: ...
 
 class MpiRank(_message.Message):
     __slots__ = ("world", "rank")
@@ -524,4 +524,4 @@ class Choice(_message.Message):
     refusal: str
     mpi: bool
     nccl: bool
-    def __init__(self, shared_memory: _Optional[bool] = ..., refusal: _Optional[str] = ..., mpi: _Optional[bool] = ..., nccl: _Optional[bool] = ...) -> None: ...
+    def __init__(self, shared_memory: bool = ..., refusal: _Optional[str] = ..., mpi: bool = ..., nccl: bool = ...) -> None: ...

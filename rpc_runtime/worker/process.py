@@ -20,12 +20,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from tvm_split.rpc_runtime.execution.switches import require_switches
 from tvm_split.rpc_runtime.files import cache_folder
 from tvm_split.rpc_runtime.hardware import own_cores
+from tvm_split.rpc_runtime.result_stream import take_stdout
 from tvm_split.rpc_runtime.wire.foreign_text import CleanFormatter
 from tvm_split.rpc_runtime.wire.framing import PROTOCOL_VERSION
 from tvm_split.rpc_runtime.wire.loopback_token import new_token, published
@@ -57,8 +58,10 @@ FORCED_EXIT_SECONDS = 8.0
 """After this long a kernel that does not end is left behind."""
 
 
-def serve(config: WorkerConfig) -> None:
+def serve(config: WorkerConfig, results: IO[str]) -> None:
     """Runs a worker until SIGTERM, SIGINT, or the end of its parent. Call it from the main thread.
+
+    Its one line that says where it listens is written to ``results``.
 
     Raises:
         InputError: the configuration is contradictory or unsafe, a variable of the environment is wrong, or MPI is
@@ -85,7 +88,7 @@ def serve(config: WorkerConfig) -> None:
     os.set_blocking(signal_end, False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.write(signal_end, b"."))
-    _serve_until(config, lambda: _wait_for_end(signalled, config.exit_with_parent))
+    _serve_until(config, results, lambda: _wait_for_end(signalled, config.exit_with_parent))
 
 
 def _start_logging(level: str) -> None:
@@ -154,7 +157,7 @@ def _maximum_connections() -> int:
     return max(MINIMUM_CONNECTIONS, min(soft - OWN_FILES, MAXIMUM_CONNECTIONS))
 
 
-def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None:
+def _serve_until(config: WorkerConfig, results: IO[str], wait_for_end: Callable[[], None]) -> None:
     load_runtime()
     import grpc
 
@@ -193,7 +196,7 @@ def _serve_until(config: WorkerConfig, wait_for_end: Callable[[], None]) -> None
             if probed is not None:
                 probed.start()
             registration = until_end.enter_context(_registered(config, name, address, programs))
-            _announce(config, name, address, token, blobs, registration)
+            print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
             programs.prepare()
             wait_for_end()
     finally:
@@ -247,30 +250,29 @@ def _bind(server: Any, config: WorkerConfig) -> int:
     return int(port)
 
 
-def _announce(
+def _announcement(
     config: WorkerConfig,
     name: str,
     address: str,
     token: Token | None,
     blobs: BlobStore,
     registration: TrackerRegistration | None,
-) -> None:
+) -> str:
     file = token.file.absolute() if token is not None and token.file is not None else None
     if config.ready_json or config.exit_with_parent:
         ready = {"address": address, "name": name, "pid": os.getpid(), "protocol": PROTOCOL_VERSION}
         tuning_port = None if registration is None else registration.tuning_port
-        line = json.dumps({**ready, "token_file": None if file is None else str(file), "tuning_port": tuning_port})
-    else:
-        secret = "no token" if token is None else f"token in {file}" if file else f"token from ${TOKEN_VARIABLE}"
-        protection = f"{'TLS' if config.tls else 'no TLS'}, {secret}"
-        threads = f"{config.threads} threads a kernel on {own_cores().text}"
-        cache = f"cache of {blobs.limit_bytes / 1e9:.1f} GB at most in {blobs.folder}"
-        line = f"worker {name!r} listens on {address} ({protection}, {threads}, {cache}); Ctrl-C ends it"
-        if config.tracker is not None and registration is not None:
-            port = registration.tuning_port
-            for_what = "deployment alone" if port is None else f"deployment, and for tuning on port {port}"
-            line += f"\n  registers with {config.tracker.tracker} under the key {config.tracker.key!r} for {for_what}"
-    print(line, flush=True)
+        return json.dumps({**ready, "token_file": None if file is None else str(file), "tuning_port": tuning_port})
+    secret = "no token" if token is None else f"token in {file}" if file else f"token from ${TOKEN_VARIABLE}"
+    protection = f"{'TLS' if config.tls else 'no TLS'}, {secret}"
+    threads = f"{config.threads} threads a kernel on {own_cores().text}"
+    cache = f"cache of {blobs.limit_bytes / 1e9:.1f} GB at most in {blobs.folder}"
+    line = f"worker {name!r} listens on {address} ({protection}, {threads}, {cache}); Ctrl-C ends it"
+    if config.tracker is not None and registration is not None:
+        port = registration.tuning_port
+        for_what = "deployment alone" if port is None else f"deployment, and for tuning on port {port}"
+        line += f"\n  registers with {config.tracker.tracker} under the key {config.tracker.key!r} for {for_what}"
+    return line
 
 
 def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
@@ -293,7 +295,8 @@ def _force_exit() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 after a clean end, 1 when the worker cannot run, 2 for a wrong command line."""
     try:
-        serve(config_from_arguments(arguments))
+        config = config_from_arguments(arguments)
+        serve(config, take_stdout())
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

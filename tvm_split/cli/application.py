@@ -11,10 +11,11 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from contextlib import redirect_stdout
+from typing import Annotated, Any, TextIO, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import tvm_split
 from tvm_split.cli import (
@@ -36,10 +37,12 @@ from tvm_split.cli import (
     worker,
     worker_kit,
 )
-from tvm_split.cli.console import print_error
+from tvm_split.cli.console import STDOUT, print_error, print_note
 from tvm_split.cli.hidden_torch import hide_torch_from_tvm
 from tvm_split.cli.interrupts import ended_by_signals
+from tvm_split.errors import UntriedVersionWarning
 from tvm_split.rpc_runtime.errors import TvmSplitError
+from tvm_split.rpc_runtime.result_stream import take_stdout
 
 DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
 FAILED = 1
@@ -60,6 +63,16 @@ class Commands(TyperGroup):
             if error.filename is None:
                 raise
             _end_with(error, f"{error.filename}: {error.strerror}", wrong_use=False)
+
+
+class Command(TyperCommand):
+    """While a command runs, ``sys.stdout`` is the stream for libraries, if there is one: the context's object."""
+
+    def invoke(self, ctx: Any) -> Any:
+        if ctx.obj is None:
+            return super().invoke(ctx)
+        with redirect_stdout(ctx.obj):
+            return super().invoke(ctx)
 
 
 def _end_with(error: Exception, text: str, *, wrong_use: bool) -> None:
@@ -142,24 +155,32 @@ app.command("profile")(with_groups(profile.profile))
 app.command("cache")(cache.cache)
 app.command("status")(with_groups(status.status))
 app.command("doctor")(doctor.doctor)
+for _registered in app.registered_commands:
+    _registered.cls = Command
 
 
 def run_application() -> None:
     """Run the command of this process's arguments and end the process."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries, about code that the user of a command cannot change
+        warnings.simplefilter("default", UntriedVersionWarning)
+        # Without the place in our code, which tells the user of a command nothing.
+        warnings.showwarning = lambda message, *_, **__: print_note(f"warning: {message}")
     hide_torch_from_tvm()
+    # Help and shell completion, which come before a command, are results too, and typer writes them to `sys.stdout`.
+    for_libraries = sys.stdout
+    sys.stdout = STDOUT.file = take_stdout()
     gc.set_threshold(50_000)  # new objects, not 700: most are of modules that commands load, none of which is garbage
     with ended_by_signals():
         try:
-            app()
+            app(obj=for_libraries)
         finally:
-            _flush()
+            _flush(STDOUT.file)
 
 
-def _flush() -> None:
+def _flush(stream: TextIO) -> None:
     """Write what is buffered; where nobody reads it any more, drop it, or Python would complain of it at its end."""
     try:
-        sys.stdout.flush()
+        stream.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

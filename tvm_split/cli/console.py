@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,11 +21,12 @@ if TYPE_CHECKING:
     from tvm_split.schedules.tuning import TuningProgress
 
 STDOUT = Console()
+"""The only way to standard output: in the process of a command, ``sys.stdout`` leads to standard error."""
 
 
 def print_json(value: Any) -> None:
     """The only thing that a command with ``--json`` writes to stdout."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    STDOUT.file.write(json.dumps(value, indent=2) + "\n")
 
 
 def print_json_file(path: Path, value: Any) -> None:
@@ -62,6 +62,11 @@ def new_table(
 def print_line(text: str) -> None:
     """A sentence on stdout, wrapped as tables are, and not marked up."""
     STDOUT.print(text, markup=False, highlight=False)
+
+
+def print_unwrapped(text: str) -> None:
+    """A line on stdout as it is, for programs to read."""
+    STDOUT.out(text, highlight=False)
 
 
 def print_error(text: str) -> None:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from tvm_split.cli.console import STDOUT
 from tvm_split.rpc_runtime.early_interrupt import TERMINATED
 from tvm_split.rpc_runtime.endings import clear_away
 
@@ -71,7 +72,7 @@ def _end(number: signal.Signals) -> None:
     text = SHOW_CURSOR if sys.stderr.isatty() else ""
     errors = os.dup(2)
     # What fails from now on, because it is cleared away, is nobody's concern.
-    for stream in (1, 2):
+    for stream in (1, 2, STDOUT.file.fileno()):
         os.dup2(nothing, stream)
     with suppress(OSError):  # whoever read it may have gone, by the same signal
         os.write(errors, f"{text}{WORDS[number]}\n".encode())

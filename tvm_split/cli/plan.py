@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvm_split.cli import options
-from tvm_split.cli.console import print_json, print_json_file, print_note
+from tvm_split.cli.console import print_json, print_json_file, print_note, print_unwrapped
 from tvm_split.cli.model_source import ModelOptions
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.plan_output import PlanOutput
@@ -97,4 +97,4 @@ def _list_layers(model: Model, json: bool) -> None:
         print_json({"model": model.name, "layers": list(model.layer_names)})
     else:
         for name in model.layer_names:
-            print(name)
+            print_unwrapped(name)

@@ -16,7 +16,7 @@ import typer
 from rich.text import Text
 
 from tvm_split.cli import options
-from tvm_split.cli.console import STDOUT, new_table, print_json, print_note, tuning_progress
+from tvm_split.cli.console import STDOUT, new_table, print_json, print_note, print_unwrapped, tuning_progress
 from tvm_split.cli.model_source import ModelOptions
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.planning import ClusterOptions, PlanOptions
@@ -128,7 +128,7 @@ def _merge(database: Path | None, other: Path, json: bool) -> None:
     if json:
         print_json({"database": str(folder), "merged": str(other), "records": taken})
     else:
-        print(f"{taken} records of {other} are now in {folder}")
+        print_unwrapped(f"{taken} records of {other} are now in {folder}")
 
 
 @contextmanager

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
+
 import typer
+
+from tvm_split.cli.console import STDOUT
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -16,4 +20,6 @@ def worker(context: typer.Context) -> None:
     from tvm_split.rpc_runtime.worker.config import config_from_arguments
     from tvm_split.rpc_runtime.worker.process import serve
 
-    serve(config_from_arguments(context.args, "tvm-split worker"))
+    with redirect_stdout(STDOUT.file):  # for --help
+        config = config_from_arguments(context.args, "tvm-split worker")
+    serve(config, STDOUT.file)

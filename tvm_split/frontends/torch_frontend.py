@@ -17,6 +17,7 @@ from tvm_split.errors import ModelImportError
 from tvm_split.frontends import torch_dimensions
 from tvm_split.frontends.channels_first import LaidOut, channels_first
 from tvm_split.frontends.normal_form import identifier, normal_form
+from tvm_split.frontends.tested_versions import warn_of_untried
 from tvm_split.frontends.torch_graph import LayerNames, check_no_state, decomposed, fixed, user_inputs
 from tvm_split.frontends.torch_importer import import_graph
 from tvm_split.frontends.torch_reference import TorchReference
@@ -24,6 +25,8 @@ from tvm_split.frontends.torch_tensors import shown, to_numpy, to_torch
 from tvm_split.large_imports import without_collections
 from tvm_split.model import Model
 from tvm_split.rpc_runtime.program.program import TensorSpec
+
+warn_of_untried("torch", str(torch.__version__), extra="torch")  # once: a module is imported once
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -5,6 +5,7 @@ import json
 import onnx
 import pytest
 
+from tests.helpers.planner.bench_reports import report_of
 from tests.models.small_onnx_model import small_model
 from tvm_split.cli.planning import PlanOptions
 
@@ -111,40 +112,6 @@ def test_what_codecs_may_change_reaches_the_planner(invoke, onnx_path):
     assert PlanOptions(allow_lossy=0.01).request("net.onnx", None, None).allow_lossy == 0.01
     assert PlanOptions().request("net.onnx", None, None).allow_lossy == 0.0
     invoke("plan", onnx_path, "--estimate", "--allow-lossy", "-1", code=2)
-
-
-def report_of(content, slow):
-    """What bench would say of a plan if its machines took ``slow`` times as long; links as predicted."""
-    prediction = content["prediction"]
-
-    def compared(seconds, times=1.0):
-        return {"predicted": seconds, "measured": seconds * times, "ratio": times}
-
-    return {
-        "model": content["model"],
-        "origin": content["origin"],
-        "limiting": prediction["limiting"],
-        "period_seconds": compared(prediction["period_seconds"], max(slow.values())),
-        "latency_seconds": compared(prediction["latency_seconds"], max(slow.values())),
-        "machines": [
-            {
-                "machine": each["machine"],
-                "stages": [stage["name"] for stage in content["stages"] if stage["machine"] == each["machine"]],
-                "shares": [1.0],
-                "micro_batches": 100,
-                "compute_seconds": compared(each["compute_seconds"], slow.get(each["machine"], 1.0)),
-                "receive_seconds": compared(0.0),
-                "send_seconds": compared(0.0),
-            }
-            for each in prediction["machines"]
-        ],
-        "links": [],
-        "runs": 10,
-        "streamed": 100,
-        "advice": [],
-        "profiled_at": prediction["profiled_at"],
-        "corrections": prediction["corrections"],
-    }
 
 
 def test_replanning(invoke, invoke_json, onnx_path, tmp_path):

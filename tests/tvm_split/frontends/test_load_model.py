@@ -3,12 +3,14 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tvm_split.errors import ModelImportError
+from tvm_split.errors import ModelImportError, UntriedVersionWarning
 from tvm_split.frontends import load_model
 
 
@@ -73,3 +75,21 @@ def test_frameworks_are_imported_only_when_needed() -> None:
         "sys.exit('onnx' in sys.modules or any('torch_' in name or 'onnx_' in name for name in own))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_untried_torch_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    monkeypatch.delitem(sys.modules, "tvm_split.frontends.torch_frontend", raising=False)
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        for _ in range(2):
+            load_model(torch.nn.ReLU().eval(), (torch.zeros(2, 3),))
+    (text,) = (str(each.message) for each in caught if each.category is UntriedVersionWarning)
+    assert "torch 2.99.0" in text
+    assert "pip install 'torch" in text
+
+
+def test_the_installed_torch_is_a_tried_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tvm_split.frontends.torch_frontend", raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntriedVersionWarning)
+        load_model(torch.nn.ReLU().eval(), (torch.zeros(2, 3),))

@@ -1,0 +1,40 @@
+"""Reports as ``tvm-split bench --json`` writes them, without a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def report_of(content: Mapping[str, Any], slow: Mapping[str, float]) -> dict[str, Any]:
+    """What bench reports of a plan if its machines take ``slow`` times as long as predicted, and its links as long."""
+    prediction = content["prediction"]
+
+    def compared(seconds: float, times: float = 1.0) -> dict[str, float]:
+        return {"predicted": seconds, "measured": seconds * times, "ratio": times}
+
+    return {
+        "model": content["model"],
+        "origin": content["origin"],
+        "limiting": prediction["limiting"],
+        "period_seconds": compared(prediction["period_seconds"], max(slow.values())),
+        "latency_seconds": compared(prediction["latency_seconds"], max(slow.values())),
+        "machines": [
+            {
+                "machine": each["machine"],
+                "stages": [stage["name"] for stage in content["stages"] if stage["machine"] == each["machine"]],
+                "shares": [1.0],
+                "micro_batches": 100,
+                "compute_seconds": compared(each["compute_seconds"], slow.get(each["machine"], 1.0)),
+                "receive_seconds": compared(0.0),
+                "send_seconds": compared(0.0),
+            }
+            for each in prediction["machines"]
+        ],
+        "links": [],
+        "runs": 10,
+        "streamed": 100,
+        "advice": [],
+        "profiled_at": prediction["profiled_at"],
+        "corrections": prediction["corrections"],
+    }

@@ -1,0 +1,170 @@
+"""Standard output of a command is its result alone, whatever libraries write there: ``--json`` is read by programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import typer
+from onnx import TensorProto, helper
+from typer.testing import CliRunner
+
+from tests.helpers.planner.bench_reports import report_of
+from tests.helpers.planner.problems import GOOD
+from tests.helpers.rpc_runtime.worker_process import ROOT, ready
+from tvm_split.cli.application import app
+from tvm_split.ssh.ssh_worker import SSH_VARIABLE
+
+NOISE = "a library writes to descriptor 1"
+COMMAND = "from tvm_split_command import main; main()"
+WORKER = "import runpy; runpy.run_module('tvm_split.rpc_runtime.worker', run_name='__main__')"
+NOISY_MODEL = f"""
+import ctypes
+import torch
+
+ctypes.CDLL(None).puts(b"{NOISE}")  # from C's own buffer
+print("{NOISE}, from Python")
+torch.__version__ = "2.99.0"
+Network = torch.nn.ReLU
+"""
+
+
+def noisy(code: str, module: str, attribute: str) -> str:
+    """``code`` in whose process the first import after ``module`` has its ``attribute`` writes to descriptor 1."""
+    return f"""
+import os, sys
+
+def write(event, arguments, written=[]):
+    if event == "import" and not written and hasattr(sys.modules.get("{module}"), "{attribute}"):
+        written.append(os.write(1, b"{NOISE}\\n"))
+
+sys.addaudithook(write)
+{code}
+"""
+
+
+NOISY_COMMAND = noisy(COMMAND, "tvm_split.cli.application", "run_application")
+"""Once the command line is loaded, the first module that the command itself imports is the library."""
+ELSEWHERE = {"demo"}
+"""It takes many seconds; tests/tvm_split/demo/test_demo.py reads its ``--json`` from a process."""
+COMMANDS = {
+    name
+    for name, command in typer.main.get_command(app).commands.items()
+    if any("--json" in parameter.opts for parameter in command.params)
+}
+
+
+SSH_ON_THIS_HOST = """#!/bin/sh
+for remote do :; done
+exec sh -c "$remote"
+"""
+"""What ssh does for the last of its arguments, without another machine."""
+
+
+def ended(code: str, *arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, with standard output and standard error apart."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(cwd))), **variables}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.fixture(scope="module")
+def arguments(onnx_path, bundle, tmp_path_factory):
+    """Arguments of each command with which it ends soon."""
+    folder = tmp_path_factory.mktemp("files")
+    problem, plan, report, cluster = (folder / name for name in ("problem.json", "plan.json", "report.json", "c.yaml"))
+    problem.write_text(GOOD)
+    activation = folder / "activation.onnx"
+    onnx.save(activation_model(), activation)  # no kernel of it is tuned
+    planned = CliRunner().invoke(app, ["plan", str(onnx_path), "--estimate", "--output", str(plan)])
+    assert planned.exit_code == 0, planned.output
+    report.write_text(json.dumps(report_of(json.loads(plan.read_text()), {"machine-a": 1.0})))
+    ssh = {"to": "box", "folder": str(folder / "remote"), "python": sys.executable}
+    machine = {"name": "box", "address": "127.0.0.1:9", "token_file": "token", "ssh": ssh}
+    cluster.write_text(json.dumps({"machines": [machine]}))
+    (folder / "token").write_text("open-sesame")
+    return {
+        "plan": (onnx_path, "--estimate"),
+        "replan": (onnx_path, "--estimate", "--plan", plan, "--measured", report),
+        "solve": (problem,),
+        "simulate": (plan,),
+        "compile": (onnx_path, "--workers", "1", "--no-verify", "--output", folder / "bundle"),
+        "tune": (activation, "--list", "--database", folder / "tuned"),
+        "worker-kit": (folder / "kit",),
+        "down": (cluster,),
+        "deploy": (bundle,),
+        "run": (bundle, "--in-process", "--random", "1"),
+        "bench": (bundle, "--in-process", "--rounds", "1", "--micro-batches", "3"),
+        "profile": (onnx_path, "--threads", "1", "--rounds", "1"),
+        "cache": ("show",),
+        "status": ("--cluster", cluster, "--timeout", "1"),
+        "doctor": (),
+    }
+
+
+def activation_model() -> onnx.ModelProto:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], name="relu")], "activation", ends[:1], ends[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS - ELSEWHERE))
+def test_stdout_is_json_whatever_libraries_write(arguments, command, tmp_path):
+    ssh = tmp_path / "ssh"
+    ssh.write_text(SSH_ON_THIS_HOST)
+    ssh.chmod(0o700)
+    result = ended(NOISY_COMMAND, command, *arguments[command], "--json", cwd=tmp_path, **{SSH_VARIABLE: str(ssh)})
+    assert result.returncode == (1 if command == "status" else 0), result.stderr  # no worker answers
+    assert json.loads(result.stdout)
+    assert NOISE in result.stderr
+
+
+def test_what_a_model_prints_and_a_warning_are_no_result(tmp_path):
+    (tmp_path / "noisy_network.py").write_text(NOISY_MODEL)
+    options = ("--input-shape", "2,3", "--estimate", "--layers", "--json")
+    result = ended(COMMAND, "plan", "noisy_network:Network", *options, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["layers"]
+    assert result.stderr.splitlines().count(NOISE) == 1
+    assert f"{NOISE}, from Python" in result.stderr
+    assert "torch 2.99.0" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["plan", "--help"], ["worker", "--help"]])
+def test_help_is_a_result(arguments, tmp_path):
+    result = ended(NOISY_COMMAND, *arguments, cwd=tmp_path)
+    assert result.returncode == 0
+    assert result.stdout.strip()
+    assert NOISE not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "module", "attribute"),
+    [
+        (f"import sys; sys.argv[1:1] = ['worker']; {COMMAND}", "tvm_split.cli.application", "run_application"),
+        (WORKER, "tvm_split.rpc_runtime.worker.process", "main"),
+    ],
+    ids=["command", "module"],
+)
+def test_a_worker_writes_where_it_listens_and_nothing_else(tmp_path, code, module, attribute):
+    process = subprocess.Popen(
+        [sys.executable, "-c", noisy(code, module, attribute), "--cache", str(tmp_path / "cache"), "--json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        address = ready(process)
+        process.terminate()
+        rest, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert address.startswith("127.0.0.1:")
+    assert rest == ""
+    assert NOISE in errors
