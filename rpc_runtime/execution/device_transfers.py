@@ -37,7 +37,6 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     size_of,
     tensor_slot,
 )
-from tvm_split.rpc_runtime.execution.switches import OVERLAP
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec
@@ -235,13 +234,12 @@ class UploadingStation:
 
 
 def overlapping_transfers(stages: Sequence[StageSpec]) -> DeviceTransfers | None:
-    """For the stages of a machine with a GPU; None for others, and where ``$TVM_SPLIT_OVERLAP`` is 0.
+    """For the stages of a machine with a GPU; None for others.
 
     Raises:
         WorkerError: this machine has no such device, or it fails.
-        InputError: the variable is neither 0 nor 1.
     """
-    if not stages or any(stage.device != "cuda" for stage in stages) or not OVERLAP.is_on:
+    if not stages or any(stage.device != "cuda" for stage in stages):
         return None
     device = find_device("cuda", f"stage {stages[0].name!r} on machine {stages[0].machine!r}")
     library = runtime_library()

@@ -32,7 +32,7 @@ HANDLE_BYTES = 64
 MOST_PLACES = 1024
 """A message of a unix socket takes some three times as many handles."""
 ONLY_HOST, DEVICE = b"memory", b"device"
-NO_DEVICE = "its stages are on no GPU, or copies do not overlap with computing there (TVM_SPLIT_OVERLAP)"
+NO_DEVICE = "its stages are on no GPU"
 
 
 class DeviceExchange(Protocol):

@@ -12,7 +12,6 @@ from functools import partial
 from tvm_split.rpc_runtime.closing import do_all
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
-from tvm_split.rpc_runtime.execution.cuda_graphs import GraphCalls
 from tvm_split.rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
 from tvm_split.rpc_runtime.execution.device_exchange import CudaExchange
 from tvm_split.rpc_runtime.execution.device_transfers import (
@@ -30,8 +29,6 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     tensor_bytes,
     tensor_slot,
 )
-from tvm_split.rpc_runtime.execution.stage_graph import as_graph, stage_graphs
-from tvm_split.rpc_runtime.execution.switches import CUDA_GRAPHS, OVERLAP
 from tvm_split.rpc_runtime.hardware import available_memory_bytes
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet
@@ -110,12 +107,10 @@ class HeldProgram:
             self._plan = plan
         deadline = time.monotonic() + seconds
         self.blobs.keep(blob for stage in plan.stages for blob in stage.blobs)
-        overlaps = OVERLAP.is_on
-        graphed = overlaps and CUDA_GRAPHS.is_on
-        require_room(plan, available_memory_bytes(), _free_on_device(plan), copies=overlaps, graphs=graphed)
+        require_room(plan, available_memory_bytes(), _free_on_device(plan))
         cache = WeightCache()
         stages: list[RunnableStage] = []
-        transfers, graphs = overlapping_transfers(plan.stages), stage_graphs(plan.stages)
+        transfers = overlapping_transfers(plan.stages)
         recorder = Recorder(plan.machine, [stage.name for stage in plan.stages])
         for stage in plan.stages:
             if not is_wanted():
@@ -124,7 +119,7 @@ class HeldProgram:
                     "time was over"
                 )
             loaded = self._load_stage(stage, cache, deadline, is_wanted, transfers)
-            stages.append(_runnable(loaded, transfers, graphs, recorder))
+            stages.append(loaded if transfers is None else OverlappedStage(loaded, transfers))
         held_bytes = cache.size_bytes
         cache.loaded.clear()
         with self._lock:
@@ -385,17 +380,6 @@ class HeldProgram:
             raise WorkerError(f"deployment {self.identifier[:8]} is closed")
         if self._failure is not None:
             raise WorkerError(f"deployment {self.identifier[:8]} has failed: {self._failure.message}")
-
-
-def _runnable(
-    loaded: StageExecutable, transfers: DeviceTransfers | None, graphs: GraphCalls | None, recorder: Recorder
-) -> RunnableStage:
-    """The stage as its machine runs it; whether it is a graph is in the statistics then."""
-    stage: RunnableStage = loaded
-    if graphs is not None:
-        stage, found = as_graph(loaded, graphs, transfers.end) if transfers else (loaded, f"{OVERLAP.variable} is 0")
-        recorder.cuda_graphs[loaded.stage.name] = found
-    return stage if transfers is None else OverlappedStage(stage, transfers)
 
 
 def _free_on_device(plan: MachinePlan) -> int:

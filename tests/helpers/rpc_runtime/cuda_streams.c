@@ -1,10 +1,8 @@
-// A stand-in for those functions of CUDA's runtime that `cuda_calls` and `cuda_graphs` call, without a GPU: a thread for
-// each stream does what is asked of it, one after the other and late, as CUDA's documents of streams, events and graphs
-// have it, also of what may not be done while a stream is recorded. "Device" memory is the host's; `cuda_memory.c` has
-// what other processes may open, `cuda_machine.c` the rest of a GPU. Where CUDA's own header is at hand (WITH_HEADER), the
+// A stand-in for those functions of CUDA's runtime that `cuda_calls` calls, without a GPU: a thread for each stream does
+// what is asked of it, one after the other and late, as CUDA's documents of streams and events have it. "Device" memory is
+// the host's; `cuda_memory.c` has what other processes may open. Where CUDA's own header is at hand (WITH_HEADER), the
 // compiler checks that the functions are as there.
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -16,16 +14,11 @@
 typedef int cudaError_t;
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
-typedef struct CUgraph_st *cudaGraph_t;
-typedef struct CUgraphExec_st *cudaGraphExec_t;
 enum cudaMemcpyKind { cudaMemcpyHostToHost };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
 #endif
 
-enum { COPY, RECORD, WAIT, CALL, CALL_WITH, FILL, KERNEL, GRAPH, END };
+enum { COPY, RECORD, WAIT, CALL, CALL_WITH, END };
 enum { NOT_READY = 600 };
-enum { UNSUPPORTED = 900, INVALIDATED = 901, IMPLICIT = 906, WRONG_THREAD = 908 };
-enum { PARAMETERS = 48 };
 
 void standInRequire(const void *address, size_t size);
 
@@ -42,49 +35,15 @@ typedef struct Work {
     long number;
     void (*function)(void);
     void (*function_with)(void *);
-    int value;
-    const char *(*kernel)(void **values, const int *extents, int backwards);
-    void *values[PARAMETERS];
-    int extents[6];
-    cudaGraphExec_t graph;
 } Work;
 
-struct CUgraph_st { Work *first, **last; };
-struct CUgraphExec_st { Work *first; int destroyed; };
-
-struct CUstream_st {
-    Work *first, **last;
-    pthread_t thread, recorder;
-    int started, doing, begun, blocking, broken;
-    enum cudaStreamCaptureMode mode;
-    cudaGraph_t recording;
-};
+struct CUstream_st { Work *first, **last; pthread_t thread; int started, doing, begun; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct CUstream_st null_stream;
 static cudaStream_t streams[64];
-static int slow_microseconds = 2000, busy_at_most, failing, meets, met, graphs, launched, kernels, last_error, call_error;
-static char failing_call[64];
-static pthread_mutex_t kernel_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static int told(int code) { return code ? last_error = code : 0; }
-static int failed(const char *function) { return strcmp(function, failing_call) ? 0 : told(call_error); }
-
-// What is not recorded, such as to allocate, may not be done by a thread that records, and by none while one records in
-// the global mode: that recording has ended then.
-static int forbidden(void) {
-    int found = 0;
-    pthread_mutex_lock(&lock);
-    for (int i = 0; i < 64; i++) {
-        cudaStream_t each = streams[i];
-        if (!each || !each->recording || each->mode == cudaStreamCaptureModeRelaxed) continue;
-        if (each->mode == cudaStreamCaptureModeThreadLocal && !pthread_equal(each->recorder, pthread_self())) continue;
-        each->broken = found = 1;
-    }
-    pthread_mutex_unlock(&lock);
-    return told(found ? UNSUPPORTED : 0);
-}
+static int slow_microseconds = 2000, busy_at_most, failing, meets, met;
 
 static int busy(void) {
     int found = null_stream.doing;
@@ -118,16 +77,6 @@ static void perform(const Work *work) {
     if (work->kind == COPY) copy(work);
     if (work->kind == CALL) work->function();
     if (work->kind == CALL_WITH) work->function_with(work->target);
-    if (work->kind == FILL) memset(work->target, work->value, work->size);
-    if (work->kind == KERNEL) {
-        pthread_mutex_lock(&kernel_lock);
-        const char *problem = work->kernel((void **)work->values, work->extents, 0);
-        pthread_mutex_unlock(&kernel_lock);
-        if (problem) fprintf(stderr, "a kernel fails: %s\n", problem), failing = 719;
-    }
-    if (work->kind == GRAPH) {
-        for (const Work *each = work->graph->first; each; each = each->next) perform(each);
-    }
 }
 
 static int does(const Work *work) { return work->kind != RECORD && work->kind != WAIT && work->kind != END; }
@@ -163,26 +112,11 @@ static void *run(void *argument) {
 }
 
 static int add(cudaStream_t stream, Work given) {
-    int implicit = 0;
     Work *work = malloc(sizeof(Work));
     *work = given;
     work->next = 0;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < 64 && !stream; i++)
-        if (streams[i] && streams[i]->recording && streams[i]->blocking) streams[i]->broken = implicit = 1;
     if (!stream) stream = &null_stream;
-    if (implicit || (stream->recording && !does(work))) {
-        stream->broken = 1;
-        free(work);
-        pthread_mutex_unlock(&lock);
-        return told(implicit ? IMPLICIT : UNSUPPORTED);
-    }
-    if (stream->recording) {
-        *stream->recording->last = work;
-        stream->recording->last = &work->next;
-        pthread_mutex_unlock(&lock);
-        return 0;
-    }
     if (!stream->started) {
         stream->started = 1;
         stream->last = &stream->first;
@@ -197,77 +131,28 @@ static int add(cudaStream_t stream, Work given) {
     return 0;
 }
 
-// Of the tests: a kernel, how long half a copy takes at most, `meet`, how many streams worked at once, and failure, of
-// what is waited for or of one function; how many graphs there are, and were launched, and how many kernels were.
+// Of the tests: a kernel, how long half a copy takes at most, `meet`, how many streams worked at once, and failure.
 void standInLaunch(void (*function)(void)) { add(0, (Work){.kind = CALL, .function = function}); }
-int standInLaunchOn(cudaStream_t stream, void (*function)(void)) {
-    return add(stream, (Work){.kind = CALL, .function = function});
-}
 // Of the stand-in of NCCL.
 int standInCall(cudaStream_t stream, void (*function)(void *), void *argument) {
     return add(stream, (Work){.kind = CALL_WITH, .function_with = function, .target = argument});
 }
-void standInFailIn(const char *function, int code) { strcpy(failing_call, function), call_error = code; }
-int standInGraphs(void) { return graphs; }
-int standInLaunched(void) { return launched; }
-int standInKernels(void) { return kernels; }
 void standInSlow(int microseconds) { slow_microseconds = microseconds; }
 void standInMeet(void) { meets = 1; }
 int standInBusy(void) { return busy_at_most; }
 void standInFail(int code) { failing = code; }
 
-const char *cudaGetErrorString(cudaError_t error) {
-    if ((int)error == UNSUPPORTED) return "operation not permitted when stream is capturing";
-    if ((int)error == INVALIDATED) return "operation failed due to a previous error during capture";
-    return "an illegal memory access was encountered";
-}
-cudaError_t cudaGetLastError(void) { int found = last_error; last_error = 0; return found; }
-
-static struct { char *start, *end; } locked[4096];
-
-static int is_locked(const void *pointer) {
-    int found = 0;
-    pthread_mutex_lock(&lock);
-    for (int i = 0; i < 4096; i++) found |= (char *)pointer >= locked[i].start && (char *)pointer < locked[i].end;
-    pthread_mutex_unlock(&lock);
-    return found;
-}
-
-cudaError_t cudaMallocHost(void **pointer, size_t size) {
-    int place = 0;
-    if (forbidden()) return UNSUPPORTED;
-    if (posix_memalign(pointer, 4096, size)) return 2;
-    pthread_mutex_lock(&lock);
-    while (locked[place].start) place++;
-    locked[place].start = *pointer, locked[place].end = (char *)*pointer + size;
-    pthread_mutex_unlock(&lock);
-    return 0;
-}
-
-cudaError_t cudaFreeHost(void *pointer) {
-    if (forbidden()) return UNSUPPORTED;
-    pthread_mutex_lock(&lock);
-    for (int i = 0; i < 4096; i++) if (locked[i].start == pointer) locked[i].start = locked[i].end = 0;
-    pthread_mutex_unlock(&lock);
-    memset(pointer, 255, 1);
-    free(pointer);
-    return 0;
-}
-
-static cudaStream_t new_stream(int blocking) {
-    int number = 0;
-    pthread_mutex_lock(&lock);
-    while (streams[number]) number++;
-    cudaStream_t stream = streams[number] = calloc(1, sizeof(struct CUstream_st));
-    stream->blocking = blocking;
-    pthread_mutex_unlock(&lock);
-    return stream;
-}
+const char *cudaGetErrorString(cudaError_t error) { return "an illegal memory access was encountered"; }
+cudaError_t cudaMallocHost(void **pointer, size_t size) { return posix_memalign(pointer, 4096, size); }
+cudaError_t cudaFreeHost(void *pointer) { memset(pointer, 255, 1); free(pointer); return 0; }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) {
+    int number = 0;
     if (flags != 1) return 1;
-    if (failed(__func__)) return call_error;
-    *stream = new_stream(0);
+    pthread_mutex_lock(&lock);
+    while (streams[number]) number++;
+    *stream = streams[number] = calloc(1, sizeof(struct CUstream_st));
+    pthread_mutex_unlock(&lock);
     return 0;
 }
 
@@ -313,26 +198,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return flags ? 1 : add(stream, (Work){.kind = WAIT, .event = event});
 }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    struct CUevent_st here = {0, 0};
-    if (failed(__func__)) return call_error;
-    int code = add(stream, (Work){.kind = RECORD, .event = &here});
-    return code ? code : cudaEventSynchronize(&here);
-}
-
 cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    struct CUevent_st done = {0, 0};
     if (kind < 1 || kind > 3) return 1;
-    if (failed(__func__)) return call_error;
-    int code = add(stream, (Work){.kind = COPY, .target = target, .source = source, .size = size, .between = kind == 3});
-    if (code || kind != 2 || is_locked(target)) return code;
-    // Into memory that is not page-locked: it returns when that is done.
-    code = add(stream, (Work){.kind = RECORD, .event = &done});
-    return code ? code : cudaEventSynchronize(&done);
-}
-
-cudaError_t cudaMemsetAsync(void *target, int value, size_t size, cudaStream_t stream) {
-    return failed(__func__) ? call_error : add(stream, (Work){.kind = FILL, .target = target, .value = value, .size = size});
+    return add(stream, (Work){.kind = COPY, .target = target, .source = source, .size = size, .between = kind == 3});
 }
 
 const char *standInBus(void) {
@@ -343,58 +211,4 @@ const char *standInBus(void) {
 cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
     strncpy(text, standInBus(), length);
     return device;
-}
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
-    if (failed(__func__)) return call_error;
-    if (!stream || stream->recording) return told(UNSUPPORTED);
-    cudaGraph_t graph = calloc(1, sizeof(struct CUgraph_st));
-    graph->last = &graph->first;
-    pthread_mutex_lock(&lock);
-    stream->recorder = pthread_self(), stream->mode = mode, stream->broken = 0, stream->recording = graph;
-    pthread_mutex_unlock(&lock);
-    return 0;
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
-    *graph = 0;
-    pthread_mutex_lock(&lock);
-    int wrong = !pthread_equal(stream->recorder, pthread_self()) ? WRONG_THREAD : stream->broken ? INVALIDATED : 0;
-    if (!wrong) *graph = stream->recording;
-    stream->recording = 0;
-    pthread_mutex_unlock(&lock);
-    return wrong ? told(wrong) : failed(__func__) ? call_error : 0;
-}
-
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *executable, cudaGraph_t graph, unsigned long long flags) {
-    if (failed(__func__)) return call_error;
-    *executable = calloc(1, sizeof(struct CUgraphExec_st));
-    Work **last = &(*executable)->first;
-    for (Work *each = graph->first; each; each = each->next, last = &(*last)->next) {
-        *last = malloc(sizeof(Work));
-        **last = *each;
-        (*last)->next = 0;
-    }
-    graphs++;
-    return flags != 0;
-}
-
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-    for (Work *each = graph->first, *next; each; each = next) next = each->next, free(each);
-    free(graph);
-    return 0;
-}
-
-// What is under way goes on, as cuGraphExecDestroy's document has it.
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-    executable->destroyed = 1;
-    graphs--;
-    return 0;
-}
-
-cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-    if (failed(__func__)) return call_error;
-    if (executable->destroyed) fprintf(stderr, "a graph that is destroyed is launched\n"), abort();
-    launched++;
-    return add(stream, (Work){.kind = GRAPH, .graph = executable});
 }
