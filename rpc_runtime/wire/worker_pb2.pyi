@@ -457,7 +457,7 @@ class TimeKernelsReply(_message.Message):
     def __init__(self, times: _Optional[_Iterable[_Union[KernelTime, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "deployment", "source", "destination", "secret", "host", "mpi", "device_memory", "nccl")
+    __slots__ = ("protocol_version", "deployment", "source", "destination", "secret", "host", "mpi", "nccl")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -465,7 +465,6 @@ class Hello(_message.Message):
     SECRET_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     MPI_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_MEMORY_FIELD_NUMBER: _ClassVar[int]
     NCCL_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     deployment: str
@@ -474,9 +473,8 @@ class Hello(_message.Message):
     secret: bytes
     host: bytes
     mpi: MpiRank
-    device_memory: bool
     nccl: NcclEnd
-    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ..., host: _Optional[bytes] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., device_memory: _Optional[bool] = ..., nccl: _Optional[_Union[NcclEnd, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ..., host: _Optional[bytes] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., nccl: _Optional[_Union[NcclEnd, _Mapping]] = ...) -> None: ...
 
 class MpiRank(_message.Message):
     __slots__ = ("world", "rank")

@@ -13,7 +13,6 @@ from tvm_split.rpc_runtime.closing import do_all
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
 from tvm_split.rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
-from tvm_split.rpc_runtime.execution.device_exchange import CudaExchange
 from tvm_split.rpc_runtime.execution.device_transfers import (
     DeviceTransfers,
     OverlappedStage,
@@ -22,6 +21,7 @@ from tvm_split.rpc_runtime.execution.device_transfers import (
 )
 from tvm_split.rpc_runtime.execution.executor import RunnableStage, StageExecutor
 from tvm_split.rpc_runtime.execution.kernel_timer import KernelTimer
+from tvm_split.rpc_runtime.execution.nccl_calls import own_nccl
 from tvm_split.rpc_runtime.execution.stage_executable import (
     StageExecutable,
     Tensor,
@@ -39,6 +39,7 @@ from tvm_split.rpc_runtime.transports.link_call import LinkCall
 from tvm_split.rpc_runtime.transports.link_end import Station
 from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from tvm_split.rpc_runtime.transports.mpi import World
+from tvm_split.rpc_runtime.transports.nccl_device import MakeNccl
 from tvm_split.rpc_runtime.transports.slots import MakeSlot
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -130,15 +131,15 @@ class HeldProgram:
             station: Station = self._executor
             as_bytes: Callable[[Tensor], Bytes] = tensor_bytes
             make_slot: MakeSlot = tensor_slot
-            device: CudaExchange | None = None
+            nccl: MakeNccl | None = None
             if transfers is not None:
-                device = CudaExchange(transfers.calls, transfers.make_tensor)
+                nccl = partial(own_nccl, transfers.calls, transfers.make_tensor)
                 station = UploadingStation(self._executor, transfers)
                 as_bytes, make_slot = transfers.bytes_of, transfers.slot
             for machine, routes in plan.by_destination.items():
-                self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, device)
+                self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl)
             for machine, routes in plan.by_source.items():
-                self._incoming[machine] = IncomingLink(station, routes, make_slot, device, reuse=True)
+                self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, reuse=True)
             self._executor.start(self._outgoing, self._incoming)
         names = ", ".join(stage.name for stage in plan.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], plan.machine, names)

@@ -1,10 +1,13 @@
 // A stand-in for those functions of CUDA's runtime that `cuda_calls` calls, without a GPU: a thread for each stream does
-// what is asked of it, one after the other and late, as CUDA's documents of streams and events have it. "Device" memory is
-// the host's; `cuda_memory.c` has what other processes may open. Where CUDA's own header is at hand (WITH_HEADER), the
-// compiler checks that the functions are as there.
+// what is asked of it, one after the other and late, as CUDA's documents of streams and events have it. Memory of the device
+// is a file in memory, whose name in /proc/PID/maps lets tests count it. What CUDA leaves undefined ends the process with a
+// word. Where CUDA's own header is at hand (WITH_HEADER), the compiler checks that the functions are as there.
+#define _GNU_SOURCE
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -17,10 +20,8 @@ typedef struct CUevent_st *cudaEvent_t;
 enum cudaMemcpyKind { cudaMemcpyHostToHost };
 #endif
 
-enum { COPY, RECORD, WAIT, CALL, CALL_WITH, END };
-enum { NOT_READY = 600 };
-
-void standInRequire(const void *address, size_t size);
+enum { COPY, RECORD, WAIT, CALL, END };
+enum { NO_MEMORY = 2, NOT_READY = 600, MOST_AREAS = 4096 };
 
 struct CUevent_st { long recorded, reached; };
 
@@ -31,10 +32,8 @@ typedef struct Work {
     const void *source;
     size_t size;
     cudaEvent_t event;
-    int between;
     long number;
-    void (*function)(void);
-    void (*function_with)(void *);
+    void (*function)(void *);
 } Work;
 
 struct CUstream_st { Work *first, **last; pthread_t thread; int started, doing, begun; };
@@ -66,20 +65,15 @@ static void meet(cudaStream_t stream) {
 static void copy(const Work *work) {
     size_t half = work->size / 2;
     usleep(rand() % (slow_microseconds + 1));
-    if (work->between) standInRequire(work->target, work->size);
     memcpy(work->target, work->source, half);
     usleep(rand() % (slow_microseconds + 1));
-    if (work->between) standInRequire(work->target, work->size);
     memcpy((char *)work->target + half, (const char *)work->source + half, work->size - half);
 }
 
 static void perform(const Work *work) {
     if (work->kind == COPY) copy(work);
-    if (work->kind == CALL) work->function();
-    if (work->kind == CALL_WITH) work->function_with(work->target);
+    if (work->kind == CALL) work->function(work->target);
 }
-
-static int does(const Work *work) { return work->kind != RECORD && work->kind != WAIT && work->kind != END; }
 
 static void *run(void *argument) {
     cudaStream_t stream = argument;
@@ -88,7 +82,7 @@ static void *run(void *argument) {
         while (!stream->first) pthread_cond_wait(&changed, &lock);
         Work *work = stream->first;
         while (work->kind == WAIT && work->event->reached < work->number) pthread_cond_wait(&changed, &lock);
-        if (does(work)) {
+        if (work->kind == COPY || work->kind == CALL) {
             stream->doing = 1;
             stream->begun++;
             meet(stream);
@@ -132,11 +126,7 @@ static int add(cudaStream_t stream, Work given) {
 }
 
 // Of the tests: a kernel, how long half a copy takes at most, `meet`, how many streams worked at once, and failure.
-void standInLaunch(void (*function)(void)) { add(0, (Work){.kind = CALL, .function = function}); }
-// Of the stand-in of NCCL.
-int standInCall(cudaStream_t stream, void (*function)(void *), void *argument) {
-    return add(stream, (Work){.kind = CALL_WITH, .function_with = function, .target = argument});
-}
+void standInLaunch(void (*function)(void *)) { add(0, (Work){.kind = CALL, .function = function}); }
 void standInSlow(int microseconds) { slow_microseconds = microseconds; }
 void standInMeet(void) { meets = 1; }
 int standInBusy(void) { return busy_at_most; }
@@ -199,8 +189,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    if (kind < 1 || kind > 3) return 1;
-    return add(stream, (Work){.kind = COPY, .target = target, .source = source, .size = size, .between = kind == 3});
+    if (kind != 1 && kind != 2) return 1;
+    return add(stream, (Work){.kind = COPY, .target = target, .source = source, .size = size});
+}
+
+// Of the stand-in of NCCL.
+int standInCall(cudaStream_t stream, void (*function)(void *), void *argument) {
+    return add(stream, (Work){.kind = CALL, .function = function, .target = argument});
 }
 
 const char *standInBus(void) {
@@ -211,4 +206,57 @@ const char *standInBus(void) {
 cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
     strncpy(text, standInBus(), length);
     return device;
+}
+
+static pthread_mutex_t areas_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct { char *begin; size_t size; } areas[MOST_AREAS];
+
+static void end(const char *why) {
+    fprintf(stderr, "the stand-in of CUDA: %s\n", why);
+    fflush(stderr);
+    abort();
+}
+
+// Of the stand-in of NCCL: this memory of the device is there.
+void standInRequire(const void *address, size_t size) {
+    int found = 0;
+    pthread_mutex_lock(&areas_lock);
+    for (int i = 0; i < MOST_AREAS; i++)
+        found |= areas[i].begin && areas[i].begin <= (const char *)address &&
+                 (const char *)address + size <= areas[i].begin + areas[i].size;
+    pthread_mutex_unlock(&areas_lock);
+    if (!found) end("a transfer of memory that is freed, or smaller");
+}
+
+int standInAreas(void) {
+    int found = 0;
+    pthread_mutex_lock(&areas_lock);
+    for (int i = 0; i < MOST_AREAS; i++) found += areas[i].begin != 0;
+    pthread_mutex_unlock(&areas_lock);
+    return found;
+}
+
+cudaError_t cudaMalloc(void **pointer, size_t size) {
+    int file = memfd_create("stand-in", MFD_CLOEXEC), place = 0;
+    if (file < 0 || ftruncate(file, size)) end("there is no file in memory");
+    *pointer = mmap(0, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (*pointer == MAP_FAILED) return NO_MEMORY;
+    pthread_mutex_lock(&areas_lock);
+    while (place < MOST_AREAS && areas[place].begin) place++;
+    if (place == MOST_AREAS) end("there is more memory than tests need");
+    areas[place].begin = *pointer, areas[place].size = size;
+    pthread_mutex_unlock(&areas_lock);
+    return 0;
+}
+
+cudaError_t cudaFree(void *pointer) {
+    int place = 0;
+    pthread_mutex_lock(&areas_lock);
+    while (place < MOST_AREAS && areas[place].begin != pointer) place++;
+    if (place == MOST_AREAS) end("memory is freed that was not made here");
+    munmap(areas[place].begin, areas[place].size);
+    areas[place].begin = 0;
+    pthread_mutex_unlock(&areas_lock);
+    return 0;
 }
