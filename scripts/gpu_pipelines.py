@@ -53,14 +53,14 @@ def piped(
 def transports_between_gpus(gpus: int, *, is_rehearsal: bool) -> tuple[tuple[str, ...], str]:
     """By which two of this host's GPUs exchange tensors, and why not by others."""
     if is_rehearsal:
-        return ("auto",), "this is a rehearsal, and CPUs do not exchange by ipc and nccl"
+        return ("auto",), "this is a rehearsal, and CPUs do not exchange by nccl"
     if gpus < len(GPUS):
         return (), f"this machine has {gpus} GPU, and nothing is exchanged between two"
     try:
         nccl_library()
     except WorkerError as error:
-        return ("grpc", "shm", "ipc"), f"nothing is exchanged by nccl: {error}"
-    return ("grpc", "shm", "ipc", "nccl"), ""
+        return ("grpc", "shm"), f"nothing is exchanged by nccl: {error}"
+    return ("grpc", "shm", "nccl"), ""
 
 
 @contextmanager

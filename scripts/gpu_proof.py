@@ -14,7 +14,6 @@ import torch
 import tvm_split
 from scripts.device_limits import Limits
 from scripts.gpu_pipelines import GPUS, difference_of, one_gpu_each, outputs_of, piped
-from scripts.gpu_tables import AS_GRAPH
 from scripts.rounds import Figures, in_turns, medians
 from scripts.streamed import median_run
 from scripts.torch_ways import QUICK, WAYS, Run, TorchWays
@@ -40,15 +39,7 @@ TIMEOUT_SECONDS = 120.0
 class Prover:
     """The machines of this host, of which one is proven."""
 
-    def __init__(
-        self,
-        target: str,
-        threads: int,
-        rounds: int,
-        ways: Sequence[str],
-        workers: LocalWorkers,
-        graphs: LocalWorkers,
-    ) -> None:
+    def __init__(self, target: str, threads: int, rounds: int, ways: Sequence[str], workers: LocalWorkers) -> None:
         self.device = "cpu" if target == CPU else "cuda"
         torch.set_num_threads(threads)
         self._threads, self._rounds = threads, rounds
@@ -58,8 +49,6 @@ class Prover:
             tvm_split.Machine(HOST, threads, endpoint=workers.endpoints[HOST]),
             tvm_split.Machine(DEVICE, threads, described, endpoint=workers.endpoints[DEVICE]),
         )
-        with_graphs = tvm_split.Machine(DEVICE, threads, described, endpoint=graphs.endpoints[DEVICE])
-        self._with_graphs = tvm_split.Cluster("remote", (self._machines[0], with_graphs), ())
 
     def network(self, name: str, build: torch_models.PublishedModel, dtype: str, batch: int) -> dict[str, Any]:
         """One network as one stage on the device, beside torch."""
@@ -75,14 +64,9 @@ class Prover:
         arrays = [each.numpy() for each in inputs]
         runs: dict[str, Callable[[], Figures]] = {}
         failed = {}
-        with (
-            tvm_split.deploy(bundle, cluster, timeout_seconds=TIMEOUT_SECONDS) as deployment,
-            tvm_split.deploy(bundle, self._with_graphs, timeout_seconds=TIMEOUT_SECONDS) as as_graph,
-        ):
-            difference = max(difference_of(each.run(*arrays)[0], expected) for each in (deployment, as_graph))
-            (cuda_graph,) = {stage.cuda_graph for stage in as_graph.stats().stages}
+        with tvm_split.deploy(bundle, cluster, timeout_seconds=TIMEOUT_SECONDS) as deployment:
+            difference = difference_of(deployment.run(*arrays)[0], expected)
             runs["ours"] = lambda: median_run(deployment, arrays)
-            runs[AS_GRAPH] = lambda: median_run(as_graph, arrays)
             for way, run in TorchWays(network, inputs, self.device).each(self._ways):
                 if isinstance(run, str):
                     failed[way] = run
@@ -91,8 +75,7 @@ class Prover:
             times = medians(in_turns(runs, self._rounds))
             count = max(8, int(STREAM_SECONDS[self.device] / times["ours"]["seconds"]))
             report = bench(deployment, [arrays], rounds=1, micro_batches=count)
-            graphs_report = bench(as_graph, [arrays], rounds=1, micro_batches=count)
-        (machine,), (graphs_machine,) = report.machines, graphs_report.machines
+        (machine,) = report.machines
         return {
             "network": name,
             "dtype": dtype,
@@ -102,9 +85,6 @@ class Prover:
             "seconds": {side: figures["seconds"] for side, figures in times.items()},
             "compute_seconds": machine.compute.measured,
             "per_second": batch / (report.period.measured or float("nan")),
-            "cuda_graph": cuda_graph,
-            "graphs_compute_seconds": graphs_machine.compute.measured,
-            "graphs_per_second": batch / (graphs_report.period.measured or float("nan")),
             "compile_seconds": compile_seconds,
             "failed": failed,
         }

@@ -11,12 +11,9 @@ from rich.table import Table
 from scripts.device_limits import Limits
 from scripts.torch_ways import WAYS
 from tvm_split.rpc_runtime.client.client import WorkerDescription
-from tvm_split.rpc_runtime.program.measurements import RECORDED
 from tvm_split.units import bytes_text, seconds_text
 
 SHOWN_KERNELS = 12
-AS_GRAPH = "ours as a graph"
-"""Among the times of a network, where torch's ways have names of their own."""
 
 
 def print_limits(console: Console, worker: WorkerDescription, limits: Limits) -> None:
@@ -30,8 +27,6 @@ def print_limits(console: Console, worker: WorkerDescription, limits: Limits) ->
 def print_networks(console: Console, found: Sequence[dict[str, Any]]) -> None:
     ways = [way for way in WAYS if any(way in each["seconds"] or way in each["failed"] for each in found)]
     table = Table("network", "dtype", "batch", "difference", "ours", "of it computing", "a second", title="networks")
-    for heading in ("as a CUDA graph", "of it computing", "a second"):
-        table.add_column(heading)
     for way in ways:
         table.add_column(f"torch {way}")
     table.add_column("ours / best of torch")
@@ -46,23 +41,10 @@ def print_networks(console: Console, found: Sequence[dict[str, Any]]) -> None:
             seconds_text(times["ours"]),
             seconds_text(each["compute_seconds"] or 0.0),
             f"{each['per_second']:.1f}",
-            *_as_graph(each),
             *(seconds_text(times[way]) if way in times else "failed" * (way in each["failed"]) for way in ways),
             f"{times['ours'] / min(others):.2f}" if others else "",
         )
     console.print(table)
-    for each in found:
-        if each["cuda_graph"] not in ("", RECORDED):
-            what = f"{each['network']}, {each['dtype']}, batch {each['batch']}"
-            console.print(f"no CUDA graph of {what}: {each['cuda_graph']}", markup=False)
-
-
-def _as_graph(network: dict[str, Any]) -> tuple[str, str, str]:
-    """Nothing where it is none: what was measured then says nothing about graphs."""
-    if network["cuda_graph"] != RECORDED:
-        return "", "", ""
-    computing = seconds_text(network["graphs_compute_seconds"] or 0.0)
-    return seconds_text(network["seconds"][AS_GRAPH]), computing, f"{network['graphs_per_second']:.1f}"
 
 
 def print_compiled(console: Console, found: Sequence[dict[str, Any]], networks: Sequence[dict[str, Any]]) -> None:

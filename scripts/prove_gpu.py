@@ -41,7 +41,6 @@ from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.execution.nvcc import toolkit_version
-from tvm_split.rpc_runtime.execution.switches import CUDA_GRAPHS
 
 NETWORKS = ("mobilenet_v2", "resnet50", "bert_base", "gpt2_small", "vit_b16", "vgg16")
 """The quickest to compile first: what is not reached is then as little as can be."""
@@ -59,7 +58,6 @@ REHEARSED_PIXELS, REHEARSED_TOKENS = 64, 32
 def prove(
     arguments: argparse.Namespace,
     workers: LocalWorkers,
-    graphs: LocalWorkers,
     timed: TimedParts,
     console: Console,
     results: dict[str, Any],
@@ -73,7 +71,7 @@ def prove(
     networks = {name: models[name] for name in arguments.networks or NETWORKS}
     worker = describe(workers.endpoints[DEVICE], TIMEOUT_SECONDS)
     target = _target_of(arguments.target, worker)
-    prover = Prover(target, arguments.threads, arguments.rounds, arguments.ways, workers, graphs)
+    prover = Prover(target, arguments.threads, arguments.rounds, arguments.ways, workers)
     limits = limits_of(prover.device, arguments.threads)
     print_limits(console, worker, limits)
     results.update(
@@ -111,12 +109,6 @@ def prove(
         timed.run("torch.compile", f"{name} by torch.compile", by_torch, part)
     print_compiled(console, by_torch, found)
     results["seconds"] = timed.seconds
-
-
-def _workers(names: tuple[str, ...], threads: int, *, graphs: bool) -> LocalWorkers:
-    """Workers that record GPUs' stages as CUDA graphs, or do not, whatever this process's environment says."""
-    switched = {CUDA_GRAPHS.variable: str(int(graphs))}
-    return LocalWorkers(names, threads=threads, start_timeout_seconds=TIMEOUT_SECONDS, environment=switched)
 
 
 def _target_of(asked: str | None, worker: WorkerDescription) -> str:
@@ -200,11 +192,8 @@ def main() -> int:
     timed = TimedParts(arguments.seconds, console, lambda: written(arguments.output, results))
     results.update(not_reached=timed.not_reached, failed=timed.failed)
     try:
-        with (
-            _workers((HOST, DEVICE), arguments.threads, graphs=False) as workers,
-            _workers((DEVICE,), arguments.threads, graphs=True) as graphs,
-        ):
-            prove(arguments, workers, graphs, timed, console, results)
+        with LocalWorkers((HOST, DEVICE), threads=arguments.threads, start_timeout_seconds=TIMEOUT_SECONDS) as workers:
+            prove(arguments, workers, timed, console, results)
     except TvmSplitError as error:  # of no part: a worker does not start, or does not say what it is
         timed.failed["workers"] = f"{type(error).__name__}: {error}"
         written(arguments.output, results)

@@ -122,7 +122,7 @@ class _Uncoded:
 
     def joins(self, source: str, destination: str) -> bool:
         setting = self._settings.get((source, destination), DEFAULT)
-        if setting.wanted not in (Transport.AUTO, Transport.CUDA_IPC):
+        if setting.wanted is not Transport.AUTO:
             return setting.wanted in UNCODED
         if (source, destination) in self._measured:
             return self._measured[source, destination] in UNCODED

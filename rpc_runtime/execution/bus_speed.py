@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_split.rpc_runtime.execution.device_transfers import DeviceCalls
+from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
 
 SMALL_BYTES, LARGE_BYTES = 4096, 32 << 20
 ROUNDS = 5
@@ -21,7 +21,7 @@ class BusSpeed:
     latency_seconds: float
 
 
-def bus_speed(calls: DeviceCalls, address: Callable[[int], tuple[Any, int]]) -> BusSpeed:
+def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> BusSpeed:
     """Measured between page-locked memory and the device's, one copy at a time, each the best of some rounds.
 
     Args:

@@ -72,13 +72,8 @@ def free_device_bytes() -> int:
 @cache
 def driver_version() -> int:
     """Of CUDA, up to which this machine's driver goes: 13000 is 13.0. 0 without a driver."""
-    driver = driver_library()
+    driver = _loaded(DRIVER)
     return _asked(driver, "cuDriverGetVersion") if driver is not None else 0
-
-
-@cache
-def driver_library() -> ctypes.CDLL | None:
-    return _loaded(DRIVER)
 
 
 def version_text(number: int) -> str:

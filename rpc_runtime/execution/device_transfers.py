@@ -22,14 +22,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tvm
 
 from tvm_split.rpc_runtime.closing import do_all
-from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls, memory_at
-from tvm_split.rpc_runtime.execution.cuda_runtime import driver_library, runtime_library
+from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls, Mark, memory_at
+from tvm_split.rpc_runtime.execution.cuda_runtime import runtime_library
 from tvm_split.rpc_runtime.execution.executor import RunnableStage
 from tvm_split.rpc_runtime.execution.stage_executable import (
     TensorSlot,
@@ -37,7 +37,6 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     size_of,
     tensor_slot,
 )
-from tvm_split.rpc_runtime.execution.switches import OVERLAP
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec
@@ -45,52 +44,14 @@ from tvm_split.rpc_runtime.transports.link_end import Station
 from tvm_split.rpc_runtime.transports.slots import Slot
 
 Tensor = Any
-Mark = Any
-Stream = Any
-
-
-class DeviceCalls(Protocol):
-    """What a device can do, each in its time; see `cuda_calls.CudaCalls`. Addresses are numbers."""
-
-    def host_memory(self, size_bytes: int) -> Bytes: ...
-
-    def mark(self) -> Mark: ...
-
-    def upload(self, source: int, target: int, size_bytes: int, mark: Mark) -> None: ...
-
-    def download(self, source: int, target: int, size_bytes: int, mark: Mark) -> None: ...
-
-    def compute_after(self, mark: Mark) -> None: ...
-
-    def computed(self, mark: Mark) -> None: ...
-
-    def wait(self, mark: Mark) -> None: ...
-
-    def stream(self) -> Stream: ...
-
-    def record(self, mark: Mark, stream: Stream) -> None: ...
-
-    def is_reached(self, mark: Mark) -> bool: ...
-
-    def hand_over(self, source: int, target: int, size_bytes: int, mark: Mark) -> None: ...
-
-    def exported(self, address: int) -> bytes: ...
-
-    def opened(self, handle: bytes) -> int: ...
-
-    def shut(self, address: int) -> None: ...
-
-    def bytes_behind(self, address: int) -> int: ...
-
-    def bus_identity(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """A tensor on the device, whose content is there when ``mark`` is reached; None: now."""
+    """A tensor on the device, whose content is there when ``mark`` is reached."""
 
     tensor: Tensor
-    mark: Mark | None
+    mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +66,7 @@ class DeviceTransfers:
     Life: made, used, ``close``, which waits for uploads that nobody waited for: their memory may go only then.
     """
 
-    def __init__(self, calls: DeviceCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> None:
+    def __init__(self, calls: CudaCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> None:
         self.calls, self.make_tensor = calls, make_tensor
         self._lock = threading.Lock()
         self._under_way: dict[Mark, tuple[Uploaded, Tensor]] = {}
@@ -172,7 +133,7 @@ class DeviceTransfers:
     def begin(self, inputs: Sequence[Tensor | Uploaded]) -> list[Tensor]:
         """A stage's inputs on the device; what is computed from now on begins when they are there."""
         for each in inputs:
-            if isinstance(each, Uploaded) and each.mark is not None:
+            if isinstance(each, Uploaded):
                 self.calls.compute_after(each.mark)
         return [each.tensor if isinstance(each, Uploaded) else each for each in inputs]
 
@@ -208,7 +169,7 @@ class OverlappedStage:
 class UploadingStation:
     """Stands before the station of a device's machine, for the links that end there: what comes is uploaded at once.
 
-    What another GPU has written into this one's memory is there.
+    What came by NCCL is on the device already.
     """
 
     def __init__(self, station: Station, transfers: DeviceTransfers) -> None:
@@ -235,17 +196,15 @@ class UploadingStation:
 
 
 def overlapping_transfers(stages: Sequence[StageSpec]) -> DeviceTransfers | None:
-    """For the stages of a machine with a GPU; None for others, and where ``$TVM_SPLIT_OVERLAP`` is 0.
+    """For the stages of a machine with a GPU; None for others.
 
     Raises:
         WorkerError: this machine has no such device, or it fails.
-        InputError: the variable is neither 0 nor 1.
     """
-    if not stages or any(stage.device != "cuda" for stage in stages) or not OVERLAP.is_on:
+    if not stages or any(stage.device != "cuda" for stage in stages):
         return None
     device = find_device("cuda", f"stage {stages[0].name!r} on machine {stages[0].machine!r}")
     library = runtime_library()
     if library is None:
         return None  # it would not have found the device
-    calls = CudaCalls(library, driver_library())
-    return DeviceTransfers(calls, lambda tensor: tvm.runtime.empty(tensor.shape, tensor.dtype, device))
+    return DeviceTransfers(CudaCalls(library), lambda tensor: tvm.runtime.empty(tensor.shape, tensor.dtype, device))

@@ -1,4 +1,4 @@
-"""NCCL's library, loaded when a link asks for it, and communicators of two ranks, each with a stream of its own.
+"""NCCL's library, loaded when a link asks for it, and communicators of two GPUs, each with a stream of its own.
 
 NCCL User Guide 2.28: Communicator Creation and Management, Point To Point Communication, Fault Tolerance. Communicators
 do not block: a call that goes on behind says so (``ncclInProgress``), and nothing else may be asked of its communicator
@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 from tvm_split.rpc_runtime.errors import WorkerError
-from tvm_split.rpc_runtime.execution.device_transfers import DeviceCalls
+from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
+from tvm_split.rpc_runtime.execution.device_transfers import Tensor, Uploaded
 from tvm_split.rpc_runtime.execution.nvcc import installed_folders
+from tvm_split.rpc_runtime.execution.stage_executable import first_line
+from tvm_split.rpc_runtime.hardware import boot_id
+from tvm_split.rpc_runtime.program.program import TensorSpec
 from tvm_split.rpc_runtime.transports.nccl_device import UNIQUE_ID_BYTES, version_text
 
 LIBRARY = "libnccl.so.2"
@@ -109,7 +113,7 @@ class NcclLibrary:
 class NcclCommunicator:
     """A `transports.nccl.Communicator`, of which this is ``rank`` 0 or 1. For one thread that begins something."""
 
-    def __init__(self, nccl: NcclLibrary, cuda: DeviceCalls, unique_id: bytes, rank: int) -> None:
+    def __init__(self, nccl: NcclLibrary, cuda: CudaCalls, unique_id: bytes, rank: int) -> None:
         self._nccl, self._cuda, self._peer = nccl, cuda, 1 - rank
         self._stream, self._mark, self._is_marked = cuda.stream(), cuda.mark(), True
         self._handle = ctypes.c_void_p()
@@ -152,6 +156,33 @@ class NcclCommunicator:
         self._require_there()
         self._is_marked = False
         self._nccl.call(function, address, size_bytes, BYTES, self._peer, self._handle, self._stream.address)
+
+
+class CudaNccl:
+    """A `transports.nccl_device.Nccl` of this process's GPU, of which ``make_tensor`` makes memory. Thread-safe."""
+
+    def __init__(self, library: NcclLibrary, calls: CudaCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> None:
+        self._library, self._calls, self._make_tensor = library, calls, make_tensor
+        self.version, self.turn, self.unique_id = library.version, library.turn, library.unique_id
+        self.gpu = f"{boot_id()} {calls.bus_identity()}"
+
+    def communicator(self, unique_id: bytes, rank: int) -> NcclCommunicator:
+        return NcclCommunicator(self._library, self._calls, unique_id, rank)
+
+    def memory(self, tensor: TensorSpec) -> tuple[int, Uploaded]:
+        try:
+            memory = self._make_tensor(tensor)
+        except Exception as error:
+            raise WorkerError(f"the GPU has no memory for tensor {tensor.name!r}: {first_line(error)}") from error
+        return self.address(memory), Uploaded(memory, self._calls.mark())
+
+    def address(self, value: Tensor) -> int:
+        return int(value.data_ptr())
+
+
+def own_nccl(calls: CudaCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> CudaNccl:
+    """Of this process's GPU; loads NCCL's library when it is called first. Raises as `nccl_library`."""
+    return CudaNccl(nccl_library(), calls, make_tensor)
 
 
 @cache

@@ -102,23 +102,22 @@ class StageExecutable:
     ) -> None:
         self.stage = stage
         where = f"stage {stage.name!r} on machine {stage.machine!r}"
-        self.device = find_device(stage.device, where)
+        self._device = find_device(stage.device, where)
         self._on_cpu = stage.device == "cpu"
-        self._finish = finish or (None if self._on_cpu else self.device.sync)
+        self._finish = finish or (None if self._on_cpu else self._device.sync)
         self._reuses_inputs = self._on_cpu or finish is not None
         # Of each output, from the first run on: what a library returns, and whether it hands on its inputs' memory, is
         # the same each time, and to look takes as long as a small tensor's way from one machine to another.
         self._are_views: list[bool] | None = None
         try:
-            self.library = load_library(library, scratch, where)
-            self._machine = VirtualMachine(self.library, self.device)
+            self._machine = VirtualMachine(load_library(library, scratch, where), self._device)
             self._main = self._machine["main"]
         except WorkerError:
             raise
         except Exception as error:
             raise WorkerError(f"{where}: TVM cannot load the library: {first_line(error)}") from error
-        self.weights = [
-            _weight(spec, content, self.device, stage.device, cache, where)
+        self._weights = [
+            _weight(spec, content, self._device, stage.device, cache, where)
             for spec, content in zip(stage.weights, weights, strict=True)
         ]
 
@@ -130,22 +129,23 @@ class StageExecutable:
         """
         stage = self.stage
         if not self._on_cpu:
-            inputs = [tensor.copyto(self.device) if _is_on_host(tensor) else tensor for tensor in inputs]
+            inputs = [tensor.copyto(self._device) if _is_on_host(tensor) else tensor for tensor in inputs]
         try:
-            result = self._main(*inputs, *self.weights)
+            result = self._main(*inputs, *self._weights)
             outputs = self._outputs(result, inputs)
             if self._finish is not None:
                 self._finish()
         except StageError:
             raise
         except Exception as error:
-            raise run_failure(stage, error) from error
+            text = f"stage {stage.name!r} on machine {stage.machine!r} failed: {first_line(error)}"
+            raise StageError(text) from error
         return outputs
 
     def _outputs(self, result: Any, inputs: Sequence[Tensor]) -> list[Tensor]:
         stage = self.stage
         if self._are_views is None:
-            require_announced(result, stage)
+            _require_announced(result, stage)
             self._are_views = [
                 self._reuses_inputs and _shares_memory(tensor, spec, inputs, stage.inputs)
                 for tensor, spec in zip(result, stage.outputs, strict=True)
@@ -157,18 +157,13 @@ class StageExecutable:
 
     def _copied(self, tensor: Tensor, spec: TensorSpec) -> Tensor:
         if not self._on_cpu:
-            return tensor.copyto(self.device)
+            return tensor.copyto(self._device)
         copy = tensor_slot(spec)
         copy.fill(tensor)
         return copy.value
 
 
-def run_failure(stage: StageSpec, error: Exception) -> StageError:
-    """What a stage's run has failed by."""
-    return StageError(f"stage {stage.name!r} on machine {stage.machine!r} failed: {first_line(error)}")
-
-
-def require_announced(result: Any, stage: StageSpec) -> None:
+def _require_announced(result: Any, stage: StageSpec) -> None:
     """Compares what a stage's library has returned with the stage; raises StageError."""
     where = f"stage {stage.name!r} on machine {stage.machine!r} should return"
     if not isinstance(result, tvm_ffi.Array) or len(result) != len(stage.outputs):

@@ -17,8 +17,6 @@ UNCOUNTED_EVENTS = 1000
 COMPUTE_SAMPLES = 1001
 """Computing times kept per stage for the median."""
 
-RECORDED = "recorded"
-"""A stage that is launched as a CUDA graph."""
 RECEIVE, COMPUTE, WAIT, SEND = "receive", "compute", "wait", "send"
 
 
@@ -33,8 +31,7 @@ class StageStatistics:
 
     ``wait_seconds``: its machine was idle until this stage's inputs came. ``receive_seconds`` and ``send_seconds``:
     time on the wire, which overlaps computing, and what codecs take. Tensors handed over inside a machine count as
-    neither. ``bytes_received`` and ``bytes_sent`` are those that codecs made of them. ``cuda_graph`` is of a stage that
-    was to be launched as one CUDA graph: `RECORDED`, or why it is not; empty for all others.
+    neither. ``bytes_received`` and ``bytes_sent`` are those that codecs made of them.
     """
 
     name: str
@@ -47,7 +44,6 @@ class StageStatistics:
     send_seconds: float = 0.0
     bytes_received: int = 0
     bytes_sent: int = 0
-    cuda_graph: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +81,6 @@ class Recorder:
         self._totals = {name: _Totals() for name in stages}
         self._new: deque[tuple[Any, ...]] = deque()
         self._events: deque[tuple[Any, ...]] = deque(maxlen=trace_events)
-        self.cuda_graphs: dict[str, str] = {}
-        """As in `StageStatistics`, by the stage."""
         self.activity = 0
         """Grows with every tensor, part of a tensor and micro-batch. Written without a lock: only change matters."""
 
@@ -102,10 +96,7 @@ class Recorder:
     def statistics(self) -> tuple[StageStatistics, ...]:
         with self._lock:
             self._count_locked()
-            return tuple(
-                replace(totals.statistics(name, self._machine), cuda_graph=self.cuda_graphs.get(name, ""))
-                for name, totals in self._totals.items()
-            )
+            return tuple(totals.statistics(name, self._machine) for name, totals in self._totals.items())
 
     def trace(self) -> tuple[TraceEvent, ...]:
         with self._lock:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
-from tvm_split.rpc_runtime.transports.device_memory import require_device
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.mpi import MpiStream, World
 from tvm_split.rpc_runtime.transports.nccl import NcclTransfers, nccl_transfers
+from tvm_split.rpc_runtime.transports.nccl_device import nccl_of
 from tvm_split.rpc_runtime.transports.shared_memory import Offer, SharedMemoryCarrier, host_proof
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_frame, parsed
@@ -99,15 +99,14 @@ class LinkAnswer:
             self._mpi = MpiStream(world, hello.mpi.rank, number, self._link, self._ended, name, calls=False)
             return pb.Accept(mpi=world.me, number=number)
         if hello.HasField("nccl"):
-            nccl = require_device(self._link.device).nccl()
-            self._nccl = nccl_transfers(self._link, nccl, hello.nccl, self._ended, calls=False)
+            self._nccl = nccl_transfers(self._link, nccl_of(self._link.nccl), hello.nccl, self._ended, calls=False)
             return pb.Accept(nccl=self._nccl.own)
         if not hello.host:
             return pb.Accept(reason="the caller cannot share memory, or does not want to")
         if not hmac.compare_digest(hello.host, host_proof(hello.deployment)):
             return pb.Accept(reason="caller and worker are on different hosts")
         try:
-            self._offer = Offer(self._link, hello.device_memory)
+            self._offer = Offer(self._link)
         except OSError as error:
             return pb.Accept(reason=f"{hello.destination!r} cannot make it: {error}")
         return pb.Accept(socket=self._offer.name, secret=self._offer.secret)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 
@@ -15,22 +14,19 @@ from tvm_split.rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
-from tvm_split.rpc_runtime.program.link_setting import IN_MEMORY, Transport
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.measurements import LinkStatistics
 from tvm_split.rpc_runtime.transports import shared_memory
-from tvm_split.rpc_runtime.transports.device_memory import NO_DEVICE, require_device
 from tvm_split.rpc_runtime.transports.link_end import LinkEnd
 from tvm_split.rpc_runtime.transports.link_memory import own_memory
 from tvm_split.rpc_runtime.transports.mpi import MpiStream, World
 from tvm_split.rpc_runtime.transports.nccl import NcclTransfers, nccl_transfers
-from tvm_split.rpc_runtime.transports.nccl_device import Nccl
+from tvm_split.rpc_runtime.transports.nccl_device import Nccl, nccl_of
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
 from tvm_split.rpc_runtime.wire.control_methods import HELLO_KEY, LINK_PATH
 from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_text, parsed
 from tvm_split.rpc_runtime.wire.security import Token
-
-logger = logging.getLogger(__name__)
 
 STREAMED = frozenset([Transport.GRPC, Transport.NCCL])
 """By these, what an end says goes over the stream that was opened."""
@@ -86,7 +82,7 @@ class LinkCall:
             hello.mpi.CopyFrom(world.me)
         elif endpoint.transport is Transport.NCCL:
             try:
-                self._own_nccl = require_device(link.device).nccl()
+                self._own_nccl = nccl_of(link.nccl)
             except WorkerError as error:
                 raise WorkerError(
                     f"machine {hello.source!r} is to send to machine {endpoint.machine!r} by NCCL, and the worker of "
@@ -95,8 +91,6 @@ class LinkCall:
             hello.nccl.CopyFrom(pb.NcclEnd(version=self._own_nccl.version, gpu=self._own_nccl.gpu))
         elif endpoint.transport is not Transport.GRPC:
             hello.host = shared_memory.host_proof(hello.deployment)
-            hello.device_memory = endpoint.transport is Transport.CUDA_IPC and link.device is not None
-        self._on_device = hello.device_memory
         self._channel = open_channel(endpoint.address, endpoint.tls)
         metadata = ((HELLO_KEY, hello.SerializeToString()), *(token.metadata if token else ()))
         method = self._channel.stream_stream(LINK_PATH, request_serializer=None, response_deserializer=None)
@@ -139,8 +133,12 @@ class LinkCall:
         self._chosen.wait()
         if self._over.is_set():
             return
-        choice = pb.Choice(shared_memory=self.transport in IN_MEMORY, refusal=self._refusal)
-        choice.mpi, choice.nccl = self.transport is Transport.MPI, self.transport is Transport.NCCL
+        choice = pb.Choice(
+            shared_memory=self.transport is Transport.SHARED_MEMORY,
+            mpi=self.transport is Transport.MPI,
+            nccl=self.transport is Transport.NCCL,
+            refusal=self._refusal,
+        )
         yield control_frame(FrameKind.CHOICE, choice.SerializeToString())
         if self._refusal:
             return
@@ -236,18 +234,11 @@ class LinkCall:
         if connection is None and self._endpoint.transport is Transport.SHARED_MEMORY:
             raise WorkerError(f"no memory can be shared with this worker: {self._reason}")
         if connection is not None:
-            self.transport = Transport.SHARED_MEMORY
+            self.transport, self._reason = Transport.SHARED_MEMORY, ""
         self._chosen.set()
         if connection is not None:
-            carrier = shared_memory.SharedMemoryCarrier(
-                connection, memory, self._link, self._carrier_ended, self._name, self._on_device
-            )
-            self._carrier = carrier
-            self.transport, self._reason = carrier.transport, carrier.reason
-        if self._endpoint.transport is Transport.CUDA_IPC and self.transport is not Transport.CUDA_IPC:
-            if connection is not None and not self._on_device:
-                self._reason = f"the sender has no places on a GPU: {NO_DEVICE}"
-            logger.warning("the link from %r to %r is not from GPU to GPU: %s", *self._ends, self._reason)
+            carrier = shared_memory.SharedMemoryCarrier
+            self._carrier = carrier(connection, memory, self._link, self._carrier_ended, self._name)
         return True
 
     def _choose_mpi(self, accept: pb.Accept) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
-from tvm_split.rpc_runtime.transports.device_memory import DeviceExchange
+from tvm_split.rpc_runtime.transports.nccl_device import MakeNccl
 from tvm_split.rpc_runtime.transports.slots import Slot
 from tvm_split.rpc_runtime.wire.framing import Frame, FrameKind, control_frame
 
@@ -80,14 +80,14 @@ class Message(Protocol):
 class LinkEnd:
     """One end of a link. ``_wake_locked`` is called when there may be something to say.
 
-    If it is ``patient``, the other end may be silent as long as its connection lives. ``device`` is the station's GPU,
-    if another one may write into its memory, or it into another's.
+    If it is ``patient``, the other end may be silent as long as its connection lives. ``nccl`` is with the station's
+    GPU; None: its stages are on no GPU.
     """
 
     def __init__(
-        self, station: Station, routes: Sequence[PlannedRoute], device: DeviceExchange | None, *, patient: bool
+        self, station: Station, routes: Sequence[PlannedRoute], nccl: MakeNccl | None, *, patient: bool
     ) -> None:
-        self.device = device
+        self.nccl = nccl
         self.station = station
         self.routes = tuple(routes)
         self._lock = station.lock

@@ -29,8 +29,8 @@ from tvm_split.rpc_runtime.program.program import CLIENT, TensorSpec
 from tvm_split.rpc_runtime.transports.codecs import TensorCoder, coder_of, require_available
 from tvm_split.rpc_runtime.transports.credit_window import ReceiveWindow, SendWindow
 from tvm_split.rpc_runtime.transports.credits import Grants, Outbox
-from tvm_split.rpc_runtime.transports.device_memory import DeviceExchange
 from tvm_split.rpc_runtime.transports.link_end import Carrier, LinkEnd, Message, Place, Station
+from tvm_split.rpc_runtime.transports.nccl_device import MakeNccl
 from tvm_split.rpc_runtime.transports.slots import MakeSlot, Slot
 from tvm_split.rpc_runtime.wire.framing import (
     Frame,
@@ -122,16 +122,16 @@ class OutgoingLink(LinkEnd):
         routes: Sequence[PlannedRoute],
         as_bytes: Callable[[Any], Bytes],
         make_slot: MakeSlot,
-        device: DeviceExchange | None = None,
+        nccl: MakeNccl | None = None,
     ) -> None:
         require_available(routes)
-        super().__init__(station, routes, device, patient=any(route.destination == CLIENT for route in routes))
+        super().__init__(station, routes, nccl, patient=any(route.destination == CLIENT for route in routes))
         self._outbox = Outbox(routes)
         self._sending = {
             route.tensor_index: _Sending(route, self._outbox.window(route.tensor_index), coder_of(route))
             for route in routes
         }
-        self.apart = device is not None
+        self.apart = nccl is not None  # to copy from a GPU would hold up the thread that computes
         self.as_bytes = as_bytes
         self._make_slot = make_slot
 
@@ -248,12 +248,12 @@ class IncomingLink(LinkEnd):
         station: Station,
         routes: Sequence[PlannedRoute],
         make_slot: MakeSlot,
-        device: DeviceExchange | None = None,
+        nccl: MakeNccl | None = None,
         *,
         reuse: bool,
     ) -> None:
         require_available(routes)
-        super().__init__(station, routes, device, patient=any(route.source == CLIENT for route in routes))
+        super().__init__(station, routes, nccl, patient=any(route.source == CLIENT for route in routes))
         self._grants = Grants(routes)
         self._receiving = {
             route.tensor_index: _Receiving(route, self._grants.window(route.tensor_index), coder_of(route))

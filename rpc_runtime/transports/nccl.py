@@ -320,7 +320,7 @@ def _require_fit(own: Nccl, other: pb.NcclEnd) -> None:
             f"{version_text(other.version)}"
         )
     if own.gpu == other.gpu:
-        raise WorkerError("both ends are on the same GPU, and NCCL needs one for each: transport ipc does not")
+        raise WorkerError("both ends are on the same GPU, and NCCL needs one for each")
 
 
 @contextlib.contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from tvm_split.rpc_runtime.errors import WorkerError
 from tvm_split.rpc_runtime.program.program import TensorSpec
 
 UNIQUE_ID_BYTES = 128
@@ -48,6 +50,21 @@ class Nccl(Protocol):
         """Of the GPU: its address, and what a station takes."""
 
     def address(self, value: Any) -> int: ...
+
+
+MakeNccl = Callable[[], Nccl]
+"""Raises a `WorkerError` where NCCL's library cannot be used. The first call loads it."""
+
+
+def nccl_of(make: MakeNccl | None) -> Nccl:
+    """NCCL with the GPU of a link's station.
+
+    Raises:
+        WorkerError: the station has no GPU, or NCCL's library cannot be used.
+    """
+    if make is None:
+        raise WorkerError("its stages are on no GPU")
+    return make()
 
 
 def version_text(number: int) -> str:

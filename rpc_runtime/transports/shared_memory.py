@@ -3,8 +3,6 @@
 The receiver makes the memory: a sealed memfd, which is nobody's file and is freed by the kernel however its owners die,
 with as many places for each tensor as its queue is deep. The sender copies a tensor into its next place and says so;
 the receiver's kernels read it where it lies. The socket's end is the other process's death.
-
-A link from GPU to GPU has its places there, if it can: `device_memory`.
 """
 
 from __future__ import annotations
@@ -51,8 +49,8 @@ class Offer:
         OSError: there can be no socket, or no memory for ``link``.
     """
 
-    def __init__(self, link: LinkEnd, on_device: bool) -> None:
-        self.memory = own_memory(link, on_device)
+    def __init__(self, link: LinkEnd) -> None:
+        self.memory = own_memory(link)
         self.name = f"tvm-split-{secrets.token_hex(16)}"
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -128,8 +126,8 @@ def _is_same_user(connection: socket.socket) -> bool:
 class SharedMemoryCarrier:
     """Carries ``link`` over a connection to the other process, and reads what that one says, in a thread of its own.
 
-    ``memory`` is the link's `own_memory`; the sender asks for places ``on_device``, or does not. ``on_end(error)`` is
-    called once, from that thread, when the link ends otherwise than by ``close``; None: the other end has closed it.
+    ``memory`` is the link's `own_memory`. ``on_end(error)`` is called once, from that thread, when the link ends
+    otherwise than by ``close``; None: the other end has closed it.
 
     Raises:
         TvmSplitError: the other end gives no memory that fits; the connection is then closed.
@@ -142,7 +140,6 @@ class SharedMemoryCarrier:
         link: LinkEnd,
         on_end: Callable[[TvmSplitError | None], None],
         name: str,
-        on_device: bool = False,
     ) -> None:
         self._connection = connection
         self._link = link
@@ -151,9 +148,10 @@ class SharedMemoryCarrier:
         self._closing = False
         try:
             if memory is not None:
-                agreed = memory.agreed(connection)
+                memory.send(connection)
+                shared = memory.memory
             else:
-                agreed = others_memory(connection, link.routes, link.device if on_device else None)
+                shared = others_memory(connection, link.routes)
             timeout = _SECONDS.pack(int(BEAT_SECONDS), 0), _SECONDS.pack(int(SILENCE_SECONDS), 0)
             connection.settimeout(None)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout[0])
@@ -164,8 +162,7 @@ class SharedMemoryCarrier:
         except BaseException:
             connection.close()
             raise
-        self.transport, self.reason = agreed.transport, agreed.reason
-        link.carry(self, agreed.place)  # which the link's slots keep, until it is closed
+        link.carry(self, shared.place)  # which the link's slots keep, until it is closed
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
         if link.apart:

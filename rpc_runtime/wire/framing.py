@@ -31,7 +31,7 @@ from tvm_split.rpc_runtime.errors import ProtocolError
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.wire.foreign_text import AnyMessage, clean_message, cleaned
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIQQQ")
 CHUNK_BYTES = 1 << 20

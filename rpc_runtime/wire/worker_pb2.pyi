@@ -319,7 +319,7 @@ class StatisticsRequest(_message.Message):
     def __init__(self, deployment: _Optional[str] = ...) -> None: ...
 
 class StageStatistics(_message.Message):
-    __slots__ = ("name", "micro_batches", "compute_seconds", "median_compute_seconds", "wait_seconds", "receive_seconds", "send_seconds", "bytes_received", "bytes_sent", "cuda_graph")
+    __slots__ = ("name", "micro_batches", "compute_seconds", "median_compute_seconds", "wait_seconds", "receive_seconds", "send_seconds", "bytes_received", "bytes_sent")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -329,7 +329,6 @@ class StageStatistics(_message.Message):
     SEND_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
-    CUDA_GRAPH_FIELD_NUMBER: _ClassVar[int]
     name: str
     micro_batches: int
     compute_seconds: float
@@ -339,8 +338,7 @@ class StageStatistics(_message.Message):
     send_seconds: float
     bytes_received: int
     bytes_sent: int
-    cuda_graph: str
-    def __init__(self, name: _Optional[str] = ..., micro_batches: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., median_compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., receive_seconds: _Optional[float] = ..., send_seconds: _Optional[float] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., cuda_graph: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., micro_batches: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., median_compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., receive_seconds: _Optional[float] = ..., send_seconds: _Optional[float] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ...) -> None: ...
 
 class LinkStatistics(_message.Message):
     __slots__ = ("source", "destination", "transport", "reason")
@@ -459,7 +457,7 @@ class TimeKernelsReply(_message.Message):
     def __init__(self, times: _Optional[_Iterable[_Union[KernelTime, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "deployment", "source", "destination", "secret", "host", "mpi", "device_memory", "nccl")
+    __slots__ = ("protocol_version", "deployment", "source", "destination", "secret", "host", "mpi", "nccl")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -467,7 +465,6 @@ class Hello(_message.Message):
     SECRET_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     MPI_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_MEMORY_FIELD_NUMBER: _ClassVar[int]
     NCCL_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     deployment: str
@@ -476,9 +473,8 @@ class Hello(_message.Message):
     secret: bytes
     host: bytes
     mpi: MpiRank
-    device_memory: bool
     nccl: NcclEnd
-    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ..., host: _Optional[bytes] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., device_memory: bool = ..., nccl: _Optional[_Union[NcclEnd, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., deployment: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., secret: _Optional[bytes] = ..., host: _Optional[bytes] = ..., mpi: _Optional[_Union[MpiRank, _Mapping]] = ..., nccl: _Optional[_Union[NcclEnd, _Mapping]] = ...) -> None: ...
 
 class MpiRank(_message.Message):
     __slots__ = ("world", "rank")

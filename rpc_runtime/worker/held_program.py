@@ -12,9 +12,7 @@ from functools import partial
 from tvm_split.rpc_runtime.closing import do_all
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.blob_store import BlobStore
-from tvm_split.rpc_runtime.execution.cuda_graphs import GraphCalls
 from tvm_split.rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
-from tvm_split.rpc_runtime.execution.device_exchange import CudaExchange
 from tvm_split.rpc_runtime.execution.device_transfers import (
     DeviceTransfers,
     OverlappedStage,
@@ -23,6 +21,7 @@ from tvm_split.rpc_runtime.execution.device_transfers import (
 )
 from tvm_split.rpc_runtime.execution.executor import RunnableStage, StageExecutor
 from tvm_split.rpc_runtime.execution.kernel_timer import KernelTimer
+from tvm_split.rpc_runtime.execution.nccl_calls import own_nccl
 from tvm_split.rpc_runtime.execution.stage_executable import (
     StageExecutable,
     Tensor,
@@ -30,8 +29,6 @@ from tvm_split.rpc_runtime.execution.stage_executable import (
     tensor_bytes,
     tensor_slot,
 )
-from tvm_split.rpc_runtime.execution.stage_graph import as_graph, stage_graphs
-from tvm_split.rpc_runtime.execution.switches import CUDA_GRAPHS, OVERLAP
 from tvm_split.rpc_runtime.hardware import available_memory_bytes
 from tvm_split.rpc_runtime.program.interface import Bytes
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet
@@ -42,6 +39,7 @@ from tvm_split.rpc_runtime.transports.link_call import LinkCall
 from tvm_split.rpc_runtime.transports.link_end import Station
 from tvm_split.rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from tvm_split.rpc_runtime.transports.mpi import World
+from tvm_split.rpc_runtime.transports.nccl_device import MakeNccl
 from tvm_split.rpc_runtime.transports.slots import MakeSlot
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -110,12 +108,10 @@ class HeldProgram:
             self._plan = plan
         deadline = time.monotonic() + seconds
         self.blobs.keep(blob for stage in plan.stages for blob in stage.blobs)
-        overlaps = OVERLAP.is_on
-        graphed = overlaps and CUDA_GRAPHS.is_on
-        require_room(plan, available_memory_bytes(), _free_on_device(plan), copies=overlaps, graphs=graphed)
+        require_room(plan, available_memory_bytes(), _free_on_device(plan))
         cache = WeightCache()
         stages: list[RunnableStage] = []
-        transfers, graphs = overlapping_transfers(plan.stages), stage_graphs(plan.stages)
+        transfers = overlapping_transfers(plan.stages)
         recorder = Recorder(plan.machine, [stage.name for stage in plan.stages])
         for stage in plan.stages:
             if not is_wanted():
@@ -124,7 +120,7 @@ class HeldProgram:
                     "time was over"
                 )
             loaded = self._load_stage(stage, cache, deadline, is_wanted, transfers)
-            stages.append(_runnable(loaded, transfers, graphs, recorder))
+            stages.append(loaded if transfers is None else OverlappedStage(loaded, transfers))
         held_bytes = cache.size_bytes
         cache.loaded.clear()
         with self._lock:
@@ -135,15 +131,15 @@ class HeldProgram:
             station: Station = self._executor
             as_bytes: Callable[[Tensor], Bytes] = tensor_bytes
             make_slot: MakeSlot = tensor_slot
-            device: CudaExchange | None = None
+            nccl: MakeNccl | None = None
             if transfers is not None:
-                device = CudaExchange(transfers.calls, transfers.make_tensor)
+                nccl = partial(own_nccl, transfers.calls, transfers.make_tensor)
                 station = UploadingStation(self._executor, transfers)
                 as_bytes, make_slot = transfers.bytes_of, transfers.slot
             for machine, routes in plan.by_destination.items():
-                self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, device)
+                self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl)
             for machine, routes in plan.by_source.items():
-                self._incoming[machine] = IncomingLink(station, routes, make_slot, device, reuse=True)
+                self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, reuse=True)
             self._executor.start(self._outgoing, self._incoming)
         names = ", ".join(stage.name for stage in plan.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], plan.machine, names)
@@ -385,17 +381,6 @@ class HeldProgram:
             raise WorkerError(f"deployment {self.identifier[:8]} is closed")
         if self._failure is not None:
             raise WorkerError(f"deployment {self.identifier[:8]} has failed: {self._failure.message}")
-
-
-def _runnable(
-    loaded: StageExecutable, transfers: DeviceTransfers | None, graphs: GraphCalls | None, recorder: Recorder
-) -> RunnableStage:
-    """The stage as its machine runs it; whether it is a graph is in the statistics then."""
-    stage: RunnableStage = loaded
-    if graphs is not None:
-        stage, found = as_graph(loaded, graphs, transfers.end) if transfers else (loaded, f"{OVERLAP.variable} is 0")
-        recorder.cuda_graphs[loaded.stage.name] = found
-    return stage if transfers is None else OverlappedStage(stage, transfers)
 
 
 def _free_on_device(plan: MachinePlan) -> int:

@@ -23,7 +23,6 @@ from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 from tvm_split.rpc_runtime.errors import InputError, TvmSplitError, WorkerError
-from tvm_split.rpc_runtime.execution.switches import require_switches
 from tvm_split.rpc_runtime.files import cache_folder
 from tvm_split.rpc_runtime.hardware import own_cores
 from tvm_split.rpc_runtime.result_stream import take_stdout
@@ -64,15 +63,13 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     Its one line that says where it listens is written to ``results``.
 
     Raises:
-        InputError: the configuration is contradictory or unsafe, a variable of the environment is wrong, or MPI is
-            wanted and not there.
+        InputError: the configuration is contradictory or unsafe, or MPI is wanted and not there.
         WorkerError: the address cannot be used.
         BlobError: the cache cannot.
     """
     _start_logging(config.log_level)
     if config.threads < 1:
         raise InputError(f"a worker needs at least one thread, got {config.threads}")
-    require_switches()
     config = replace(config, listen=numeric_address(config.listen))
     _check_callers(config)
     if config.tracker is not None:

@@ -12,15 +12,12 @@ ON_THE_WAY = 2
 """Weights of a GPU's stage that the host holds at a time: the one that was brought there, and the next one."""
 
 
-def require_room(
-    plan: MachinePlan, host_bytes: int, device_bytes: int, *, copies: bool = False, graphs: bool = False
-) -> None:
+def require_room(plan: MachinePlan, host_bytes: int, device_bytes: int) -> None:
     """Compares what stages take of each memory with what is free there; 0 bytes where that is not known.
 
     A stage on the CPU takes its weights' bytes of the host. One on a GPU takes them there, and of the host what is on
-    its way: `ON_THE_WAY` of its largest. With ``copies`` a GPU has a place, too, for every micro-batch that may have
-    come from another machine; with ``graphs`` it has the inputs and outputs of each stage once more. What lies between
-    a stage's kernels is not known here. A machine that has stages on its CPU, too, does neither.
+    its way: `ON_THE_WAY` of its largest. A GPU also has a buffer for every micro-batch that may have come from another
+    machine, unless the machine has stages on its CPU, too. What lies between a stage's kernels is not known here.
 
     Raises:
         WorkerError: they do not fit; names the machine, the stages and both sides.
@@ -28,21 +25,16 @@ def require_room(
     on_host = tuple(stage for stage in plan.stages if stage.device == "cpu")
     on_device = tuple(stage for stage in plan.stages if stage.device != "cpu")
     passing = max(map(_passing_bytes, on_device), default=0)
-    arriving = kept = 0
-    if on_device and len(on_device) == len(plan.stages):
-        arriving = sum(route.queue_depth * route.tensor.size_bytes for route in plan.incoming) if copies else 0
-        kept = sum(each.size_bytes for stage in on_device for each in (*stage.inputs, *stage.outputs)) if graphs else 0
-    of_device = {
-        "for tensors from other machines": arriving,
-        "for the inputs and outputs of CUDA graphs (TVM_SPLIT_CUDA_GRAPHS)": kept,
-    }
-    for place, stages, more, free in (
-        ("", plan.stages if passing else on_host, {"on their way to its GPU": passing}, host_bytes),
-        ("'s GPU", on_device, of_device, device_bytes),
+    arriving = 0
+    if on_device and not on_host:
+        arriving = sum(route.queue_depth * route.tensor.size_bytes for route in plan.incoming)
+    for place, stages, more, why, free in (
+        ("", plan.stages if passing else on_host, passing, "on their way to its GPU", host_bytes),
+        ("'s GPU", on_device, arriving, "for tensors from other machines", device_bytes),
     ):
-        needed = weight_bytes(on_device if place else on_host) + sum(more.values())
+        needed = weight_bytes(on_device if place else on_host) + more
         if free and needed > free:
-            listed = "".join(f", {each / 1e9:.1f} GB of it {why}" for why, each in more.items() if each)
+            listed = f", {more / 1e9:.1f} GB of it {why}" if more else ""
             raise WorkerError(
                 f"machine {plan.machine!r}{place} needs {needed / 1e9:.1f} GB for the weights of {len(stages)} stages "
                 f"({', '.join(stage.name for stage in stages)}){listed}, and has {free / 1e9:.1f} GB free. Move "

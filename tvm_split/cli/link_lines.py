@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tvm_split.units import short_list
 
-TRANSPORTS = {"shm": "shared memory", "grpc": "gRPC", "mpi": "MPI", "ipc": "CUDA IPC", "nccl": "NCCL"}
+TRANSPORTS = {"shm": "shared memory", "grpc": "gRPC", "mpi": "MPI", "nccl": "NCCL"}
 
 
 def transport_lines(links: Iterable[tuple[str, str, str]]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +12,7 @@ from tvm_split.cli.console import new_table
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_advice import parted, tells_of_a_link
 from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison
-from tvm_split.rpc_runtime.program.measurements import RECORDED, StageStatistics
+from tvm_split.rpc_runtime.program.measurements import StageStatistics
 from tvm_split.units import bytes_text, seconds_text, short_list
 
 NOTHING = "–"
@@ -77,10 +76,6 @@ def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
         for each in stages
     )
     caption = "median of one micro-batch, the rest in all; receiving and sending overlap computing"
-    asked = [each for each in stages if each.cuda_graph]
-    if asked:
-        without = [f"{each.name} is no CUDA graph: {each.cuda_graph}" for each in asked if each.cuda_graph != RECORDED]
-        caption = escape("\n".join((caption, *(without or ["stages on GPUs are CUDA graphs"]))))
     numbers = ("median", "compute", "wait", "receive", "send", "sent")
     return new_table(title, ("stage", "machine"), numbers, rows, caption)
 

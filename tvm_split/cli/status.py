@@ -131,14 +131,8 @@ def _links(answers: list[dict[str, Any]], settings: LinkSettings) -> list[Expect
 
     domains = {each["machine"]: each["memory_domain"] for each in answers if each["reachable"]}
     domains = {CLIENT: memory_domain()} | domains
-    gpus = {each["machine"] for each in answers if each["reachable"] and each["cuda_devices"]}
     return [
-        ExpectedLink(
-            *ends,
-            settings.get(ends, DEFAULT)
-            .expected(domains[ends[0]], domains[ends[1]], have_gpus=gpus.issuperset(ends))
-            .value,
-        )
+        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(domains[ends[0]], domains[ends[1]]).value)
         for ends in itertools.permutations(domains, 2)
     ]
 

@@ -22,7 +22,7 @@ from tvm_split.cluster.tracked import tracked_machines
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers, beside_this_thread, most_at_once
 from tvm_split.rpc_runtime.hardware import own_cores
-from tvm_split.rpc_runtime.program.link_setting import FROM_GPU_TO_GPU, LinkSetting, Transport
+from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
 from tvm_split.rpc_runtime.scratch import ScratchFolder
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.wire.security import TlsFiles
@@ -198,12 +198,10 @@ class Cluster:
         """What is given of a link; None for one of which nothing is."""
         return self._by_ends.get((source, destination))
 
-    def between_gpus(self, source: str, destination: str) -> str:
-        """By which transport a link is to pass from GPU to GPU; empty where it is not, or an end has none."""
+    def is_by_nccl(self, source: str, destination: str) -> bool:
+        """Whether NCCL is to carry a link, from GPU to GPU."""
         given = self.link(source, destination)
-        if given is None or given.transport not in FROM_GPU_TO_GPU:
-            return ""
-        return given.transport if self.machine(source).has_gpu and self.machine(destination).has_gpu else ""
+        return given is not None and given.transport == Transport.NCCL
 
     @property
     def link_settings(self) -> dict[tuple[str, str], LinkSetting]:

@@ -12,7 +12,7 @@ from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.errors import InputError
 from tvm_split.rpc_runtime.program.codec import Codec
-from tvm_split.rpc_runtime.program.link_setting import FROM_GPU_TO_GPU, Transport
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.rpc_runtime.worker.config import require_options
@@ -86,6 +86,7 @@ class Machine:
             )
 
 
+TRANSPORTS = f"{', '.join(Transport)} (nccl: from GPU to GPU)"
 AUTO_CODEC = "auto"
 LINK_CODECS = (AUTO_CODEC, *Codec)
 """What can be said of a link."""
@@ -100,10 +101,9 @@ class Link:
     where ``source`` reaches the worker of ``destination``, if that is another address than the client's. ``transport``
     says what carries it: ``"auto"`` (memory that both share on one host, unless an address is given), ``"grpc"``,
     ``"shm"``, which is refused where nothing can be shared, ``"mpi"`` between workers that one ``mpiexec`` has
-    started with ``--mpi``, ``"ipc"`` from GPU to GPU of one host, as ``"auto"`` where that cannot be, or ``"nccl"``
-    from GPU to GPU of any two hosts, which is refused where it cannot be. ``codec`` is how tensors are written where it
-    is a network: ``"none"``, one of `rpc_runtime.program.codec.Codec` for every tensor that it fits, or ``"auto"``, by
-    which a plan chooses.
+    started with ``--mpi``, or ``"nccl"`` from GPU to GPU, which is refused where it cannot be. ``codec`` is how tensors
+    are written where it is a network: ``"none"``, one of `rpc_runtime.program.codec.Codec` for every tensor that it
+    fits, or ``"auto"``, by which a plan chooses.
     """
 
     source: str
@@ -132,13 +132,11 @@ class Link:
         if self.address is not None and CLIENT in (self.source, self.destination):
             raise ClusterError(f"{here} has an address; what the client calls is the address of the machine itself")
         if self.transport not in tuple(Transport):
-            raise ClusterError(f"{here} has transport {self.transport!r}; there are {', '.join(Transport)}")
+            raise ClusterError(f"{here} has transport {self.transport!r}; there are {TRANSPORTS}")
         if self.transport == Transport.MPI and CLIENT in (self.source, self.destination):
             raise ClusterError(f"{here} has the transport mpi, and the client is in no MPI world: leave it auto")
-        if self.transport in FROM_GPU_TO_GPU and CLIENT in (self.source, self.destination):
-            raise ClusterError(
-                f"{here} has the transport {self.transport}, and the client has nothing on a GPU: leave it auto"
-            )
+        if self.transport == Transport.NCCL and CLIENT in (self.source, self.destination):
+            raise ClusterError(f"{here} has the transport nccl, and the client has nothing on a GPU: leave it auto")
         if self.codec not in LINK_CODECS:
             raise ClusterError(f"{here} has codec {self.codec!r}; there are {', '.join(LINK_CODECS)}")
         if self.transport == Transport.NCCL and self.codec not in (AUTO_CODEC, Codec.NONE):

@@ -86,7 +86,7 @@ class LinkReport:
     the longer of what its two ends saw. They are None where a stage sends a micro-batch to, or receives it from,
     several machines, so that nobody can tell which of them its time is to be booked on; the measured bytes then are the
     tensors' own. ``codecs`` are those in which tensors cross. ``transport`` is what
-    carried it, ``"grpc"``, ``"shm"``, ``"mpi"``, ``"ipc"`` or ``"nccl"``; empty if that was not noted.
+    carried it, ``"grpc"``, ``"shm"``, ``"mpi"`` or ``"nccl"``; empty if that was not noted.
     """
 
     source: str

@@ -47,7 +47,6 @@ from tvm_split.rpc_runtime.client.client import WorkerDescription, describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.hardware import usable_together
-from tvm_split.rpc_runtime.program.link_setting import FROM_GPU_TO_GPU
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.steps import StepProgress, Steps
@@ -308,20 +307,10 @@ class _Probing:
 
     def _probe_pair(self, source: str, destination: str, machines: Mapping[str, MachineProbe]) -> PairProbe:
         elsewhere = (machines[source].round_trip_seconds + machines[destination].round_trip_seconds) / 2
-        if asked := self._cluster.between_gpus(source, destination):
-            besides = elsewhere + self._bus_seconds(source, destination)
-            found = self._probe_samples(source, destination, besides, on_gpus=True)
-            if found.transport == asked:
-                return found
-        return self._probe_samples(source, destination, elsewhere, on_gpus=False)
+        by_nccl = self._cluster.is_by_nccl(source, destination)
+        if by_nccl:
+            elsewhere += self._bus_seconds(source, destination)
 
-    def _bus_seconds(self, source: str, destination: str) -> float:
-        """What small tensors take from the client to one GPU, and from another to the client, besides the links."""
-        buses = [bus_of(device) for name in (source, destination) for device in self._workers[name].cuda_devices[:1]]
-        return sum(bus.latency_seconds for bus in buses if bus is not None)
-
-    def _probe_samples(self, source: str, destination: str, elsewhere: float, *, on_gpus: bool) -> PairProbe:
-        """``elsewhere`` is what a run takes besides. On GPUs, a pair that is not joined as asked is given up."""
         samples: list[LinkSample] = []
         transport = ""
         for size in self._sizes:
@@ -329,13 +318,16 @@ class _Probing:
             if worthwhile is None:
                 break
             sizes = [SMALLEST_BYTES, worthwhile, SMALLEST_BYTES]
-            passage = self._pass([source, destination], sizes, SERIES_SECONDS, on_gpus=on_gpus)
+            passage = self._pass([source, destination], sizes, SERIES_SECONDS, on_gpus=by_nccl)
             transport = passage.transports[source, destination]
-            if on_gpus and transport not in FROM_GPU_TO_GPU:
-                break
             single = max(passage.single_seconds - elsewhere, 0.0)
             samples.append(LinkSample(worthwhile, single, passage.stream_seconds))
         return PairProbe(time.time(), tuple(samples), transport)
+
+    def _bus_seconds(self, source: str, destination: str) -> float:
+        """What small tensors take from the client to one GPU, and from another to the client, besides the links."""
+        buses = [bus_of(device) for name in (source, destination) for device in self._workers[name].cuda_devices[:1]]
+        return sum(bus.latency_seconds for bus in buses if bus is not None)
 
     def _pass(
         self, machines: Sequence[str], sizes: Sequence[int], series_seconds: float, *, on_gpus: bool = False

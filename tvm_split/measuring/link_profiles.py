@@ -13,6 +13,7 @@ from tvm_split.measuring.link_samples import ChainCost, LinkLine, fitted_line, i
 from tvm_split.measuring.link_store import MachineProbe, PairProbe
 from tvm_split.measuring.spot_checks import SpotChecked
 from tvm_split.planner.profile import LinkProfile
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 
@@ -45,7 +46,7 @@ def link_profiles(
             continue
         if given is not None and given.bytes_per_second is not None:
             speed = (given.bytes_per_second, given.latency_seconds)
-            transport = cluster.between_gpus(source, destination)
+            transport = Transport.NCCL if cluster.is_by_nccl(source, destination) else ""
             yield LinkProfile(source, destination, *speed, "given", time.time(), transport)
             continue
         found: MachineProbe | PairProbe

@@ -21,6 +21,7 @@ from tvm_split.planner.profile import (
     PieceTime,
     StreamingCost,
 )
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 
 LINK_BYTES_PER_SECOND = 125e6
@@ -72,7 +73,7 @@ def _expected_links(cluster: Cluster) -> Iterator[LinkProfile]:
     """What the user says of each link, else what a lab's network usually is; in one process nothing is sent at all."""
     for source, destination in itertools.permutations([CLIENT, *cluster.machine_names], 2):
         given = cluster.link(source, destination)
-        transport = cluster.between_gpus(source, destination)
+        transport = Transport.NCCL if cluster.is_by_nccl(source, destination) else ""
         if cluster.kind == "in_process":
             yield LinkProfile(source, destination, math.inf, 0.0, "given", 0.0)
         elif given is None or given.bytes_per_second is None:

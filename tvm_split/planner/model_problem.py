@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from tvm_split.planner.layer_graph import LayerGraph
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.planner.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, StreamingCost
 from tvm_split.planner.request import PlanRequest
-from tvm_split.rpc_runtime.program.link_setting import FROM_GPU_TO_GPU, IPC_BLOCK_BYTES, Transport
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.units import short_list
 
@@ -34,20 +33,12 @@ def model_problem(
     """
     beside = _beside_client(profile)
     buses = {each.machine: each.bus for each in profile.machines if each.bus is not None}
-    blocks = Counter(link.destination for link in profile.links if link.transport == Transport.CUDA_IPC)
     # A stage that hardly computes has hardly anything to lose from caches: no more than an even one computes.
     starts = {each.machine: min(each.streaming.start_seconds, profile.even_seconds(each)) for each in profile.machines}
     return Problem(
         objective=request.objective,
         machines=tuple(
-            _machine(
-                each,
-                memory_limits.get(each.machine),
-                # What places of one tensor from each of these may take beyond its bytes, at most.
-                blocks[each.machine] * BUFFERS * IPC_BLOCK_BYTES,
-                profile.crowding(each.machine),
-                starts[each.machine],
-            )
+            _machine(each, memory_limits.get(each.machine), profile.crowding(each.machine), starts[each.machine])
             for each in profile.machines
         ),
         links=tuple(_link(link, buses, starts) for link in profile.links),
@@ -77,12 +68,12 @@ def model_problem(
 def _link(link: LinkProfile, buses: Mapping[str, Bus], starts: Mapping[str, float]) -> ProblemLink:
     """A link with the buses at its ends, one after the other: a tensor is sent when it has come from the device.
 
-    From GPU to GPU (``ipc``, ``nccl``) it passes neither: what leads from one to the other is the link, as it was
-    measured. At the other end it is uploaded while the next one is received, so that a stream may be faster than this
-    says. What a single input waits for its stage's start is the link's that brings it.
+    By ``nccl`` it passes neither: what leads from one GPU to the other is the link, as it was measured. At the other
+    end it is uploaded while the next one is received, so that a stream may be faster than this says. What a single
+    input waits for its stage's start is the link's that brings it.
     """
-    is_direct = link.transport in FROM_GPU_TO_GPU
-    passed = [] if is_direct else [buses[end] for end in (link.source, link.destination) if end in buses]
+    ends = () if link.transport == Transport.NCCL else (link.source, link.destination)
+    passed = [buses[end] for end in ends if end in buses]
     bytes_per_second = link.bytes_per_second
     latency_seconds = link.latency_seconds + starts.get(link.destination, 0.0)
     for bus in passed:
@@ -97,9 +88,7 @@ def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
     return [each.streaming for each in profile.machines if each.machine in near] or [StreamingCost()]
 
 
-def _machine(
-    machine: MachineProfile, limit: int | None, taken_bytes: int, crowding: float, start_seconds: float
-) -> ProblemMachine:
+def _machine(machine: MachineProfile, limit: int | None, crowding: float, start_seconds: float) -> ProblemMachine:
     streaming = machine.streaming
     alone = sum(each.seconds for each in machine.pieces.values())
     contended = sum(each.contended_seconds for each in machine.pieces.values())
@@ -107,7 +96,7 @@ def _machine(
     slower = max(1.0, contended / alone / crowding) if alone > 0 else 1.0
     return ProblemMachine(
         name=machine.machine,
-        memory_bytes=max(0.0, (limit if limit is not None else machine.memory_free_bytes) - taken_bytes),
+        memory_bytes=limit if limit is not None else machine.memory_free_bytes,
         # A stage has two ends at least, so half a start is in either; a core of its own nobody else has in between.
         transfer_seconds=streaming.transfer_seconds + (start_seconds / 2 if crowding > 1 else 0.0),
         transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,

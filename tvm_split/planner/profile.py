@@ -96,9 +96,8 @@ class MachineProfile:
 class LinkProfile:
     """A one-way link between machines, or a machine and the client: ``latency_seconds + b / bytes_per_second``.
 
-    ``transport`` is what carried it while it was measured: ``"grpc"``, ``"shm"``, ``"mpi"``, or ``"ipc"``
-    and ``"nccl"``, which pass no bus of a GPU. Of a link that is given it is empty, but for these two, which then are
-    expected.
+    ``transport`` is what carried it while it was measured: ``"grpc"``, ``"shm"``, ``"mpi"``, or ``"nccl"``, which
+    passes no bus of a GPU. Of a link that is given it is empty, but for ``"nccl"``, which then is expected.
     """
 
     source: str

@@ -12,7 +12,7 @@ from tvm_split.planner.parts import Delivery
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import LinkPrediction, Prediction
 from tvm_split.planner.timetable import ends_of
-from tvm_split.rpc_runtime.program.link_setting import IN_MEMORY
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT
 from tvm_split.simulation.scenario import LinkTimes, MachineTimes, ProgramBuilder, Scenario, StageTimes
 
@@ -89,7 +89,7 @@ def _link(link: LinkPrediction, crossing: list[Delivery]) -> LinkTimes:
     whole = math.fsum(each.bytes for each in crossing)
     wires = {each.tensor: link.stream_seconds * (each.bytes / whole if whole else 0.0) for each in crossing}
     latency = max(0.0, link.seconds - link.stream_seconds)
-    return LinkTimes(latency, wires, shares_memory=link.transport in IN_MEMORY)
+    return LinkTimes(latency, wires, shares_memory=link.transport == Transport.SHARED_MEMORY)
 
 
 def unfit(what: str) -> PlanError:

@@ -14,7 +14,7 @@ from tvm_split.planner.problem import Problem, Stage
 from tvm_split.planner.rare_replicas import with_turns
 from tvm_split.planner.search import evaluate
 from tvm_split.planner.search.instance import Instance, instance_of
-from tvm_split.rpc_runtime.program.link_setting import IN_MEMORY
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.program import CLIENT, Program
 from tvm_split.rpc_runtime.program.turns import EVERY, Recurrence, turns_of
 from tvm_split.simulation.of_parts import scenario_of_parts, unfit
@@ -84,7 +84,7 @@ def _of_stages(plan: Plan, prediction: Prediction) -> Scenario:
         for ends, each in own.items():
             wire = each.stream_seconds / single[ends]
             latency = max(0.0, each.seconds - wire)
-            links[ends] = LinkTimes(latency, {name: wire}, shares_memory=each.transport in IN_MEMORY)
+            links[ends] = LinkTimes(latency, {name: wire}, shares_memory=each.transport == Transport.SHARED_MEMORY)
     shares = {name: share for stage in plan.stages for name, share in zip(stage.machines, stage.shares, strict=True)}
     machines = {}
     for predicted in prediction.machines:

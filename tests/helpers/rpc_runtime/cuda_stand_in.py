@@ -1,4 +1,4 @@
-"""Compiles ``cuda_streams.c`` and ``cuda_memory.c``, the stand-in for CUDA's runtime, and ``nccl.c``, that for NCCL."""
+"""Compiles ``cuda.c``, the stand-in for CUDA's runtime, and ``nccl.c``, that for NCCL."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from tvm_split.rpc_runtime.execution.cuda_calls import memory_at
 from tvm_split.rpc_runtime.execution.device_transfers import DeviceTransfers
 from tvm_split.rpc_runtime.program.program import StageSpec, TensorSpec
 
-Kernel = ctypes.CFUNCTYPE(None)
-SOURCES = [str(Path(__file__).with_name(name)) for name in ("cuda_streams.c", "cuda_memory.c")]
-
-NCCL = str(Path(__file__).with_name("nccl.c"))
+Kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+CUDA, NCCL = (str(Path(__file__).with_name(name)) for name in ("cuda.c", "nccl.c"))
 
 
 def compiled(folder: Path, *options: str) -> Path:
     library = folder / "libcudart.so.13"
     # Its functions call each other, also where CUDA's own runtime was loaded for all of the process.
     command = ["cc", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wall", "-Werror", "-pthread", *options]
-    command += ["-o", str(library), *SOURCES]
+    command += ["-o", str(library), CUDA]
     subprocess.run(command, check=True, capture_output=True, timeout=100)
     return library
 
@@ -40,8 +38,8 @@ def compiled_nccl(cuda: Path, folder: Path, *options: str) -> Path:
     return library
 
 
-def device_memory(cuda: ctypes.CDLL) -> Callable[[TensorSpec], Any]:
-    """Makes memory of the stand-in's device that another process can open."""
+def on_device(cuda: ctypes.CDLL) -> Callable[[TensorSpec], Any]:
+    """Makes memory of the stand-in's device, which it counts."""
     cuda.cudaMalloc.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)
     cuda.cudaFree.argtypes = (ctypes.c_void_p,)
 
@@ -69,7 +67,7 @@ class Launched:
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         outputs = [tvm.runtime.empty(spec.shape, spec.dtype) for spec in self.stage.outputs]
 
-        def compute() -> None:
+        def compute(argument: None) -> None:
             found = PlainStage(self.stage).run([np.from_dlpack(each).copy() for each in inputs])
             for output, value in zip(outputs, found, strict=True):
                 np.from_dlpack(output)[...] = value

@@ -1,6 +1,6 @@
 """Workers whose stages are on the stand-in of a GPU, each in a process of its own.
 
-``python -m tests.helpers.rpc_runtime.gpu_worker LIBRARY SLOW REFUSED …`` is a worker, with its arguments. Stages are
+``python -m tests.helpers.rpc_runtime.gpu_worker LIBRARY …`` is a worker, with its arguments. Stages are
 not loaded: they are `PlainStage` on the stand-in's streams. All else is a worker's own.
 """
 
@@ -20,27 +20,25 @@ from tests.helpers.rpc_runtime.worker_process import ROOT, announced
 from tvm_split.rpc_runtime.program.program import StageSpec
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
-CLOSING = 15
-"""Times as long as half a copy: with slow ones, longer than the stand-in waits before it calls memory open."""
+HALF_A_COPY_MICROSECONDS = 300
+"""At most."""
 
 
-def main(library: str, slow_microseconds: str, refused: str, *arguments: str) -> int:
-    """A worker: how long half a copy takes at most, and what opening others' memory is answered with."""
+def main(library: str, *arguments: str) -> int:
+    """A worker."""
     from tvm_split.rpc_runtime.worker.runtime_alone import load_runtime
 
     load_runtime()
-    from tests.helpers.rpc_runtime.cuda_stand_in import Launched, device_memory
+    from tests.helpers.rpc_runtime.cuda_stand_in import Launched, on_device
     from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
     from tvm_split.rpc_runtime.execution.device_transfers import DeviceTransfers
     from tvm_split.rpc_runtime.worker import held_program, process
 
     cuda = ctypes.CDLL(library)
-    cuda.standInSlow(int(slow_microseconds))
-    cuda.standInSlowClosing(CLOSING * int(slow_microseconds))
-    cuda.standInRefuse(int(refused))
+    cuda.standInSlow(HALF_A_COPY_MICROSECONDS)
 
     def transfers_of(stages: Sequence[StageSpec]) -> DeviceTransfers:
-        return DeviceTransfers(CudaCalls(cuda, cuda), device_memory(cuda))
+        return DeviceTransfers(CudaCalls(cuda), on_device(cuda))
 
     def load_stage(self: Any, stage: StageSpec, cache: Any, deadline: Any, is_wanted: Any, transfers: Any) -> Any:
         return Launched(stage, cuda, transfers)
@@ -58,7 +56,7 @@ class GpuWorkers:
     processes: Mapping[str, subprocess.Popen[str]]
 
     def areas(self, name: str) -> int:
-        """How much memory of a device a worker has, its own and others'; a dead one has none."""
+        """How many blocks of a device's memory a worker has; a dead one has none."""
         try:
             maps = Path(f"/proc/{self.processes[name].pid}/maps").read_text()
         except OSError:
@@ -80,8 +78,6 @@ def gpu_workers(
     library: Path,
     folder: Path,
     *,
-    slow_microseconds: int = 300,
-    refused: int = 0,
     environment: Callable[[str], Mapping[str, str]] = lambda name: {},
 ) -> Iterator[GpuWorkers]:
     """In the end all are gone, and none has said a word of what CUDA leaves undefined. ``environment`` is by name."""
@@ -94,7 +90,7 @@ def gpu_workers(
     try:
         for name in names:
             command = [sys.executable, "-m", "tests.helpers.rpc_runtime.gpu_worker", str(library)]
-            command += [str(slow_microseconds), str(refused), "--ready-json", "--name", name, "--cache", str(folder)]
+            command += ["--ready-json", "--name", name, "--cache", str(folder)]
             with logs[name].open("w") as log:
                 processes[name] = subprocess.Popen(
                     [*command, "--token-file", str(token), "--log-level", "warning"],

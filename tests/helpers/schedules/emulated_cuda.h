@@ -163,9 +163,6 @@ void call(void (*kernel)(A...), void** values, std::index_sequence<I...>) {
   kernel(as<A>(values[I])...);
 }
 
-template <typename... A>
-constexpr int parameters(void (*)(A...)) { return sizeof...(A); }
-
 // Extents: of the grid's three axes, then of the block's. What went wrong, or null.
 template <typename... A>
 const char* launch(void (*kernel)(A...), void** values, const int* extents, int backwards) {

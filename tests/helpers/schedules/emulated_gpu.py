@@ -7,10 +7,12 @@ barriers, instructions of tensor cores, memory that shared buffers take in turns
 
 from __future__ import annotations
 
+import atexit
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,10 +23,12 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.target import Target
 
-from tests.helpers.schedules.emulated_library import emulated_library, read_header
 from tests.helpers.schedules.gpu_kernels import cuda_source, nvcc
 from tests.helpers.schedules.schedule_harness import Graph, graph_of, lower, rules
 
+COMPILE_SECONDS = 600
+_HEADER = Path(__file__).with_name("emulated_cuda.h")
+_OPTIONS = ("-x", "c++", "-std=c++17", "-O1", "-Xcompiler", "-fPIC,-w")
 _AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
 
 
@@ -116,8 +120,43 @@ def kernels(source: str, tags: Mapping[str, Sequence[str]], folder: Path) -> dic
         RuntimeError: the source is no C++, also with what stands in for CUDA; or, of a kernel, its threads wait for
             different things.
     """
-    loaded = ctypes.CDLL(str(emulated_library(source, tags, folder, header=read_header(str(nvcc())))))
+    loaded = ctypes.CDLL(str(_library(source, tags, folder)))
     return {name: _launcher(loaded[f"launch_{name}"], name, axes) for name, axes in tags.items()}
+
+
+@cache
+def _precompiled_header() -> Path:
+    """`emulated_cuda.h`, precompiled: to read it takes half of what a library takes. It goes with this process."""
+    folder = TemporaryDirectory(prefix="emulated-cuda-")
+    atexit.register(folder.cleanup)
+    header = Path(folder.name) / _HEADER.name
+    header.write_text(f'#include "{_HEADER}"\n')
+    _compile(header, Path(f"{header}.gch"), "-c", "-Xcompiler", "-x,c++-header")
+    return header
+
+
+def _library(source: str, names: Iterable[str], folder: Path) -> Path:
+    """A library with ``launch_NAME`` of each kernel of a source.
+
+    Raises:
+        RuntimeError: the source is no C++, also with what stands in for CUDA.
+    """
+    launchers = "".join(
+        f'extern "C" const char* launch_{name}(void** values, const int* extents, int backwards) {{ '
+        f"return emulated::launch({name}, values, extents, backwards); }}\n"
+        for name in names
+    )
+    path, library = folder / "kernels.cpp", folder / "kernels.so"
+    path.write_text(f'#include "{_precompiled_header()}"\n{source}\n{launchers}')
+    _compile(path, library, "-shared")
+    return library
+
+
+def _compile(source: Path, output: Path, *options: str) -> None:
+    command = [str(nvcc()), *_OPTIONS, *options, "-o", str(output), str(source)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+    if made.returncode != 0:
+        raise RuntimeError(f"the kernels are no C++ with {_HEADER.name}: {made.stderr}")
 
 
 def _launcher(launch: Any, name: str, axes: Sequence[str]) -> Callable[..., None]:

@@ -149,14 +149,12 @@ def _assembled(name: str, said: str) -> Assembled:
     )
 
 
-def plan_for_a_gpu(
-    model: tvm_split.Model, arch: str, folder: Path, precision: Precision = "float32", stages: int = 1
-) -> tvm_split.Plan:
-    """The whole model as so many stages on a machine with a GPU, which is never contacted."""
+def plan_for_a_gpu(model: tvm_split.Model, arch: str, folder: Path, precision: Precision = "float32") -> tvm_split.Plan:
+    """The whole model as one stage on a machine with a GPU, which is never contacted."""
     path = folder / "cluster.yaml"
     target = {"kind": "cuda", "arch": arch}
     path.write_text(json.dumps({"machines": [{"name": "gpu", "address": "192.0.2.1:7001", "target": target}]}))
-    return tvm_split.plan(model, tvm_split.Cluster.from_yaml(path), stages=stages, precision=precision)
+    return tvm_split.plan(model, tvm_split.Cluster.from_yaml(path), stages=1, precision=precision)
 
 
 def module_of_kernels(lowered: tvm.IRModule) -> tvm.IRModule:

@@ -12,6 +12,7 @@ from tvm_split.rpc_runtime.program.link_setting import DEFAULT, LinkSetting, Tra
         (LinkSetting(address="10.0.0.2:7001"), ("one", "one"), Transport.GRPC),
         (LinkSetting(transport=Transport.GRPC), ("one", "one"), Transport.GRPC),
         (LinkSetting(transport=Transport.MPI), ("one", "other"), Transport.MPI),
+        (LinkSetting(transport=Transport.NCCL), ("one", "one"), Transport.NCCL),
     ],
 )
 def test_what_will_carry_a_link(setting, domains, expected):

@@ -210,16 +210,16 @@ class Carrying:
         self.told.set()
 
 
-def carried(slot: Slot, device: Any) -> tuple[Idle, OutgoingLink, Carrying]:
+def carried(slot: Slot, nccl: Any) -> tuple[Idle, OutgoingLink, Carrying]:
     station, carrier = Idle(), Carrying()
-    link = OutgoingLink(station, [route(0, "t", depth=1)], flat_bytes, array_slot, device)
+    link = OutgoingLink(station, [route(0, "t", depth=1)], flat_bytes, array_slot, nccl)
     link.carry(carrier, lambda route, number: slot)
     return station, link, carrier
 
 
 def test_whoever_computes_does_not_wait_for_what_a_gpu_copies() -> None:
     ends = threading.Event()
-    station, link, carrier = carried(Copying(ends), device=object())
+    station, link, carrier = carried(Copying(ends), nccl=object())
     thread = threading.Thread(target=link.hand_over, args=(carrier,))
     thread.start()
     with station.lock:
@@ -234,14 +234,14 @@ def test_whoever_computes_does_not_wait_for_what_a_gpu_copies() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("device", [None, object()], ids=["by whoever computes", "by a thread of its own"])
-def test_a_copy_that_fails_ends_the_link_and_not_its_thread_alone(device: object) -> None:
+@pytest.mark.parametrize("nccl", [None, object()], ids=["by whoever computes", "by a thread of its own"])
+def test_a_copy_that_fails_ends_the_link_and_not_its_thread_alone(nccl: object) -> None:
     ends = threading.Event()
     ends.set()
-    station, link, carrier = carried(Copying(ends, fails=True), device)
+    station, link, carrier = carried(Copying(ends, fails=True), nccl)
     with station.lock:
         link.put_locked("t", 0, bytes_of(1))
-    if device is None:
+    if nccl is None:
         link.flush()
     else:
         link.hand_over(carrier)

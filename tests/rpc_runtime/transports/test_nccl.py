@@ -17,18 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.rpc_runtime.cuda_stand_in import compiled_nccl, device_memory
+from tests.helpers.rpc_runtime.cuda_stand_in import compiled_nccl, on_device
 from tests.helpers.rpc_runtime.joined_links import Receiver, Sender
 from tests.helpers.rpc_runtime.link_peer import one_route
 from tests.helpers.waiting import wait_for
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
 from tvm_split.rpc_runtime.execution.cuda_runtime import load_cuda
-from tvm_split.rpc_runtime.execution.device_exchange import CudaNccl
 from tvm_split.rpc_runtime.execution.device_transfers import Uploaded
-from tvm_split.rpc_runtime.execution.nccl_calls import LIBRARY, OLDEST, NcclCommunicator, NcclLibrary
+from tvm_split.rpc_runtime.execution.nccl_calls import LIBRARY, OLDEST, CudaNccl, NcclCommunicator, NcclLibrary
 from tvm_split.rpc_runtime.execution.nvcc import installed_folders
-from tvm_split.rpc_runtime.program.link_setting import LinkSetting, Transport
+from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.program.machine_plan import PlannedRoute
 from tvm_split.rpc_runtime.program.program import TensorSpec
 from tvm_split.rpc_runtime.transports import nccl as subject
@@ -69,7 +68,7 @@ def on_bus(device: ctypes.CDLL, library: Path, tmp_path: Path, monkeypatch: pyte
     def make(bus: str) -> CudaNccl:
         monkeypatch.setenv("STAND_IN_BUS", bus)
         copy = ctypes.CDLL(shutil.copy(library, tmp_path / f"{bus}.so"))
-        return CudaNccl(NcclLibrary(copy), CudaCalls(device, device), device_memory(device))
+        return CudaNccl(NcclLibrary(copy), CudaCalls(device), on_device(device))
 
     return make
 
@@ -133,7 +132,7 @@ def test_what_is_sent_comes_whichever_gpu_is_first(
     receiver, called, sender, calling = both_ends(first, second, on_bus, closing, failing)
     pump(sender.link, called)
     pump(receiver.link, calling)
-    make, expected = device_memory(device), []
+    make, expected = on_device(device), []
     for sequence in range(20):
         value = make(TensorSpec("x", (SIZE,), "uint8"))
         expected.append(np.random.default_rng(sequence).integers(0, 255, SIZE, np.uint8))
@@ -163,9 +162,9 @@ def test_who_does_not_come_is_waited_for_no_longer_than_is_said(
 ) -> None:
     monkeypatch.setattr(subject, "JOIN_SECONDS", 0.2)
     gc.collect()
-    before = device.standInAreas(0)
+    before = device.standInAreas()
     alone = nccl_transfers(OnGpu().link, on_bus("0000:01:00.0"), OTHER, failing, calls=False)
-    assert device.standInAreas(0) == before + 3
+    assert device.standInAreas() == before + 3
     closing.append(alone)
     assert not alone.join(lambda: False)
     with pytest.raises(WorkerUnavailableError, match="for the other end to join"):
@@ -177,7 +176,7 @@ def test_who_does_not_come_is_waited_for_no_longer_than_is_said(
     with pytest.raises(WorkerUnavailableError, match="the link was closed"):
         alone.join(lambda: True)
     gc.collect()
-    assert device.standInAreas(0) == before
+    assert device.standInAreas() == before
 
 
 def test_what_may_not_be_said_ends_the_link(on_bus: OnBus, closing: list[NcclTransfers]) -> None:
@@ -198,7 +197,7 @@ def test_a_transfer_that_does_not_end_is_ended_and_leaves_the_gpu(
     monkeypatch.setattr(subject, "TURN_SECONDS", 0.2)
     monkeypatch.setattr(subject, "SLOWEST_BYTES_PER_SECOND", 1e9)
     _, _, sender, calling = both_ends("0000:02:00.0", "0000:01:00.0", on_bus, closing, lambda error: None)
-    value = device_memory(device)(TensorSpec("x", (SIZE,), "uint8"))
+    value = on_device(device)(TensorSpec("x", (SIZE,), "uint8"))
     assert sender.put("x", 0, value)
     with pytest.raises(WorkerUnavailableError, match=f"has waited 0 seconds for {SIZE} bytes to pass"):
         list(sender.link.frames())
@@ -214,7 +213,7 @@ def test_a_turn_of_others_is_waited_for_and_left_to_them(
     monkeypatch.setattr(subject, "TURN_SECONDS", 0.2)
     _, _, sender, calling = both_ends("0000:02:00.0", "0000:01:00.0", on_bus, closing, failing)
     assert calling._nccl.turn.acquire(blocking=False)
-    assert sender.put("x", 0, device_memory(device)(TensorSpec("x", (SIZE,), "uint8")))
+    assert sender.put("x", 0, on_device(device)(TensorSpec("x", (SIZE,), "uint8")))
     with pytest.raises(WorkerUnavailableError, match="for other transfers of its GPU"):
         list(sender.link.frames())
     calling.close()
@@ -256,14 +255,9 @@ def test_a_gpu_without_memory_for_the_places_is_told(device: ctypes.CDLL, on_bus
         raise MemoryError("cudaMalloc: out of memory")
 
     nccl = on_bus("0000:01:00.0")
-    without = CudaNccl(nccl._library, CudaCalls(device, device), none)
+    without = CudaNccl(nccl._library, CudaCalls(device), none)
     with pytest.raises(WorkerError, match="no memory for tensor 'x': cudaMalloc: out of memory"):
         nccl_transfers(OnGpu().link, without, OTHER, failing, calls=False)
-
-
-def test_it_is_never_taken_by_itself() -> None:
-    assert LinkSetting().expected("host", "host") is Transport.SHARED_MEMORY
-    assert LinkSetting(transport=Transport.NCCL).expected("host", "other") is Transport.NCCL
 
 
 def test_the_functions_are_those_of_nccls_header(stand_in: Path, tmp_path: Path) -> None:

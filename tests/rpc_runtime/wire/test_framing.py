@@ -53,7 +53,7 @@ def test_random_bytes_behind_the_magic_are_refused_or_consistent(rest: bytes) ->
     ("fields", "words"),
     [
         ((b"NOPE", 1, 3, 0, 0, 0, 0, 0), "begins with"),
-        ((MAGIC, 9, 3, 0, 0, 0, 0, 0), f"version {PROTOCOL_VERSION}, the peer 9"),
+        ((MAGIC, 8, 3, 0, 0, 0, 0, 0), f"version {PROTOCOL_VERSION}, the peer 8"),
         ((MAGIC, PROTOCOL_VERSION, 77, 0, 0, 0, 0, 0), "unknown kind"),
         ((MAGIC, PROTOCOL_VERSION, 3, 4, 0, 0, 0, 0), "TENSOR frame has the flags 0x4"),
         ((MAGIC, PROTOCOL_VERSION, 4, 1, 0, 0, 0, 0), "CREDIT frame has the flags 0x1"),

@@ -182,5 +182,6 @@ def test_an_end_that_never_joins_keeps_nobody(library: Path, nccl: Nccl, tmp_pat
         with pytest.raises(TvmSplitError), opened(workers, chain("AB"), library, BY_NCCL, timeout_seconds=3):
             pass
         assert all(is_empty(workers, name) for name in "AB")
-        with opened(workers, chain("AB"), library, all_links("AB", Transport.CUDA_IPC)) as pipeline:
-            assert carried(pipeline) == {Transport.CUDA_IPC}
+        with opened(workers, chain("AB"), library, NO_SETTINGS) as pipeline:
+            assert carried(pipeline) == {Transport.SHARED_MEMORY}
+            assert np.array_equal(pipeline.run([np.array([1, 2])]), evaluate(chain("AB"), [np.array([1, 2])]))

@@ -108,14 +108,6 @@ def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
     assert second.stderr.read().splitlines() == [f"error: cannot listen on {address}: Address already in use"]
 
 
-@pytest.mark.parametrize("variable", ["TVM_SPLIT_CUDA_GRAPHS", "TVM_SPLIT_OVERLAP"])
-def test_a_switch_that_is_neither_on_nor_off_is_refused(start: Start, variable: str) -> None:
-    process = start(**{variable: "banana"})
-    assert process.wait(30) == 2
-    assert process.stderr is not None
-    assert process.stderr.read() == f"error: ${variable} is 0 or 1, got 'banana'\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -31,20 +31,6 @@ def test_long_runs(name, shown):
     assert max(map(len, lines)) <= 80
 
 
-@pytest.mark.parametrize(
-    ("states", "said"),
-    [
-        (("", ""), ""),
-        (("", "recorded"), "stages on GPUs are CUDA graphs"),
-        (("recorded", "it calls [red]f"), "stage_1 is no CUDA graph: it calls [red]f"),
-    ],
-)
-def test_what_is_a_graph_is_told_where_it_was_asked_for(states, said):
-    stages = [StageStatistics(f"stage_{n}", "machine-a", 1, cuda_graph=state) for n, state in enumerate(states)]
-    lines = lines_of(statistics_table(stages, "net"))
-    assert [line.strip() for line in lines if "CUDA" in line] == [said] * bool(said)
-
-
 def test_what_does_not_fit_goes_on_below_and_numbers_are_whole():
     name, numbers = "a-machine-with-a-very-long-name.in-the-lab.of-an-institute.example.org", ["12345678.9"] * 4
     lines = lines_of(new_table("net", ("machine",), ("a", "b", "c", "d"), [(name, *numbers)]))

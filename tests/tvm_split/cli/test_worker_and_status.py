@@ -49,7 +49,7 @@ def test_status_says_what_carries_the_links(invoke, invoke_json, start_process, 
         machines.append({"name": name, "address": json.loads(process.stdout.readline())["address"]})
     links = [{"from": "near", "to": "next", "transport": "grpc"}]
     links += [{"from": "own", "to": "near", "address": "127.0.0.1:9"}]
-    links += [{"from": "next", "to": "own", "transport": "ipc"}]  # they have no GPUs
+    links += [{"from": "next", "to": "own"}]
     path = tmp_path / "cluster.yaml"
     path.write_text(json.dumps({"machines": machines, "links": links}))
     found = invoke_json("status", "--cluster", path)["links"]

@@ -70,6 +70,7 @@ def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
         ("16e9", "true", 5, "is True; expected is a number of bytes"),
         ("192.0.2.10:7001", "192.0.2.10", 3, "address is '192.0.2.10'; expected is HOST:PORT"),
         ("192.0.2.10:7001", "192.0.2.10:70010", 3, "expected is HOST:PORT"),
+        ("0.001}", "0.001, transport: ipc}", 11, "is 'ipc'; expected is one of auto, grpc, shm, mpi, nccl (nccl: from"),
         ("0.001}", "0.001, codec: zip}", 11, "links[0].codec is 'zip'; expected is one of auto, none, fp16, bf16"),
         (
             "name: box",

@@ -136,31 +136,26 @@ def gpu_described(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDes
     return replace(describe(endpoint, timeout_seconds), cuda_devices=(gpu,))
 
 
-@pytest.mark.parametrize("transport", ["ipc", "nccl", "shm"])
-def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus_or_as_any_other(
-    workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch, transport: str
-) -> None:
+def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus(workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no GPU: what runs would take is given. Small tensors pass both buses besides the link."""
     target = {"kind": "cuda", "arch": "sm_90"}
     machines = tuple(Machine(name, target=target, endpoint=end) for name, end in workers.endpoints.items())
-    asked = Cluster("remote", machines, (Link(A, B, transport="ipc" if transport == "shm" else transport),))
+    asked = Cluster("remote", machines, (Link(A, B, transport="nccl"),))
     passed: list[bool] = []
 
     def given_passage(self: object, names: Sequence[str], sizes: Sequence[int], series: float, **on: bool) -> Passage:
         passed.append(on["on_gpus"])
-        carried = transport if on["on_gpus"] else "shm"
-        return Passage(1e-3 + sizes[1] / 1e9, 1e-3, None, dict.fromkeys(names, 0.0), {(A, B): carried})
+        return Passage(1e-3 + sizes[1] / 1e9, 1e-3, None, dict.fromkeys(names, 0.0), {(A, B): "nccl"})
 
     monkeypatch.setattr(link_probing, "describe", gpu_described)
     monkeypatch.setattr(link_probing._Probing, "_pass", given_passage)
     probing = link_probing._Probing(asked, SIZES, link_probing.STAGE_BYTES, 60.0, None, None, True)
     trip = MachineProbe(0.0, 2e-4, (), (), 0.0, {})
     found = probing._probe_pair(A, B, {A: trip, B: trip})
-    buses = 0.0 if transport == "shm" else 2 * 3e-5
-    assert found.transport == transport
-    assert found.samples[0].single_seconds == pytest.approx(1e-3 + 64 / 1e9 - 2e-4 - buses)
+    assert found.transport == "nccl"
+    assert found.samples[0].single_seconds == pytest.approx(1e-3 + 64 / 1e9 - 2e-4 - 2 * 3e-5)
     assert len(found.samples) == 3
-    assert passed == ([True, False, False, False] if transport == "shm" else [True] * 3)
+    assert passed == [True] * 3
 
 
 def test_stages_that_pass_tensors_on_are_made_for_gpus(workers: LocalWorkers) -> None:

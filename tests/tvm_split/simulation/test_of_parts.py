@@ -258,7 +258,7 @@ def test_what_does_not_fit_together_is_named(change: Callable[[dict[str, Any]], 
         scenario_of_plan(Plan.from_dict(content))
 
 
-@pytest.mark.parametrize(("transport", "shares"), [("shm", True), ("ipc", True), ("grpc", False), ("", False)])
+@pytest.mark.parametrize(("transport", "shares"), [("shm", True), ("grpc", False), ("", False)])
 def test_links_of_parts_lie_in_memory_as_those_of_stages(transport: str, shares: bool) -> None:
     plan = planned(JOINED)
     assert plan.prediction is not None
