@@ -14,7 +14,7 @@ from tests.helpers.rpc_runtime.pipelines import prompt, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, batches_for, double
 from tests.helpers.trials import SEED, Standing, Trials
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import eventually
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
@@ -52,9 +52,9 @@ def standing(workers: LocalWorkers, tmp_path: Path) -> Iterator[Standing]:
         files = process.num_fds()
         yield attacked
         assert prompt(attacked.endpoint).process_id == attacked.process
-        assert wait_for(lambda: len(describe(attacked.endpoint, 20).deployments) == 1, seconds=15)
+        eventually(lambda: len(describe(attacked.endpoint, 60).deployments) == 1, "one deployment is left")
         assert same(honest.run(batch), expected)
-        assert wait_for(lambda: process.num_fds() <= files + MORE_FILES, seconds=15)
+        eventually(lambda: process.num_fds() <= files + MORE_FILES, "no file is left open")
 
 
 @pytest.fixture

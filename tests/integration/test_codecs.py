@@ -17,7 +17,7 @@ import tvm_split
 from tests.helpers.relay import Relay
 from tests.helpers.shaped_network import can_shape, shaped_workers
 from tests.helpers.smooth_network import CROSSING_BYTES, CUT, smooth_network
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import eventually
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ClusterError, PlanError
@@ -102,7 +102,7 @@ def test_every_codec_gives_what_torch_gives(
             pass
         wanted = pytest.approx(CROSSING_BYTES / (between[0].ratio or 1.0 if between else 1.0), rel=1e-3)
         # What has left is counted after it has, and may have arrived before that.
-        assert wait_for(lambda: sent_for_each(deployment) == wanted, 20)
+        eventually(lambda: sent_for_each(deployment) == wanted, "all that was sent is counted")
         report = deployment.report()
     if codec is Codec.NONE:
         return

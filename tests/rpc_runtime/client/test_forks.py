@@ -17,6 +17,7 @@ from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import chain, numbered
 from tests.helpers.rpc_runtime.worker_process import ROOT
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 
@@ -53,7 +54,7 @@ class Busy:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive()
 
 

@@ -19,6 +19,7 @@ from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc, same, statis
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import SHAPES, A, B, C, add, batches_for, chain, double, one_machine, skips
 from tests.helpers.rpc_runtime.worker_process import Start, ready
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import InputError, WorkerError
@@ -218,7 +219,7 @@ def test_a_slow_source_holds_no_result_back(workers: LocalWorkers, maker: Progra
 
     def source() -> Iterator[list[np.ndarray]]:
         yield batch
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE_SECONDS)
         yield batch
 
     with open_on(workers, program, maker, timeout_seconds=1.0) as pipeline:

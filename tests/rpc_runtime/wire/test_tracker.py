@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.errors import DeadlineError, InputError, ProtocolError, WorkerUnavailableError
 from tvm_split.rpc_runtime.wire.tracker import (
     MAXIMUM_REPLY_BYTES,
@@ -35,7 +36,7 @@ def tracker_that(answers: Callable[[socket.socket], None]) -> Iterator[TrackerAd
     def serve() -> None:
         connection, _ = listening.accept()
         with connection, suppress(OSError):  # a caller who has heard enough
-            connection.settimeout(10)
+            connection.settimeout(PATIENCE_SECONDS)
             answers(connection)
             while connection.recv(4096):
                 pass
@@ -46,7 +47,7 @@ def tracker_that(answers: Callable[[socket.socket], None]) -> Iterator[TrackerAd
         try:
             yield TrackerAddress("127.0.0.1", listening.getsockname()[1])
         finally:
-            thread.join(10)
+            thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
 
 

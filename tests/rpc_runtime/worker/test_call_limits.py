@@ -19,12 +19,12 @@ import grpc
 import psutil
 import pytest
 
-from tests.helpers.rpc_runtime.pipelines import PROMPT_SECONDS, prompt, watched
+from tests.helpers.rpc_runtime.pipelines import PROMPT_SECONDS, prompt, send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload, silence
 from tests.helpers.rpc_runtime.worker_process import ROOT
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.errors import WorkerError
@@ -136,7 +136,8 @@ def test_uploads_that_never_come_to_their_end(own_worker: WorkerEndpoint, maker:
             yield pb.PutBlobRequest(chunk=b"x").SerializeToString()
 
     with RawCaller(own_worker) as caller, watched(own_worker) as (connection, deployment):
-        connection._call(pb.MissingBlobsRequest(deployment=deployment, blobs=[message_of(pb.Blob, blob)]), 20)
+        named = [message_of(pb.Blob, blob)]
+        connection._call(pb.MissingBlobsRequest(deployment=deployment, blobs=named), PATIENCE_SECONDS)
         start = time.monotonic()
         assert caller.code(METHODS["PutBlob"].path, drops(deployment), 60) is grpc.StatusCode.CANCELLED
         assert time.monotonic() - start < control_service.UPLOAD_SILENCE_SECONDS + 10
@@ -152,7 +153,7 @@ def test_uploads_that_stop_in_the_middle(own_worker: WorkerEndpoint, maker: Prog
 
     with RawCaller(own_worker) as caller, watched(own_worker) as (connection, deployment):
         named = [message_of(pb.Blob, blob) for blob in blobs]
-        connection._call(pb.MissingBlobsRequest(deployment=deployment, blobs=named), 20)
+        connection._call(pb.MissingBlobsRequest(deployment=deployment, blobs=named), PATIENCE_SECONDS)
         start = time.monotonic()
         calls = [caller.begin(METHODS["PutBlob"].path, stops(deployment, blob)) for blob in blobs]
         for call in calls:
@@ -161,7 +162,7 @@ def test_uploads_that_stop_in_the_middle(own_worker: WorkerEndpoint, maker: Prog
         codes = Counter(call.code().name for call in calls)
         assert codes == {"FAILED_PRECONDITION": 1, "CANCELLED": MAXIMUM_UPLOADS}
         assert time.monotonic() - start < control_service.UPLOAD_SILENCE_SECONDS + 10
-        connection.send_blobs(deployment, blobs, maker.blob_path, 20, lambda sent, total: None)
+        send_blobs(connection, deployment, blobs, maker)
 
 
 @pytest.mark.parametrize("files", [pytest.param(1024, marks=pytest.mark.slow), 4096])
@@ -177,7 +178,7 @@ def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
     assert worker.stdout is not None
     address = json.loads(worker.stdout.readline())["address"]
     host, _, port = address.rpartition(":")
-    silent = [socket.create_connection((host, int(port)), 10) for _ in range(1500)]
+    silent = [socket.create_connection((host, int(port)), PATIENCE_SECONDS) for _ in range(1500)]
     start = time.monotonic()
 
     def answered() -> bool:
@@ -186,7 +187,7 @@ def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
             return True
         return False
 
-    assert wait_for(answered, seconds=40)
+    eventually(answered, "the worker answers")
     assert time.monotonic() - start < (PROMPT_SECONDS if files > 1500 else 20)
     for each in silent:
         each.close()
@@ -197,7 +198,7 @@ def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
 def test_calls_without_a_token_take_no_threads(own_workers: LocalWorkers) -> None:
     """Each would take its turn with those that compute and send; the thread that takes calls in refuses them."""
     worker = own_workers.endpoints[A]
-    describe(worker, 20)
+    describe(worker, PATIENCE_SECONDS)
     process = psutil.Process(own_workers.process_ids[A])
     before = process.num_threads()
     with RawCaller(replace(worker, token="wrong")) as caller:

@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.helpers.waiting import wait_while_running
+from tests.helpers.waiting import PATIENCE_SECONDS, wait_while_running
 from tests.models.small_onnx_model import INPUT_SHAPE
 
 
@@ -56,8 +56,8 @@ def test_an_interrupt_ends_it_cleanly(start_process, bundle):
     children = wait_while_running(process, lambda: len(found := running.children(recursive=True)) >= 2 and found)
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert output == ""
-    assert not psutil.wait_procs(children, timeout=10)[1]
+    assert not psutil.wait_procs(children, timeout=PATIENCE_SECONDS)[1]

@@ -15,6 +15,7 @@ import pytest
 
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.relay import Relay
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ProfileError
@@ -218,7 +219,7 @@ def test_what_was_measured_is_found_again(workers: LocalWorkers, known: Path) ->
 
 def test_transfers_cost_nothing_where_a_core_is_left() -> None:
     with LocalWorkers([A], pin=False) as workers:
-        worker = describe(workers.endpoints[A], 30.0)
+        worker = describe(workers.endpoints[A], PATIENCE_SECONDS)
     assert has_spare_cores(A, {A: worker}) == (worker.cores > 1)
     assert has_spare_cores(A, {A: replace(worker, cores=3), B: worker})
     assert not has_spare_cores(A, {A: replace(worker, cores=2), B: worker})
