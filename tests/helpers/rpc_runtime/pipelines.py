@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,16 +12,13 @@ import numpy as np
 
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerDescription, describe
+from tvm_split.rpc_runtime.client.client import WorkerConnection, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.program.link_setting import LinkSetting, LinkSettings, Transport
 from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, StageStatistics
 from tvm_split.rpc_runtime.program.program import BlobSpec, Program
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-
-PROMPT_SECONDS = 8.0
-"""Less than a silent call may last, and more than a busy machine takes."""
 
 
 def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Pipeline:
@@ -72,11 +68,3 @@ def watched(endpoint: WorkerEndpoint) -> Iterator[tuple[WorkerConnection, str]]:
 def send_blobs(connection: WorkerConnection, deployment: str, blobs: Sequence[BlobSpec], maker: ProgramMaker) -> int:
     """Returns how many bytes were missing on the worker and are sent."""
     return connection.send_blobs(deployment, blobs, maker.blob_path, PATIENCE_SECONDS, lambda sent, total: None)
-
-
-def prompt(endpoint: WorkerEndpoint) -> WorkerDescription:
-    """What a worker says of itself, and soon."""
-    start = time.monotonic()
-    found = describe(endpoint, PATIENCE_SECONDS)
-    assert time.monotonic() - start < PROMPT_SECONDS
-    return found

@@ -19,7 +19,7 @@ import grpc
 import psutil
 import pytest
 
-from tests.helpers.rpc_runtime.pipelines import PROMPT_SECONDS, prompt, send_blobs, watched
+from tests.helpers.rpc_runtime.pipelines import send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload, silence
@@ -44,16 +44,15 @@ def test_calls_that_say_nothing(workers: LocalWorkers, honest: None, path: str) 
     with RawCaller(workers.endpoints[A]) as caller:
         calls = [caller.begin(path, silence()) for _ in range(300)]
         if path != METHODS["Describe"].path:
-            prompt(workers.endpoints[A])
+            describe(workers.endpoints[A], PATIENCE_SECONDS)
         code, words = caller.answer(path, silence())
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert "at a time" in words
-        start = time.monotonic()
         for call in calls:
             with pytest.raises(grpc.RpcError):
                 list(call)
-        assert time.monotonic() - start < call_limits.GREETING_SECONDS + 5
-        prompt(workers.endpoints[A])
+        assert {call.code().name for call in calls} == {"CANCELLED", "FAILED_PRECONDITION"}  # not by their own end
+        describe(workers.endpoints[A], PATIENCE_SECONDS)
 
 
 def test_many_deployments_of_one_caller(workers: LocalWorkers, honest: None) -> None:
@@ -66,7 +65,7 @@ def test_many_deployments_of_one_caller(workers: LocalWorkers, honest: None) -> 
             next(calls[-1])
         code, words = caller.answer(METHODS["Watch"].path, [pb.WatchRequest(deployment="0" * 32).SerializeToString()])
         assert (code, f"{share} deployments of one host" in words) == (grpc.StatusCode.FAILED_PRECONDITION, True)
-        prompt(workers.endpoints[A])
+        describe(workers.endpoints[A], PATIENCE_SECONDS)
         for call in calls:
             call.cancel()
 
@@ -138,9 +137,7 @@ def test_uploads_that_never_come_to_their_end(own_worker: WorkerEndpoint, maker:
     with RawCaller(own_worker) as caller, watched(own_worker) as (connection, deployment):
         named = [message_of(pb.Blob, blob)]
         connection._call(pb.MissingBlobsRequest(deployment=deployment, blobs=named), PATIENCE_SECONDS)
-        start = time.monotonic()
-        assert caller.code(METHODS["PutBlob"].path, drops(deployment), 60) is grpc.StatusCode.CANCELLED
-        assert time.monotonic() - start < control_service.UPLOAD_SILENCE_SECONDS + 10
+        assert caller.code(METHODS["PutBlob"].path, drops(deployment)) is grpc.StatusCode.CANCELLED
 
 
 @pytest.mark.slow
@@ -154,14 +151,12 @@ def test_uploads_that_stop_in_the_middle(own_worker: WorkerEndpoint, maker: Prog
     with RawCaller(own_worker) as caller, watched(own_worker) as (connection, deployment):
         named = [message_of(pb.Blob, blob) for blob in blobs]
         connection._call(pb.MissingBlobsRequest(deployment=deployment, blobs=named), PATIENCE_SECONDS)
-        start = time.monotonic()
         calls = [caller.begin(METHODS["PutBlob"].path, stops(deployment, blob)) for blob in blobs]
         for call in calls:
             with pytest.raises(grpc.RpcError):
                 list(call)
         codes = Counter(call.code().name for call in calls)
         assert codes == {"FAILED_PRECONDITION": 1, "CANCELLED": MAXIMUM_UPLOADS}
-        assert time.monotonic() - start < control_service.UPLOAD_SILENCE_SECONDS + 10
         send_blobs(connection, deployment, blobs, maker)
 
 
@@ -179,7 +174,6 @@ def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
     address = json.loads(worker.stdout.readline())["address"]
     host, _, port = address.rpartition(":")
     silent = [socket.create_connection((host, int(port)), PATIENCE_SECONDS) for _ in range(1500)]
-    start = time.monotonic()
 
     def answered() -> bool:
         with contextlib.suppress(WorkerError):
@@ -188,7 +182,6 @@ def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
         return False
 
     eventually(answered, "the worker answers")
-    assert time.monotonic() - start < (PROMPT_SECONDS if files > 1500 else 20)
     for each in silent:
         each.close()
     worker.kill()
