@@ -13,6 +13,7 @@ from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import SHAPES, A, batches_for, one_stage
+from tests.helpers.waiting import eventually
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.client.watch import Report, ReportKind, root_cause
@@ -93,6 +94,7 @@ def test_honest_workers_are_believed(workers: LocalWorkers, maker: ProgramMaker,
     program = make(maker)
     with open_on(workers, program, maker) as pipeline:
         list(pipeline.stream(batches_for(program, 30)))
-        time.sleep(1.1)  # a heartbeat
-        for machine, activity in pipeline._watch._activity.items():
-            assert 0 < activity <= (30 + pipeline._ahead) * pipeline._most_activity[machine]
+        activities = pipeline._watch._activity
+        eventually(lambda: all(activities.get(name) for name in program.machines), "all workers tell what they did")
+        for machine, activity in activities.items():
+            assert activity <= (30 + pipeline._ahead) * pipeline._most_activity[machine]
