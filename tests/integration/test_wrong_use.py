@@ -135,7 +135,7 @@ def test_a_worker_that_is_not_there(bundle: tvm_split.Bundle) -> None:
         for name, port in (("machine-a", 1), ("machine-b", 2))
     )
     with pytest.raises(tvm_split.WorkerUnavailableError, match=r"machine-[ab].*127\.0\.0\.1:[12]"):
-        tvm_split.deploy(bundle, tvm_split.Cluster("remote", machines), timeout_seconds=5)
+        tvm_split.deploy(bundle, tvm_split.Cluster("remote", machines), timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_a_cluster_without_the_machine(bundle: tvm_split.Bundle) -> None:

@@ -274,7 +274,7 @@ def test_nobody_listens(maker: ProgramMaker) -> None:
     program = chain(maker)
     endpoints = {name: WorkerEndpoint(name, "127.0.0.1:9") for name in program.machines}
     with pytest.raises(WorkerUnavailableError, match=rf"machine '{A}' at 127.0.0.1:9"):
-        Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=5)
+        Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker: ProgramMaker) -> None:
@@ -311,14 +311,14 @@ def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:
     with HostileWorker(A, {METHODS["MissingBlobs"].path: lambda requests, context: iter(())}) as worker:
         endpoints = {name: replace(worker.endpoint, machine=name) for name in program.machines}
         with pytest.raises(ProtocolError, match=f"machine '{A}'.*MissingBlobs without a reply"):
-            Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=5)
+            Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_a_worker_that_has_no_figures_of_its_stages(maker: ProgramMaker) -> None:
     program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
     with (
         HostileWorker(A) as worker,
-        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=5) as pipe,
+        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipe,
         pytest.raises(ProtocolError, match=f"machine '{A}'.*no figures of the stage 'one'"),
     ):
         pipe.statistics()

@@ -60,7 +60,7 @@ class Busy:
 
 @pytest.mark.slow
 def test_children_end_and_the_pipeline_goes_on(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    with open_on(workers, chain(maker), maker, timeout_seconds=10.0) as pipeline, Busy(pipeline) as busy:
+    with open_on(workers, chain(maker), maker, timeout_seconds=PATIENCE_SECONDS) as pipeline, Busy(pipeline) as busy:
         for _ in range(FORKS):
             child = os.fork()
             if child == 0:
@@ -72,7 +72,7 @@ def test_children_end_and_the_pipeline_goes_on(workers: LocalWorkers, maker: Pro
 
 
 def test_a_data_loader_with_processes(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    with open_on(workers, chain(maker), maker, timeout_seconds=10.0) as pipeline, Busy(pipeline):
+    with open_on(workers, chain(maker), maker, timeout_seconds=PATIENCE_SECONDS) as pipeline, Busy(pipeline):
         expected = [pipeline.run([number])[0] for number in map(Numbers().__getitem__, range(30))]
         for _ in range(3):
             loader = DataLoader(Numbers(), batch_size=None, num_workers=2, multiprocessing_context="fork")

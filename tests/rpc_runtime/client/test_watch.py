@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import SHAPES, A, batches_for, one_stage
-from tests.helpers.waiting import eventually
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.client.watch import Report, ReportKind, root_cause
@@ -73,20 +74,22 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
 
 def test_what_a_dead_worker_had_done_is_what_it_told_and_when(maker: ProgramMaker) -> None:
     """It may have done more since: nobody is to take it for what it did before it died."""
+    running = threading.Event()
 
     def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         for finished in (0, 7):
             yield pb.WatchEvent(stages=[pb.StageProgress(stage="one", finished=finished)]).SerializeToString()
-            time.sleep(0.3)
+        running.wait(PATIENCE_SECONDS)
 
     program = one_stage(maker)
     told = r"'one' \(at least 7 micro-batches done\), as it told \d+\.\d s before"
     with (
         HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
-        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=20.0) as pipeline,
-        pytest.raises(WorkerUnavailableError, match=told),
+        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipeline,
     ):
-        pipeline.run(batches_for(program, 1)[0])
+        running.set()
+        with pytest.raises(WorkerUnavailableError, match=told):
+            pipeline.run(batches_for(program, 1)[0])
 
 
 @pytest.mark.parametrize("make", SHAPES)

@@ -75,7 +75,7 @@ def test_memory_that_cannot_be_made_leaves_the_link_to_grpc(caller_sends: bool) 
 
 
 def test_a_secret_that_comes_too_late_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_answer, "CHOICE_SECONDS", 0.3)
+    monkeypatch.setattr(link_answer, "CHOICE_SECONDS", 2.0)
     receiver = Receiver([one_route(8)])
     greeting = pb.Hello(deployment="0" * 32, source="a", destination="b", host=host_proof("0" * 32))
     choice = control_frame(FrameKind.CHOICE, pb.Choice(shared_memory=True).SerializeToString())

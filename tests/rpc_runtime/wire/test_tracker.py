@@ -127,8 +127,9 @@ def test_what_a_worker_cannot_be_is_a_fault(change: dict[str, Any]) -> None:
     ],
 )
 def test_a_tracker_that_is_none_is_an_error_in_time(sent: bytes, error: type[Exception], text: str) -> None:
+    seconds = 0.3 if error is DeadlineError else PATIENCE_SECONDS
     with tracker_that(lambda caller: caller.sendall(sent)) as address, pytest.raises(error, match=text) as raised:
-        listed_servers(address, timeout_seconds=0.3)
+        listed_servers(address, timeout_seconds=seconds)
     assert str(address) in str(raised.value)
 
 

@@ -167,4 +167,4 @@ def test_loading_stops_when_nobody_waits_any_more(own_worker: WorkerEndpoint, ma
             connection._call(request, 0.03)
         time.sleep(1.0)
         with pytest.raises(ProtocolError, match="no stages loaded"):
-            connection.statistics(deployment, 5)
+            connection.statistics(deployment, PATIENCE_SECONDS)
