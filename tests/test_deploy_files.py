@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.rpc_runtime.certificates import make_authority
 from tests.helpers.rpc_runtime.worker_process import ready, start_worker
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.pods import PORT_NAME
 from tvm_split.rpc_runtime.client.client import describe
@@ -138,9 +139,9 @@ def test_the_worker_of_the_statefulset_starts_and_is_healthy(tmp_path: Path) -> 
     try:
         address = ready(process)
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        assert describe(WorkerEndpoint("tvm-split-0", address, "open-sesame", lab.files("me")), 30).secure
+        assert describe(WorkerEndpoint("tvm-split-0", address, "open-sesame", lab.files("me")), PATIENCE_SECONDS).secure
         process.send_signal(signal.SIGTERM)
         assert process.wait(pod()["spec"]["terminationGracePeriodSeconds"]) == 0
     finally:

@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.helpers.rpc_runtime.pipelines import prompt, same
+from tests.helpers.rpc_runtime.pipelines import same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, batches_for, double
 from tests.helpers.trials import SEED, Standing, Trials
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
@@ -40,7 +40,7 @@ def workers() -> Iterator[LocalWorkers]:
 
 @pytest.fixture
 def standing(workers: LocalWorkers, tmp_path: Path) -> Iterator[Standing]:
-    """Afterwards it lives, answers promptly and rightly, and holds no more than before."""
+    """Afterwards it lives, answers rightly, and holds no more than before."""
     maker = ProgramMaker(tmp_path / "blobs")
     one = maker.stage("one", A, [maker.input("x")], double)
     program = maker.program([maker.stage("two", B, [one], double)])
@@ -51,10 +51,11 @@ def standing(workers: LocalWorkers, tmp_path: Path) -> Iterator[Standing]:
         process = psutil.Process(attacked.process)
         files = process.num_fds()
         yield attacked
-        assert prompt(attacked.endpoint).process_id == attacked.process
-        assert wait_for(lambda: len(describe(attacked.endpoint, 20).deployments) == 1, seconds=15)
+        described = lambda: describe(attacked.endpoint, PATIENCE_SECONDS)  # noqa: E731
+        assert described().process_id == attacked.process
+        eventually(lambda: len(described().deployments) == 1, "only the honest deployment is left")
         assert same(honest.run(batch), expected)
-        assert wait_for(lambda: process.num_fds() <= files + MORE_FILES, seconds=15)
+        eventually(lambda: process.num_fds() <= files + MORE_FILES, "no file is left open")
 
 
 @pytest.fixture

@@ -10,10 +10,12 @@ import grpc
 import pytest
 
 from tests.helpers.mutations import mutated, random_message
+from tests.helpers.rpc_runtime.pipelines import send_blobs
 from tests.helpers.rpc_runtime.programs import A, B
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, hello
 from tests.helpers.rpc_runtime.timed_kernels import KERNELS
 from tests.helpers.trials import Memory, Standing, Trials
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.client.client import WorkerConnection
 from tvm_split.rpc_runtime.program.kernel_times import KernelSet
 from tvm_split.rpc_runtime.program.machine_plan import MachinePlan, machine_plan
@@ -53,8 +55,8 @@ class Victim:
         if loaded:
             plan, maker = machine_plan(standing.honest.program, A), standing.maker
             blobs = [blob for stage in plan.stages for blob in stage.blobs]
-            self.connection.send_blobs(self.deployment, blobs, maker.blob_path, 10, lambda sent, total: None)
-            self.connection.load(self.deployment, plan, secrets_of(plan), 10)
+            send_blobs(self.connection, self.deployment, blobs, maker)
+            self.connection.load(self.deployment, plan, secrets_of(plan), PATIENCE_SECONDS)
 
     def close(self) -> None:
         self._watch.cancel()

@@ -15,6 +15,7 @@ import numpy as np
 
 import tvm_split
 from tests.helpers.empty_root import command_in_root, python_in_root
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cli.hidden_torch import hide_torch_from_tvm
 
 TOKEN = "open-sesame"
@@ -45,7 +46,7 @@ def main() -> None:
             outputs = [each[0].tolist() for each in deployment.stream([(batch,) for batch in batches])]
     finally:
         worker.terminate()
-        code = worker.wait(30)
+        code = worker.wait(PATIENCE_SECONDS)
     print(json.dumps({"outputs": outputs, "code": code}))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.closing import Closing
 
 
@@ -50,7 +51,7 @@ class KubernetesApi(Closing):
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(PATIENCE_SECONDS)
 
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         parts = urlsplit(request.path)

@@ -11,13 +11,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
 from tvm_split.schedules.tuning import DeviceError, Tracker
 
 KEY = "lab"
-START_SECONDS = 120.0
 NO_TORCH = 'raise ModuleNotFoundError("machines of a lab have none", name="torch")'
 """Instead of torch: TVM imports it wherever it is installed, for twice as long as all the rest takes."""
 
@@ -82,9 +81,7 @@ class RpcLab(Closing):
             found = {each.registration.name if each.registration else each.address: each for each in self.listed()}
             return found if condition(found) else {}
 
-        found = wait_for(look, START_SECONDS)
-        assert found, (self.listed(), Path(self._log.name).read_text()[-2000:])
-        return found
+        return eventually(look, f"the tracker lists what is expected; the lab's log is {self._log.name}")
 
     def restart_tracker(self) -> None:
         """As if its machine was switched off and on again."""
@@ -124,13 +121,13 @@ class RpcLab(Closing):
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
-        assert wait_for(condition, START_SECONDS), Path(self._log.name).read_text()[-2000:]
+        eventually(condition, f"the lab has started; its log is {self._log.name}")
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)
+    process.wait(PATIENCE_SECONDS)
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.rpc_lab import free_port
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.closing import Closing
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
@@ -60,12 +60,13 @@ class SshServer(Closing):
         self.process = subprocess.Popen(
             [sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stdin=subprocess.DEVNULL, stderr=self._log
         )
-        answers = wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
-        if not answers:
+        try:
+            eventually(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, f"sshd answers: {self._log.name}")
+        except AssertionError:
             self.close()
-            pytest.fail((folder / "sshd.log").read_text())
+            raise
 
     def close(self) -> None:
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_SECONDS)
         self._log.close()

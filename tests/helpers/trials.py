@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import eventually
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
@@ -65,7 +65,7 @@ class Memory:
             return
         self._warm = self._warm or self._bytes()
         most = self._warm + MORE_MEMORY_BYTES
-        assert wait_for(lambda: self._bytes() < most, seconds=10), f"{self._warm} bytes were to grow to {most} at most"
+        eventually(lambda: self._bytes() < most, "the worker gives memory back")
 
     def _bytes(self) -> int:
         return int(self._process.memory_info().rss)

@@ -1,4 +1,4 @@
-"""The one way in which tests wait for something that happens in another thread or process."""
+"""How tests wait for what happens in another thread or process."""
 
 from __future__ import annotations
 
@@ -13,19 +13,28 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
-def wait_for(look: Callable[[], Value], seconds: float = 10.0) -> Value:
-    """What ``look`` gives once that is true, or what it gives last when the time is over."""
-    deadline = time.monotonic() + seconds
-    while not (value := look()) and time.monotonic() < deadline:
+PATIENCE_SECONDS = 300.0
+"""The one deadline of all tests for what must happen: only a hang reaches it."""
+
+
+def eventually(look: Callable[[], Value], what: str) -> Value:
+    """Returns the first true value of ``look()``; raises an AssertionError that names ``what`` after the deadline."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (value := look()):
+        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS:.0f} s: {what}; the last value is {value!r}"
         time.sleep(0.02)
     return value
 
 
-def wait_while_running(process: subprocess.Popen[str], look: Callable[[], Value], seconds: float = 150.0) -> Value:
-    """As `wait_for`, of what a process brings about; fails with what it wrote if it ends before, or takes longer."""
-    value = wait_for(lambda: process.poll() is not None or look(), seconds)
+def wait_for(look: Callable[[], Value]) -> Value:
+    """As `eventually`, for the tests that have not moved to it."""
+    return eventually(look, "what the test waits for")
+
+
+def wait_while_running(process: subprocess.Popen[str], look: Callable[[], Value]) -> Value:
+    """Returns the first true value of ``look()``; fails with the output of a process that ends before."""
+    value = eventually(lambda: process.poll() is not None or look(), "the process gets as far as the test needs")
     assert process.poll() is None, process.communicate()
-    assert value, f"it did not happen in {seconds} s"
     return value
 
 
@@ -39,4 +48,4 @@ def stop(process: int) -> None:
         ]
         return set(states) == {"T"}
 
-    assert wait_for(stands_still)
+    eventually(stands_still, "all threads stand still")

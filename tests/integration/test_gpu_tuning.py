@@ -15,7 +15,7 @@ import tvm_split
 from tests.helpers.gpu_driver import driver_for, require_toolkit
 from tests.helpers.rpc_lab import KEY, RpcLab
 from tests.helpers.schedules.gpu_kernels import nvcc, plan_for_a_gpu
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.compiler.cuda_code import tuning_needs
 from tvm_split.compiler.placement import tvm_target
 from tvm_split.rpc_runtime.execution.cuda_code import PACKED, SOURCE
@@ -224,12 +224,12 @@ def test_a_measurer_that_is_closed_while_nvcc_is_at_work_leaves_no_process(kerne
         return bool(compiling)
 
     try:
-        assert wait_for(looks, 60)
+        eventually(looks, "nvcc runs")
     finally:
         measurer.close()
-        building.join(30)
+        building.join(PATIENCE_SECONDS)
     assert not building.is_alive()
-    assert not psutil.wait_procs(compiling, 5)[1]
+    assert not psutil.wait_procs(compiling, timeout=PATIENCE_SECONDS)[1]
 
 
 def name_of(process: psutil.Process) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 
 import tvm_split
 from tests.helpers.rpc_runtime.mpi_workers import mpi_workers
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import eventually
 from tests.models.torch_models import published_models
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import TvmSplitError
@@ -117,7 +117,7 @@ def test_a_rank_that_is_killed_is_named_and_leaves_nothing(name: str, tmp_path: 
         os.kill(processes[name], signal.SIGKILL)
         with pytest.raises(WorkerUnavailableError, match=rf"machine '({anyone})'.*has gone"):  # and not: silent for 5 s
             list(results)
-    assert wait_for(lambda: not any(map(psutil.pid_exists, processes.values())))
+    eventually(lambda: not any(map(psutil.pid_exists, processes.values())), "all ranks have ended")
     assert segments() == before
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import tvm_split
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import eventually
 from tvm_split.cluster.ray_workers import worker_resources
 from tvm_split.errors import ClusterError
 from tvm_split.rpc_runtime.errors import DeadlineError, WorkerUnavailableError
@@ -103,14 +103,14 @@ def test_workers_of_ray(own_ray: Any, tmp_path: Path) -> None:
         (process,) = workers_running(tmp_path)
         first = cluster.endpoints()["machine-a"].address
         own_ray.kill(cluster._ray._actors["machine-a"], no_restart=False)
-        assert wait_for(lambda: process not in workers_running(tmp_path), 20)
-        assert wait_for(lambda: cluster.endpoints()["machine-a"].address != first, 60)
+        eventually(lambda: process not in workers_running(tmp_path), "the killed worker has ended")
+        eventually(lambda: cluster.endpoints()["machine-a"].address != first, "Ray has started the worker again")
         deploy_and_check(cluster)
         with pytest.raises(DeadlineError, match=r"no room within 2 s for 2 workers with \{'CPU': 64\.0\} each"):
             tvm_split.Cluster.from_ray(workers=2, threads=64, timeout_seconds=2.0)
-    assert wait_for(lambda: not workers_running(tmp_path), 20)
+    eventually(lambda: not workers_running(tmp_path), "no worker is left")
     assert own_ray.is_initialized()
-    assert wait_for(lambda: own_ray.available_resources().get("CPU") == 2.0, 20)
+    eventually(lambda: own_ray.available_resources().get("CPU") == 2.0, "Ray has both CPUs back")
 
 
 @pytest.mark.slow
@@ -124,8 +124,8 @@ def test_another_process_joins_and_leaves(own_ray: Any, tmp_path: Path) -> None:
     )  # it closes nothing, and ends
     done = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, timeout=120)
     assert done.stdout == "machine-a machine-b\n", done.stderr
-    assert wait_for(lambda: not workers_running(tmp_path), 20)
-    assert wait_for(lambda: own_ray.available_resources().get("CPU") == 2.0, 20)
+    eventually(lambda: not workers_running(tmp_path), "no worker is left")
+    eventually(lambda: own_ray.available_resources().get("CPU") == 2.0, "Ray has both CPUs back")
 
 
 @pytest.mark.slow
@@ -141,11 +141,11 @@ def test_three_nodes_one_of_which_dies(three_nodes: Any, tmp_path: Path) -> None
             np.testing.assert_allclose(deployment.run(x)[0], network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
             ray.kill(cluster._ray._actors["machine-b"], no_restart=False)
             with pytest.raises(WorkerUnavailableError, match="machine-b"):
-                wait_for(lambda: deployment.run(x) is None, 60)
+                eventually(lambda: deployment.run(x) is None, "the dead worker is noticed")
         with tvm_split.compile_and_deploy(network, (x,), cluster, split=split) as deployment:
             np.testing.assert_allclose(deployment.run(x)[0], network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
         assert hosts(cluster) == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
-    assert wait_for(lambda: not any(workers_running(tmp_path, name) for name in split), 20)
+    eventually(lambda: not any(workers_running(tmp_path, name) for name in split), "no worker is left")
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_memory_and_parts_of_processors(own_ray: Any) -> None:
     free = own_ray.available_resources()
     with tvm_split.Cluster.from_ray(workers=2, resources=taken) as cluster:
         assert len(cluster.endpoints()) == 2
-        assert wait_for(lambda: own_ray.available_resources().get("CPU") == 1.0, 20)
+        eventually(lambda: own_ray.available_resources().get("CPU") == 1.0, "both workers have their half CPU")
         assert free["memory"] - own_ray.available_resources()["memory"] == 2e8
     with pytest.raises(DeadlineError, match=r"'memory': 1e\+18\} each \(SPREAD\); free are \{.*'memory': "):
         tvm_split.Cluster.from_ray(workers=1, resources={"memory": 1e18}, timeout_seconds=2.0)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import tvm_split
 from tests.helpers.rpc_lab import KEY, RpcLab, kill_group
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.cli.application import app
 from tvm_split.rpc_runtime.errors import InputError
 from tvm_split.rpc_runtime.wire.security import TlsFiles
@@ -38,7 +38,7 @@ A, B = "box-a", "box-b"
 def no_process_stays() -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
-    assert wait_for(lambda: not {each for each in psutil.process_iter() if is_ours(each)} - before)
+    eventually(lambda: not {each for each in psutil.process_iter() if is_ours(each)} - before, "no process is left")
 
 
 def is_ours(process: psutil.Process) -> bool:
@@ -84,8 +84,8 @@ def test_a_worker_is_listed_deployed_to_and_gone(network, tmp_path):
         with pytest.raises(tvm_split.ClusterError, match="under the key 'other' has no machine"):
             tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, "other")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-        assert wait_for(lambda: not lab.listed())
+        assert process.wait(PATIENCE_SECONDS) == 0
+        eventually(lambda: not lab.listed(), "the tracker lists nothing")
         with pytest.raises(tvm_split.ClusterError, match="has no machine that can be deployed to"):
             tvm_split.Cluster.from_tracker("127.0.0.1", lab.port)
 
@@ -165,7 +165,7 @@ def test_workers_outlive_their_tracker(tmp_path):
         lab.restart_tracker()
         found = lab.wait_listed(lambda found: A in found)
         assert found[A].registration.tunes
-        assert wait_for(lambda: lab.count() == 1, 30)
+        eventually(lambda: lab.count() == 1, "the tracker counts one device")
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_a_deployment_keeps_tuners_away(network, tmp_path):
             with pytest.raises(DeviceError, match="1 hold a deployment"):
                 lab.tracker().count_devices()
             assert tvm_split.Cluster.from_tracker("127.0.0.1", lab.port).machine_names == (A,)
-        assert wait_for(lambda: lab.count() == 1)
+        eventually(lambda: lab.count() == 1, "the tracker counts one device")
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_who_has_no_key_is_not_served(tmp_path):
         taken.close()
         lab.start_worker(A, "--insecure", "--tuning-port", str(port))
         lab.wait_listed(lambda found: A in found)
-        assert wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, 20)
+        eventually(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, "the tuning port takes connections")
         for key in (b"client:lab:0.5", b"client:", b"\xff\xfe"):
             with socket.create_connection(("127.0.0.1", port), 10) as caller:
                 caller.sendall(struct.pack("<ii", RPC_MAGIC, len(key)) + key)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import tvm_split
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.cluster.machine import Machine
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
@@ -53,7 +53,7 @@ def children(process: int | None = None) -> set[int]:
 def _nothing_stays_behind() -> Iterator[None]:
     before = children()
     yield
-    assert wait_for(lambda: children() <= before), f"processes {children() - before} were left behind"
+    eventually(lambda: children() <= before, "no process is left")
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_a_worker_that_is_not_there(bundle: tvm_split.Bundle) -> None:
         for name, port in (("machine-a", 1), ("machine-b", 2))
     )
     with pytest.raises(tvm_split.WorkerUnavailableError, match=r"machine-[ab].*127\.0\.0\.1:[12]"):
-        tvm_split.deploy(bundle, tvm_split.Cluster("remote", machines), timeout_seconds=5)
+        tvm_split.deploy(bundle, tvm_split.Cluster("remote", machines), timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_a_cluster_without_the_machine(bundle: tvm_split.Bundle) -> None:
@@ -276,9 +276,7 @@ def test_a_client_that_is_interrupted_leaves_no_worker(
             workers = children(client.pid)
             assert len(workers) == 2
             client.send_signal(blow)
-            client.wait(timeout=20)
+            client.wait(timeout=PATIENCE_SECONDS)
         finally:
             client.kill()
-    assert wait_for(lambda: not any(map(psutil.pid_exists, workers)), seconds=20), (
-        f"workers {workers} outlived their client"
-    )
+    eventually(lambda: not any(map(psutil.pid_exists, workers)), "the workers have ended with their client")

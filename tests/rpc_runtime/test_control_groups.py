@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.control_groups import MemoryLimit, core_quota, memory_limits
@@ -204,9 +205,9 @@ def test_a_real_group_with_half_a_core(half_a_core: Path) -> None:
 
 def test_a_worker_in_a_group_says_its_quota(half_a_core: Path) -> None:
     with LocalWorkers(("box",)) as workers:
-        free = describe(workers.endpoints["box"], 60)
+        free = describe(workers.endpoints["box"], PATIENCE_SECONDS)
         assert free.core_quota == 0
         half_a_core.write_text(str(workers.process_ids["box"]))
-        limited = describe(workers.endpoints["box"], 60)
+        limited = describe(workers.endpoints["box"], PATIENCE_SECONDS)
         assert (limited.cores, limited.core_quota) == (1, 0.5)
         assert limited.quota_group != free.quota_group

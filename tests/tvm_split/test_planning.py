@@ -379,9 +379,8 @@ def test_a_network_that_computes_and_sends_nothing(measure):
     nothing = tvm_split.load_model(torch.nn.Identity(), (torch.zeros(0, 2),))
     for cluster in (tvm_split.Cluster.in_process(2), tvm_split.Cluster.local(2)):
         prediction = tvm_split.plan(nothing, cluster, stages=1, measure=measure).prediction
-        assert 0 < prediction.period_seconds < 1
+        assert min(prediction.period_seconds, prediction.latency_seconds) > 0
         # What is measured of a stream and of one alone are two measurements.
-        assert 0 < prediction.latency_seconds < 1
         assert measure or prediction.period_seconds <= prediction.latency_seconds
         assert 0 <= prediction.gap <= 1
 

@@ -1,9 +1,11 @@
 """What takes long says so where no bar can be drawn, too, unless it is told not to."""
 
+import threading
 import time
 
 import pytest
 
+from tests.helpers.waiting import eventually
 from tvm_split import progress
 
 
@@ -19,11 +21,16 @@ def takes_a_while(on_progress=None):
 
 
 def test_lines_where_there_is_no_terminal(capsys):
-    progress.says_progress("working")(takes_a_while)()
-    time.sleep(0.1)
-    lines = capsys.readouterr().err.splitlines()
-    assert 2 <= len(lines) <= 15
-    assert all(line.startswith("lowering (25% done), ") for line in lines)
+    said = []
+
+    def takes_until_it_is_said_twice(on_progress=None):
+        on_progress("lowering", 1, 4)
+        counted = lambda: said.append(capsys.readouterr().err) or "".join(said).count("lowering (25% done), ")  # noqa: E731
+        eventually(lambda: counted() >= 2, "two lines are written")
+
+    progress.says_progress("working")(takes_until_it_is_said_twice)()
+    eventually(lambda: "progress" not in [each.name for each in threading.enumerate()], "the thread has ended")
+    capsys.readouterr()
     time.sleep(0.1)
     assert capsys.readouterr().err == ""
 

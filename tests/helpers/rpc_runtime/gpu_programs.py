@@ -11,7 +11,7 @@ import numpy as np
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled
 from tests.helpers.rpc_runtime.gpu_worker import GpuWorkers
 from tests.helpers.rpc_runtime.pipelines import deployments_left
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import eventually
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.program.link_setting import LinkSetting, LinkSettings, Transport
 from tvm_split.rpc_runtime.program.program import CLIENT, BlobSpec, Program, StageSpec, TensorSpec
@@ -59,4 +59,5 @@ def carried(pipeline: Pipeline) -> set[str]:
 
 def is_empty(workers: GpuWorkers, name: str) -> bool:
     """Whether a worker has nothing of a deployment's any more, after a while."""
-    return bool(wait_for(lambda: workers.areas(name) == 0)) and not deployments_left(workers.endpoints[name])
+    eventually(lambda: workers.areas(name) == 0, "no memory of the GPU is left")
+    return not deployments_left(workers.endpoints[name])

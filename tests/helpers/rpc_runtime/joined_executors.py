@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.client.result_queue import ResultQueue, array_slot
 from tvm_split.rpc_runtime.execution.executor import StageExecutor
 from tvm_split.rpc_runtime.program.inputs import flat_bytes
@@ -147,7 +148,7 @@ class Joined:
                     results.append(result)
                     continue
                 assert not self.failures, self.failures
-                assert self.client.arrived.wait(20), "the pipeline stands still"
+                assert self.client.arrived.wait(PATIENCE_SECONDS), "the pipeline stands still"
         return results
 
     def close(self) -> None:
@@ -157,9 +158,9 @@ class Joined:
             with executor.lock:
                 executor.stop_locked()
         for executor in self.executors.values():
-            assert executor.join(10)
+            assert executor.join(PATIENCE_SECONDS)
         for thread in self.threads:
-            thread.join(10)
+            thread.join(PATIENCE_SECONDS)
             assert not thread.is_alive()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from tests.helpers.rpc_runtime.mpi_ranks import through_relay
 from tests.helpers.rpc_runtime.stations import Idle
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.client.result_queue import array_slot
 from tvm_split.rpc_runtime.errors import TvmSplitError
 from tvm_split.rpc_runtime.program.inputs import flat_bytes
@@ -50,7 +51,7 @@ class Sender(Idle):
         self.sent += 1
         self.sizes[route.tensor.name].add(size_bytes)
 
-    def put(self, name: str, sequence: int, value: Any, seconds: float = 20.0) -> bool:
+    def put(self, name: str, sequence: int, value: Any, seconds: float = PATIENCE_SECONDS) -> bool:
         """Whether there was room in time."""
         with self._room:
             if not self._room.wait_for(lambda: self.link.has_room_locked(name), seconds):
@@ -94,7 +95,7 @@ class Receiver(Idle):
             self.held.clear()
         self.link.flush()
 
-    def wait(self, count: int, seconds: float = 20.0) -> bool:
+    def wait(self, count: int, seconds: float = PATIENCE_SECONDS) -> bool:
         with self.come:
             return self.come.wait_for(lambda: len(self.got) >= count, seconds)
 
@@ -128,7 +129,7 @@ class Answering:
 
     def close(self) -> None:
         self._link.close()
-        self._server.stop(0).wait(5)
+        self._server.stop(0).wait(PATIENCE_SECONDS)
         self._pool.shutdown()
 
 
@@ -143,7 +144,7 @@ class Calling:
         endpoint = WorkerEndpoint(endpoint.machine, endpoint.address, transport=transport)
         self.call = LinkCall(endpoint, None, hello_of(DEPLOYMENT, "a", "b"), link, self._end, world)
         self._link = link
-        self.call.wait_accepted(20)
+        self.call.wait_accepted(PATIENCE_SECONDS)
 
     def _end(self, machine: str, error: TvmSplitError) -> None:
         self.ends.append(error)

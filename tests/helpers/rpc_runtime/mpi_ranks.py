@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers.rpc_runtime.worker_process import ROOT
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.transports import mpi
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
@@ -49,7 +50,7 @@ def run_session(folder: Path, ranks: int, *arguments: str, seconds: float) -> tu
         return report, process.communicate(timeout=seconds)[0]
     finally:
         process.terminate()  # mpiexec then ends what it has started
-        process.wait(10)
+        process.wait(PATIENCE_SECONDS)
 
 
 @contextmanager
@@ -68,10 +69,7 @@ def start_peer(*words: str) -> int:
     rank, ready = next(_peers), bytearray(8)
     _orders.Send(json.dumps(words).encode(), rank)
     answer = _orders.Irecv(ready, rank)
-    deadline = time.monotonic() + 30
-    while not answer.Test():
-        assert time.monotonic() < deadline
-        time.sleep(LOOK_SECONDS)
+    eventually(answer.Test, "the rank is ready")
     return int.from_bytes(ready, "little")
 
 

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.waiting import wait_for
-from tvm_split.rpc_runtime.client.client import WorkerConnection, WorkerDescription, describe
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
+from tvm_split.rpc_runtime.client.client import WorkerConnection, describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.program.link_setting import LinkSetting, LinkSettings, Transport
-from tvm_split.rpc_runtime.program.measurements import StageStatistics
-from tvm_split.rpc_runtime.program.program import Program
+from tvm_split.rpc_runtime.program.measurements import RECEIVE, SEND, StageStatistics
+from tvm_split.rpc_runtime.program.program import BlobSpec, Program
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
-
-PROMPT_SECONDS = 8.0
-"""Less than a silent call may last, and more than a busy machine takes."""
 
 
 def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Pipeline:
@@ -35,8 +32,13 @@ def over_grpc(program: Program) -> LinkSettings:
 
 
 def statistics_of_all_sent(pipeline: Pipeline) -> tuple[StageStatistics, ...]:
-    """What was sent counts when the next is asked for, which may be after the client has all results."""
-    wait_for(lambda: all(each.bytes_sent == each.bytes_received for each in pipeline.statistics()))
+    """Returns the statistics of a chain once all its sends are counted, which may be after the last result."""
+
+    def all_sent() -> bool:
+        kinds = Counter(event.kind for event in pipeline.trace())
+        return kinds[SEND] == kinds[RECEIVE]
+
+    eventually(all_sent, "as many tensors are sent as received")
     return pipeline.statistics()
 
 
@@ -45,9 +47,9 @@ def same(left: tuple[np.ndarray, ...], right: tuple[np.ndarray, ...]) -> bool:
 
 
 def deployments_left(endpoint: WorkerEndpoint) -> tuple[str, ...]:
-    """What a worker still holds when it has had time to notice that nobody wants it."""
-    wait_for(lambda: not describe(endpoint, 10).deployments)
-    return describe(endpoint, 10).deployments
+    """Returns what deployments a worker has once it has none."""
+    eventually(lambda: not describe(endpoint, PATIENCE_SECONDS).deployments, "the worker has dropped its deployments")
+    return describe(endpoint, PATIENCE_SECONDS).deployments
 
 
 @contextlib.contextmanager
@@ -63,9 +65,6 @@ def watched(endpoint: WorkerEndpoint) -> Iterator[tuple[WorkerConnection, str]]:
         connection.close()
 
 
-def prompt(endpoint: WorkerEndpoint) -> WorkerDescription:
-    """What a worker says of itself, and soon."""
-    start = time.monotonic()
-    found = describe(endpoint, 20)
-    assert time.monotonic() - start < PROMPT_SECONDS
-    return found
+def send_blobs(connection: WorkerConnection, deployment: str, blobs: Sequence[BlobSpec], maker: ProgramMaker) -> int:
+    """Returns how many bytes were missing on the worker and are sent."""
+    return connection.send_blobs(deployment, blobs, maker.blob_path, PATIENCE_SECONDS, lambda sent, total: None)

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.closing import Closing
 from tvm_split.rpc_runtime.program.program import BlobSpec
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
@@ -37,12 +38,12 @@ class RawCaller(Closing):
         return self._channel.stream_stream(method)(iter(requests), timeout=timeout, metadata=everything)
 
     def code(
-        self, method: str, requests: Iterable[bytes], timeout: float = 20, metadata: Metadata = ()
+        self, method: str, requests: Iterable[bytes], timeout: float = PATIENCE_SECONDS, metadata: Metadata = ()
     ) -> grpc.StatusCode:
         return self.answer(method, requests, timeout, metadata)[0]
 
     def answer(
-        self, method: str, requests: Iterable[bytes], timeout: float = 20, metadata: Metadata = ()
+        self, method: str, requests: Iterable[bytes], timeout: float = PATIENCE_SECONDS, metadata: Metadata = ()
     ) -> tuple[grpc.StatusCode, str]:
         """How the call ends, and with which words."""
         call = self.begin(method, requests, timeout, metadata)
@@ -58,7 +59,7 @@ class RawCaller(Closing):
         for request in each:
             if len(under_way) == UNDER_WAY:
                 found[under_way.popleft().code().name] += 1
-            under_way.append(call.future(request, timeout=20, metadata=self._metadata))
+            under_way.append(call.future(request, timeout=PATIENCE_SECONDS, metadata=self._metadata))
         found.update(future.code().name for future in under_way)
         return found
 
@@ -75,7 +76,7 @@ def silence(seconds: float = 60.0) -> Iterator[bytes]:
 def speak(endpoint: WorkerEndpoint, greeting: bytes | None, messages: Iterable[bytes] = ()) -> grpc.StatusCode:
     """What a worker ends a data stream with after this greeting and these messages."""
     with RawCaller(endpoint) as caller:
-        return caller.code(LINK_PATH, messages, 10, () if greeting is None else ((HELLO_KEY, greeting),))
+        return caller.code(LINK_PATH, messages, metadata=() if greeting is None else ((HELLO_KEY, greeting),))
 
 
 def hello(

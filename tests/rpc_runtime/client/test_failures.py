@@ -17,10 +17,10 @@ import pytest
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
-from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on
+from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, send_blobs
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
-from tests.helpers.waiting import stop, wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stop
 from tvm_split.rpc_runtime.client import client
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
@@ -157,7 +157,7 @@ def test_a_client_that_stands_still_is_given_up(own_workers: LocalWorkers, tmp_p
         assert all(removed_libraries(each) for each in own_workers.process_ids.values())
         client_process.send_signal(signal.SIGSTOP)
         for process_id in own_workers.process_ids.values():
-            assert wait_for(lambda each=process_id: not removed_libraries(each), seconds=30.0)
+            eventually(lambda each=process_id: not removed_libraries(each), "the silent client's libraries are gone")
     finally:
         client_process.kill()
         client_process.communicate()
@@ -212,7 +212,7 @@ def test_a_stage_that_returns_the_wrong_number_is_named(workers: LocalWorkers, m
 
 
 def test_a_gpu_stage_on_a_machine_without_gpu(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    if describe(workers.endpoints[A], 30).cuda_devices:
+    if describe(workers.endpoints[A], PATIENCE_SECONDS).cuda_devices:
         pytest.skip("this machine has a GPU")
     x = maker.input("x")
     program = maker.program([maker.stage("one", A, [x], double, device="cuda")])
@@ -274,7 +274,7 @@ def test_nobody_listens(maker: ProgramMaker) -> None:
     program = chain(maker)
     endpoints = {name: WorkerEndpoint(name, "127.0.0.1:9") for name in program.machines}
     with pytest.raises(WorkerUnavailableError, match=rf"machine '{A}' at 127.0.0.1:9"):
-        Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=5)
+        Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker: ProgramMaker) -> None:
@@ -292,7 +292,7 @@ def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, mak
     for endpoint in workers.endpoints.values():
         assert deployments_left(endpoint) == ()
     pipe = open_on(workers, program, maker)
-    assert len(describe(workers.endpoints[A], 10).deployments) == 1
+    assert len(describe(workers.endpoints[A], PATIENCE_SECONDS).deployments) == 1
     pipe._watch.close()  # what the end of the client's process does to it
     for endpoint in workers.endpoints.values():
         assert deployments_left(endpoint) == ()
@@ -302,7 +302,7 @@ def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, mak
 def test_blobs_that_are_missing_or_too_long(workers: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
     connection = client.WorkerConnection(workers.endpoints[A])
     with pytest.raises(ProtocolError, match="watch it first"):
-        connection.send_blobs("0" * 32, [], maker.blob_path, 5, lambda sent, total: None)
+        send_blobs(connection, "0" * 32, [], maker)
     connection.close()
 
 
@@ -311,14 +311,14 @@ def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:
     with HostileWorker(A, {METHODS["MissingBlobs"].path: lambda requests, context: iter(())}) as worker:
         endpoints = {name: replace(worker.endpoint, machine=name) for name in program.machines}
         with pytest.raises(ProtocolError, match=f"machine '{A}'.*MissingBlobs without a reply"):
-            Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=5)
+            Pipeline.open(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
 
 
 def test_a_worker_that_has_no_figures_of_its_stages(maker: ProgramMaker) -> None:
     program = maker.program([maker.stage("one", A, [maker.input("x")], double)])
     with (
         HostileWorker(A) as worker,
-        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=5) as pipe,
+        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipe,
         pytest.raises(ProtocolError, match=f"machine '{A}'.*no figures of the stage 'one'"),
     ):
         pipe.statistics()

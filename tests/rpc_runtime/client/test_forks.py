@@ -17,6 +17,7 @@ from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import chain, numbered
 from tests.helpers.rpc_runtime.worker_process import ROOT
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 
@@ -53,13 +54,13 @@ class Busy:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive()
 
 
 @pytest.mark.slow
 def test_children_end_and_the_pipeline_goes_on(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    with open_on(workers, chain(maker), maker, timeout_seconds=10.0) as pipeline, Busy(pipeline) as busy:
+    with open_on(workers, chain(maker), maker, timeout_seconds=PATIENCE_SECONDS) as pipeline, Busy(pipeline) as busy:
         for _ in range(FORKS):
             child = os.fork()
             if child == 0:
@@ -71,7 +72,7 @@ def test_children_end_and_the_pipeline_goes_on(workers: LocalWorkers, maker: Pro
 
 
 def test_a_data_loader_with_processes(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    with open_on(workers, chain(maker), maker, timeout_seconds=10.0) as pipeline, Busy(pipeline):
+    with open_on(workers, chain(maker), maker, timeout_seconds=PATIENCE_SECONDS) as pipeline, Busy(pipeline):
         expected = [pipeline.run([number])[0] for number in map(Numbers().__getitem__, range(30))]
         for _ in range(3):
             loader = DataLoader(Numbers(), batch_size=None, num_workers=2, multiprocessing_context="fork")

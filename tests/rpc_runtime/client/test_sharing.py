@@ -16,7 +16,7 @@ import pytest
 from tests.helpers.rpc_runtime.pipelines import open_on, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, numbered, skips
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.errors import InputError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
@@ -51,7 +51,7 @@ def test_streams_of_many_threads_and_runs_between_them(opened: Open, maker: Prog
         runs = [pipeline.run(batch) for batch in numbered(10, 5000)]
         expected = {start: [pipeline.run(batch) for batch in batches] for start, batches in inputs.items()}
         for start, stream in streams.items():
-            results = stream.result(60)
+            results = stream.result(PATIENCE_SECONDS)
             assert len(results) == 30
             assert all(same(a, b) for a, b in zip(results, expected[start], strict=True))
         assert all(same(a, pipeline.run(b)) for a, b in zip(runs, numbered(10, 5000), strict=True))
@@ -99,7 +99,7 @@ def test_streams_take_turns(opened: Open, maker: ProgramMaker) -> None:
         def consume(number: int) -> None:
             stream = pipeline.stream(itertools.cycle(numbered(4, 0)))
             next(stream)
-            begun.wait(30)
+            begun.wait(PATIENCE_SECONDS)
             for _ in range(150):
                 next(stream)
                 counts[number] += 1
@@ -109,7 +109,7 @@ def test_streams_take_turns(opened: Open, maker: ProgramMaker) -> None:
 
         with ThreadPoolExecutor(3) as threads:
             for done in [threads.submit(consume, number) for number in range(3)]:
-                done.result(60)
+                done.result(PATIENCE_SECONDS)
 
 
 def test_wrong_inputs_of_one_do_no_harm_to_others(opened: Open, maker: ProgramMaker) -> None:
@@ -122,14 +122,15 @@ def test_wrong_inputs_of_one_do_no_harm_to_others(opened: Open, maker: ProgramMa
         assert len(list(good)) == 19
 
 
-def waiting_on(pipeline: StagePipeline, threads: ThreadPoolExecutor, begun: threading.Event) -> list[Future[Any]]:
-    """Callers that get no further: their source is silent, or never ends."""
-    never = threading.Event()
+def waiting_on(
+    pipeline: StagePipeline, threads: ThreadPoolExecutor, begun: threading.Event, over: threading.Event
+) -> list[Future[Any]]:
+    """Callers that get no further: their source is silent until the test is over, or never ends."""
 
     def silent() -> Iterator[list[np.ndarray]]:
         yield from numbered(1, 0)
         begun.set()
-        never.wait(60)
+        over.wait(PATIENCE_SECONDS)
 
     def busy() -> Any:
         while True:
@@ -148,24 +149,26 @@ def waiting_on(pipeline: StagePipeline, threads: ThreadPoolExecutor, begun: thre
 def test_closing_ends_everybody_who_waits(opened: Open, maker: ProgramMaker) -> None:
     program = chain(maker)
     with ThreadPoolExecutor(4) as threads:
-        begun = threading.Event()
+        begun, over = threading.Event(), threading.Event()
         with opened(program) as pipeline:
-            calls = waiting_on(pipeline, threads, begun)
-            assert begun.wait(30)
+            calls = waiting_on(pipeline, threads, begun, over)
+            assert begun.wait(PATIENCE_SECONDS)
         for call in calls:
             with pytest.raises(WorkerError, match="closed"):
-                call.result(15)
+                call.result(PATIENCE_SECONDS)
+        over.set()
 
 
 def test_a_worker_that_goes_ends_everybody_who_waits(maker: ProgramMaker) -> None:
     program = chain(maker)
     with LocalWorkers((A, B, C)) as workers, ThreadPoolExecutor(4) as threads:
-        begun = threading.Event()
+        begun, over = threading.Event(), threading.Event()
         with open_on(workers, program, maker) as pipeline:
-            calls = waiting_on(pipeline, threads, begun)
-            assert begun.wait(30)
+            calls = waiting_on(pipeline, threads, begun, over)
+            assert begun.wait(PATIENCE_SECONDS)
             os.kill(workers.process_ids[B], signal.SIGKILL)
-            wait_for(lambda: all(call.done() for call in calls), 30)
+            eventually(lambda: all(call.done() for call in calls), "all callers have ended")
             for call in calls:
                 with pytest.raises(WorkerUnavailableError, match=B):
                     call.result(0)
+        over.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import SHAPES, A, batches_for, one_stage
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.client.watch import Report, ReportKind, root_cause
@@ -72,20 +74,22 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
 
 def test_what_a_dead_worker_had_done_is_what_it_told_and_when(maker: ProgramMaker) -> None:
     """It may have done more since: nobody is to take it for what it did before it died."""
+    running = threading.Event()
 
     def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         for finished in (0, 7):
             yield pb.WatchEvent(stages=[pb.StageProgress(stage="one", finished=finished)]).SerializeToString()
-            time.sleep(0.3)
+        running.wait(PATIENCE_SECONDS)
 
     program = one_stage(maker)
     told = r"'one' \(at least 7 micro-batches done\), as it told \d+\.\d s before"
     with (
         HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
-        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=20.0) as pipeline,
-        pytest.raises(WorkerUnavailableError, match=told),
+        Pipeline.open(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipeline,
     ):
-        pipeline.run(batches_for(program, 1)[0])
+        running.set()
+        with pytest.raises(WorkerUnavailableError, match=told):
+            pipeline.run(batches_for(program, 1)[0])
 
 
 @pytest.mark.parametrize("make", SHAPES)
@@ -93,6 +97,7 @@ def test_honest_workers_are_believed(workers: LocalWorkers, maker: ProgramMaker,
     program = make(maker)
     with open_on(workers, program, maker) as pipeline:
         list(pipeline.stream(batches_for(program, 30)))
-        time.sleep(1.1)  # a heartbeat
-        for machine, activity in pipeline._watch._activity.items():
-            assert 0 < activity <= (30 + pipeline._ahead) * pipeline._most_activity[machine]
+        activities = pipeline._watch._activity
+        eventually(lambda: all(activities.get(name) for name in program.machines), "all workers tell what they did")
+        for machine, activity in activities.items():
+            assert activity <= (30 + pipeline._ahead) * pipeline._most_activity[machine]

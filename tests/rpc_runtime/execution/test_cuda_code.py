@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies
 
 from tests.helpers.gpu_driver import require_toolkit
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import eventually
 from tvm_split.rpc_runtime.execution import cuda_code, nvcc
 from tvm_split.rpc_runtime.execution.cuda_code import binary_of, marked, packed
 from tvm_split.rpc_runtime.execution.nvcc import NvccError, fatbin, find_nvcc
@@ -80,7 +80,7 @@ def test_a_compiler_that_takes_too_long_ends_with_all_it_started(
     monkeypatch.setattr(nvcc, "COMPILE_SECONDS", 5.0)
     with pytest.raises(NvccError, match="took longer than 5 s"):
         fatbin(KERNEL, "sm_90")
-    assert wait_for(lambda: not runs(int(started.read_text())))
+    eventually(lambda: not runs(int(started.read_text())), "what the compiler started has ended")
 
 
 def runs(process: int) -> bool:

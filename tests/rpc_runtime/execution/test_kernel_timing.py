@@ -21,7 +21,7 @@ from tests.helpers.mappings import removed_libraries
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B
 from tests.helpers.rpc_runtime.timed_kernels import KERNELS, f32
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.remote_kernels import RemoteKernels
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
@@ -96,7 +96,7 @@ def test_libraries_are_unloaded(workers: LocalWorkers, kernels) -> None:
             session.load(wanted, blob_path)
             session.measure(QUICK)
             assert removed_libraries(process_id)
-    assert wait_for(lambda: not removed_libraries(process_id)), removed_libraries(process_id)
+    eventually(lambda: not removed_libraries(process_id), "no library is left mapped")
 
 
 @pytest.mark.parametrize("kind", ["worker", "in process"])
@@ -212,7 +212,7 @@ def test_one_timing_at_a_time(workers: LocalWorkers, kernels) -> None:
             with pytest.raises(WorkerError, match=BUSY):
                 measure_until_refused(second, 30.0)
         finally:
-            long.join(30)
+            long.join(PATIENCE_SECONDS)
         require_times(found[0], 1)
 
 
@@ -231,7 +231,7 @@ def test_a_worker_that_dies_is_named(kernels) -> None:
             with pytest.raises(WorkerUnavailableError, match="'machine-a'"):
                 session.measure(TimingEffort(1, 20.0, 30.0))
         finally:
-            end.join(30)
+            end.join(PATIENCE_SECONDS)
 
 
 def test_values_are_harmless() -> None:

@@ -10,11 +10,10 @@ from contextlib import closing
 
 import pytest
 
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.execution.thread_pool import ComputingThread, TakingTurns
 
 VARIABLE = "TVM_NUM_THREADS"
-WAIT_SECONDS = 30.0
 
 
 @pytest.fixture(params=[None, "5"])
@@ -29,7 +28,7 @@ def before(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.mark.usefixtures("before")
 def test_those_of_as_many_threads_compute_together() -> None:
-    both = threading.Barrier(2, timeout=WAIT_SECONDS)
+    both = threading.Barrier(2, timeout=PATIENCE_SECONDS)
 
     def compute() -> str:
         both.wait()
@@ -37,7 +36,7 @@ def test_those_of_as_many_threads_compute_together() -> None:
 
     with ThreadPoolExecutor(2) as callers, closing(ComputingThread(2)) as one, closing(ComputingThread(2)) as two:
         found = [callers.submit(each.run, compute) for each in (one, two)]
-        assert [each.result(WAIT_SECONDS) for each in found] == ["2", "2"]
+        assert [each.result(PATIENCE_SECONDS) for each in found] == ["2", "2"]
 
 
 @pytest.mark.usefixtures("before")
@@ -48,7 +47,7 @@ def test_others_wait_for_their_turn() -> None:
     with ThreadPoolExecutor(2) as callers, closing(ComputingThread(1)) as one, closing(ComputingThread(2)) as two:
         for _ in range(20):
             found = [callers.submit(each.run, compute) for each in (one, two)]
-            assert [each.result(WAIT_SECONDS) for each in found] == [{"1"}, {"2"}]
+            assert [each.result(PATIENCE_SECONDS) for each in found] == [{"1"}, {"2"}]
 
 
 @pytest.mark.usefixtures("before")
@@ -71,6 +70,6 @@ def test_who_asks_again_waits_for_those_who_asked_before() -> None:
         with turns.one():
             for number, name in enumerate("abc"):
                 threads.submit(ask, name)
-                wait_for(lambda count=number + 2: len(turns._queue) == count)
+                eventually(lambda count=number + 2: len(turns._queue) == count, "the caller waits for its turn")
         ask("again")
     assert order == ["a", "b", "c", "again"]

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.rpc_runtime.joined_links import Answering, Calling, Receiver, Sender, link_threads, send_all
 from tests.helpers.rpc_runtime.link_peer import one_route
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, hello, silence
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
 from tvm_split.rpc_runtime.program.link_setting import Transport
 from tvm_split.rpc_runtime.transports import link_answer
@@ -27,8 +27,8 @@ def test_a_caller_that_chooses_nothing_is_not_waited_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(link_answer, "CHOICE_SECONDS", 0.2)
     receiver, greeting = Receiver([one_route(8)]), ((HELLO_KEY, hello("0" * 32, "a", "b")),)
     with closing(Answering(receiver.link)) as answering, RawCaller(answering.endpoint) as caller:
-        call = caller.begin(LINK_PATH, silence(3), 20, greeting)
-        assert answering.ended.wait(5)
+        call = caller.begin(LINK_PATH, silence(), None, greeting)
+        assert answering.ended.wait(PATIENCE_SECONDS)
         assert "has not chosen a transport" in str(answering.ends[0])
         call.cancel()
 
@@ -75,7 +75,7 @@ def test_memory_that_cannot_be_made_leaves_the_link_to_grpc(caller_sends: bool) 
 
 
 def test_a_secret_that_comes_too_late_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_answer, "CHOICE_SECONDS", 0.3)
+    monkeypatch.setattr(link_answer, "CHOICE_SECONDS", 2.0)
     receiver = Receiver([one_route(8)])
     greeting = pb.Hello(deployment="0" * 32, source="a", destination="b", host=host_proof("0" * 32))
     choice = control_frame(FrameKind.CHOICE, pb.Choice(shared_memory=True).SerializeToString())
@@ -84,13 +84,13 @@ def test_a_secret_that_comes_too_late_leaves_nothing(monkeypatch: pytest.MonkeyP
         accept = parsed(pb.Accept, decode(next(call)))
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(f"\0{accept.socket}")
-            assert answering.ended.wait(5)
-            connection.settimeout(8)
+            assert answering.ended.wait(PATIENCE_SECONDS)
+            connection.settimeout(PATIENCE_SECONDS)
             connection.send(accept.secret)
             while connection.recv(100):  # the memory, and then its end
                 pass
         call.cancel()
-    assert wait_for(lambda: not link_threads()), link_threads()
+    eventually(lambda: not link_threads(), "no thread of a link is left")
 
 
 def test_a_caller_is_told_what_it_did_wrong_first() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.helpers.rpc_runtime.stations import Idle
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.client.result_queue import array_slot
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError
 from tvm_split.rpc_runtime.program.inputs import flat_bytes
@@ -190,7 +191,7 @@ class Copying(Slot):
 
     def fill(self, value: Any) -> None:
         ends, fails = self.steps  # type: ignore[attr-defined]
-        assert ends.wait(20)
+        assert ends.wait(PATIENCE_SECONDS)
         if fails:
             raise WorkerError("the GPU fails: cudaEventSynchronize: an illegal memory access was encountered")
 
@@ -227,10 +228,10 @@ def test_whoever_computes_does_not_wait_for_what_a_gpu_copies() -> None:
     link.flush()
     assert carrier.sent == []
     ends.set()
-    assert carrier.told.wait(20)
+    assert carrier.told.wait(PATIENCE_SECONDS)
     assert carrier.sent == [0]
     link.close()
-    thread.join(20)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
 
 

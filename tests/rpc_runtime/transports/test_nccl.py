@@ -20,7 +20,7 @@ import pytest
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled_nccl, on_device
 from tests.helpers.rpc_runtime.joined_links import Receiver, Sender
 from tests.helpers.rpc_runtime.link_peer import one_route
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import eventually
 from tvm_split.rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.execution.cuda_calls import CudaCalls
 from tvm_split.rpc_runtime.execution.cuda_runtime import load_cuda
@@ -81,7 +81,7 @@ def closing() -> Iterator[list[NcclTransfers]]:
     for each in opened:
         each.close()
     left = lambda: [each.name for each in threading.enumerate() if each.name.startswith("nccl")]  # noqa: E731
-    assert wait_for(lambda: not left()), left()
+    eventually(lambda: not left(), "no thread of NCCL is left")
 
 
 class OnGpu(Receiver):

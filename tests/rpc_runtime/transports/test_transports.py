@@ -32,7 +32,7 @@ from tests.helpers.rpc_runtime.joined_links import (
     values,
 )
 from tests.helpers.rpc_runtime.link_peer import one_route
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from tvm_split.rpc_runtime.program.codec import Codec, encoded_bytes, fitting
 from tvm_split.rpc_runtime.program.link_setting import Transport
@@ -107,7 +107,7 @@ def test_streams_are_coded_and_memory_is_not(transport: Transport, caller_sends:
             for spec in specs:
                 assert sender.put(spec.name, sequence, activation(spec, sequence))
         assert receiver.wait(5 * len(specs))
-        assert wait_for(lambda: receiver.sizes == sender.sizes)
+        eventually(lambda: receiver.sizes == sender.sizes, "both ends know the same sizes")
     for name, sequence, value in receiver.got:
         route = next(route for route in routes if route.tensor.name == name)
         expected = activation(route.tensor, sequence)
@@ -140,7 +140,7 @@ def test_sizes_that_a_codec_cannot_make_end_the_link(codec: Codec) -> None:
             sender.link._begin_locked = lambda frame=frame: Saying([frame])  # type: ignore[method-assign, misc]
             with sender.lock:
                 sender.link._wake.notify()
-            assert answering.ended.wait(5)
+            assert answering.ended.wait(PATIENCE_SECONDS)
             assert isinstance(answering.ends[0], ProtocolError)
             assert "'cut'" in str(answering.ends[0])
 
@@ -188,20 +188,20 @@ def test_closing_at_any_moment_ends_both_and_leaves_nothing(transport: Transport
         with joined(transport, *ends(sender, receiver, caller_sends)) as (answering, calling):
             feeding = threading.Thread(target=feed, args=(sender, routes))
             feeding.start()
-            receiver.wait(1 if moment else 0, 5)
+            receiver.wait(1 if moment else 0)
             threading.Event().wait(moment)
             if who == "answering":
                 answering._link.close()
-                assert calling.ended.wait(5)
+                assert calling.ended.wait(PATIENCE_SECONDS)
                 assert isinstance(calling.ends[0], WorkerUnavailableError)
             else:
                 calling.close()
-                assert answering.ended.wait(5)
+                assert answering.ended.wait(PATIENCE_SECONDS)
                 assert isinstance(answering.ends[0], WorkerUnavailableError)
         sender.link.close()
-        feeding.join(10)
-    assert wait_for(lambda: not link_threads()), link_threads()
-    assert wait_for(lambda: open_files() <= files)
+        feeding.join(PATIENCE_SECONDS)
+    eventually(lambda: not link_threads(), "no thread of a link is left")
+    eventually(lambda: open_files() <= files, "no file is left open")
 
 
 def feed(sender: Sender, routes: Sequence[PlannedRoute]) -> None:
@@ -245,7 +245,7 @@ class Peer:
         with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGKILL)
         if self._process is not None:
-            self._process.communicate(timeout=10)
+            self._process.communicate(timeout=PATIENCE_SECONDS)
 
 
 @pytest.fixture(params=["send", "receive"])
@@ -269,13 +269,13 @@ def test_a_peer_that_is_killed_is_noticed_at_once_and_leaves_nothing(transport: 
                 feeding.start()
             threading.Event().wait(moments.uniform(0, 0.1))
             peer.signal(signal.SIGKILL)
-            assert answering.ended.wait(5)
+            assert answering.ended.wait(PATIENCE_SECONDS)
             assert isinstance(answering.ends[0], WorkerUnavailableError), answering.ends
             if role == "receive":
-                feeding.join(10)
+                feeding.join(PATIENCE_SECONDS)
         for _, sequence, value in receiver.got:
             assert (value == sequence % 251).all()
-    assert wait_for(lambda: open_files() <= files)
+    eventually(lambda: open_files() <= files, "no file is left open")
     assert "tvm-split" not in Path("/proc/self/maps").read_text()
 
 
@@ -292,11 +292,11 @@ def test_a_peer_that_stands_still_is_given_up(transport: Transport, role: str, m
     ):
         if role == "receive":
             threading.Thread(target=feed, args=(sender, [route]), daemon=True).start()
-            assert wait_for(lambda: sender.sent > 3)
+            eventually(lambda: sender.sent > 3, "some tensors are sent")
         else:
             assert receiver.wait(1)
         peer.signal(signal.SIGSTOP)
-        assert answering.ended.wait(10)
+        assert answering.ended.wait(PATIENCE_SECONDS)
         assert "nothing" in str(answering.ends[0])
         assert "for 2 seconds" in str(answering.ends[0])
 
@@ -325,9 +325,9 @@ def test_nonsense_ends_the_link_and_both_are_told_why(transport: Transport, fram
             sender.link._begin_locked = lambda: Saying(frames)  # type: ignore[method-assign, return-value]
             with sender.lock:
                 sender.link._wake.notify()
-        assert answering.ended.wait(5)
+        assert answering.ended.wait(PATIENCE_SECONDS)
         assert isinstance(answering.ends[0], ProtocolError)
-        assert calling.ended.wait(5)
+        assert calling.ended.wait(PATIENCE_SECONDS)
         assert isinstance(calling.ends[0], ProtocolError)
         assert str(answering.ends[0]) in str(calling.ends[0])
 
@@ -339,9 +339,9 @@ def test_a_frame_that_is_too_long_ends_the_link(transport: Transport) -> None:
     sender, receiver = Sender(routes), Receiver(routes)
     sender.link._begin_locked = lambda: Saying([bytes(3 << 20)])  # type: ignore[method-assign, return-value]
     with joined(transport, receiver.link, sender.link) as (answering, calling):
-        assert answering.ended.wait(5)
+        assert answering.ended.wait(PATIENCE_SECONDS)
         assert isinstance(answering.ends[0], ProtocolError)
-        assert calling.ended.wait(5)
+        assert calling.ended.wait(PATIENCE_SECONDS)
 
 
 class Saying:
@@ -372,6 +372,6 @@ def test_memory_that_comes_free_out_of_order_is_not_written_too_early(transport:
         for count in range(10, 13):
             assert receiver.wait(count)
             receiver.release()
-        feeding.join(10)
+        feeding.join(PATIENCE_SECONDS)
     assert [sequence for _, sequence, _ in receiver.got] == list(range(12))
     assert all((value == values(route.tensor, sequence)).all() for _, sequence, value in receiver.got)

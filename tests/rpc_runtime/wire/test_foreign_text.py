@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from tests.helpers.rpc_runtime.stations import Idle
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cli.found_machines import FoundMachines
 from tvm_split.cli.status import status as status_command
 from tvm_split.rpc_runtime.client.client import WorkerConnection, describe
@@ -93,7 +94,7 @@ def refuses(request: Any, context: Any) -> Iterator[Any]:
 
 
 def test_a_description_is_cleaned(hostile: Start) -> None:
-    found = describe(hostile({"Describe": evil_description}), 10)
+    found = describe(hostile({"Describe": evil_description}), PATIENCE_SECONDS)
     assert (found.machine, found.cpu_features, found.tvm_version) == (SHOWN, (SHOWN, "avx2"), SHOWN)
     assert found.cuda_devices[0].arch == found.deployments[0] == SHOWN
     assert found.hostname.isprintable()
@@ -103,7 +104,7 @@ def test_a_description_is_cleaned(hostile: Start) -> None:
 
 def test_a_quota_that_is_no_number(hostile: Start) -> None:
     with pytest.raises(ProtocolError, match="quota of nan cores"):
-        describe(hostile({"Describe": endless_quota}), 10)
+        describe(hostile({"Describe": endless_quota}), PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("answer", [evil_description, refuses])
@@ -120,7 +121,7 @@ def test_the_table_of_the_workers_is_clean(hostile: Start, capsys: pytest.Captur
 
 def test_a_refusal_is_cleaned(hostile: Start) -> None:
     with pytest.raises(WorkerError) as caught:
-        describe(hostile({"Describe": refuses}), 10)
+        describe(hostile({"Describe": refuses}), PATIENCE_SECONDS)
     assert str(caught.value).endswith(SHOWN)
 
 
@@ -129,12 +130,12 @@ def test_a_failure_that_is_watched_is_cleaned(hostile: Start) -> None:
 
     def fails(request: bytes, context: Any) -> Iterator[pb.WatchEvent]:
         yield pb.WatchEvent()
-        begun.wait(10)
+        begun.wait(PATIENCE_SECONDS)
         yield pb.WatchEvent(failure=pb.Failure(kind=pb.Failure.STAGE, message=EVIL, peer=EVIL, stage=EVIL))
 
     def leaves(request: bytes, context: Any) -> Iterator[pb.WatchEvent]:
         yield pb.WatchEvent()
-        begun.wait(10)
+        begun.wait(PATIENCE_SECONDS)
         context.abort(grpc.StatusCode.UNAVAILABLE, EVIL)
 
     for answer in (fails, leaves):
@@ -146,7 +147,7 @@ def test_a_failure_that_is_watched_is_cleaned(hostile: Start) -> None:
         begun.set()
         assert watch.wait_report(10)
         for thread in watch._threads:
-            thread.join(10)
+            thread.join(PATIENCE_SECONDS)
         watch.close()
         connection.close()
         assert SHOWN in str(raised[0])

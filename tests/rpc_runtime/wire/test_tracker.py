@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.errors import DeadlineError, InputError, ProtocolError, WorkerUnavailableError
 from tvm_split.rpc_runtime.wire.tracker import (
     MAXIMUM_REPLY_BYTES,
@@ -35,7 +36,7 @@ def tracker_that(answers: Callable[[socket.socket], None]) -> Iterator[TrackerAd
     def serve() -> None:
         connection, _ = listening.accept()
         with connection, suppress(OSError):  # a caller who has heard enough
-            connection.settimeout(10)
+            connection.settimeout(PATIENCE_SECONDS)
             answers(connection)
             while connection.recv(4096):
                 pass
@@ -46,7 +47,7 @@ def tracker_that(answers: Callable[[socket.socket], None]) -> Iterator[TrackerAd
         try:
             yield TrackerAddress("127.0.0.1", listening.getsockname()[1])
         finally:
-            thread.join(10)
+            thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
 
 
@@ -126,8 +127,9 @@ def test_what_a_worker_cannot_be_is_a_fault(change: dict[str, Any]) -> None:
     ],
 )
 def test_a_tracker_that_is_none_is_an_error_in_time(sent: bytes, error: type[Exception], text: str) -> None:
+    seconds = 0.3 if error is DeadlineError else PATIENCE_SECONDS
     with tracker_that(lambda caller: caller.sendall(sent)) as address, pytest.raises(error, match=text) as raised:
-        listed_servers(address, timeout_seconds=0.3)
+        listed_servers(address, timeout_seconds=seconds)
     assert str(address) in str(raised.value)
 
 

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, prompt, same
+from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
+from tests.helpers.waiting import PATIENCE_SECONDS
+from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
 
 
 @pytest.fixture
 def honest(workers: LocalWorkers, tmp_path: Path) -> Iterator[None]:
-    """A deployment beside what a test does, which gives right answers before, after, and promptly."""
+    """A deployment beside what a test does, which gives right answers before and after."""
     maker = ProgramMaker(tmp_path / "honest")
     program = one_stage(maker)
     batch = batches_for(program, 1)[0]
@@ -24,7 +26,7 @@ def honest(workers: LocalWorkers, tmp_path: Path) -> Iterator[None]:
         expected = pipeline.run(batch)
         yield
         assert same(pipeline.run(batch), expected)
-        prompt(workers.endpoints[A])
+        describe(workers.endpoints[A], PATIENCE_SECONDS)
     assert deployments_left(workers.endpoints[A]) == ()
 
 

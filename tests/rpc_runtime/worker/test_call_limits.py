@@ -19,12 +19,12 @@ import grpc
 import psutil
 import pytest
 
-from tests.helpers.rpc_runtime.pipelines import PROMPT_SECONDS, prompt, watched
+from tests.helpers.rpc_runtime.pipelines import send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, begin_upload, silence
 from tests.helpers.rpc_runtime.worker_process import ROOT
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.errors import WorkerError
@@ -44,16 +44,15 @@ def test_calls_that_say_nothing(workers: LocalWorkers, honest: None, path: str) 
     with RawCaller(workers.endpoints[A]) as caller:
         calls = [caller.begin(path, silence()) for _ in range(300)]
         if path != METHODS["Describe"].path:
-            prompt(workers.endpoints[A])
+            describe(workers.endpoints[A], PATIENCE_SECONDS)
         code, words = caller.answer(path, silence())
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert "at a time" in words
-        start = time.monotonic()
         for call in calls:
             with pytest.raises(grpc.RpcError):
                 list(call)
-        assert time.monotonic() - start < call_limits.GREETING_SECONDS + 5
-        prompt(workers.endpoints[A])
+        assert {call.code().name for call in calls} == {"CANCELLED", "FAILED_PRECONDITION"}  # not by their own end
+        describe(workers.endpoints[A], PATIENCE_SECONDS)
 
 
 def test_many_deployments_of_one_caller(workers: LocalWorkers, honest: None) -> None:
@@ -66,7 +65,7 @@ def test_many_deployments_of_one_caller(workers: LocalWorkers, honest: None) -> 
             next(calls[-1])
         code, words = caller.answer(METHODS["Watch"].path, [pb.WatchRequest(deployment="0" * 32).SerializeToString()])
         assert (code, f"{share} deployments of one host" in words) == (grpc.StatusCode.FAILED_PRECONDITION, True)
-        prompt(workers.endpoints[A])
+        describe(workers.endpoints[A], PATIENCE_SECONDS)
         for call in calls:
             call.cancel()
 
@@ -136,10 +135,9 @@ def test_uploads_that_never_come_to_their_end(own_worker: WorkerEndpoint, maker:
             yield pb.PutBlobRequest(chunk=b"x").SerializeToString()
 
     with RawCaller(own_worker) as caller, watched(own_worker) as (connection, deployment):
-        connection._call(pb.MissingBlobsRequest(deployment=deployment, blobs=[message_of(pb.Blob, blob)]), 20)
-        start = time.monotonic()
-        assert caller.code(METHODS["PutBlob"].path, drops(deployment), 60) is grpc.StatusCode.CANCELLED
-        assert time.monotonic() - start < control_service.UPLOAD_SILENCE_SECONDS + 10
+        named = [message_of(pb.Blob, blob)]
+        connection._call(pb.MissingBlobsRequest(deployment=deployment, blobs=named), PATIENCE_SECONDS)
+        assert caller.code(METHODS["PutBlob"].path, drops(deployment)) is grpc.StatusCode.CANCELLED
 
 
 @pytest.mark.slow
@@ -152,16 +150,14 @@ def test_uploads_that_stop_in_the_middle(own_worker: WorkerEndpoint, maker: Prog
 
     with RawCaller(own_worker) as caller, watched(own_worker) as (connection, deployment):
         named = [message_of(pb.Blob, blob) for blob in blobs]
-        connection._call(pb.MissingBlobsRequest(deployment=deployment, blobs=named), 20)
-        start = time.monotonic()
+        connection._call(pb.MissingBlobsRequest(deployment=deployment, blobs=named), PATIENCE_SECONDS)
         calls = [caller.begin(METHODS["PutBlob"].path, stops(deployment, blob)) for blob in blobs]
         for call in calls:
             with pytest.raises(grpc.RpcError):
                 list(call)
         codes = Counter(call.code().name for call in calls)
         assert codes == {"FAILED_PRECONDITION": 1, "CANCELLED": MAXIMUM_UPLOADS}
-        assert time.monotonic() - start < control_service.UPLOAD_SILENCE_SECONDS + 10
-        connection.send_blobs(deployment, blobs, maker.blob_path, 20, lambda sent, total: None)
+        send_blobs(connection, deployment, blobs, maker)
 
 
 @pytest.mark.parametrize("files", [pytest.param(1024, marks=pytest.mark.slow), 4096])
@@ -177,8 +173,7 @@ def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
     assert worker.stdout is not None
     address = json.loads(worker.stdout.readline())["address"]
     host, _, port = address.rpartition(":")
-    silent = [socket.create_connection((host, int(port)), 10) for _ in range(1500)]
-    start = time.monotonic()
+    silent = [socket.create_connection((host, int(port)), PATIENCE_SECONDS) for _ in range(1500)]
 
     def answered() -> bool:
         with contextlib.suppress(WorkerError):
@@ -186,8 +181,7 @@ def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
             return True
         return False
 
-    assert wait_for(answered, seconds=40)
-    assert time.monotonic() - start < (PROMPT_SECONDS if files > 1500 else 20)
+    eventually(answered, "the worker answers")
     for each in silent:
         each.close()
     worker.kill()
@@ -197,7 +191,7 @@ def test_connections_that_say_nothing(tmp_path: Path, files: int) -> None:
 def test_calls_without_a_token_take_no_threads(own_workers: LocalWorkers) -> None:
     """Each would take its turn with those that compute and send; the thread that takes calls in refuses them."""
     worker = own_workers.endpoints[A]
-    describe(worker, 20)
+    describe(worker, PATIENCE_SECONDS)
     process = psutil.Process(own_workers.process_ids[A])
     before = process.num_threads()
     with RawCaller(replace(worker, token="wrong")) as caller:

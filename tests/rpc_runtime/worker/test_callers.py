@@ -17,6 +17,7 @@ from tests.helpers.rpc_runtime.certificates import make_authority, worker_argume
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, skips
 from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE, Start, announced, ready
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
@@ -43,24 +44,24 @@ def test_tls(start: Start, tmp_path: Path) -> None:
     files = lab.files("box")
     address = ready(start(*worker_arguments(files, mutual=False), TVM_SPLIT_TOKEN="abc"))
     trusted = TlsFiles(authority=lab.certificate)
-    assert describe(WorkerEndpoint("x", address, "abc", trusted), 30).secure
+    assert describe(WorkerEndpoint("x", address, "abc", trusted), PATIENCE_SECONDS).secure
     with pytest.raises(WorkerUnavailableError):
-        describe(WorkerEndpoint("x", address, "abc"), 5)
+        describe(WorkerEndpoint("x", address, "abc"), PATIENCE_SECONDS)
     mutual = ready(start(*worker_arguments(files, mutual=True)))
     with pytest.raises(WorkerUnavailableError):
-        describe(WorkerEndpoint("x", mutual, None, trusted), 5)
-    assert describe(WorkerEndpoint("x", mutual, None, lab.files("me")), 30).secure
+        describe(WorkerEndpoint("x", mutual, None, trusted), PATIENCE_SECONDS)
+    assert describe(WorkerEndpoint("x", mutual, None, lab.files("me")), PATIENCE_SECONDS).secure
 
 
 def ended_with(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     return process.returncode, errors
 
 
 def test_an_open_address_needs_a_word_and_gives_a_warning(start: Start) -> None:
     process = start("--listen", "0.0.0.0:0", "--insecure", "--ready-json")
     port = ready(process).rpartition(":")[2]
-    assert describe(WorkerEndpoint("x", f"127.0.0.1:{port}"), 30).process_id == process.pid
+    assert describe(WorkerEndpoint("x", f"127.0.0.1:{port}"), PATIENCE_SECONDS).process_id == process.pid
     process.terminate()
     assert "warning: listening on 0.0.0.0:0 without TLS: anybody who" in ended_with(process)[1]
 
@@ -91,13 +92,13 @@ def test_a_worker_on_loopback_serves_its_own_user_only(start: Start, tmp_path: P
     ready = announced(process)
     address, file = str(ready["address"]), Path(str(ready["token_file"]))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert describe(WorkerEndpoint("x", address), 30).process_id == process.pid  # nothing had to be given
+    assert describe(WorkerEndpoint("x", address), PATIENCE_SECONDS).process_id == process.pid  # nothing had to be given
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STATE_VARIABLE, str(tmp_path / "another user's"))
         with pytest.raises(WorkerError, match="the token is wrong or missing"):
-            describe(WorkerEndpoint("x", address), 30)
+            describe(WorkerEndpoint("x", address), PATIENCE_SECONDS)
     with pytest.raises(WorkerError, match="the token is wrong or missing"):
-        describe(WorkerEndpoint("x", address, "guessed"), 30)
+        describe(WorkerEndpoint("x", address, "guessed"), PATIENCE_SECONDS)
     process.terminate()
     assert ended_with(process) == (0, "")
     assert not file.exists()
@@ -119,9 +120,9 @@ def test_whoever_has_the_port_of_the_other_loopback_address_learns_nothing(start
     try:
         process = start("--listen", f"localhost:{port}", "--ready-json", **variables)
         assert ready(process) == f"127.0.0.1:{port}"
-        assert describe(WorkerEndpoint("x", f"localhost:{port}", given), 30).process_id == process.pid
+        assert describe(WorkerEndpoint("x", f"localhost:{port}", given), PATIENCE_SECONDS).process_id == process.pid
         with pytest.raises(ProtocolError, match="no worker"):
-            describe(WorkerEndpoint("x", f"[::1]:{port}"), 30)
+            describe(WorkerEndpoint("x", f"[::1]:{port}"), PATIENCE_SECONDS)
         assert seen
         assert "authorization" not in seen
     finally:
@@ -175,6 +176,6 @@ def test_a_token_is_of_one_worker_and_goes_with_one_that_was_killed(start: Start
     assert second.file is not None
     assert not second.file.exists()  # nobody had looked for it
     assert first.file.exists()
-    assert describe(WorkerEndpoint("x", address), 30).process_id == again.pid
+    assert describe(WorkerEndpoint("x", address), PATIENCE_SECONDS).process_id == again.pid
     with pytest.raises(WorkerError, match="the token is wrong"):
-        describe(WorkerEndpoint("x", address, first.text), 30)
+        describe(WorkerEndpoint("x", address, first.text), PATIENCE_SECONDS)

@@ -17,6 +17,7 @@ from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, endless
 from tests.helpers.rpc_runtime.raw_calls import hello, speak
 from tests.helpers.rpc_runtime.worker_process import Start, ready
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.client.pipeline import Pipeline
 from tvm_split.rpc_runtime.errors import ProtocolError
@@ -108,7 +109,7 @@ def test_a_stream_that_is_refused_is_not_read(workers: LocalWorkers) -> None:
     silent = threading.Event()
 
     def says_nothing() -> Iterator[bytes]:
-        silent.wait(30)
+        silent.wait(PATIENCE_SECONDS)
         yield b""
 
     without_token = replace(workers.endpoints[A], token=None)

@@ -16,7 +16,7 @@ from tests.helpers.rpc_runtime.certificates import make_authority, worker_argume
 from tests.helpers.rpc_runtime.programs import A
 from tests.helpers.rpc_runtime.raw_calls import RawCaller, silence
 from tests.helpers.rpc_runtime.worker_process import Start, ready
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.errors import WorkerError
 from tvm_split.rpc_runtime.wire.channels import WorkerEndpoint
@@ -30,7 +30,7 @@ SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NO
 def check(channel: Any, service: str = "") -> int:
     request = pb.HealthCheckRequest(service=service)
     with channel:
-        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=30).status)
+        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE_SECONDS).status)
 
 
 def test_health_is_for_all_and_nothing_else_is(start: Start) -> None:
@@ -41,7 +41,7 @@ def test_health_is_for_all_and_nothing_else_is(start: Start) -> None:
         check(grpc.insecure_channel(address), "other")
     assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
     with pytest.raises(WorkerError, match="the token is wrong or missing"):
-        describe(WorkerEndpoint(A, address, "wrong"), 30)
+        describe(WorkerEndpoint(A, address, "wrong"), PATIENCE_SECONDS)
 
 
 def test_who_watches_is_told_of_the_end(start: Start) -> None:
@@ -54,7 +54,7 @@ def test_who_watches_is_told_of_the_end(start: Start) -> None:
         assert next(unknown).status == pb.HealthCheckResponse.SERVICE_UNKNOWN
         process.send_signal(signal.SIGTERM)
         assert next(watched).status == NOT_SERVING
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_a_probe_without_tls(start: Start, tmp_path: Path) -> None:
@@ -72,14 +72,14 @@ def test_a_probe_without_tls(start: Start, tmp_path: Path) -> None:
     with RawCaller(WorkerEndpoint(A, probed)) as caller:
         assert caller.code(METHODS["Describe"].path, [b""]) is grpc.StatusCode.UNIMPLEMENTED
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
-    assert wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", port)) != 0)
+    assert process.wait(PATIENCE_SECONDS) == 0
+    eventually(lambda: socket.socket().connect_ex(("127.0.0.1", port)) != 0, "the port for health is closed")
 
 
 def test_a_taken_port_for_probes_is_one_line(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = start("--insecure", "--health-listen", f"127.0.0.1:{taken.getsockname()[1]}")
-        errors = process.communicate(timeout=30)[1]
+        errors = process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert process.returncode == 1
     assert "where health is to be asked for" in errors
     assert "Traceback" not in errors
@@ -97,6 +97,6 @@ def test_nonsense_is_refused(own_worker: WorkerEndpoint, honest: None) -> None:
 def test_silence_takes_the_places_of_its_host_alone_and_not_for_long(own_worker: WorkerEndpoint) -> None:
     with RawCaller(own_worker) as caller:
         calls = [caller.begin(CHECK_PATH, silence()) for _ in range(40)]
-        assert describe(own_worker, 30).machine == A
+        assert describe(own_worker, PATIENCE_SECONDS).machine == A
         assert all(call.code() is not grpc.StatusCode.OK for call in calls)
     assert check(grpc.insecure_channel(own_worker.address)) == SERVING

@@ -30,7 +30,7 @@ from tests.helpers.rpc_runtime.gpu_programs import (
 from tests.helpers.rpc_runtime.gpu_worker import GpuWorkers, gpu_workers
 from tests.helpers.rpc_runtime.joined_executors import evaluate
 from tests.helpers.rpc_runtime.random_programs import programs
-from tests.helpers.waiting import stop, wait_for
+from tests.helpers.waiting import eventually, stop
 from tvm_split.rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
 from tvm_split.rpc_runtime.program.link_setting import NO_SETTINGS, Transport
 from tvm_split.rpc_runtime.program.program import Program
@@ -82,7 +82,7 @@ def test_links_are_by_nccl_and_nothing_stays_when_they_are_closed(workers: GpuWo
         threading.Event().wait(moment)
         pipeline.close()
         assert all(is_empty(workers, name) for name in "AB")
-    assert wait_for(lambda: all(workers.files(name) <= files[name] for name in "AB"))
+    eventually(lambda: all(workers.files(name) <= files[name] for name in "AB"), "no file is left open")
 
 
 def test_circles_of_links_and_deployments_move_on(workers: GpuWorkers, library: Path) -> None:

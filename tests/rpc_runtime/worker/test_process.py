@@ -16,6 +16,7 @@ import pytest
 from tests.helpers.rpc_runtime.programs import A
 from tests.helpers.rpc_runtime.raw_calls import RawCaller
 from tests.helpers.rpc_runtime.worker_process import ROOT, Start, ready
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.rpc_runtime.client.client import describe
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.wire import worker_pb2 as pb
@@ -57,7 +58,7 @@ def test_a_worker_logs_what_it_is_told_to(start: Start, level: str) -> None:
         code = caller.code(METHODS["Statistics"].path, [request.SerializeToString()])
         assert code is grpc.StatusCode.INVALID_ARGUMENT
     process.terminate()
-    warning, *refusals = process.communicate(timeout=30)[1].splitlines()
+    warning, *refusals = process.communicate(timeout=PATIENCE_SECONDS)[1].splitlines()
     assert re.fullmatch(r"[-0-9]+ [:,0-9]+ warning: listening on 127.0.0.1:0 without .*", warning)
     assert len(refusals) == (level == "info")
     for line in refusals:
@@ -67,12 +68,12 @@ def test_a_worker_logs_what_it_is_told_to(start: Start, level: str) -> None:
 
 def test_an_unknown_log_level_is_refused(start: Start) -> None:
     process = start("--log-level", "loud")
-    assert "invalid choice: 'loud'" in process.communicate(timeout=30)[1]
+    assert "invalid choice: 'loud'" in process.communicate(timeout=PATIENCE_SECONDS)[1]
     assert process.returncode == 2
 
 
 def test_a_worker_describes_its_machine(workers: LocalWorkers) -> None:
-    found = describe(workers.endpoints[A], 30)
+    found = describe(workers.endpoints[A], PATIENCE_SECONDS)
     assert (found.machine, found.process_id, found.threads) == (A, workers.process_ids[A], 1)
     assert found.architecture == os.uname().machine
     assert found.hostname == socket.gethostname()
@@ -88,7 +89,7 @@ def test_a_signal_ends_it_cleanly(start: Start, number: int) -> None:
     process = start("--ready-json")
     ready(process)
     process.send_signal(number)
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_it_ends_with_its_parent(start: Start) -> None:
@@ -97,13 +98,13 @@ def test_it_ends_with_its_parent(start: Start) -> None:
     assert process.stdin is not None
     process.stdin.close()
     process.stdin = None
-    assert process.wait(20) == 0
+    assert process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
     address = ready(start("--ready-json"))
     second = start("--listen", address)
-    assert second.wait(30) == 1
+    assert second.wait(PATIENCE_SECONDS) == 1
     assert second.stderr is not None
     assert second.stderr.read().splitlines() == [f"error: cannot listen on {address}: Address already in use"]
 
@@ -124,7 +125,7 @@ def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
 )
 def test_wrong_use_is_one_clear_line(start: Start, arguments: list[str], words: str) -> None:
     process = start(*arguments)
-    assert process.wait(30) == 2
+    assert process.wait(PATIENCE_SECONDS) == 2
     assert process.stderr is not None
     message = process.stderr.read()
     assert message.startswith("error: ")

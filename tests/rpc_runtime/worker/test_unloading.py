@@ -17,7 +17,7 @@ from tests.helpers.mappings import removed_libraries
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, batches_for, double, one_stage
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import eventually
 from tvm_split.rpc_runtime.client.local_workers import LocalWorkers
 from tvm_split.rpc_runtime.execution.in_process import InProcessPipeline
 
@@ -37,7 +37,7 @@ def test_stages_of_closed_deployments(two_workers: LocalWorkers, maker: ProgramM
             pipe.run(batches_for(program, 1)[0])
             assert all(removed_libraries(process_id) for process_id in two_workers.process_ids.values())
     for process_id in two_workers.process_ids.values():
-        assert wait_for(lambda pid=process_id: not removed_libraries(pid)), removed_libraries(process_id)
+        eventually(lambda pid=process_id: not removed_libraries(pid), "no library is left mapped")
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its malloc alone is told to keep memory")
@@ -54,7 +54,7 @@ def test_weights_of_a_closed_deployment_are_given_back(own_workers: LocalWorkers
         with open_on(own_workers, program, maker) as pipe:
             pipe.run(batches_for(program, 1)[0])
             assert process.memory_info().rss > before + held_bytes
-        assert wait_for(lambda: process.memory_info().rss < before + held_bytes / 3), process.memory_info().rss - before
+        eventually(lambda: process.memory_info().rss < before + held_bytes / 3, "the weights' memory is given back")
 
 
 def test_nobody_complains_of_a_client_that_goes(two_workers: LocalWorkers, maker: ProgramMaker) -> None:
@@ -65,7 +65,8 @@ def test_nobody_complains_of_a_client_that_goes(two_workers: LocalWorkers, maker
     for call in pipe._calls:
         call.close()
     for endpoint in two_workers.endpoints.values():
-        assert wait_for(lambda endpoint=endpoint: not removed_libraries(two_workers.process_ids[endpoint.machine]))
+        process_id = two_workers.process_ids[endpoint.machine]
+        eventually(lambda pid=process_id: not removed_libraries(pid), "no library is left mapped")
     pipe.close()
     assert [two_workers.messages(name) for name in (A, B)] == ["", ""]
 

@@ -2,13 +2,13 @@
 
 import os
 import signal
-import time
 
 import numpy as np
 import psutil
 import pytest
 
-from tests.helpers.waiting import wait_while_running
+from tests.helpers.mappings import removed_libraries
+from tests.helpers.waiting import PATIENCE_SECONDS, wait_while_running
 from tests.models.small_onnx_model import INPUT_SHAPE
 
 
@@ -53,11 +53,11 @@ def test_wrong_use(invoke, bundle, options, message):
 def test_an_interrupt_ends_it_cleanly(start_process, bundle):
     process = start_process("bench", bundle, "--rounds", "100000", env=os.environ)
     running = psutil.Process(process.pid)
-    children = wait_while_running(process, lambda: len(found := running.children(recursive=True)) >= 2 and found)
-    time.sleep(1.0)
+    wait_while_running(process, lambda: sum(bool(removed_libraries(each.pid)) for each in running.children()) == 2)
+    children = running.children(recursive=True)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert output == ""
-    assert not psutil.wait_procs(children, timeout=10)[1]
+    assert not psutil.wait_procs(children, timeout=PATIENCE_SECONDS)[1]

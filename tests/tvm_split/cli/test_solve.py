@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.helpers.planner.problems import GOOD
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def problem_path(tmp_path):
 
 def test_the_planner_alone_as_a_process(start_process, problem_path):
     process = start_process("solve", problem_path, "--json")
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, errors) == (0, "")
     found = json.loads(output)
     assert [stage["machine"] for stage in found["stages"]] == ["machine-0", "machine-1"]

@@ -7,7 +7,7 @@ import signal
 import psutil
 import pytest
 
-from tests.helpers.waiting import wait_while_running
+from tests.helpers.waiting import PATIENCE_SECONDS, wait_while_running
 
 
 @pytest.mark.slow
@@ -50,9 +50,9 @@ def test_an_interrupt_keeps_what_was_measured(start_process, onnx_path, tmp_path
     wait_while_running(process, lambda: records.exists() and len(records.read_text().splitlines()) > 4)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130, errors
     assert "the same command goes on" in errors
     assert "Traceback" not in errors
     assert "tuned kernels" in output
-    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert not psutil.wait_procs(children, timeout=PATIENCE_SECONDS)[1]

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.waiting import PATIENCE_SECONDS
+
 TOKEN = "open-sesame"
 FOREIGN = {"kind": "llvm", "mtriple": "aarch64-linux-gnu" if platform.machine() == "x86_64" else "x86_64-linux-gnu"}
 """What this host does not execute."""
@@ -80,7 +82,7 @@ def test_a_worker_loads_neither_compiler_nor_frameworks(worker):
 def test_a_worker_ends_cleanly(worker, number):
     process, _ = worker
     process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert "Traceback" not in errors
 
@@ -115,7 +117,7 @@ def test_a_run_after_deploy_sends_nothing(invoke_json, start_process, bundle, tm
 )
 def test_a_worker_checks_what_it_is_told_of_a_tracker(start_process, options, message):
     process = start_process("worker", *options)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, message in errors) == (2, True), errors
 
 
@@ -133,7 +135,7 @@ def test_a_tracker_instead_of_a_file(invoke, onnx_path, bundle, tmp_path):
 
 def test_a_worker_does_not_open_itself_to_the_network(start_process):
     process = start_process("worker", "--listen", "0.0.0.0:0")
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 2
     assert "--insecure" in errors
 

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 
 def test_what_is_packed_is_told(invoke, invoke_json, tmp_path):
@@ -45,9 +45,9 @@ def test_one_that_is_ended_leaves_nothing(tmp_path):
     command = [sys.executable, "-c", code, "worker-kit", str(tmp_path / "kit.tar.xz")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     try:
-        assert wait_for(lambda: any(tmp_path.iterdir()), 60)
+        eventually(lambda: any(tmp_path.iterdir()), "the kit's file is begun")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143
+        assert process.wait(PATIENCE_SECONDS) == 143
     finally:
         process.kill()
         process.communicate()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.helpers.waiting import wait_for
+from tests.helpers.waiting import eventually
 from tvm_split.cluster import cluster as cluster_module
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
@@ -88,7 +88,7 @@ def test_beside_something_else_fewer_start_at_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cluster_module, "LocalWorkers", noted)
     with Cluster.local(workers=2) as cluster:
         with cluster.starting():
-            assert wait_for(lambda: asked)
+            eventually(lambda: asked, "the workers start")
             assert asked[0]() == beside_this_thread()
         assert asked[0]() == most_at_once() > beside_this_thread()
 

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.helpers.kubernetes_api import KubernetesApi, pod
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cli.application import app
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.errors import ClusterError
@@ -45,7 +46,7 @@ def test_ready_pods_are_the_cluster(api: KubernetesApi, workers: LocalWorkers) -
         pod("tvm-split-4", "127.0.0.1:9"),
         pod("tvm-split-5", ends["tvm-split-0"].address),
     ]
-    cluster = Cluster.from_kubernetes(SELECTOR, token=token, timeout_seconds=3.0)
+    cluster = Cluster.from_kubernetes(SELECTOR, token=token, timeout_seconds=PATIENCE_SECONDS)
     assert api.selectors == [SELECTOR]
     assert {each.name: each.address for each in cluster.machines} == {name: e.address for name, e in ends.items()}
     reasons = {name.split(" ")[0]: reason for name, reason in cluster.left_out.items()}

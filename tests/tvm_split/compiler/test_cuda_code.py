@@ -17,6 +17,7 @@ from tests.helpers.answer import answer
 from tests.helpers.gpu_driver import driver_for, require_toolkit
 from tests.helpers.rpc_runtime.worker_process import ready, start_worker
 from tests.helpers.schedules.gpu_kernels import plan_for_a_gpu
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tests.models.small_onnx_model import small_model
 from tvm_split.compiler import cuda_code
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
@@ -161,4 +162,4 @@ def test_a_driver_that_is_too_old_is_told_before_anything_is_sent(model: tvm_spl
         assert not list((tmp_path / "cache").rglob("*.so"))
     finally:
         worker.terminate()
-        worker.communicate(timeout=30)
+        worker.communicate(timeout=PATIENCE_SECONDS)

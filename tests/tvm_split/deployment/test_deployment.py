@@ -15,6 +15,7 @@ import torch
 
 import tvm_split
 from tests.helpers.planner.predictions import machine_prediction, prediction
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.deployment.deployment import CALLS_AT_A_TIME
@@ -101,7 +102,8 @@ def test_what_is_submitted_is_what_is_run(deployment: tvm_split.Deployment) -> N
     for x in given:
         array[:] = x  # the same array every time
         futures.append(deployment.submit(array))
-    assert all(np.array_equal(future.result(30)[0], y) for future, y in zip(futures, expected, strict=True))
+    results = [future.result(PATIENCE_SECONDS) for future in futures]
+    assert all(np.array_equal(result[0], y) for result, y in zip(results, expected, strict=True))
 
     async def all_at_once() -> list[tuple[np.ndarray, ...]]:
         return await asyncio.gather(*(deployment.run_async(x) for x in given))
@@ -154,7 +156,7 @@ def test_wrong_inputs_are_refused_at_once(deployment: tvm_split.Deployment) -> N
 def test_what_is_cancelled_before_it_begins_is_not_run(deployment: tvm_split.Deployment) -> None:
     futures = [deployment.submit(X) for _ in range(4 * CALLS_AT_A_TIME)]
     cancelled = [future.cancel() for future in reversed(futures)]
-    done = [future.result(30) for future in futures if not future.cancelled()]
+    done = [future.result(PATIENCE_SECONDS) for future in futures if not future.cancelled()]
     assert len(done) == cancelled.count(False)
     assert any(cancelled)
     assert sum(stage.micro_batches for stage in deployment.stats().stages) == 2 * len(done)

@@ -51,11 +51,8 @@ def test_there_is_a_sample_of_every_duration(opened: Opened, monkeypatch: pytest
     monkeypatch.setattr(stream_probing, "ROUNDS", 2)
     monkeypatch.setattr(link_samples, "SLOWEST_STREAM", math.inf)  # or rounds go on for as long as others compute too
     samples = probe_stream(opened).samples
-    short, long = samples
     assert len(samples) == len(PRODUCTS)
-    assert 0 < short.compute_seconds < long.compute_seconds
-    assert long.single_seconds > short.single_seconds > 0
-    assert long.period_seconds > short.period_seconds > 0
+    assert all(min(each.compute_seconds, each.single_seconds, each.period_seconds) > 0 for each in samples)
 
 
 @pytest.mark.parametrize(("size_bytes", "most_seconds"), [(0, math.inf), (1 << 20, math.inf), (1 << 20, 0.0)])
@@ -68,7 +65,7 @@ def test_a_chain_of_machines_that_share_cores_is_measured(
     with LocalWorkers([A, B]) as workers:
         found = probe_chain([A, B], 2, opened_through(workers, programs), size_bytes)
     assert [each.size_bytes for each in found.samples] == [64, *([size_bytes] if size_bytes and most_seconds else [])]
-    assert 0 <= found.start_seconds < 1
+    assert found.start_seconds >= 0
     assert all(min(each.period_seconds, each.single_seconds, each.busy_seconds) > 0 for each in found.samples)
     assert math.isfinite(found.scatter)
 

@@ -18,7 +18,7 @@ import yaml
 
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.ssh_server import SshServer, require_ssh
-from tests.helpers.waiting import wait_for, wait_while_running
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually, wait_while_running
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.targets import require_fit
 from tvm_split.errors import ClusterError
@@ -45,7 +45,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshServe
 def remote(tmp_path: Path) -> Iterator[Path]:
     """The folder below which machines install. At the end nothing runs that knows of it."""
     yield tmp_path / "remote"
-    assert wait_for(lambda: not left(tmp_path / "remote"), 20), left(tmp_path / "remote")
+    eventually(lambda: not left(tmp_path / "remote"), "no process of a machine is left")
 
 
 def left(folder: Path) -> list[str]:
@@ -96,15 +96,15 @@ def test_up_answers_and_ends_with_ctrl_c(server: SshServer, remote: Path, tmp_pa
     try:
         lines = [process.stdout.readline() for _ in range(2)] if process.stdout else []
         assert sorted(line.split(": answers at ")[0] for line in lines) == ["box", "box 2"], process.communicate()
-        assert sorted(describe(each, 10).machine for each in cluster.endpoints().values()) == ["box", "box 2"]
+        assert sorted(describe(each, 60).machine for each in cluster.endpoints().values()) == ["box", "box 2"]
         assert len(left(remote)) >= 2
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
         assert (process.returncode, "Traceback" in errors) == (130, False), errors
     finally:
         process.kill()
         process.communicate()
-    assert wait_for(lambda: not left(remote), 20)
+    eventually(lambda: not left(remote), "no process of a machine is left")
     assert not list(remote.glob("*/process"))
     assert TOKEN not in "".join(file.read_text() for file in remote.glob("*/log"))
 
@@ -117,13 +117,13 @@ def test_detached_until_down(server: SshServer, remote: Path, tmp_path: Path) ->
         pass
     try:
         (endpoint,) = cluster.endpoints().values()
-        process = describe(endpoint, 10).process_id
+        process = describe(endpoint, PATIENCE_SECONDS).process_id
         assert f"(process {process} there)" in said[-1]
         with pytest.raises(WorkerError, match="runs here already: `tvm-split down` ends it"):
             SshCluster(cluster, require_fit, ignore)
         with pytest.raises(WorkerError, match="runs here already: `tvm-split down` ends it"):
             SshCluster(cluster, require_fit, ignore, detach=True)
-        assert describe(endpoint, 10).process_id == process
+        assert describe(endpoint, PATIENCE_SECONDS).process_id == process
     finally:
         ended = stop_workers(cluster, remove=True)
     assert ended == {"box": process}
@@ -137,7 +137,7 @@ def test_a_name_and_a_folder_that_begin_with_a_dash(server: SshServer, remote: P
         pass
     try:
         (endpoint,) = cluster.endpoints().values()
-        found = describe(endpoint, 10)
+        found = describe(endpoint, PATIENCE_SECONDS)
     finally:
         ended = stop_workers(cluster, remove=True)
     assert (found.machine, ended) == ("-x", {"-x": found.process_id})
@@ -161,16 +161,16 @@ def test_down_ends_what_a_killed_up_detach_left(server, remote: Path, tmp_path: 
         else:
             assert process.stdout is not None
             assert process.stdout.readline().startswith("box: answers at")
-            worker = describe(cluster.machine("box").endpoint, 10).process_id
+            worker = describe(cluster.machine("box").endpoint, PATIENCE_SECONDS).process_id
         if moment == "one has been left alone":
-            assert wait_for(lambda: psutil.Process(worker).ppid() in (0, 1), 20)
+            eventually(lambda: psutil.Process(worker).ppid() in (0, 1), "the worker is left alone")
     finally:
         process.kill()
         process.communicate()
         busy.unlink()
         ended = stop_workers(cluster, remove=True)
     assert ended == {"box": worker or ended["box"], "other": 0}  # one that starts may have come to its end, or not
-    assert wait_for(lambda: not left(remote), 20)
+    eventually(lambda: not left(remote), "no process of a machine is left")
 
 
 def test_a_client_that_is_killed_leaves_nothing(server: SshServer, remote: Path, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_client_that_is_killed_leaves_nothing(server: SshServer, remote: Path,
     finally:
         process.kill()
         process.communicate()
-    assert wait_for(lambda: not left(remote), 20)
+    eventually(lambda: not left(remote), "no process of a machine is left")
 
 
 def test_down_ends_those_that_it_reaches(server: SshServer, remote: Path, tmp_path: Path, monkeypatch) -> None:
@@ -213,7 +213,7 @@ def test_one_that_fails_ends_the_others(server: SshServer, remote: Path, tmp_pat
     for detach in (False, True):
         with pytest.raises(WorkerUnavailableError, match="machine 'other'"):
             SshCluster(Cluster.from_yaml(path), require_fit, ignore, detach)
-        assert wait_for(lambda: not left(remote), 20)
+        eventually(lambda: not left(remote), "no process of a machine is left")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_worker_that_is_not_the_one_that_is_meant(server, remote, tmp_path, op
     with pytest.raises(ClusterError, match=f"machine 'box'.*{message}"):
         SshCluster(Cluster.from_yaml(path), require_fit, lambda machine, text: said.append(text))
     assert not said
-    assert wait_for(lambda: not left(remote), 20)
+    eventually(lambda: not left(remote), "no process of a machine is left")
 
 
 def test_a_host_that_does_not_answer(remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,12 +294,12 @@ def test_ctrl_c_while_it_installs(tmp_path: Path, remote: Path, monkeypatch: pyt
             try:
                 wait_while_running(process, lambda: any(" pip install " in line for line in left(remote)))
                 process.send_signal(signal.SIGINT)
-                _, errors = process.communicate(timeout=60)
+                _, errors = process.communicate(timeout=PATIENCE_SECONDS)
                 assert process.returncode == 130, errors
             finally:
                 process.kill()
                 process.communicate()
-            assert wait_for(lambda: not left(remote), 20)
+            eventually(lambda: not left(remote), "no process of a machine is left")
             assert not list(remote.glob("*/venv"))
 
 
@@ -312,5 +312,5 @@ def test_a_python_of_its_own(server: SshServer, remote: Path, tmp_path: Path) ->
         said: list[str] = []
         with SshCluster(cluster, require_fit, lambda machine, text, said=said: said.append(text)):
             (endpoint,) = cluster.endpoints().values()
-            assert describe(endpoint, 10).tvm_version
+            assert describe(endpoint, PATIENCE_SECONDS).tvm_version
         assert any("installs apache-tvm" in line for line in said) == installs
