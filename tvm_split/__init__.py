@@ -10,12 +10,6 @@ Names are loaded when they are first used, so that a worker, which needs none of
 
 from __future__ import annotations
 
-import sys
-
-# `python -m tvm_split…` loads this before its own first line, and `orig_argv` has its name where `argv` has "-m".
-if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] == __name__:
-    import tvm_split_command  # noqa: F401  (Ctrl-C ends it quietly from here on)
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +86,7 @@ __all__ = sorted(_HOME_OF)
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'tvm_split' has no attribute {name!r}")
-    from tvm_split.large_imports import without_collections
-
-    with without_collections():
-        value = getattr(import_module(_HOME_OF[name]), name)
+    value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
 

@@ -1,5 +1,16 @@
-"""``python -m tvm_split``: the command line."""
+"""The command line: ``tvm-split`` and ``python -m tvm_split``."""
 
-from tvm_split_command import main
+import signal
 
-main()
+
+def main() -> None:
+    """Run the command of this process's arguments and end the process."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C gives no traceback of whatever is being imported
+    from tvm_split.cli.application import run_application
+
+    run_application()
+
+
+if __name__ == "__main__":
+    main()

@@ -26,11 +26,6 @@ def eventually(look: Callable[[], Value], what: str) -> Value:
     return value
 
 
-def wait_for(look: Callable[[], Value]) -> Value:
-    """As `eventually`, for the tests that have not moved to it."""
-    return eventually(look, "what the test waits for")
-
-
 def wait_while_running(process: subprocess.Popen[str], look: Callable[[], Value]) -> Value:
     """Returns the first true value of ``look()``; fails with the output of a process that ends before."""
     value = eventually(lambda: process.poll() is not None or look(), "the process gets as far as the test needs")

@@ -19,10 +19,9 @@ from pathlib import Path
 from types import FrameType
 
 from tvm_split.cli.console import STDOUT
-from tvm_split.rpc_runtime.early_interrupt import TERMINATED
 from tvm_split.rpc_runtime.endings import clear_away
 
-WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: TERMINATED}
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 END_SECONDS = 20.0
 """Longer than clearing away takes; then the process ends with 1."""
 SHOW_CURSOR = "\r\x1b[K\x1b[?25h"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from tvm_split.frontends.torch_graph import LayerNames, check_no_state, decompos
 from tvm_split.frontends.torch_importer import import_graph
 from tvm_split.frontends.torch_reference import TorchReference
 from tvm_split.frontends.torch_tensors import shown, to_numpy, to_torch
-from tvm_split.large_imports import without_collections
 from tvm_split.model import Model
 from tvm_split.rpc_runtime.program.program import TensorSpec
 
@@ -169,8 +167,6 @@ def _matters(part: nn.Module) -> bool:
 
 def _export(module: nn.Module, arguments: Arguments) -> ExportedProgram:
     positional, keyword = arguments
-    with without_collections():
-        import_module("torch.export._trace")  # as export does when it is first called
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -62,15 +62,8 @@ def needed_versions() -> dict[str, str]:
 def own_files() -> dict[str, Path]:
     """The worker's own files, by where they lie in the folder that it is imported from."""
     package = Path(tvm_split.__file__).parent
-    files = {f"tvm_split/{path.relative_to(package)}": path for path in _files(package)}
-    return {**files, "tvm_split_command.py": _command()}
+    return {f"tvm_split/{path.relative_to(package)}": path for path in _files(package)}
 
 
 def _files(package: Path) -> list[Path]:
     return [package / "__init__.py", *(package / "rpc_runtime").rglob("*.py")]
-
-
-def _command() -> Path:
-    import tvm_split_command
-
-    return Path(tvm_split_command.__file__)

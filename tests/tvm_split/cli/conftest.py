@@ -61,7 +61,7 @@ def start_process(request):
     """Starts ``tvm-split`` as a process of its own; it is killed if the test leaves it running."""
 
     def start(*arguments, **options):
-        command = [sys.executable, "-c", "from tvm_split_command import main; main()", *map(str, arguments)]
+        command = [sys.executable, "-c", "from tvm_split.__main__ import main; main()", *map(str, arguments)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
         def end():

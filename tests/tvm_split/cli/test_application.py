@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_split
-from tests.helpers.waiting import wait_for, wait_while_running
+from tests.helpers.waiting import eventually, wait_while_running
 
 COMMANDS = ("demo", "plan", "compile", "tune", "worker", "deploy", "run", "status", "doctor")
 COMPILE = ["compile", "--split", "machine-a=conv_0", "--split", "machine-b=conv_1", "--no-verify"]
@@ -132,7 +132,7 @@ def test_a_signal_ends_a_command_that_is_deep_inside_of_tvm(start_process, tmp_p
     assert (process.returncode, output, errors) == (code, "", f"{word}\n")
     assert time.monotonic() - started < 5
     # A compiler that was called still ends, and takes away what it wrote.
-    assert wait_for(lambda: not list((tmp_path / "scratch").iterdir()))
+    eventually(lambda: not list((tmp_path / "scratch").iterdir()), "no scratch folder is left")
     assert not (tmp_path / "written").exists()
 
 

@@ -1,15 +1,14 @@
 """Ctrl-C while signals change hands: it is heard by whom they were, or by whom they will be."""
 
+import signal
 import subprocess
 import sys
 
-import pytest
+from tests.helpers.waiting import PATIENCE_SECONDS
 
-DEADLINE_SECONDS = 60
 AT_A_LINE = """
 import signal, sys, threading
 from tvm_split.cli.interrupts import ended_by_signals
-from tvm_split.rpc_runtime.early_interrupt import end_quietly
 
 left = int(sys.argv[1])
 
@@ -24,7 +23,7 @@ def at_line(frame, event, argument):
         signal.raise_signal(signal.SIGINT)
     return at_line
 
-end_quietly()
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 sys.settrace(in_function)
 with ended_by_signals():
     sys.settrace(None)
@@ -48,14 +47,10 @@ with ended_by_signals():
 NOBODY_READS = """
 import os, signal, sys, threading
 from tvm_split.cli.interrupts import ended_by_signals
-from tvm_split.rpc_runtime.early_interrupt import end_quietly
 
-end_quietly()
 read, write = os.pipe()
 os.close(read)
 os.dup2(write, 2)
-if sys.argv[1] == "early":
-    signal.raise_signal(signal.SIGTERM)
 with ended_by_signals():
     signal.raise_signal(signal.SIGTERM)
     threading.Event().wait(30)
@@ -64,7 +59,7 @@ with ended_by_signals():
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
 
 
 def test_at_every_line_before_a_command_begins():
@@ -72,7 +67,7 @@ def test_at_every_line_before_a_command_begins():
         ended = run(AT_A_LINE, str(line))
         if ended.returncode == 0:  # there is no such line
             break
-        assert ended.returncode == 130, f"line {line}: {ended.stderr}"
+        assert ended.returncode in (130, -signal.SIGINT), f"line {line}: {ended.stderr}"
     assert 8 < line < 99
 
 
@@ -81,7 +76,6 @@ def test_a_command_that_then_handles_it_itself_does_not_lose_it():
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
 
 
-@pytest.mark.parametrize("when", ["early", "later"])
-def test_whose_errors_nobody_reads_ends_as_well(when: str) -> None:
+def test_whose_errors_nobody_reads_ends_as_well() -> None:
     """As where one signal ends all of a pipeline."""
-    assert run(NOBODY_READS, when).returncode == 143
+    assert run(NOBODY_READS).returncode == 143

@@ -21,7 +21,7 @@ from tvm_split.cli.application import app
 from tvm_split.ssh.ssh_worker import SSH_VARIABLE
 
 NOISE = "a library writes to descriptor 1"
-COMMAND = "from tvm_split_command import main; main()"
+COMMAND = "from tvm_split.__main__ import main; main()"
 WORKER = "import runpy; runpy.run_module('tvm_split.rpc_runtime.worker', run_name='__main__')"
 NOISY_MODEL = f"""
 import ctypes

@@ -41,7 +41,7 @@ def test_wrong_options(invoke, tmp_path):
 
 
 def test_one_that_is_ended_leaves_nothing(tmp_path):
-    code = "import sys; from tvm_split_command import main; sys.exit(main())"
+    code = "import sys; from tvm_split.__main__ import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "worker-kit", str(tmp_path / "kit.tar.xz")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     try:

@@ -9,7 +9,7 @@ import pytest
 from tvm_split.demo.network import shards_over
 from tvm_split.errors import PlanError
 
-COMMAND = [sys.executable, "-c", "from tvm_split_command import main; main()", "demo"]
+COMMAND = [sys.executable, "-c", "from tvm_split.__main__ import main; main()", "demo"]
 PNG = b"\x89PNG"
 
 

@@ -82,7 +82,7 @@ def ignore(machine: str, text: str) -> None:
 
 def start_up(path: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", "from tvm_split_command import main; main()", "up", str(path), *options],
+        [sys.executable, "-c", "from tvm_split.__main__ import main; main()", "up", str(path), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
