@@ -82,7 +82,7 @@ $(CONTAINER)/.installed: scripts/worker_image.py deploy/Containerfile requiremen
 test-container: $(CONTAINER)/.installed
 	CONTAINER_FOLDER=$(CURDIR)/$(CONTAINER) $(BIN)/python -m pytest tests/container
 
-# What fails by chance: the property tests below TESTS with TIMES their examples, others in each run unless SEED is given.
+# Faults that `make test` has no example of: property tests below TESTS with TIMES their examples, new ones in each run unless SEED is given.
 TIMES ?= 20
 test-properties: setup
 	$(BIN)/python -m pytest -m hypothesis --examples-times $(TIMES) $(if $(SEED),--hypothesis-seed $(SEED)) --timeout 0 $(TESTS)

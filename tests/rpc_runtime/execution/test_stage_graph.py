@@ -73,7 +73,6 @@ def calling_the_host(path: Path) -> None:
     relax.build(builder.get(), tvm.target.Target({"kind": "llvm"})).export_library(str(path))
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", [each.__name__ for each in SCENARIOS])
 def test_stages_as_graphs(found: dict[str, str], scenario: str) -> None:
     assert not found[scenario], found[scenario]
@@ -94,7 +93,6 @@ def stream(deployment: Deployment, count: int) -> None:
         assert np.abs(output - wanted).max() < 1e-5 * np.ptp(wanted)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("worker")
 def test_a_worker_launches_its_stages_as_graphs_where_it_is_asked_to(
     bundle: tvm_split.Bundle, monkeypatch: pytest.MonkeyPatch
